@@ -1,0 +1,1 @@
+"""Adapters: attach, and export as plain LoRA pairs."""

@@ -1,0 +1,1 @@
+"""Advantages, losses, filters: pure functions of tensors."""

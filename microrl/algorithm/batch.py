@@ -1,0 +1,53 @@
+"""Scored groups to the rows of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from microrl.algorithm.advantages import advantages
+from microrl.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One completion as the update sees it. `counts` is False where the loss leaves it out (masked truncation)."""
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    engine_logprobs: tuple[float, ...]
+    advantage: float
+    counts: bool
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step's rows, group by group, and the version of the weights that sampled them all."""
+
+    rows: tuple[Row, ...]
+    groups: int
+    version: int
+
+
+def assemble(groups: Sequence[Group], *, scale_by_std: bool, mask_truncated: bool) -> Batch:
+    """Advantages from the groups' total rewards, one row a completion. Every group has the same number of completions."""
+    rewards_PG = torch.tensor([[score.total for score in group.scores] for group in groups], dtype=torch.float64)
+    advantages_PG = advantages(rewards_PG, scale_by_std=scale_by_std).tolist()
+    versions = {completion.version for group in groups for completion in group.completions}
+    assert len(versions) == 1, f"a batch mixes weights of versions {sorted(versions)}"
+    rows = tuple(
+        Row(
+            prompt_ids=group.prompt.token_ids,
+            completion_ids=completion.token_ids,
+            engine_logprobs=completion.logprobs,
+            advantage=advantage,
+            counts=not (mask_truncated and completion.finish == "length"),
+            group=number,
+        )
+        for number, (group, advantages_G) in enumerate(zip(groups, advantages_PG, strict=True))
+        for completion, advantage in zip(group.completions, advantages_G, strict=True)
+    )
+    return Batch(rows, len(groups), versions.pop())

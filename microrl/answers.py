@@ -1,0 +1,48 @@
+"""What can be read off a completion's text without mathematics: the thinking structure and the boxed answer."""
+
+from __future__ import annotations
+
+import re
+
+THINK, END_THINK = "<think>", "</think>"
+_INTEGER = re.compile(r"[+-]?\d{1,4000}")
+
+
+def has_format(completion: str, *, opened: bool = False) -> bool:
+    """Whether the completion is `<think>...</think>` and something after it, each tag once.
+
+    `opened`: the chat template has already written `<think>`, as DeepSeek's distilled models' does.
+    """
+    text = (THINK if opened else "") + completion
+    text = text.strip()
+    if not text.startswith(THINK) or text.count(THINK) != 1 or text.count(END_THINK) != 1:
+        return False
+    return bool(text.partition(END_THINK)[2].strip())
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, braces balanced; None where there is none or it never closes."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    begin = start + len("\\boxed{")
+    for position in range(begin - 1, len(text)):
+        character = text[position]
+        if text[position - 1] == "\\" and character in "{}":
+            continue  # an escaped brace is a symbol, not a bracket
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[begin:position].strip()
+    return None
+
+
+def same_text(a: str, b: str) -> bool:
+    """Equal but for case and white space."""
+    return " ".join(a.split()).casefold() == " ".join(b.split()).casefold()
+
+
+def as_integer(text: str) -> int | None:
+    """The integer that a plain numeral stands for; None for anything else."""
+    text = text.strip()
+    return int(text) if _INTEGER.fullmatch(text) and text.isascii() else None

@@ -1,0 +1,47 @@
+"""The command line: parse, resolve, call, print. One file a command; nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from microrl import __version__
+from microrl.cli import bench, evaluate, presets, sample, train
+from microrl.cli.output import guarded
+
+app = typer.Typer(
+    name="microrl",
+    help="Reinforcement learning with verifiable rewards for small language models, inside a wall-clock budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+train.register(app)
+evaluate.register(app)
+sample.register(app)
+presets.register(app)
+bench.register(app)
+
+
+def main() -> None:
+    """Entry point of the `microrl` command; see `guarded` for what the exit status means."""
+    sys.exit(guarded(lambda: app(standalone_mode=False)))

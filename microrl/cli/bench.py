@@ -1,0 +1,48 @@
+"""`microrl bench`: what a training step costs on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from microrl.cli.output import emit, say
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Time whole training steps on this machine.", no_args_is_help=True)
+    group.callback()(lambda: None)
+    group.command("step")(step)
+    app.add_typer(group, name="bench")
+
+
+def step(
+    model: Annotated[str, typer.Option(help="Local folder, hub id, short name, or a .gguf file.")],
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts a step.")] = 4,
+    group: Annotated[int, typer.Option(min=2, help="Completions a prompt.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens a completion, forced.")] = 64,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps, after one that is not counted.")] = 3,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Whole training steps on completions of forced length: sampling, checking, log-probabilities, entropy, optimiser."""
+    from microrl.config import resolve
+
+    config = resolve(
+        (),
+        {
+            "model.name": model, "model.dtype": dtype, "adapter.rank": rank, "adapter.alpha": float(rank),
+            "sampling.prompts_per_step": prompts, "sampling.group_size": group, "sampling.max_completion_tokens": tokens,
+            "budget.steps": steps + 1,
+        },
+    )  # fmt: skip
+    from microrl.train.bench import time_steps
+
+    result = time_steps(config)
+    if as_json:
+        emit(result)
+        return
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["seconds_by_phase"].items())
+    say(f"{result['tokens_per_step']} tokens a step: {phases}")
+    print(f"{result['step_s_median']:.2f} s a step, {result['peak_rss_gb']:.2f} GB")

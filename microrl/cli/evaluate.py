@@ -1,0 +1,77 @@
+"""`microrl eval`: accuracy and pass@k of a run or a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from microrl.cli.output import emit, say
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl eval --pass-k 16                         [dim]the newest run, on its held-out problems[/]
+
+  microrl eval runs/quickstart-1 --base quickstart --samples 32 --json
+
+  microrl eval Qwen2.5-1.5B-Instruct --data problems.jsonl --pass-k 1,8
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval", epilog=EXAMPLES)(evaluate)
+
+
+def evaluate(
+    target: Annotated[str | None, typer.Argument(metavar="[RUN_OR_MODEL]", help="A run folder or a model; the newest run.")] = None,
+    data: Annotated[str | None, typer.Option(help="Evaluate on all of this data set or file, not on the held-out part.")] = None,
+    pass_k: Annotated[str | None, typer.Option(help="The k of pass@k; several with commas.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Completions a problem; at least the largest k.")] = None,
+    problems: Annotated[int | None, typer.Option(help="Most problems.")] = None,
+    base: Annotated[str | None, typer.Option(help="Also evaluate this model on the same problems, and pair the two.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
+) -> None:
+    """Accuracy and unbiased pass@k from n samples a problem, with 95 % intervals."""
+    from microrl.cli.target import find
+    from microrl.errors import UserError
+
+    ks: list[int] = []
+    if pass_k is not None:
+        try:
+            ks = [int(part) for part in pass_k.split(",")]
+        except ValueError:
+            raise UserError(f"--pass-k {pass_k} is not a list of numbers", "for example: --pass-k 1,8,16") from None
+    found = find(target)
+    if ks and samples is None:
+        samples = max(*ks, found.config.evaluation.samples)
+    config = found.with_settings(
+        {
+            "data.name": data, "data.held_out": None if data is None else 1.0, "evaluation.samples": samples,
+            "evaluation.pass_k": tuple(ks) or None, "evaluation.problems": problems, "evaluation.seed": seed,
+        },
+        sets or (),
+    )  # fmt: skip
+    from microrl.train.measure import measure
+
+    result = measure(config, found.run, base)
+    if found.run is not None:
+        for name, value in result["benchmarks"].items():
+            found.run.write_json(f"eval/{name}.json", value)
+    if as_json:
+        for value in result["benchmarks"].values():
+            for side in (value, value.get("base", {})):
+                side.pop("right", None)
+        emit(result)
+        return
+    for name, value in result["benchmarks"].items():
+        say(f"{name}: {value['questions']} questions, {value['samples']} samples each, temperature {value['settings']['temperature']}")
+        for side, numbers in (("", value), ("base ", value.get("base", {}))):
+            for key, estimate in numbers.items():
+                if key.startswith(("avg@", "pass@")):
+                    print(f"{side}{key}  {estimate['mean']:.4f}  [{estimate['ci95'][0]:.4f}, {estimate['ci95'][1]:.4f}]")
+        for key, gain in value.items():
+            if key.startswith("paired_gain") and gain is not None:
+                print(f"{key}  {gain['mean']:+.4f}  [{gain['ci95'][0]:+.4f}, {gain['ci95'][1]:+.4f}]")

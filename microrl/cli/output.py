@@ -1,0 +1,73 @@
+"""What a person reads when something ends: one line, a hint, an exit status. Data goes to standard output, words do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from microrl.errors import UserError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_crash_folder: Path | None = None
+
+
+def crash_here(folder: Path) -> None:
+    """Tracebacks go into this run folder from now on."""
+    global _crash_folder
+    _crash_folder = folder
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """Run a command. 0 done; 1 our or the machine's failure; 2 the user can mend it; 130 interrupted after a clean save."""
+    try:
+        status = command()
+        return status if isinstance(status, int) else OK
+    except UserError as error:
+        say(f"error: {error.message}")
+        if error.hint:
+            say(f"hint: {error.hint}")
+        return USAGE
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return USAGE
+    except click.ClickException as error:
+        say(f"error: {error.format_message()}")
+        say("hint: see `microrl --help`, or `microrl COMMAND --help`")
+        return USAGE
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does; nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception as error:
+        from microrl.tracking.run_folder import crash_log
+
+        text = (str(error).strip().splitlines() or [""])[0]
+        try:
+            where = f"the traceback is in {crash_log(_crash_folder, traceback.format_exc())}"
+        except OSError:
+            traceback.print_exc()
+            where = "the traceback is above"
+        say(f"error: {type(error).__name__}: {text}")
+        say(f"hint: this is not your fault, or the machine's is full; {where}")
+        return FAILED
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr)
+
+
+def emit(value: Any) -> None:
+    """Data, as JSON, on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,37 @@
+"""RUN_OR_MODEL: what a command's argument points at, and the configuration that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from microrl.config import RunConfig, check, resolve
+from microrl.config.resolve import override
+from microrl.tracking.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A run with its own settings, or a model with the defaults."""
+
+    config: RunConfig
+    run: RunFolder | None
+
+    def with_settings(self, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
+        """The configuration with these changes."""
+        return override(self.config.model_dump(), flags, sets)
+
+
+def find(name: str | None) -> Target:
+    """The newest run for None; a run folder by its path; anything else is a model."""
+    if name is None:
+        run = RunFolder.newest()
+    elif (Path(name) / "environment.json").is_file() or (Path(name) / "metrics.jsonl").is_file():
+        run = RunFolder.open(Path(name))
+    elif name == "quickstart":
+        return Target(resolve([name]), None)
+    else:
+        return Target(resolve((), {"model.name": name}), None)
+    return Target(check(run.config()), run)

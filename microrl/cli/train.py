@@ -1,0 +1,131 @@
+"""`microrl train`: presets and flags to a run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from microrl.cli.output import crash_here, say
+from microrl.errors import UserError
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl train quickstart                         [dim]no GPU, no network: two minutes on a laptop[/]
+
+  microrl train --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24
+
+  microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
+
+  microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", epilog=EXAMPLES)(train)
+
+
+def train(
+    presets: Annotated[list[str] | None, typer.Argument(metavar="[PRESET]...", help="Presets or TOML files; later ones win.")] = None,
+    model: Annotated[str | None, typer.Option(help="Local folder, hub id, a paper's short name, or a .gguf file.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of the adapter.")] = None,
+    hours: Annotated[float | None, typer.Option(help="Wall clock of the whole process, loading and evaluation included.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Most training steps.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="lora or rslora.")] = None,
+    loss: Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.")] = None,
+    data: Annotated[str | None, typer.Option(help="Known data set, hub id, or a local .jsonl, .json, .csv, .parquet file.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto or transformers.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random in training.")] = None,
+    price: Annotated[float | None, typer.Option(help="US dollars an hour of this machine.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/PRESET-TIME if not given.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, three prompts and a forecast; train nothing.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
+) -> None:
+    """Train a model by reinforcement learning with verifiable rewards."""
+    from microrl.config import resolve
+
+    flags = {
+        "model.name": model, "adapter.rank": rank, "adapter.kind": adapter, "loss.kind": loss, "data.name": data,
+        "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,
+    }  # fmt: skip
+    if resume is not None:
+        _refuse_with_resume(presets, {**flags, "--out": out, "--set": sets})
+        _resume(resume, hours, steps)
+        return
+    config = resolve(presets or (), flags, sets or ())
+    if config.budget.hours is None and config.budget.steps is None:
+        raise UserError("the run has no end", "say how long: --hours H, or --steps N")
+    if dry_run:
+        from microrl.train.preview import preview
+
+        print(preview(config))
+        return
+    from microrl.tracking.run_folder import RunFolder
+
+    name = "-".join(Path(preset).stem for preset in presets) if presets else Path(config.model.name).stem
+    path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    _run(RunFolder.create(path, config.model_dump(mode="json")), config.model_dump(), resume=False)
+
+
+def _refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:
+    given = [name for name, value in flags.items() if value is not None and name not in ("budget.hours", "budget.steps")]
+    if presets or given:
+        raise UserError(
+            f"--resume takes the run's own settings, not {', '.join([*(presets or []), *given])}",
+            "only --hours and --steps may be changed on resuming",
+        )
+
+
+def _resume(path: Path, hours: float | None, steps: int | None) -> None:
+    from microrl.tracking.run_folder import RunFolder
+
+    folder = RunFolder.open(path)
+    tree = folder.config()
+    tree["budget"] |= {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
+    _run(folder, tree, resume=True)
+
+
+def _run(folder: Any, tree: dict[str, Any], *, resume: bool) -> None:
+    from microrl import hub
+    from microrl.budget import process_started
+    from microrl.config import check
+
+    config = check(tree)
+    crash_here(folder.path)
+    say(f"run folder: {folder.path}")
+    if not Path(config.model.name).exists() and config.model.name != "quickstart":
+        hub.reachable()  # before the hub's libraries are imported
+    from microrl.train.loop import train as carry_out
+
+    try:
+        summary = carry_out(config, folder, started=process_started(), resume=resume)
+    except KeyboardInterrupt:
+        say(f"saved. Go on with: microrl train --resume {folder.path}")
+        raise
+    _report(summary, folder.path)
+
+
+def _report(summary: dict[str, Any], path: Path) -> None:
+    gain = summary["eval"]["paired_gain"]
+    before, after = summary["eval"]["before"], summary["eval"]["after"]
+    if gain and before and after:
+        say(
+            f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f}, paired gain {gain['mean']:+.3f} "
+            f"[{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]"
+        )
+        for name, value in summary["eval"].items():
+            if name.startswith("paired_gain_pass@") and value:
+                k = name.removeprefix("paired_gain_")
+                say(
+                    f"held-out {k} {before[k]['mean']:.3f} -> {after[k]['mean']:.3f}, paired gain {value['mean']:+.3f} "
+                    f"[{value['ci95'][0]:+.3f}, {value['ci95'][1]:+.3f}]"
+                )
+    minutes = summary["hours_spent"] * 60
+    say(f"{summary['steps']} steps in {minutes:.1f} minutes, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
+    say(f"try it: microrl sample {path} 'your question'")
+
+

@@ -1,0 +1,43 @@
+"""The papers' models by their short names: hub id, and for gated ones the page where the licence is accepted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+QUICKSTART = "quickstart"
+
+
+class KnownModel(NamedTuple):
+    hub_id: str
+    licence_page: str | None = None
+    """Page to accept before a download is allowed; None: open to all."""
+
+
+def _gated(hub_id: str) -> KnownModel:
+    return KnownModel(hub_id, f"https://huggingface.co/{hub_id}")
+
+
+MODELS = {
+    model.hub_id.split("/")[1]: model
+    for model in (
+        KnownModel("Qwen/Qwen2.5-1.5B-Instruct"),
+        KnownModel("Qwen/Qwen2.5-3B-Instruct"),
+        KnownModel("Qwen/Qwen2.5-7B-Instruct"),
+        KnownModel("Qwen/Qwen2.5-Math-1.5B"),
+        KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct"),
+        KnownModel("Qwen/Qwen3-0.6B"),
+        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+        KnownModel("agentica-org/DeepScaleR-1.5B-Preview"),
+        KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct"),
+        _gated("meta-llama/Llama-3.2-1B-Instruct"),
+        _gated("meta-llama/Llama-3.2-3B-Instruct"),
+        _gated("google/gemma-3-1b-it"),
+    )
+}
+_BY_LOWER = {name.lower(): model for name, model in MODELS.items()}
+
+
+def find(name: str) -> KnownModel | None:
+    """The known model of this short name or hub id, whatever its case; None where it is not one of the papers'."""
+    return _BY_LOWER.get(name.lower().rsplit("/", 1)[-1]) if name.count("/") <= 1 else None

@@ -1,0 +1,160 @@
+"""defaults < presets in the order given < flags < `--set a.b=c`, checked once, with errors a person can act on."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from microrl.config import presets
+from microrl.config.schema import RunConfig, Section
+from microrl.errors import UserError, did_you_mean
+
+Tree = dict[str, Any]
+
+
+def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = None, sets: Iterable[str] = ()) -> RunConfig:
+    """The checked configuration.
+
+    `flags` maps dotted keys to values, with None for a flag that was not given. Raises UserError.
+    A `steps` bound of a preset gives way to `--hours`, and the other way round: the user's bound is the one that counts.
+    """
+    tree = RunConfig().model_dump()
+    for name in preset_names:
+        tree = layer(tree, presets.load(name))
+    return override(tree, flags or {}, sets)
+
+
+def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
+    """A whole configuration with flags and `--set` over it, checked."""
+    given = _nest((key, value) for key, value in flags.items() if value is not None)
+    given = layer(given, _nest(_assignment(text) for text in sets))
+    bounds = given.get("budget", {})
+    if isinstance(bounds, dict) and {"hours", "steps"} & bounds.keys():
+        tree = {**tree, "budget": {**tree["budget"], "hours": None, "steps": None}}
+    return check(layer(tree, given))
+
+
+def check(tree: Tree) -> RunConfig:
+    """Validate a nested dictionary; the first thing wrong becomes a UserError with the key and a hint."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error.errors()[0]) from None
+
+
+def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:
+    """`above` over `below`, section by section.
+
+    Where `above` changes a section's `kind`, of the keys below only those stay that mean the same in both kinds:
+    fields of the same name and the same default. A rank outlives the change from lora to rslora;
+    dapo's clip_high does not become grpo's.
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if not (isinstance(value, dict) and isinstance(old, dict)):
+            merged[key] = value
+            continue
+        kinds = _kinds(model, key)
+        if kinds and "kind" in value:
+            before = kinds.get(old["kind"])
+            after = kinds.get(value["kind"])
+            if before is not None and after is not None and before is not after:
+                old = {name: v for name, v in old.items() if name != "kind" and _same_field(before, after, name)}
+        merged[key] = layer(old, value, _section(model, key))
+    return merged
+
+
+def _same_field(before: type[BaseModel], after: type[BaseModel], name: str) -> bool:
+    a, b = before.model_fields.get(name), after.model_fields.get(name)
+    return a is not None and b is not None and a.default == b.default
+
+
+def _section(model: type[BaseModel], key: str) -> type[BaseModel]:
+    field = model.model_fields.get(key)
+    found = field.annotation if field else None
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else Section
+
+
+def _kinds(model: type[BaseModel], key: str) -> dict[str, type[BaseModel]]:
+    """The alternatives of a union on `kind`, by name; empty where `key` is not one."""
+    field = model.model_fields.get(key)
+    options = get_args(field.annotation) if field else ()
+    return {
+        option.model_fields["kind"].default: option
+        for option in options
+        if isinstance(option, type) and issubclass(option, BaseModel) and "kind" in option.model_fields
+    }
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {text}: expected KEY=VALUE", "for example: --set optim.lr=2e-5")
+    return key.strip(), _value(raw.strip())
+
+
+def _value(raw: str) -> Any:
+    """TOML's reading of a value where it has one, plain text elsewhere; `none` is None."""
+    if raw.lower() in ("none", "null"):
+        return None
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+def _nest(items: Iterable[tuple[str, Any]]) -> Tree:
+    tree: Tree = {}
+    for dotted, value in items:
+        *path, leaf = dotted.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"`{part}` in `{dotted}` is a value and has no parts", "see `microrl presets show NAME`")
+        node[leaf] = value
+    return tree
+
+
+def _explain(error: ErrorDetails) -> UserError:
+    """One validation error as a sentence with the key, what is allowed, and the nearest name."""
+    model, path = _walk([str(part) for part in error["loc"]])
+    key = ".".join(path) or "the configuration"
+    context = error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        return UserError(f"unknown key `{key}`", did_you_mean(path[-1], model.model_fields))
+    if error["type"].startswith("union_tag"):
+        kinds = _kinds(model, path[-1])
+        kind = str(context.get("tag", ""))
+        return UserError(f"`{key}.kind` cannot be `{kind}`" if kind else f"`{key}` needs a `kind`", did_you_mean(kind, kinds))
+    if error["type"] == "literal_error" and not isinstance(error["input"], dict | list):
+        allowed = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
+        return UserError(f"`{key}` cannot be `{error['input']}`", did_you_mean(str(error["input"]), allowed))
+    if error["type"] == "value_error":
+        return UserError(str(context.get("error", error["msg"])))
+    return UserError(f"`{key}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "it should be").split(" or object")[0])
+
+
+def _walk(location: list[str]) -> tuple[type[BaseModel], list[str]]:
+    """The section that an error lies in, and its dotted path: without names of union members, not deeper than a field."""
+    model: type[BaseModel] = RunConfig
+    path: list[str] = []
+    parts = iter(location)
+    for part in parts:
+        path.append(part)
+        kinds = _kinds(model, part)
+        if kinds:
+            member = next(parts, None)
+            if member is None:
+                break
+            model = kinds[member]
+        elif (section := _section(model, part)) is not Section:
+            model = section
+        else:
+            break
+    return model, path

@@ -1,0 +1,302 @@
+"""The one typed tree that describes a run. The docstring under a field is its help; `None` means off or derived."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Base of every part: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    name: str = "Qwen2.5-1.5B-Instruct"
+    """A local folder, a hub id, one of the papers' short names, a `.gguf` file, or `quickstart`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights' type; auto is bfloat16 on a GPU and float32 on a CPU."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: about a third more time for a fraction of the memory."""
+
+
+class DataConfig(Section):
+    name: str = "open-rs"
+    """A known data set, a hub id, a local .jsonl, .json, .csv or .parquet file, or `arithmetic` (generated)."""
+    subset: str | None = None
+    """The hub data set's configuration, where it has several."""
+    split: str = "train"
+    """The hub data set's split."""
+    question: str | None = None
+    """Column of the question; None looks for the usual names."""
+    answer: str | None = None
+    """Column of the gold answer; None looks for the usual names."""
+    answer_kind: Literal["math", "text"] = "math"
+    """`math`: the gold must parse as mathematics. `text`: compared as text, ignoring case and space."""
+    bad_answers: Literal["error", "drop"] = "error"
+    """What happens to a row whose gold answer is not mathematics."""
+    system: str | None = (
+        "Think step by step inside <think> and </think>, then give the final answer inside \\boxed{}."
+    )
+    """System message; None sends none."""
+    max_prompt_tokens: Positive = 512
+    """Longest prompt, in tokens, chat template included."""
+    long_prompts: Literal["error", "drop", "truncate_left"] = "error"
+    """What happens to a prompt over the limit."""
+    held_out: Share = 0.05
+    """Share of the questions kept for evaluation, chosen by a hash of the question's text."""
+
+
+class LowRankConfig(Section):
+    """What every low-rank adapter shares."""
+
+    rank: Positive = 64
+    """Rank of the update of every targeted linear layer."""
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+    """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank))."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of the linear layers that get an adapter; all-linear is every one but the head."""
+
+
+class LoraConfig(LowRankConfig):
+    """W0 x + (alpha / rank) B A x, B = 0 at the start (Hu et al. 2021)."""
+
+    kind: Literal["lora"] = "lora"
+
+
+class RsLoraConfig(LowRankConfig):
+    """LoRA scaled by alpha / sqrt(rank) (Kalajdzievski 2023)."""
+
+    kind: Literal["rslora"] = "rslora"
+
+
+AdapterConfig = Annotated[LoraConfig | RsLoraConfig, Field(discriminator="kind")]
+
+
+class SurrogateConfig(Section):
+    """What every loss shares."""
+
+    beta: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the k3 KL to the untouched model; 0 runs no reference pass."""
+    importance_cap: Annotated[float, Field(gt=0)] | None = 2.0
+    """Truncated importance weights min(exp(trainer - engine), cap) for the sampler's mismatch; None is off."""
+    mask_truncated: bool = False
+    """Leave completions that ran into the length limit out of the loss."""
+    scale_by_std: bool = True
+    """Divide the group's centred rewards by their standard deviation."""
+    clip_low: Share = 0.2
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """For negative advantages bound the objective below by dual_clip * advantage (Ye et al. 2020); None is off."""
+
+
+class GrpoConfig(SurrogateConfig):
+    """GRPO (Shao et al. 2024): token ratios, 1 +- clip, mean over tokens, then over completions."""
+
+    kind: Literal["grpo"] = "grpo"
+
+
+class DapoConfig(SurrogateConfig):
+    """DAPO (Yu et al. 2025): clip-higher, mean over all tokens of the batch, dynamic sampling."""
+
+    kind: Literal["dapo"] = "dapo"
+    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    """The ratio is clipped above at 1 + clip_high."""
+    dynamic_sampling: bool = True
+    """Drop groups whose accuracy is all equal and sample on until the batch is full."""
+    max_rounds: Positive = 4
+    """Most rounds of sampling a step; what is still missing then is left out."""
+
+
+class DrGrpoConfig(SurrogateConfig):
+    """Dr. GRPO (Liu et al. 2025): no division by the standard deviation, none by the completion's own length."""
+
+    kind: Literal["dr_grpo"] = "dr_grpo"
+    scale_by_std: bool = False
+    """Divide the group's centred rewards by their standard deviation."""
+
+
+class GspoConfig(SurrogateConfig):
+    """GSPO (Zheng et al. 2025): one ratio a sequence, exp of the mean token log-ratio, clipped tightly."""
+
+    kind: Literal["gspo"] = "gspo"
+    clip_low: Share = 3e-4
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0)] = 4e-4
+    """The ratio is clipped above at 1 + clip_high."""
+
+
+LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig, Field(discriminator="kind")]
+
+
+class InProcessConfig(Section):
+    """What every engine shares."""
+
+    max_kv_gb: Annotated[float, Field(gt=0)] = 4.0
+    """Memory for keys and values, in GB; it bounds how many completions decode together."""
+
+
+class AutoEngineConfig(InProcessConfig):
+    """The best engine that is here."""
+
+    kind: Literal["auto"] = "auto"
+
+
+class TransformersEngineConfig(InProcessConfig):
+    """Generation by transformers in this process: works everywhere, made for CPUs and small models."""
+
+    kind: Literal["transformers"] = "transformers"
+
+
+EngineConfig = Annotated[AutoEngineConfig | TransformersEngineConfig, Field(discriminator="kind")]
+
+
+class WarmupConfig(Section):
+    """What every schedule shares."""
+
+    warmup: Share = 0.0
+    """Share of the budget over which the rate rises from 0."""
+
+
+class ConstantSchedule(WarmupConfig):
+    """The full rate to the end."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class DecayConfig(WarmupConfig):
+    """What falling schedules share."""
+
+    floor: Share = 0.0
+    """What is left of the rate at the end, as a share."""
+
+
+class CosineSchedule(DecayConfig):
+    """Half a cosine from the full rate down to `floor` times it."""
+
+    kind: Literal["cosine"] = "cosine"
+
+
+class LinearSchedule(DecayConfig):
+    """A straight line from the full rate down to `floor` times it."""
+
+    kind: Literal["linear"] = "linear"
+
+
+ScheduleConfig = Annotated[ConstantSchedule | CosineSchedule | LinearSchedule, Field(discriminator="kind")]
+
+
+class OptimConfig(Section):
+    lr: Annotated[float, Field(ge=0)] = 1e-5
+    """Peak learning rate of AdamW."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Gradients are scaled down to this global norm; None is off."""
+    prompts_per_update: Positive | None = None
+    """Split a step's batch into mini-batches of this many prompts, one optimiser step each; None: one for all."""
+    tokens_per_microbatch: Positive | None = None
+    """Most tokens (prompt and padding included) in one forward and backward pass; None derives it."""
+    schedule: ScheduleConfig = ConstantSchedule()
+    """How the rate moves over the spent share of the budget."""
+
+
+class SamplingConfig(Section):
+    prompts_per_step: Positive = 16
+    """Prompts in a step's batch."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Completions sampled for each prompt."""
+    max_completion_tokens: Positive = 3584
+    """Length limit of a completion, in tokens."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the trainer uses the same."""
+
+
+class OverlongConfig(Section):
+    """DAPO's soft penalty: 0 up to the limit less `buffer`, then falling to -factor at the limit."""
+
+    buffer: Positive = 4096
+    """Tokens before the limit over which the penalty grows."""
+    factor: Annotated[float, Field(ge=0)] = 1.0
+    """Penalty at the limit."""
+
+
+class RewardConfig(Section):
+    format_weight: float = 0.2
+    """Weight of the <think>...</think> structure."""
+    accuracy_weight: float = 1.0
+    """Weight of the right answer."""
+    overlong: OverlongConfig | None = None
+    """Soft penalty for length; None is off."""
+    deadline_s: Annotated[float, Field(gt=0)] = 5.0
+    """A checker that takes longer is killed and its answer counts as wrong."""
+
+
+class EvaluationConfig(Section):
+    problems: Annotated[int, Field(ge=0)] = 64
+    """Held-out problems for the evaluation before and after; 0 runs none."""
+    samples: Positive = 8
+    """Completions for each problem."""
+    pass_k: tuple[Positive, ...] = (8,)
+    """The k of pass@k, each at most `samples`."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus; 1 is off."""
+    max_completion_tokens: Positive | None = None
+    """Length limit; None takes the training limit."""
+    seed: int = 0
+    """Seed of the evaluation's sampling, apart from the run's."""
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> EvaluationConfig:
+        if max(self.pass_k, default=1) > self.samples:
+            raise ValueError(f"pass_k {max(self.pass_k)} needs at least as many samples, and samples is {self.samples}")
+        return self
+
+
+class BudgetConfig(Section):
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """Wall clock of the whole process, from start to exit."""
+    steps: Positive | None = None
+    """Most training steps."""
+    price: Annotated[float, Field(ge=0)] = 0.0
+    """US dollars an hour of this machine."""
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 15.0
+    """Time between checkpoints."""
+
+
+class RunConfig(Section):
+    """A whole run. Defaults are the micro paper's setting (one 48 GB GPU, Qwen2.5-1.5B-Instruct, open-rs)."""
+
+    seed: int = 0
+    """Seed of everything random in training; the quickstart's warm start has its own."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    adapter: AdapterConfig = LoraConfig()
+    loss: LossConfig = GrpoConfig()
+    engine: EngineConfig = AutoEngineConfig()
+    optim: OptimConfig = OptimConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    reward: RewardConfig = RewardConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        overlong = self.reward.overlong
+        if overlong and overlong.buffer >= self.sampling.max_completion_tokens:
+            raise ValueError(
+                f"reward.overlong.buffer {overlong.buffer} must be below sampling.max_completion_tokens "
+                f"{self.sampling.max_completion_tokens}"
+            )
+        return self

@@ -1,0 +1,159 @@
+"""Known data sets and local files to questions with gold answers, and the split by content hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from microrl import hub
+from microrl.answers import last_boxed
+from microrl.config.schema import DataConfig
+from microrl.data import arithmetic
+from microrl.errors import UserError, did_you_mean
+
+ARITHMETIC = "arithmetic"
+QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "instruction")
+ANSWER_COLUMNS = ("answer", "final_answer", "solution", "target", "output", "gold")
+FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+class Question(NamedTuple):
+    """One problem before it is rendered. `row` counts from 1, as an editor shows a file."""
+
+    row: int
+    text: str
+    answer: str
+
+
+class KnownDataset(NamedTuple):
+    hub_id: str
+    subset: str | None
+    question: str
+    answer: str
+
+
+KNOWN = {
+    "open-rs": KnownDataset("knoveleng/open-rs", None, "problem", "answer"),
+    "dapo-math-17k": KnownDataset("open-r1/DAPO-Math-17k-Processed", "all", "prompt", "solution"),
+    "gsm8k": KnownDataset("openai/gsm8k", "main", "question", "answer"),
+}
+
+
+def load_questions(config: DataConfig) -> list[Question]:
+    """Every question of the data set, in its own order. Raises UserError for what a person can mend."""
+    if config.name == ARITHMETIC:
+        return [Question(row, *pair) for row, pair in enumerate(arithmetic.problems(), 1)]
+    known = KNOWN.get(config.name.lower())
+    rows: Iterable[Mapping[str, Any]]
+    if Path(config.name).suffix.lower() in FILE_KINDS:
+        rows = _file_rows(Path(config.name))
+    else:
+        rows = _hub_rows(config, known)
+    questions = list(_questions(rows, config, known))
+    if not questions:
+        raise UserError(f"{config.name} holds no questions", "a row needs a question and an answer")
+    return questions
+
+
+def _file_rows(path: Path) -> list[Mapping[str, Any]]:
+    if not path.is_file():
+        raise UserError(f"there is no data file {path}", "check the path; it is taken from the current folder")
+    try:
+        if path.suffix.lower() == ".jsonl":
+            return list(_json_lines(path))
+        from datasets import load_dataset
+
+        return list(load_dataset(FILE_KINDS[path.suffix.lower()], data_files=str(path), split="train"))
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # the readers of three formats, each with exceptions of its own
+        raise UserError(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from error
+
+
+def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number} is not a JSON object", 'each line is like {"question": ..., "answer": ...}')
+        yield row
+
+
+def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mapping[str, Any]]:
+    hub_id = known.hub_id if known else config.name
+    if not known and "/" not in hub_id:
+        raise UserError(
+            f"unknown data set `{config.name}`",
+            did_you_mean(config.name, [*KNOWN, ARITHMETIC]) + "; or a hub id like owner/name, or a .jsonl file",
+        )
+    hub.reachable()
+    from datasets import disable_progress_bars, load_dataset
+
+    disable_progress_bars()
+    try:
+        return load_dataset(hub_id, config.subset or (known.subset if known else None), split=config.split)
+    except ValueError as error:  # an unknown configuration or split; the library's message lists what there is
+        raise UserError(f"data set {hub_id}: {str(error).splitlines()[0]}", "see data.subset and data.split") from error
+    except Exception as error:  # the hub client's many ways to say that it is not there
+        raise hub.missing("data set", hub_id, error) from error
+
+
+def _questions(rows: Iterable[Mapping[str, Any]], config: DataConfig, known: KnownDataset | None) -> Iterator[Question]:
+    columns: tuple[str, str] | None = None
+    for number, row in enumerate(rows, 1):
+        if columns is None:
+            wanted = (config.question or (known.question if known else None), config.answer or (known.answer if known else None))
+            columns = (
+                _column("question", wanted[0], QUESTION_COLUMNS, row),
+                _column("answer", wanted[1], ANSWER_COLUMNS, row),
+            )
+        for column in columns:
+            if row.get(column) in (None, ""):
+                raise UserError(f"{config.name}, row {number}: `{column}` is empty", "mend the row or leave it out")
+        yield Question(number, _as_text(row[columns[0]]), gold_answer(str(row[columns[1]])))
+
+
+def _column(role: str, wanted: str | None, usual: Iterable[str], row: Mapping[str, Any]) -> str:
+    if wanted is not None:
+        if wanted not in row:
+            raise UserError(f"the data has no column `{wanted}`", did_you_mean(wanted, row))
+        return wanted
+    for name in usual:
+        if name in row:
+            return name
+    raise UserError(
+        f"no column of the data looks like the {role}: it has {', '.join(row)}", f"name it: --set data.{role}=COLUMN"
+    )
+
+
+def _as_text(value: Any) -> str:
+    """A question is text, or a chat of messages whose last one asks."""
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        return str(value[-1].get("content", ""))
+    return str(value)
+
+
+def gold_answer(raw: str) -> str:
+    r"""The final answer in a gold solution: after `####` (GSM8K), inside the last `\boxed{}`, or all of it."""
+    if "####" in raw:
+        return raw.rpartition("####")[2].strip().replace(",", "")
+    boxed = last_boxed(raw)
+    return (boxed if boxed is not None else raw).strip().strip("$").strip()
+
+
+def split(questions: Iterable[Question], held_out: float) -> tuple[list[Question], list[Question]]:
+    """(training, held-out) questions. The text's hash decides, so a question never changes sides, nor its copies."""
+    sides: tuple[list[Question], list[Question]] = ([], [])
+    for question in questions:
+        digest = hashlib.sha256(" ".join(question.text.split()).encode()).digest()
+        sides[int.from_bytes(digest[:8], "big") < held_out * 2**64].append(question)
+    return sides

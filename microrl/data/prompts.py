@@ -1,0 +1,63 @@
+"""Questions to prompts: the model's chat template, the length limit, and the message that goes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from microrl.config.schema import DataConfig
+from microrl.data.load import Question
+from microrl.errors import UserError
+from microrl.types import Prompt
+
+
+def messages(question: str, system: str | None) -> list[dict[str, str]]:
+    """The chat that is sent to the model."""
+    head = [{"role": "system", "content": system}] if system else []
+    return [*head, {"role": "user", "content": question}]
+
+
+def render(question: str, answer: str, tokenizer: Any, system: str | None) -> Prompt:
+    """One prompt through the tokenizer's own chat template, generation prompt included."""
+    chat = messages(question, system)
+    if tokenizer.chat_template is None:
+        text = "\n\n".join(message["content"] for message in chat) + "\n\n"
+    else:
+        try:
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        except Exception:
+            if not system:
+                raise
+            # Some templates (Gemma's early ones) refuse a system message: it then opens the user's.
+            chat = messages(f"{system}\n\n{question}", None)
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    # The template has written the special tokens that belong there.
+    ids = tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
+    return Prompt(question, answer, text, tuple(ids))
+
+
+def render_all(
+    questions: Sequence[Question], tokenizer: Any, config: DataConfig, progress: Callable[[Iterable], Iterable] = iter
+) -> list[Prompt]:
+    """Every question rendered and held to the limit; too long a prompt is an error, dropped, or cut on the left."""
+    prompts = []
+    limit = config.max_prompt_tokens
+    for question in progress(questions):
+        prompt = render(question.text, question.answer, tokenizer, config.system)
+        if len(prompt.token_ids) > limit:
+            if config.long_prompts == "error":
+                raise UserError(
+                    f"{config.name}, row {question.row}: the prompt has {len(prompt.token_ids)} tokens, the limit is {limit}",
+                    f"--set data.max_prompt_tokens={len(prompt.token_ids)} or --set data.long_prompts=drop (or truncate_left)",
+                )
+            if config.long_prompts == "drop":
+                continue
+            kept = prompt.token_ids[-limit:]
+            prompt = Prompt(prompt.question, prompt.answer, tokenizer.decode(kept), kept)
+        prompts.append(prompt)
+    if not prompts:
+        raise UserError(
+            f"no prompt of {config.name} fits in {limit} tokens",
+            "raise data.max_prompt_tokens, or check data.held_out: it may leave nothing to train on",
+        )
+    return prompts

@@ -1,0 +1,33 @@
+"""Which prompts come next: every one once an epoch, in an order that follows from the seed, resumable by a number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+
+from microrl.types import Prompt
+
+
+class PromptSampler:
+    """Draws prompts without end. `position` counts all draws so far and is the whole state."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int, position: int = 0) -> None:
+        self._prompts = prompts
+        self._seed = seed
+        self.position = position
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def draw(self, count: int) -> list[Prompt]:
+        """The next `count` prompts."""
+        drawn = []
+        for position in range(self.position, self.position + count):
+            epoch, place = divmod(position, len(self._prompts))
+            drawn.append(self._prompts[self._order(epoch)[place]])
+        self.position += count
+        return drawn
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self._prompts)))
+        random.Random(f"{self._seed}/{epoch}").shuffle(order)
+        return order

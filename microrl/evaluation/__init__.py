@@ -1,0 +1,1 @@
+"""Evaluation: estimators, and the sampling around them."""

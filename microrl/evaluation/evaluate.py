@@ -1,0 +1,125 @@
+"""Sample answers to a set of problems and count the right ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from microrl.evaluation.estimators import Estimate, mean_share, paired_gain, pass_at_k
+from microrl.rewards.judge import Judge
+from microrl.rollout.engine import Sampler
+from microrl.types import Prompt, Sampling
+
+CHUNK = 32
+"""Problems sampled between two looks at the clock."""
+STREAM = 0xE7A1
+"""First word of the evaluation's random streams, which keeps them apart from training's."""
+
+
+@dataclass(slots=True)
+class Result:
+    """Right answers by question, out of `sampling.group_size` each."""
+
+    sampling: Sampling
+    seed: int
+    pass_k: tuple[int, ...]
+    right: dict[str, int] = field(default_factory=dict)
+    mean_length: float = 0.0
+    truncated: float = 0.0
+
+    @property
+    def samples(self) -> int:
+        return self.sampling.group_size
+
+    def by_question(self, k: int | None = None) -> dict[str, float]:
+        """Each question's share of right answers, or its unbiased pass@k."""
+        if k is None:
+            return {question: right / self.samples for question, right in self.right.items()}
+        return {question: pass_at_k(self.samples, right, k) for question, right in self.right.items()}
+
+    def accuracy(self) -> Estimate:
+        return mean_share(list(self.by_question().values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Estimates, and everything needed to repeat and to pair them."""
+        return {
+            "questions": len(self.right),
+            "samples": self.samples,
+            f"avg@{self.samples}": self.accuracy().to_json(),
+            **{f"pass@{k}": mean_share(list(self.by_question(k).values())).to_json() for k in self.pass_k},
+            "length_mean": self.mean_length,
+            "truncated": self.truncated,
+            "settings": {
+                "temperature": self.sampling.temperature,
+                "top_p": self.sampling.top_p,
+                "max_tokens": self.sampling.max_tokens,
+                "seed": self.seed,
+            },
+            "right": self.right,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Result:
+        """The result that `to_json` wrote."""
+        settings = value["settings"]
+        sampling = Sampling(value["samples"], settings["max_tokens"], settings["temperature"], settings["top_p"])
+        pass_k = tuple(int(name.removeprefix("pass@")) for name in value if name.startswith("pass@"))
+        return cls(sampling, settings["seed"], pass_k, value["right"], value["length_mean"], value["truncated"])
+
+    def summary(self) -> dict[str, Any]:
+        """The short form that stands in summary.json."""
+        accuracy = self.accuracy()
+        return {
+            "accuracy": accuracy.mean,
+            "ci95": list(accuracy.ci95),
+            **{f"pass@{k}": mean_share(list(self.by_question(k).values())).to_json() for k in self.pass_k},
+            "questions": len(self.right),
+        }
+
+
+def evaluate(
+    sampler: Sampler,
+    judge: Judge,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    seed: int,
+    pass_k: Sequence[int],
+    deadline_s: float | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Result | None:
+    """Accuracy of the sampler's weights, question by question.
+
+    A question's random streams follow from the seed and its place in `prompts`: two calls with other weights differ in
+    nothing else. At the deadline it stops between two chunks with what it has; None where that is nothing.
+    """
+    result = Result(sampling, seed, tuple(pass_k))
+    began = time.monotonic()
+    slowest = 0.0
+    tokens = cut = 0
+    for start in range(0, len(prompts), CHUNK):
+        chunk_began = time.monotonic()
+        if deadline_s is not None and chunk_began - began + slowest * 1.1 > deadline_s:
+            break
+        chunk = prompts[start : start + CHUNK]
+        for group in judge.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start))):
+            result.right[group.prompt.question] = sum(score.accuracy > 0 for score in group.scores)
+            tokens += sum(len(completion.token_ids) for completion in group.completions)
+            cut += sum(completion.finish == "length" for completion in group.completions)
+        slowest = max(slowest, time.monotonic() - chunk_began)
+        on_progress(len(result.right), len(prompts))
+    if not result.right:
+        return None
+    answers = len(result.right) * result.samples
+    result.mean_length, result.truncated = tokens / answers, cut / answers
+    return result
+
+
+def gains(before: Result, after: Result) -> dict[str, Any]:
+    """Paired gains of accuracy and of each pass@k."""
+    found = {"paired_gain": paired_gain(before.by_question(), after.by_question())}
+    for k in before.pass_k:
+        found[f"paired_gain_pass@{k}"] = paired_gain(before.by_question(k), after.by_question(k))
+    return {name: None if gain is None else gain.to_json() for name, gain in found.items()}

@@ -1,0 +1,65 @@
+"""The model hub, seen once per process: is it there, and what to tell a person when it is not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cache
+from urllib.parse import urlparse
+
+from microrl.errors import UserError
+
+_PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+@cache
+def reachable(timeout_s: float = 3.0) -> bool:
+    """Whether the hub answers. Where it does not, its libraries are told to use their cache only.
+
+    Without this they retry for half a minute before they give up. Call it before they are imported.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return False
+    if any(os.environ.get(name) for name in _PROXIES):
+        return True  # cannot be told from here; leave it to the libraries
+    url = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.create_connection((url.hostname or "huggingface.co", url.port or 443), timeout_s).close()
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        return False
+    return True
+
+
+def missing(what: str, name: str, error: Exception, licence_page: str | None = None) -> UserError:
+    """The error for a model or data set that could not be had, with what to do about it.
+
+    `licence_page` is where a gated one's licence is accepted, where that is known beforehand.
+    """
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    names = {type(link).__name__ for link in chain}
+    text = " ".join(str(link) for link in chain)
+    page = licence_page
+    if "GatedRepoError" in names or "gated repo" in text or (page and "401" in text):
+        page = page or f"https://huggingface.co/{name}"
+        return UserError(
+            f"{what} {name} is gated: its licence must be accepted before it can be downloaded",
+            f"accept it at {page}, then run `hf auth login` (or set HF_TOKEN) and try again",
+        )
+    if not reachable():
+        gate = f" (gated: accept the licence at {page} and run `hf auth login` there first)" if page else ""
+        folder = "microrl train --model FOLDER" if what == "model" else "microrl train --data FILE.jsonl"
+        return UserError(
+            f"{what} {name} is not on this machine, and the hub cannot be reached",
+            f"connect, or fetch it where there is a network with `hf download {name}`{gate} and pass it: `{folder}`",
+        )
+    if "RepositoryNotFoundError" in names or "DatasetNotFoundError" in names or "404" in text:
+        return UserError(
+            f"there is no {what} `{name}` on the hub, and no such path here",
+            "check the name; a private one needs `hf auth login`",
+        )
+    return UserError(f"{what} {name} could not be loaded: {str(error).strip().splitlines()[0]}")

@@ -1,0 +1,1 @@
+"""The policy: loading, log-probabilities, batching by tokens, the update."""

@@ -1,0 +1,120 @@
+"""`--model` to a frozen network and its tokenizer: a local folder, a hub id, a paper's short name, or a .gguf file."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from microrl import hub
+from microrl.config import models
+from microrl.config.schema import ModelConfig
+from microrl.errors import UserError
+
+SMALL_PARAMETERS = 20_000_000
+
+
+class LoadedModel(NamedTuple):
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+def load(config: ModelConfig) -> LoadedModel:
+    """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer.
+
+    Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = _dtype(config.dtype, device)
+    path = Path(config.name).expanduser()
+    if config.name.endswith(".gguf"):
+        model, tokenizer = _load_gguf(path, dtype)
+    else:
+        model, tokenizer = _load_pretrained(config.name, path, dtype)
+    _refuse_scaled_logits(model)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.to(device).eval().requires_grad_(False)
+    return LoadedModel(model, tokenizer)
+
+
+def use_sensible_threads(model: PreTrainedModel) -> None:
+    """One thread for a tiny model, whose operations are too small to share out; otherwise one per core.
+
+    A rule and not a measurement: on a CPU the number of threads can change the last bit, and a run must repeat.
+    """
+    if sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS:
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
+    known = models.find(name)
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
+        source = str(path)
+    elif known is not None:
+        source = known.hub_id
+    elif name.startswith((".", "/", "~")) or "/" not in name:
+        raise UserError(f"there is no model `{name}`", _did_you_mean_model(name))
+    else:
+        source = name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        if path.exists():
+            raise UserError(f"{path} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+        raise hub.missing("model", source, error, known.licence_page if known else None) from error
+    return LoadedModel(model, tokenizer)
+
+
+def _did_you_mean_model(name: str) -> str:
+    from microrl.errors import did_you_mean
+
+    return did_you_mean(name, [*models.MODELS, models.QUICKSTART]) + "; or a local folder, a .gguf file, or owner/name on the hub"
+
+
+def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
+    """De-quantise a GGUF file. The weights move to a fresh model, since the one that reads them refuses to be saved."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    config = copy.deepcopy(read.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.load_state_dict(read.state_dict(), assign=True)
+    for name, buffer in read.named_buffers():  # rotary tables are not in the state dict
+        module, _, leaf = name.rpartition(".")
+        model.get_submodule(module).register_buffer(leaf, buffer, persistent=False)
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    return LoadedModel(model, tokenizer)
+
+
+def _refuse_scaled_logits(model: PreTrainedModel) -> None:
+    """Log-probabilities are computed from the head's own output; a model that bends it afterwards would be trained wrongly."""
+    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(model.config, key, None) not in (None, 1, 1.0):
+            raise UserError(f"{model.config.model_type} models scale their logits ({key}), which is not supported yet")

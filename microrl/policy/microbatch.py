@@ -1,0 +1,117 @@
+"""Rows to micro-batches under a token budget, and the forward pass that reads each prompt once for its whole group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from microrl.algorithm.batch import Row
+
+
+class MicroBatch(NamedTuple):
+    """Padded tensors of some rows. Prompts are padded on the left, completions on the right."""
+
+    rows: tuple[int, ...]
+    """Positions of these rows in the list they were planned from."""
+    prompts_PL: torch.Tensor
+    prompt_mask_PL: torch.Tensor
+    prompt_of_B: torch.Tensor
+    completions_BT: torch.Tensor
+    mask_BT: torch.Tensor
+
+
+def plan(rows: Sequence[Row], max_tokens: int, *, share_prompts: bool) -> list[tuple[int, ...]]:
+    """Positions of rows that go together, each micro-batch costing at most `max_tokens` or being a single row.
+
+    The cost counts padding. With shared prompts rows of one prompt stay side by side, groups and rows sorted by length;
+    without, rows are sorted by their whole length.
+    """
+    group_length: dict[tuple[int, ...], int] = {}
+    for row in rows:
+        group_length[row.prompt_ids] = max(group_length.get(row.prompt_ids, 0), len(row.completion_ids))
+
+    def key(position: int) -> tuple:
+        row = rows[position]
+        own = len(row.completion_ids)
+        if share_prompts:
+            return (group_length[row.prompt_ids], row.prompt_ids, own, position)
+        return (len(row.prompt_ids) + own, position)
+
+    batches: list[tuple[int, ...]] = []
+    current: list[int] = []
+    for position in sorted(range(len(rows)), key=key):
+        if current and _cost([rows[p] for p in (*current, position)], share_prompts) > max_tokens:
+            batches.append(tuple(current))
+            current = []
+        current.append(position)
+    if current:
+        batches.append(tuple(current))
+    return batches
+
+
+def _cost(rows: Sequence[Row], share_prompts: bool) -> int:
+    widest_prompt = max(len(row.prompt_ids) for row in rows)
+    widest_completion = max(len(row.completion_ids) for row in rows)
+    prompts = len({row.prompt_ids for row in rows}) if share_prompts else len(rows)
+    return prompts * widest_prompt + len(rows) * widest_completion
+
+
+def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *, share_prompts: bool) -> MicroBatch:
+    """The tensors of one planned micro-batch."""
+    chosen = [rows[position] for position in positions]
+    if share_prompts:
+        prompts = list(dict.fromkeys(row.prompt_ids for row in chosen))
+        place = {ids: number for number, ids in enumerate(prompts)}
+        prompt_of = [place[row.prompt_ids] for row in chosen]
+    else:
+        prompts, prompt_of = [row.prompt_ids for row in chosen], list(range(len(chosen)))
+    prompt_width = max(map(len, prompts))
+    width = max(len(row.completion_ids) for row in chosen)
+    prompts_PL = torch.tensor([[0] * (prompt_width - len(ids)) + list(ids) for ids in prompts], device=device)
+    prompt_lengths_P = torch.tensor([len(ids) for ids in prompts], device=device)
+    completions_BT = torch.tensor([[*row.completion_ids, *[0] * (width - len(row.completion_ids))] for row in chosen], device=device)
+    lengths_B = torch.tensor([len(row.completion_ids) for row in chosen], device=device)
+    return MicroBatch(
+        rows=positions,
+        prompts_PL=prompts_PL,
+        prompt_mask_PL=torch.arange(prompt_width, device=device) >= prompt_width - prompt_lengths_P[:, None],
+        prompt_of_B=torch.tensor(prompt_of, device=device),
+        completions_BT=completions_BT,
+        mask_BT=torch.arange(width, device=device) < lengths_B[:, None],
+    )
+
+
+def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: bool) -> torch.Tensor:
+    """The last layer's states that predict each completion token, [B, T, D]. Gradients flow through shared prompts too."""
+    prompt_positions_PL = (batch.prompt_mask_PL.cumsum(1) - 1).clamp(min=0)
+    fed_BT = batch.completions_BT[:, :-1]
+    positions_BT = prompt_positions_PL[batch.prompt_of_B, -1:] + 1 + torch.arange(fed_BT.shape[1], device=fed_BT.device)
+    mask_BL = torch.cat([batch.prompt_mask_PL[batch.prompt_of_B], batch.mask_BT[:, :-1]], dim=1)
+    backbone = model.base_model
+    if not share_prompts:
+        output = backbone(
+            input_ids=torch.cat([batch.prompts_PL, fed_BT], dim=1),
+            attention_mask=mask_BL,
+            position_ids=torch.cat([prompt_positions_PL, positions_BT], dim=1),
+            use_cache=False,
+        )
+        return output.last_hidden_state[:, batch.prompts_PL.shape[1] - 1 :]
+    cache = DynamicCache()
+    prompt = backbone(
+        input_ids=batch.prompts_PL,
+        attention_mask=batch.prompt_mask_PL,
+        position_ids=prompt_positions_PL,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    first_B1D = prompt.last_hidden_state[:, -1:][batch.prompt_of_B]
+    if fed_BT.shape[1] == 0:
+        return first_B1D
+    cache.batch_select_indices(batch.prompt_of_B)
+    completion = backbone(
+        input_ids=fed_BT, attention_mask=mask_BL, position_ids=positions_BT, past_key_values=cache, use_cache=True
+    )
+    return torch.cat([first_B1D, completion.last_hidden_state], dim=1)

@@ -1,0 +1,282 @@
+"""The policy: a frozen base with a trained adapter, its log-probabilities, and the update.
+
+The clip, the KL and the importance weights of one step are those of `microrl.algorithm.losses`; this room decides only how
+the work is cut up so that it fits, and it must not show in the gradient how it was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.adapters import lora
+from microrl.algorithm import losses
+from microrl.algorithm.batch import Batch, Row
+from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
+from microrl.policy.logprobs import chosen_logprobs
+from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
+from microrl.types import AdapterSnapshot
+
+ACTIVATION_BYTES_CPU = 1.5e9
+"""Memory for the activations of a micro-batch on a CPU: beyond it nothing gets faster. On a GPU: half of what is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step's update did; the fields are the metrics of the same names."""
+
+    loss: float
+    entropy: float
+    kl_sampler: float
+    outside_share: float
+    clip_fraction: float
+    kl_ref: float | None
+    grad_norm: float | None
+    skipped: int
+    reason: str | None
+
+
+class Policy:
+    """Owns the trained parameters and the optimiser. `version` counts the optimiser steps that changed them."""
+
+    def __init__(self, model: PreTrainedModel, config: RunConfig) -> None:
+        self._loss: LossConfig = config.loss
+        self._optim = config.optim
+        self._temperature = config.sampling.temperature
+        self._max_completion = config.sampling.max_completion_tokens
+        self.peft_model = lora.attach(model, config.adapter, seed=config.seed)
+        self._model: PreTrainedModel = self.peft_model.get_base_model()
+        self._model.eval()
+        self._share_prompts = not config.model.gradient_checkpointing
+        if config.model.gradient_checkpointing:
+            _checkpoint_activations(self._model)
+        self.parameters = [parameter for parameter in self.peft_model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.optim.lr, betas=config.optim.betas, weight_decay=config.optim.weight_decay, fused=True
+        )
+        self.max_tokens = config.optim.tokens_per_microbatch or _tokens_that_fit(self._model)
+        self.version = 0
+
+    @property
+    def trainable(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def snapshot(self) -> AdapterSnapshot:
+        """What the engine needs to sample from the current weights."""
+        return lora.snapshot(self._model, self.version)
+
+    @contextmanager
+    def base(self) -> Iterator[None]:
+        """The untouched model: adapters off."""
+        with self.peft_model.disable_adapter():
+            yield
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Log-probabilities of each row's completion tokens at the training temperature, [T] each, in the rows' order."""
+        found: dict[int, torch.Tensor] = {}
+        for batch in self._microbatches(rows):
+            logprobs_BT, _ = self._score(batch)
+            for number, position in enumerate(batch.rows):
+                found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
+        return [found[position] for position in range(len(rows))]
+
+    def update(self, batch: Batch, lr: float) -> Update:
+        """One optimiser step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips."""
+        assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        size = self._optim.prompts_per_update or batch.groups
+        minibatches = [
+            [row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)
+        ]
+        # One update a batch: the weights that sampled are the current ones, and `old` is `new` itself.
+        olds = [self.logprobs(rows) for rows in minibatches] if len(minibatches) > 1 else [None] * len(minibatches)
+        tally = _Tally()
+        for rows, old in zip(minibatches, olds, strict=True):
+            self._minibatch(rows, old, tally)
+        self.version += 1
+        return tally.result()
+
+    def _minibatch(self, rows: list[Row], old: list[torch.Tensor] | None, tally: _Tally) -> None:
+        width = max(len(row.completion_ids) for row in rows)
+        counted_NT = torch.zeros(len(rows), width)
+        for number, row in enumerate(rows):
+            counted_NT[number, : len(row.completion_ids)] = float(row.counts)
+        weights_NT = losses.token_weights(counted_NT, _averaging(self._loss), max_tokens=self._max_completion)
+        # Rows without a gradient are still scored: entropy and mismatch are of all that was sampled.
+        carries = [row.counts and (row.advantage != 0 or self._loss.beta > 0) for row in rows]
+        self.optimizer.zero_grad(set_to_none=True)
+        for wanted in (True, False):
+            positions = [position for position, carry in enumerate(carries) if carry is wanted]
+            for batch in self._microbatches([rows[position] for position in positions]):
+                batch = batch._replace(rows=tuple(positions[number] for number in batch.rows))
+                with torch.set_grad_enabled(wanted):
+                    loss = self._microbatch(batch, rows, old, weights_NT, tally)
+                    if wanted:
+                        loss.backward()
+        self._step(any(carries), tally)
+
+    def _microbatch(
+        self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, tally: _Tally
+    ) -> torch.Tensor:
+        """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
+        config = self._loss
+        new_BT, entropy_BT = self._score(batch)
+        mask_BT = batch.mask_BT
+        width = mask_BT.shape[1]
+        of = batch.rows
+        engine_BT = _stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
+        old_BT = _stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
+        advantages_B = torch.tensor([rows[row].advantage for row in of], dtype=new_BT.dtype, device=new_BT.device)
+        terms_BT, clipped_BT = losses.surrogate(
+            new_BT,
+            old_BT,
+            advantages_B,
+            mask_BT,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            per_sequence=isinstance(config, GspoConfig),
+        )
+        if config.importance_cap is not None:
+            terms_BT = terms_BT * losses.importance_weights(old_BT, engine_BT, config.importance_cap)
+        kl_BT = None
+        if config.beta > 0:
+            with torch.no_grad(), self.base():
+                ref_BT, _ = self._score(batch)
+            kl_BT = losses.k3(ref_BT, new_BT)
+            terms_BT = terms_BT + config.beta * kl_BT
+        weights_BT = weights_NT[list(of), :width].to(new_BT)
+        loss = (weights_BT * terms_BT).sum()
+        tally.add(
+            loss=loss.detach(),
+            mismatch_BT=(old_BT - engine_BT).masked_fill(~mask_BT, 0),
+            entropy_BT=entropy_BT,
+            clipped_BT=clipped_BT,
+            kl_BT=None if kl_BT is None else kl_BT.detach(),
+            mask_BT=mask_BT,
+        )
+        return loss
+
+    def _step(self, has_gradient: bool, tally: _Tally) -> None:
+        if not has_gradient:
+            tally.skip("no group's rewards differ: nothing to learn from in this batch")
+            return
+        limit = self._optim.max_grad_norm if self._optim.max_grad_norm is not None else float("inf")
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
+        if norm != norm or norm == float("inf"):
+            tally.skip(f"gradient norm is {norm}: the weights are left as they were")
+        else:
+            tally.grad_norms.append(norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _microbatches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        for positions in plan(rows, self.max_tokens, share_prompts=self._share_prompts):
+            yield pad(rows, positions, self._model.device, share_prompts=self._share_prompts)
+
+    def _score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of every completion token, [B, T] each; padding holds 0."""
+        hidden_BTD = hidden_states(self._model, batch, share_prompts=self._share_prompts)
+        mask_BT = batch.mask_BT
+        logprobs_N, entropy_N = chosen_logprobs(
+            hidden_BTD[mask_BT], batch.completions_BT[mask_BT], self._model.get_output_embeddings(), self._temperature
+        )
+        empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
+        return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
+
+
+class _Tally:
+    """Sums over the step's micro-batches, so that a metric is the whole step's and not the last micro-batch's."""
+
+    def __init__(self) -> None:
+        self.grad_norms: list[float] = []
+        self._loss = 0.0
+        self._entropies: list[float] = []
+        self._tokens = 0
+        self._mismatch = self._outside = self._clipped = 0.0
+        self._kl: float | None = None
+        self._skipped = 0
+        self._reason: str | None = None
+
+    def add(
+        self,
+        *,
+        loss: torch.Tensor,
+        mismatch_BT: torch.Tensor,
+        entropy_BT: torch.Tensor,
+        clipped_BT: torch.Tensor,
+        kl_BT: torch.Tensor | None,
+        mask_BT: torch.Tensor,
+    ) -> None:
+        self._loss += float(loss)
+        self._tokens += int(mask_BT.sum())
+        self._entropies += (entropy_BT.sum(1) / mask_BT.sum(1)).tolist()
+        self._mismatch += float((torch.expm1(mismatch_BT) - mismatch_BT).sum(dtype=torch.float64))
+        ratio_BT = mismatch_BT.exp()
+        self._outside += float((((ratio_BT < 0.8) | (ratio_BT > 1.25)) & mask_BT).sum())
+        self._clipped += float((clipped_BT & mask_BT).sum())
+        if kl_BT is not None:
+            self._kl = (self._kl or 0.0) + float((kl_BT * mask_BT).sum(dtype=torch.float64))
+
+    def skip(self, reason: str) -> None:
+        self._skipped += 1
+        self._reason = reason
+
+    def result(self) -> Update:
+        return Update(
+            loss=self._loss,
+            entropy=sum(self._entropies) / len(self._entropies),
+            kl_sampler=self._mismatch / self._tokens,
+            outside_share=self._outside / self._tokens,
+            clip_fraction=self._clipped / self._tokens,
+            kl_ref=None if self._kl is None else self._kl / self._tokens,
+            grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
+            skipped=self._skipped,
+            reason=self._reason,
+        )
+
+
+def _averaging(config: LossConfig) -> losses.Averaging:
+    if isinstance(config, DapoConfig):
+        return "token_mean"
+    return "constant_length" if isinstance(config, DrGrpoConfig) else "sequence_mean"
+
+
+def _stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor:
+    """Rows of different lengths as one tensor of the shape and type of `like_BT`, padded with 0."""
+    stacked_BT = torch.zeros(like_BT.shape, dtype=like_BT.dtype, device=like_BT.device)
+    for number, part in enumerate(parts):
+        stacked_BT[number, : len(part)] = part
+    return stacked_BT
+
+
+def _tokens_that_fit(model: PreTrainedModel) -> int:
+    """Tokens in a micro-batch, from what one token's activations weigh in a decoder layer: norms, attention, MLP."""
+    config: Any = model.config
+    per_token = config.num_hidden_layers * (10 * config.hidden_size + 5 * config.intermediate_size) * model.dtype.itemsize
+    room = ACTIVATION_BYTES_CPU
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        room = free / 2
+    return max(256, int(room / per_token))
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    # Renamed between the versions of transformers that are supported.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    # Checkpointing is active in training mode only, and dropout must stay off in every pass that meets the sampler's.
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    model.train()

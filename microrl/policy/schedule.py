@@ -1,0 +1,20 @@
+"""The learning rate over the spent share of the budget."""
+
+from __future__ import annotations
+
+import math
+
+from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig
+
+
+def learning_rate(config: OptimConfig, share: float) -> float:
+    """The rate when `share` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or a line."""
+    schedule = config.schedule
+    if share < schedule.warmup:
+        return config.lr * share / schedule.warmup
+    left = 1 - (share - schedule.warmup) / max(1 - schedule.warmup, 1e-9)
+    if isinstance(schedule, CosineSchedule):
+        return config.lr * (schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2)
+    if isinstance(schedule, LinearSchedule):
+        return config.lr * (schedule.floor + (1 - schedule.floor) * left)
+    return config.lr

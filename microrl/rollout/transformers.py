@@ -1,0 +1,223 @@
+"""The `transformers` engine: batched decoding of groups in this process, made for CPUs and small models.
+
+Prompts are prefilled once and their cache repeated for the group. Rows that are finished leave the batch. The adapter is
+folded into a copy of the targeted weights, so that decoding runs the base model's own operations and pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from microrl.rollout.kv_cache import in_place_cache
+from microrl.types import AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
+
+COMPACT_AT = 1 / 8
+"""Share of finished rows at which the batch is compacted: below it, moving the cache costs more than it saves."""
+
+
+class TransformersEngine:
+    """Shares every weight with `model` but the folded ones, which exist only while it is awake."""
+
+    name = "transformers"
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float) -> None:
+        # A second tree of modules over the same tensors: the trainer is then free to wrap its own modules.
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        self._model = copy.deepcopy(model, shared).eval()
+        self._tokenizer = tokenizer
+        self._max_kv_bytes = max_kv_gb * 1e9
+        self._stops = torch.tensor(sorted(_stop_tokens(model, tokenizer)))
+
+    @contextmanager
+    def awake(self, snapshot: AdapterSnapshot) -> Iterator[_Sampler]:
+        """Fold the snapshot's update into the weights, and let them go on exit. The trainer's weights are never written."""
+        modules = {name: self._model.get_submodule(name) for name in snapshot.pairs}
+        base = {name: module.weight for name, module in modules.items()}
+        try:
+            for name, pair in snapshot.pairs.items():
+                modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
+            yield _Sampler(self._model, self._tokenizer, self._stops, snapshot.version, self._max_kv_bytes)
+        finally:
+            for name, module in modules.items():
+                module.weight = base[name]
+
+
+def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
+    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
+    wide = torch.promote_types(base_OI.dtype, torch.float32)
+    return torch.addmm(base_OI.to(wide), pair.B_OR.to(wide), pair.A_RI.to(wide), alpha=pair.scale).to(base_OI.dtype)
+
+
+def _stop_tokens(model: PreTrainedModel, tokenizer: Any) -> set[int]:
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    stops = set(configured if isinstance(configured, list) else [configured])
+    return {int(token) for token in (*stops, tokenizer.eos_token_id) if token is not None}
+
+
+class _Sampler:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Any, stops: torch.Tensor, version: int, max_kv_bytes: float
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._stops = stops.to(model.device)
+        self._version = version
+        self._max_kv_bytes = max_kv_bytes
+
+    def groups(self, prompts: Sequence[Prompt], sampling: Sampling, *, stream: tuple[int, ...]) -> Iterator[tuple[int, Group]]:
+        """See `Sampler.groups`. Prompts of similar length decode together, as many as the cache's memory allows."""
+        by_length = sorted(range(len(prompts)), key=lambda position: len(prompts[position].token_ids))
+        longest = len(prompts[by_length[-1]].token_ids) + sampling.max_tokens if prompts else 0
+        rows = self._max_kv_bytes / (_kv_bytes_per_token(self._model) * max(longest, 1))
+        size = max(1, int(rows // sampling.group_size))
+        for start in range(0, len(by_length), size):
+            yield from self._wave(by_length[start : start + size], prompts, sampling, stream)
+
+    @torch.inference_mode()
+    def _wave(
+        self, positions: Sequence[int], prompts: Sequence[Prompt], sampling: Sampling, stream: tuple[int, ...]
+    ) -> Iterator[tuple[int, Group]]:
+        """Decode the groups of these prompts side by side; yield each when its last row is finished."""
+        group_size, limit, device = sampling.group_size, sampling.max_tokens, self._model.device
+        wave = _Wave(self._model, [prompts[position].token_ids for position in positions], group_size, limit)
+        total = len(positions) * group_size
+        uniforms_RT = torch.from_numpy(
+            np.stack([_uniforms((*stream, position, sample), limit) for position in positions for sample in range(group_size)])
+        ).to(device)
+        tokens_RT = torch.zeros(total, limit, dtype=torch.long, device=device)
+        logprobs_RT = torch.zeros(total, limit, device=device)
+        lengths_R = torch.zeros(total, dtype=torch.long, device=device)
+        alive_R = torch.arange(total, device=device)
+        running = [group_size] * len(positions)
+        stopped: set[int] = set()
+
+        for t in range(limit):
+            chosen_R, chosen_logprobs_R = choose(
+                wave.logits_RV, uniforms_RT[alive_R, t], sampling, forbidden=self._stops if t < sampling.min_tokens else None
+            )
+            fresh_R = lengths_R[alive_R] == 0
+            tokens_RT[alive_R, t] = chosen_R
+            logprobs_RT[alive_R, t] = chosen_logprobs_R
+            stops_R = torch.isin(chosen_R, self._stops) & fresh_R
+            ended_R = stops_R if t < limit - 1 else fresh_R
+            if bool(ended_R.any()):
+                ended = alive_R[ended_R]
+                lengths_R[ended] = t + 1
+                stopped.update(alive_R[stops_R].tolist())
+                for row in ended.tolist():
+                    group = row // group_size
+                    running[group] -= 1
+                    if running[group] == 0:
+                        rows = range(group * group_size, (group + 1) * group_size)
+                        position = positions[group]
+                        completions = tuple(self._completion(tokens_RT[r], logprobs_RT[r], lengths_R[r], r in stopped) for r in rows)
+                        yield position, Group(prompts[position], completions)
+                unfinished_R = lengths_R[alive_R] == 0
+                if not bool(unfinished_R.any()):
+                    return
+                if int((~unfinished_R).sum()) >= COMPACT_AT * len(alive_R):
+                    wave.keep(unfinished_R.nonzero().squeeze(1))
+                    alive_R, chosen_R = alive_R[unfinished_R], chosen_R[unfinished_R]
+            wave.step(chosen_R)
+
+    def _completion(self, tokens_T: torch.Tensor, logprobs_T: torch.Tensor, length: torch.Tensor, stopped: bool) -> Completion:
+        ids = tokens_T[: int(length)].tolist()
+        return Completion(
+            token_ids=tuple(ids),
+            logprobs=tuple(logprobs_T[: int(length)].tolist()),
+            finish="stop" if stopped else "length",
+            version=self._version,
+            text=self._tokenizer.decode(ids, skip_special_tokens=True),
+        )
+
+
+class _Wave:
+    """The network's side of a wave: the cache, the masks, and the logits of the next token."""
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], group_size: int, limit: int) -> None:
+        device = model.device
+        lengths_P = torch.tensor([len(ids) for ids in prompts], device=device)
+        width = int(lengths_P.max())
+        padded = [[0] * (width - len(ids)) + list(ids) for ids in prompts]
+        mask_PL = torch.arange(width, device=device) >= width - lengths_P[:, None]
+        # Attention without a mask is the faster kernel, and right where nothing is padded.
+        self._is_padded = not bool(mask_PL.all())
+        self._backbone = model.base_model
+        self._head = model.get_output_embeddings()
+        self._cache = in_place_cache(model.config.num_hidden_layers, width + limit)
+        self._mask_RL = mask_PL
+        position_ids_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)
+        self._forward(torch.tensor(padded, device=device), position_ids_PL)
+        repeat_R = torch.arange(len(prompts), device=device).repeat_interleave(group_size)
+        self._next_position_R = lengths_P
+        self.keep(repeat_R)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows only, or with repeated ones."""
+        self._cache.batch_select_indices(rows)
+        self._mask_RL = self._mask_RL[rows]
+        self._next_position_R = self._next_position_R[rows]
+        self.logits_RV = self.logits_RV[rows]
+
+    def step(self, tokens_R: torch.Tensor) -> None:
+        """Feed each row its chosen token."""
+        self._mask_RL = torch.cat([self._mask_RL, self._mask_RL.new_ones(len(tokens_R), 1)], dim=1)
+        self._forward(tokens_R.unsqueeze(1), self._next_position_R.unsqueeze(1))
+        self._next_position_R = self._next_position_R + 1
+
+    def _forward(self, ids_RL: torch.Tensor, position_ids_RL: torch.Tensor) -> None:
+        output = self._backbone(
+            input_ids=ids_RL,
+            attention_mask=self._mask_RL if self._is_padded else None,
+            position_ids=position_ids_RL,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self.logits_RV = self._head(output.last_hidden_state[:, -1])
+
+
+def choose(
+    logits_RV: torch.Tensor, uniforms_R: torch.Tensor, sampling: Sampling, forbidden: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token a row by inverting the cumulative distribution at a uniform number, and its log-probability (nats).
+
+    The log-probability is the one under the distribution that was sampled from: after temperature, and after top-p.
+    """
+    logits_RV = logits_RV.float() / sampling.temperature
+    if forbidden is not None:
+        logits_RV[:, forbidden] = -torch.inf
+    logprobs_RV = logits_RV.log_softmax(dim=-1)
+    if sampling.top_p < 1:
+        logprobs_RV = _nucleus(logprobs_RV, sampling.top_p)
+    # In fp32 the sum over a vocabulary is off by more than the probability of a rare token.
+    cumulative_RV = logprobs_RV.exp().double().cumsum(dim=-1)
+    targets_R1 = uniforms_R.unsqueeze(1) * cumulative_RV[:, -1:]
+    tokens_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True).clamp(max=logits_RV.shape[1] - 1)
+    return tokens_R1.squeeze(1), logprobs_RV.gather(1, tokens_R1).squeeze(1)
+
+
+def _nucleus(logprobs_RV: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest set of most probable tokens whose probability reaches top_p, renormalised (Holtzman et al. 2020)."""
+    sorted_RV, order_RV = logprobs_RV.sort(dim=-1, descending=True)
+    before_RV = sorted_RV.exp().cumsum(dim=-1) - sorted_RV.exp()
+    outside_RV = torch.zeros_like(before_RV, dtype=torch.bool).scatter(1, order_RV, before_RV >= top_p)
+    return logprobs_RV.masked_fill(outside_RV, -torch.inf).log_softmax(dim=-1)
+
+
+def _uniforms(key: tuple[int, ...], count: int) -> np.ndarray:
+    """Numbers in [0, 1) that follow from the key alone: one for each token of a completion."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).random(count)
+
+
+def _kv_bytes_per_token(model: PreTrainedModel) -> int:
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize

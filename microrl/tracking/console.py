@@ -1,0 +1,126 @@
+"""What a person sees of a run, on standard error: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+Item = TypeVar("Item")
+QUIET_S = 2.0
+"""Plain output says what it is waiting for at most this often."""
+
+
+class RunConsole:
+    """Shows phases, progress and steps. Use it as a context manager; `note` prints a line that stays."""
+
+    def __init__(self, *, title: str = "microrl", total_steps: int | None = None) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._title, self._total = title, total_steps
+        self._row: Mapping[str, Any] | None = None
+        self._status = "starting"
+        self._said_at = 0.0
+        self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._status = ""
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def status(self, text: str) -> None:
+        """What is going on now."""
+        self._status = text
+        if not self._console.is_terminal and time.monotonic() - self._said_at > QUIET_S:
+            self._said_at = time.monotonic()
+            self.note(text)
+
+    def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+        """Pass the items through, and show how many are done."""
+        self.status(f"{label}: 0/{total}")
+        for number, item in enumerate(items, 1):
+            self.status(f"{label}: {number}/{total}")
+            yield item
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A finished step's metrics."""
+        self._row = row
+        self._said_at = time.monotonic()
+        if not self._console.is_terminal:
+            self.note(plain_line(row, self._total))
+
+    def _view(self) -> RenderableType:
+        status = Text(self._status, style="dim")
+        if self._row is None:
+            return status
+        row = self._row
+        table = Table.grid(padding=(0, 3))
+        left = row["budget/left_s"]
+        table.add_row(
+            f"[bold]step[/] {_of(row['step'], self._total)}",
+            f"[bold]reward[/] {_number(row['reward/mean'], 3)}",
+            f"[bold]accuracy[/] {_number(row['reward/accuracy'], 3)}",
+            f"[bold]format[/] {_number(row['reward/format'], 3)}",
+        )
+        table.add_row(
+            f"[bold]entropy[/] {_number(row['policy/entropy'], 3)} ({_number(row['policy/entropy_change_pct'], 1, sign=True)} %)",
+            f"[bold]length[/] {_number(row['length/mean'], 1)}",
+            f"[bold]useful groups[/] {_number(row['groups/useful'], 2)}",
+            f"[bold]grad norm[/] {_number(row['policy/grad_norm'], 3)}",
+        )
+        table.add_row(
+            f"[bold]s/step[/] {_number(row['time/step'], 2)}",
+            f"[bold]generate[/] {_number(row['time/generate'], 2)} s",
+            f"[bold]verify[/] {_number(row['time/verify'], 2)} s",
+            f"[bold]update[/] {_number(row['time/update'], 2)} s",
+        )
+        table.add_row(
+            f"[bold]elapsed[/] {clock(row['budget/elapsed_s'])}",
+            f"[bold]left[/] {clock(left) if left is not None else '-'}",
+            f"[bold]cost[/] ${row['budget/cost_usd']:.2f}",
+            f"[bold]tokens/s[/] {_number(row['tokens/per_second'], 0)}",
+        )
+        return Group(Panel(table, title=self._title, expand=False), status)
+
+
+def plain_line(row: Mapping[str, Any], total: int | None) -> str:
+    """A step as one line of text."""
+    left = row["budget/left_s"]
+    clock_text = f"{clock(row['budget/elapsed_s'])} spent" + (f", {clock(left)} left" if left is not None else "")
+    return (
+        f"step {_of(row['step'], total)}  reward {_number(row['reward/mean'], 3)}  accuracy {_number(row['reward/accuracy'], 3)}  "
+        f"format {_number(row['reward/format'], 2)}  entropy {_number(row['policy/entropy'], 3)} "
+        f"({_number(row['policy/entropy_change_pct'], 1, sign=True)} %)  length {_number(row['length/mean'], 1)}  "
+        f"useful {_number(row['groups/useful'], 2)}  {_number(row['time/step'], 2)} s "
+        f"(generate {_number(row['time/generate'], 2)}, verify {_number(row['time/verify'], 2)}, "
+        f"update {_number(row['time/update'], 2)})  {clock_text}, ${row['budget/cost_usd']:.2f}"
+    )
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    whole = max(round(seconds), 0)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _of(step: int, total: int | None) -> str:
+    return f"{step + 1}/{total}" if total else str(step + 1)
+
+
+def _number(value: float | None, digits: int, *, sign: bool = False) -> str:
+    return "-" if value is None else f"{value:{'+' if sign else ''}.{digits}f}"

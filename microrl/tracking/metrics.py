@@ -1,0 +1,83 @@
+"""The metrics of a step: their names, which other people's scripts lean on, and what they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from microrl.types import Group
+
+METRICS = {
+    "step": "number of the step, from 0",
+    "reward/mean": "mean total reward of all completions, before any filter",
+    "reward/accuracy": "share of completions with the right answer",
+    "reward/format": "share of completions with the <think>...</think> structure",
+    "reward/overlong": "mean soft length penalty; null where it is off",
+    "reward/std": "standard deviation of the total reward within a group, mean over groups",
+    "reward/killed": "completions whose check was killed at its deadline",
+    "groups/useful": "share of groups whose rewards differ",
+    "length/mean": "mean completion length, tokens",
+    "length/max": "longest completion, tokens",
+    "length/truncated": "share of completions that ran into the limit",
+    "policy/entropy": "exact entropy over the vocabulary, nats, mean over a completion's tokens, then over completions",
+    "policy/entropy_change_pct": "change of the entropy against step 0, per cent",
+    "policy/kl_sampler": "KL(engine, trainer) by k3, nats a token",
+    "policy/outside_share": "share of tokens whose trainer/engine ratio lies outside [0.8, 1.25]",
+    "policy/kl_ref": "KL to the untouched model by k3, nats a token; null where beta is 0",
+    "policy/clip_fraction": "share of tokens where the clip was active",
+    "policy/grad_norm": "global gradient norm before clipping",
+    "optim/lr": "learning rate of this step",
+    "update/skipped": "optimiser steps that were skipped",
+    "loss": "value of the loss",
+    "time/step": "seconds, whole step",
+    "time/generate": "seconds of sampling",
+    "time/verify": "seconds of waiting for the checkers after sampling ended",
+    "time/update": "seconds of the update",
+    "time/sync": "seconds of handing the weights to the engine",
+    "time/sleep_wake": "seconds of the engine's waking up and going to sleep",
+    "tokens/generated": "completion tokens sampled in this step",
+    "tokens/per_second": "completion tokens a second of sampling",
+    "budget/elapsed_s": "seconds since the process was created, earlier processes of this run included",
+    "budget/left_s": "seconds left; null without a time bound",
+    "budget/cost_usd": "US dollars spent",
+    "memory/peak_gb": "peak memory, GB: the GPU's where there is one, else the process's",
+    "sync/probe_gap": "gap between engine and trainer on the probe; null where the engine shares the trainer's weights",
+    "validate/accuracy": "accuracy on the validation split; null in steps without validation",
+}
+
+
+def row(values: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of metrics.jsonl: every known name, in order; what does not exist or is not finite is None."""
+    unknown = values.keys() - METRICS.keys()
+    assert not unknown, f"metrics without a description: {sorted(unknown)}"
+    return {name: _finite(values.get(name)) for name in METRICS}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def of_groups(groups: Sequence[Group]) -> dict[str, Any]:
+    """Reward and length metrics of everything that was sampled in a step."""
+    scores = [score for group in groups for score in group.scores]
+    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
+    count = len(scores)
+    return {
+        "reward/mean": sum(score.total for score in scores) / count,
+        "reward/accuracy": sum(score.accuracy for score in scores) / count,
+        "reward/format": sum(score.format for score in scores) / count,
+        "reward/overlong": sum(score.overlong for score in scores) / count,
+        "reward/std": sum(_std([score.total for score in group.scores]) for group in groups) / len(groups),
+        "reward/killed": sum(score.killed for score in scores),
+        "groups/useful": sum(len({score.total for score in group.scores}) > 1 for group in groups) / len(groups),
+        "length/mean": sum(lengths) / count,
+        "length/max": max(lengths),
+        "length/truncated": sum(c.finish == "length" for group in groups for c in group.completions) / count,
+        "tokens/generated": sum(lengths),
+    }
+
+
+def _std(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))

@@ -1,0 +1,33 @@
+"""Where the time goes: seconds by phase, for a step and for the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Adds up the seconds of named phases. Phases do not nest."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = {}
+        self._lap: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside as this phase's."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - began)
+
+    def add(self, name: str, seconds: float) -> None:
+        for book in (self.totals, self._lap):
+            book[name] = book.get(name, 0.0) + seconds
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by phase since the last call."""
+        seconds, self._lap = self._lap, {}
+        return seconds

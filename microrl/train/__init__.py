@@ -1,0 +1,1 @@
+"""Runs: setup, step, loop, warm-up."""

@@ -1,0 +1,50 @@
+"""Ctrl-C and SIGTERM: stop at once where nothing is half done, otherwise as soon as it is done."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """While installed, both signals raise KeyboardInterrupt, but not inside `held()`: there it comes at the end.
+
+    A second signal comes through at once, held or not.
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._pending = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What is inside is finished before the first signal comes through."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._held and not self._pending:
+            self._pending = True
+            print("\nstopping after this update; once more stops at once", file=sys.stderr)
+            return
+        raise KeyboardInterrupt

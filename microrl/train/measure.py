@@ -1,0 +1,89 @@
+"""Evaluate a run or a model apart from training, and answer single questions with both sides."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from microrl.adapters import lora
+from microrl.config import RunConfig
+from microrl.data.load import load_questions, split
+from microrl.data.prompts import render, render_all
+from microrl.errors import UserError
+from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
+from microrl.rewards import Judge
+from microrl.tracking.console import RunConsole
+from microrl.tracking.run_folder import RunFolder
+from microrl.train.setup import check_golds, choose, load_model, make_engine, make_judge
+from microrl.types import BASE, AdapterSnapshot, Sampling
+
+
+def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[str, Any]:
+    """`{"benchmarks": {NAME: {...}}}` of the run's trained model, or of the configured model; with `base` the pair of both."""
+    if not config.evaluation.problems:
+        raise UserError("evaluation.problems is 0: there is nothing to evaluate", "--problems N")
+    name = "held-out" if config.data.held_out < 1 else Path(config.data.name).stem
+    judge = make_judge(config)
+    try:
+        with RunConsole() as console:
+            snapshot = trained(run) if run is not None else BASE
+            result = _evaluate(config, snapshot, judge, console, run.path.name if run is not None else config.model.name)
+            found = result.to_json()
+            if base is not None:
+                base_config = config.model_copy(update={"model": config.model.model_copy(update={"name": base})})
+                other = _evaluate(base_config, BASE, judge, console, base)
+                found |= {"base": {"model": base, **other.to_json()}, **gains(other, result)}
+    finally:
+        judge.close()
+    return {"benchmarks": {name: found}}
+
+
+def _evaluate(config: RunConfig, snapshot: AdapterSnapshot, judge: Judge, console: RunConsole, label: str) -> Result:
+    _, questions = split(load_questions(config.data), config.data.held_out)
+    questions = check_golds(choose(questions, config.evaluation), judge, config, None, console)
+    model, tokenizer = load_model(config, console)
+    prompts = render_all(questions, tokenizer, config.data)
+    settings = config.evaluation
+    limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
+    sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)
+    began = time.monotonic()
+    with make_engine(config, model, tokenizer).awake(snapshot) as sampler:
+        result = evaluate(
+            sampler,
+            judge,
+            prompts,
+            sampling,
+            seed=settings.seed,
+            pass_k=settings.pass_k,
+            on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
+        )
+    if result is None:
+        raise UserError("there is nothing to evaluate", "the held-out part is empty: name a file with --data")
+    console.note(f"{label}: evaluated in {time.monotonic() - began:.1f} s")
+    return result
+
+
+def trained(run: RunFolder) -> AdapterSnapshot:
+    """The adapter that a run has ended with. Raises UserError where it has none yet."""
+    final = run.path / "final"
+    if not (final / "adapter_config.json").is_file():
+        raise UserError(f"{run.path} has no trained adapter yet", f"finish it: microrl train --resume {run.path}")
+    return lora.read(final)
+
+
+def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> dict[str, list[str]]:
+    """`count` answers of the base and of the trained model, drawn with the same random numbers."""
+    snapshot = trained(run)
+    with RunConsole() as console:
+        model, tokenizer = load_model(config, console)
+        engine = make_engine(config, model, tokenizer)
+        prompt = render(question, "", tokenizer, config.data.system)
+        sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
+        sides = {}
+        for side, weights in (("base", BASE), ("trained", snapshot)):
+            console.status(f"asking the {side} model")
+            with engine.awake(weights) as sampler:
+                ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed))
+            sides[side] = [completion.text for completion in group.completions]
+    return sides

@@ -1,0 +1,128 @@
+"""From a configuration to the parts of a run, checked before the first step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from microrl.algorithm.losses import soft_overlong_penalty
+from microrl.answers import as_integer
+from microrl.config import RunConfig, models
+from microrl.config.schema import EvaluationConfig
+from microrl.data.load import Question, load_questions, split
+from microrl.data.prompts import render_all
+from microrl.data.sampler import PromptSampler
+from microrl.errors import UserError
+from microrl.policy.load import LoadedModel, load, use_sensible_threads
+from microrl.policy.policy import Policy
+from microrl.rewards import Judge
+from microrl.rollout.engine import Engine
+from microrl.rollout.transformers import TransformersEngine
+from microrl.tracking.console import RunConsole
+from microrl.tracking.run_folder import RunFolder
+from microrl.train import quickstart
+from microrl.types import Prompt, Sampling
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything a step needs."""
+
+    config: RunConfig
+    engine: Engine
+    policy: Policy
+    judge: Judge
+    prompts: PromptSampler
+    held_out: list[Prompt]
+    sampling: Sampling
+
+
+def build(config: RunConfig, folder: RunFolder, console: RunConsole) -> Parts:
+    """Load the model and the data, and check both. Raises UserError for what a person can mend."""
+    judge = make_judge(config)
+    try:
+        console.status("reading the data")
+        # Data first: a wrong path or column is said before minutes are spent on weights.
+        training, held_out = split(load_questions(config.data), config.data.held_out)
+        training = check_golds(training, judge, config, folder, console)
+        held_out = check_golds(_unique(held_out), judge, config, folder, console)
+        if not training:
+            raise UserError("no questions are left to train on", f"data.held_out is {config.data.held_out}: lower it")
+        model, tokenizer = load_model(config, console)
+        progress = partial(console.progress, total=len(training), label="rendering prompts")
+        prompts = render_all(training, tokenizer, config.data, progress)
+        chosen = choose(held_out, config.evaluation)
+        if config.evaluation.problems and not chosen:
+            folder.event("warning", "no held-out questions: nothing is evaluated; raise data.held_out")
+            console.note("warning: no held-out questions, so nothing is evaluated; raise data.held_out")
+        held_out_prompts = render_all(chosen, tokenizer, config.data) if chosen else []
+        console.status("preparing the engine and the adapter")
+        engine = make_engine(config, model, tokenizer)
+        policy = Policy(model, config)
+    except BaseException:
+        judge.close()
+        raise
+    sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
+    return Parts(config, engine, policy, judge, PromptSampler(prompts, config.seed), held_out_prompts, sampling)
+
+
+def make_judge(config: RunConfig) -> Judge:
+    """The reward as configured."""
+    overlong = config.reward.overlong
+    limit = config.sampling.max_completion_tokens
+    penalty = partial(soft_overlong_penalty, limit=limit, buffer=overlong.buffer, factor=overlong.factor) if overlong else None
+    return Judge(config.reward, answer_kind=config.data.answer_kind, penalty=penalty)
+
+
+def make_engine(config: RunConfig, model: PreTrainedModel, tokenizer: Any) -> Engine:
+    """The generation engine. Build it before the policy wraps the model's layers."""
+    return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb)
+
+
+def load_model(config: RunConfig, console: RunConsole) -> LoadedModel:
+    """The model that `--model` names; the quickstart's is made first, if it is not in the cache."""
+    model_config = config.model
+    if model_config.name == models.QUICKSTART:
+        model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(console))})
+    console.status(f"loading {config.model.name}")
+    loaded = load(model_config)
+    use_sensible_threads(loaded.model)
+    return loaded
+
+
+def check_golds(
+    questions: list[Question], judge: Judge, config: RunConfig, folder: RunFolder | None, console: RunConsole
+) -> list[Question]:
+    """Questions whose gold answer can be checked; the first that cannot is an error, or all such are dropped."""
+    if all(as_integer(question.answer) is not None for question in questions):
+        return questions
+    with ThreadPoolExecutor(2) as pool:
+        parses = pool.map(lambda question: judge.checker.parses(question.answer), questions)
+        checked = list(zip(questions, console.progress(parses, len(questions), "checking gold answers"), strict=True))
+    bad = [question for question, good in checked if not good]
+    if bad and config.data.bad_answers == "error":
+        raise UserError(
+            f"{config.data.name}, row {bad[0].row}: the gold answer `{bad[0].answer[:80]}` is not mathematics"
+            + (f" ({len(bad)} rows are like this)" if len(bad) > 1 else ""),
+            "mend it, or leave such rows out with --set data.bad_answers=drop, or compare text: --set data.answer_kind=text",
+        )
+    if bad and folder is not None:
+        folder.event("warning", f"{len(bad)} questions dropped: their gold answers are not mathematics", rows=[q.row for q in bad])
+    return [question for question, good in checked if good]
+
+
+def choose(questions: Sequence[Question], config: EvaluationConfig) -> list[Question]:
+    """The problems of an evaluation: the same ones for the same seed, in the same order."""
+    pool = sorted(_unique(questions), key=lambda question: question.text)
+    random.Random(config.seed).shuffle(pool)
+    return pool[: config.problems]
+
+
+def _unique(questions: Sequence[Question]) -> list[Question]:
+    return list({question.text: question for question in questions}.values())

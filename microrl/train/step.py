@@ -1,0 +1,99 @@
+"""One training step: sample and judge groups, turn them into a batch, update, and say what happened."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from microrl.algorithm.advantages import has_mixed_accuracy
+from microrl.algorithm.batch import Batch, assemble
+from microrl.config.schema import DapoConfig
+from microrl.policy.policy import Update
+from microrl.tracking import metrics
+from microrl.tracking.stopwatch import Stopwatch
+from microrl.train.setup import Parts
+from microrl.types import Group, Sampling
+
+Progress = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Group]]]
+
+
+def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampling: Sampling) -> tuple[list[Group], list[Group]]:
+    """(groups to train on, all groups sampled). They differ under DAPO's dynamic sampling, which refills what it drops."""
+    loss, wanted = parts.config.loss, parts.config.sampling.prompts_per_step
+    dynamic = isinstance(loss, DapoConfig) and loss.dynamic_sampling
+    rounds = loss.max_rounds if isinstance(loss, DapoConfig) and dynamic else 1
+    kept: list[Group] = []
+    sampled: list[Group] = []
+    began = time.perf_counter()
+    with parts.engine.awake(parts.policy.snapshot()) as sampler:
+        watch.add("sync", time.perf_counter() - began)
+        for number in range(rounds):
+            prompts = parts.prompts.draw(wanted - len(kept))
+            began = ended = time.perf_counter()
+
+            def decoding(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
+                nonlocal ended
+                yield from groups
+                ended = time.perf_counter()
+
+            groups = decoding(sampler.groups(prompts, sampling, stream=(parts.config.seed, step, number)))
+            scored = parts.judge.score(progress(groups, len(prompts)))
+            watch.add("generate", ended - began)
+            watch.add("verify", time.perf_counter() - ended)
+            sampled += scored
+            kept += [group for group in scored if not dynamic or has_mixed_accuracy(group)]
+            if len(kept) >= wanted:
+                break
+        began = time.perf_counter()
+    watch.add("sleep_wake", time.perf_counter() - began)
+    # Nothing mixed in any round: train on what there is, which is a skipped update unless the format parts differ.
+    return (kept or sampled[:wanted]), sampled
+
+
+def to_batch(parts: Parts, groups: list[Group]) -> Batch:
+    """Groups with advantages, as the configured loss defines them."""
+    return assemble(groups, scale_by_std=parts.config.loss.scale_by_std, mask_truncated=parts.config.loss.mask_truncated)
+
+
+def describe(
+    step: int, sampled: list[Group], update: Update, *, lr: float, entropy_start: float | None, laps: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """The step's metrics but for the budget's."""
+    generate = laps.get("generate", 0.0)
+    found = metrics.of_groups(sampled)
+    change = (update.entropy / entropy_start - 1) * 100 if entropy_start else 0.0
+    return {
+        "step": step,
+        **found,
+        "policy/entropy": update.entropy,
+        "policy/entropy_change_pct": change,
+        "policy/kl_sampler": update.kl_sampler,
+        "policy/outside_share": update.outside_share,
+        "policy/kl_ref": update.kl_ref,
+        "policy/clip_fraction": update.clip_fraction,
+        "policy/grad_norm": update.grad_norm,
+        "update/skipped": update.skipped,
+        "optim/lr": lr,
+        "loss": update.loss,
+        "time/step": seconds,
+        "time/generate": generate,
+        "time/verify": laps.get("verify", 0.0),
+        "time/update": laps.get("update", 0.0),
+        "time/sync": laps.get("sync", 0.0),
+        "time/sleep_wake": laps.get("sleep_wake", 0.0),
+        "tokens/per_second": found["tokens/generated"] / generate if generate > 0 else None,
+        "memory/peak_gb": peak_gb(),
+    }
+
+
+def peak_gb() -> float:
+    """Peak memory in GB (1e9 bytes): the GPU's where there is one, else this process's resident set."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -1,0 +1,92 @@
+"""The nouns every room shares: prompt, completion, score, group, adapter snapshot. Frozen, and free of heavy imports.
+
+Dimension letters in tensor names, everywhere in microrl:
+B sequences, T completion tokens, P prompt tokens, G completions of one prompt, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem, rendered by the model's chat template."""
+
+    question: str
+    answer: str
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer.
+
+    `token_ids` ends with the end-of-sequence token where `finish` is "stop". `logprobs` are the engine's, of the sampled
+    tokens, at the sampling temperature (nats). `version` is the adapter snapshot that sampled it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish
+    version: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A completion's reward and its parts. `total` is the weighted sum, `killed` says its checker hit the deadline."""
+
+    total: float
+    format: float
+    accuracy: float
+    overlong: float = 0.0
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All completions of one prompt, and (once judged) their scores in the same order."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn. `min_tokens` forbids the end of sequence before it: for benchmarks of fixed length."""
+
+    group_size: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The update of one linear layer: `W_base + scale * B_OR @ A_RI`, O = out, R = rank, I = in features."""
+
+    A_RI: torch.Tensor
+    B_OR: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSnapshot:
+    """The trained state at one version, as plain LoRA pairs by module name. No pairs: the untouched base model."""
+
+    version: int
+    pairs: Mapping[str, LowRank] = field(default_factory=dict)
+
+
+BASE = AdapterSnapshot(version=0)
