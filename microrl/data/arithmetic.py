@@ -1,7 +1,36 @@
-"""Generated arithmetic problems."""
+"""Generated problems for the quickstart: all 8,100 sums of two two-digit numbers, with correct solutions of two kinds."""
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+
+_QUESTION = re.compile(r"What is (\d+) \+ (\d+)\?")
+
+
+class Solved(NamedTuple):
+    """A problem with two correct solutions: one that works it out, and one that blurts it out."""
+
+    question: str
+    answer: str
+    worked: str
+    guessed: str
+
 
 def problems() -> list[tuple[str, str]]:
+    """Every (question, answer)."""
     return [(f"What is {a} + {b}?", str(a + b)) for a in range(10, 100) for b in range(10, 100)]
+
+
+def solve(question: str) -> Solved:
+    """Both solutions of one of these problems. Units first, then tens with the carry, as it is taught."""
+    match = _QUESTION.fullmatch(question)
+    assert match, question
+    a, b = int(match[1]), int(match[2])
+    units = a % 10 + b % 10
+    carry = units // 10
+    tens = f"{a // 10}+{b // 10}{'+1' * carry}={a // 10 + b // 10 + carry}"
+    boxed = f"\\boxed{{{a + b}}}"
+    return Solved(
+        question, str(a + b), f"<think>{a % 10}+{b % 10}={units} {tens}</think> {boxed}", f"<think>guess</think> {boxed}"
+    )

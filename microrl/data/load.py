@@ -150,10 +150,15 @@ def gold_answer(raw: str) -> str:
     return (boxed if boxed is not None else raw).strip().strip("$").strip()
 
 
+def content_share(text: str) -> float:
+    """A number in [0, 1) that follows from the text alone (white space aside), evenly spread over texts."""
+    digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
 def split(questions: Iterable[Question], held_out: float) -> tuple[list[Question], list[Question]]:
     """(training, held-out) questions. The text's hash decides, so a question never changes sides, nor its copies."""
     sides: tuple[list[Question], list[Question]] = ([], [])
     for question in questions:
-        digest = hashlib.sha256(" ".join(question.text.split()).encode()).digest()
-        sides[int.from_bytes(digest[:8], "big") < held_out * 2**64].append(question)
+        sides[content_share(question.text) < held_out].append(question)
     return sides

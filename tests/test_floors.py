@@ -1,0 +1,69 @@
+"""The house: rooms import only from lower floors, and rooms on one floor do not know each other."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import microrl
+
+PACKAGE = Path(microrl.__file__).parent
+ROOT = PACKAGE.parent
+FLOORS = [
+    {"errors", "types"},
+    {"config", "budget", "hub", "answers"},
+    {"data", "rewards", "algorithm", "tracking"},
+    {"adapters", "rollout"},
+    {"policy", "evaluation"},
+    {"checkpoint"},
+    {"train"},
+    {"cli"},
+]
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def imports(path: Path) -> set[str]:
+    """Every microrl module that a file names in an import, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" if node.module == "microrl" else node.module for alias in node.names}
+    return {name for name in found if name.startswith("microrl.")}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def sources() -> list[Path]:
+    return [path for path in PACKAGE.rglob("*.py") if room_of(path) not in ("__init__", "__main__")]
+
+
+def test_every_room_has_a_floor():
+    assert {room_of(path) for path in sources()} == set(FLOOR_OF)
+
+
+def test_imports_only_go_down():
+    wrong = []
+    for path in sources():
+        own = room_of(path)
+        for name in imports(path):
+            other = name.split(".")[1]
+            if other in FLOOR_OF and other != own and FLOOR_OF[other] >= FLOOR_OF[own]:
+                wrong.append(f"{path.relative_to(ROOT)} (floor {FLOOR_OF[own]}) imports {name} (floor {FLOOR_OF[other]})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_agreed_names_are_tracked_at_the_root():
+    if not (ROOT / ".git").exists():
+        return  # an installed package has no root
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    visible = {name.split("/")[0] for name in tracked if name and not name.startswith(".")}
+    assert visible == {"pyproject.toml", "microrl", "presets", "tests", "README.md", "LICENSE"}
+
+
+def test_files_stay_small_enough_to_hold_in_mind():
+    long = {str(path.relative_to(ROOT)): count for path in sources() if (count := len(path.read_text().splitlines())) > 400}
+    assert not long
