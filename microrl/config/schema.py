@@ -200,6 +200,8 @@ class OptimConfig(Section):
     """Decoupled weight decay."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """AdamW's moment decays."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's denominator floor. Above the gradients' size it turns AdamW towards SGD with momentum."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global norm; None is off."""
     prompts_per_update: Positive | None = None

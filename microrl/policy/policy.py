@@ -56,8 +56,9 @@ class Policy:
         if config.model.gradient_checkpointing:
             _checkpoint_activations(self._model)
         self.parameters = [parameter for parameter in self.peft_model.parameters() if parameter.requires_grad]
+        optim = config.optim
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.optim.lr, betas=config.optim.betas, weight_decay=config.optim.weight_decay, fused=True
+            self.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
         )
         self.max_tokens = config.optim.tokens_per_microbatch or _tokens_that_fit(self._model)
         self.version = 0

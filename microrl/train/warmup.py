@@ -21,15 +21,15 @@ class WarmupSettings:
     seed: int = 7
     lr: float = 3e-3
     weight_decay: float = 0.01
-    batch: int = 48
+    batch: int = 64
     rising_steps: int = 20
     falling_steps: int = 350
     floor: float = 0.2
     average: float = 0.95
-    first_check: int = 80
-    check_every: int = 16
+    first_check: int = 100
+    check_every: int = 20
     most_steps: int = 800
-    stop_between: tuple[float, float] = (0.30, 0.37)
+    stop_between: tuple[float, float] = (0.31, 0.37)
 
 
 Example = tuple[Sequence[int], Sequence[int]]
