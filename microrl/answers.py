@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 THINK, END_THINK = "<think>", "</think>"
+_LATEX_TEXT = re.compile(r"\\(text|textbf|mathrm|mbox)\{[^{}]*\}")
+_PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")
 
 
@@ -35,6 +37,11 @@ def last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[begin:position].strip()
     return None
+
+
+def is_prose(text: str) -> bool:
+    """Whether two plain words stand side by side, which a maths parser would take for a product of letters."""
+    return _PROSE.search(_LATEX_TEXT.sub("", text)) is not None
 
 
 def same_text(a: str, b: str) -> bool:

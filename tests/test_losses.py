@@ -144,7 +144,7 @@ def test_agrees_with_trl(case):
     weights = token_weights(mask, AVERAGING[settings["loss_type"]], max_tokens=settings["max_completion_length"])
     value = (weights * terms).sum()
     value.backward()
-    assert float(value) == pytest.approx(case["loss"], abs=1e-9)
+    assert value.item() == pytest.approx(case["loss"], abs=1e-9)
     assert torch.allclose(new.grad, tensor(case["grad"]), rtol=1e-9, atol=1e-12)
 
 

@@ -28,6 +28,7 @@ class TransformersEngine:
     name = "transformers"
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float) -> None:
+        assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
         # A second tree of modules over the same tensors: the trainer is then free to wrap its own modules.
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self._model = copy.deepcopy(model, shared).eval()

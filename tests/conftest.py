@@ -1,0 +1,82 @@
+"""A tiny random model with a real tokenizer, small data files, and helpers to run the command line as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path_factory, request):
+    """Tests leave the user's cache alone; the slow ones share one for the quickstart's warm start."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from microrl.policy.tiny import build_tokenizer
+
+    return build_tokenizer()
+
+
+@pytest.fixture
+def model(tokenizer):
+    """A fresh random model in float32, frozen. Its weights are large enough to make the next token matter."""
+    from microrl.policy.tiny import build_model
+
+    return build_model(tokenizer, seed=3).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer, tmp_path_factory) -> Path:
+    """The same random model as a local folder."""
+    from microrl.policy.tiny import build_model
+
+    folder = tmp_path_factory.mktemp("model")
+    build_model(tokenizer, seed=3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data_file(tmp_path_factory) -> Path:
+    """Forty sums as JSON lines."""
+    path = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    rows = [{"question": f"What is {a} + {a + 3}?", "answer": str(2 * a + 3)} for a in range(10, 50)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def microrl():
+    """Run the command line in a process of its own; returns the finished process with its output as text."""
+
+    def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "microrl", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            timeout=900,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_arguments(model_folder, data_file):
+    """Arguments of the smallest real run."""
+    sets = ["sampling.prompts_per_step=4", "sampling.group_size=4", "sampling.max_completion_tokens=12", "data.system=",
+            "data.held_out=0.2", "evaluation.problems=4", "evaluation.samples=2", "evaluation.pass_k=[2]"]  # fmt: skip
+    flags = [part for key in sets for part in ("--set", key)]
+    return ["--model", model_folder, "--data", data_file, "--rank", 8, *flags]

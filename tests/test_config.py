@@ -1,0 +1,119 @@
+"""The configuration: layers, unions, and errors that a person can act on."""
+
+import time
+import tomllib
+
+import pytest
+
+from microrl.config import presets, resolve
+from microrl.errors import UserError
+
+
+@pytest.mark.parametrize("name", presets.available())
+def test_every_shipped_preset_resolves_and_says_what_it_is(name):
+    config = resolve([name])
+    assert config.budget.hours or config.budget.steps
+    assert len(presets.description(presets.find(name))) > 20
+
+
+def test_the_papers_settings_arrive():
+    micro, peft, ortho, kl = (resolve([name]) for name in ("micro-r256", "peft-1.5b", "ortho-1.5b", "kl-free"))
+    assert (micro.adapter.rank, micro.adapter.alpha, micro.sampling.max_completion_tokens) == (256, 64, 3584)
+    assert (micro.loss.kind, micro.loss.clip_high, micro.budget.hours) == ("grpo", 0.2, 24)
+    assert (peft.loss.kind, peft.loss.clip_high, peft.sampling.max_completion_tokens) == ("dapo", 0.28, 16384)
+    assert peft.sampling.prompts_per_step * peft.sampling.group_size == 128
+    assert (ortho.loss.dual_clip, ortho.optim.prompts_per_update, ortho.reward.overlong.buffer) == (10, 32, 4096)
+    assert (ortho.optim.schedule.kind, ortho.optim.weight_decay, ortho.data.long_prompts) == ("cosine", 0.1, "truncate_left")
+    assert (kl.loss.scale_by_std, kl.optim.lr, kl.sampling.prompts_per_step, kl.loss.beta) == (False, 5e-6, 4, 0)
+
+
+def test_layers_win_in_order(tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[adapter]\nrank = 12\n[optim]\nlr = 3e-5\n")
+    config = resolve(["micro-r8", str(mine)], {"optim.lr": 4e-5, "seed": None}, ["optim.lr=5e-5", "loss.kind=dapo"])
+    assert (config.adapter.rank, config.optim.lr, config.loss.kind, config.seed) == (12, 5e-5, "dapo", 0)
+    assert resolve(["micro-r8"], {"optim.lr": 4e-5}).optim.lr == 4e-5
+
+
+def test_changing_a_kind_keeps_only_what_means_the_same():
+    dapo = resolve(["ortho-1.5b"])
+    grpo = resolve(["ortho-1.5b"], {"loss.kind": "grpo"})
+    assert (dapo.loss.clip_high, grpo.loss.clip_high) == (0.28, 0.2)
+    assert grpo.loss.dual_clip == 10
+    assert resolve(["micro-r256"], {"adapter.kind": "rslora"}).adapter.rank == 256
+
+
+def test_the_users_bound_replaces_the_presets():
+    assert resolve(["peft-1.5b"], {"budget.hours": 6.0}).budget.steps is None
+    assert resolve(["micro-r8"], {"budget.steps": 5}).budget.hours is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "sets", "words"),
+    [
+        ({"adapter.rank": 0}, [], ["adapter.rank", "greater than or equal to 1"]),
+        ({"loss.kind": "dpao"}, [], ["loss.kind", "dpao", "did you mean `dapo`", "gspo"]),
+        ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
+        ({"adapter.kind": "lorra"}, [], ["adapter.kind", "did you mean `lora`"]),
+        ({"engine.kind": "vlmm"}, [], ["engine.kind", "transformers"]),
+        ({}, ["optim.lrr=1"], ["optim.lrr", "did you mean `lr`"]),
+        ({}, ["optmi.lr=1"], ["optmi", "did you mean `optim`"]),
+        ({}, ["optim.schedule.kind=cosin"], ["optim.schedule.kind", "did you mean `cosine`"]),
+        ({}, ["optim.schedule.floor=0.1"], ["unknown key `optim.schedule.floor`"]),
+        ({}, ["loss.max_rounds=3"], ["unknown key `loss.max_rounds`"]),
+        ({}, ["model.dtype=bf16"], ["model.dtype", "bfloat16"]),
+        ({}, ["optim.lr=nan"], ["optim.lr", "finite"]),
+        ({}, ["evaluation.samples=4"], ["pass_k"]),
+        ({}, ["data.held_out=1.5"], ["data.held_out", "less than or equal to 1"]),
+        ({}, ["lr"], ["KEY=VALUE"]),
+        ({}, ["seed.x=1"], ["seed"]),
+    ],
+)
+def test_errors_name_the_key_and_what_is_allowed(flags, sets, words):
+    with pytest.raises(UserError) as caught:
+        resolve((), flags, sets)
+    text = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in text for word in words), text
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(UserError) as caught:
+        resolve(["micro-r265"])
+    assert "did you mean `micro-r256`" in caught.value.hint
+
+
+def test_a_broken_preset_file_is_an_error_with_its_path(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("[adapter\nrank = ")
+    with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
+        resolve([str(path)])
+
+
+def test_usage_errors_come_fast_and_without_torch(microrl):
+    began = time.monotonic()
+    done = microrl("train", "--model", "x", "--hours", "1", "--set", "optim.lrr=1")
+    seconds = time.monotonic() - began
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "error: unknown key `optim.lrr`"
+    assert done.stderr.splitlines()[1].startswith("hint: did you mean `lr`?")
+    assert seconds < 2, seconds  # one second on an idle machine
+
+
+def test_help_loads_nothing_heavy():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\nfrom microrl.cli import app\n"
+        "try:\n    app(['train', '--help'], standalone_mode=False)\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'peft', 'datasets', 'vllm', 'math_verify', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_presets_are_listed_and_shown(microrl):
+    listed = microrl("presets").stdout
+    assert {line.split()[0] for line in listed.splitlines()} == set(presets.available())
+    shown = microrl("presets", "show", "micro-r256").stdout
+    assert tomllib.loads(shown)["adapter"]["rank"] == 256

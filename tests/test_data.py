@@ -1,0 +1,138 @@
+"""Files and columns to prompts, the split, and the sampler."""
+
+import json
+
+import pytest
+
+from microrl.config.schema import DataConfig
+from microrl.data import arithmetic
+from microrl.data.load import Question, content_share, gold_answer, load_questions, split
+from microrl.data.prompts import render, render_all
+from microrl.data.sampler import PromptSampler
+from microrl.errors import UserError
+from microrl.types import Prompt
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataConfig(name=str(path))
+
+
+def test_columns_are_found_or_named(tmp_path):
+    usual = write(tmp_path / "a.jsonl", [{"id": 1, "problem": "1+1?", "solution": r"so \boxed{2}"}])
+    assert load_questions(usual) == [Question(1, "1+1?", "2")]
+    own = write(tmp_path / "b.jsonl", [{"frage": "1+1?", "antwort": 2}]).model_copy(update={"question": "frage", "answer": "antwort"})
+    assert load_questions(own) == [Question(1, "1+1?", "2")]
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv", "parquet"])
+def test_other_file_formats(tmp_path, suffix):
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(3)])
+    path = tmp_path / f"sums.{suffix}"
+    getattr(rows, f"to_{suffix}")(str(path))
+    assert load_questions(DataConfig(name=str(path)))[2] == Question(3, "2+1?", "3")
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "words"),
+    [
+        ([], {}, ["holds no questions"]),
+        ([{"question": "q", "answer": "1"}], {"answer": "anwser"}, ["no column `anwser`", "did you mean `answer`"]),
+        ([{"text": "q", "answer": "1"}], {}, ["looks like the question", "text, answer", "data.question=COLUMN"]),
+        ([{"question": "q", "answer": "1"}, {"question": "q"}], {}, ["row 2", "`answer` is empty"]),
+        ([[1, 2]], {}, ["line 1", "not a JSON object"]),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, rows, changes, words):
+    config = write(tmp_path / "data.jsonl", rows).model_copy(update=changes)
+    with pytest.raises(UserError) as caught:
+        load_questions(config)
+    text = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in text for word in words), text
+
+
+def test_broken_lines_are_named(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "q", "answer": "1"}\n{"question": \n')
+    with pytest.raises(UserError, match="line 2 is not JSON"):
+        load_questions(DataConfig(name=str(path)))
+
+
+def test_unknown_names_are_told_apart(monkeypatch):
+    with pytest.raises(UserError) as caught:
+        load_questions(DataConfig(name="gsm8"))
+    assert "did you mean `gsm8k`" in caught.value.hint
+    with pytest.raises(UserError, match=r"no data file nowhere\.jsonl"):
+        load_questions(DataConfig(name="nowhere.jsonl"))
+    with pytest.raises(UserError) as caught:
+        load_questions(DataConfig(name="open-rs"))
+    assert "the hub cannot be reached" in caught.value.message and "hf download knoveleng/open-rs" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("raw", "gold"),
+    [("42", "42"), ("work\n#### 1,234", "1234"), (r"so $x=\boxed{\frac12}$.", r"\frac12"), ("$\\pi$", "\\pi"), (" 7 ", "7")],
+)
+def test_gold_answers_are_taken_out_of_solutions(raw, gold):
+    assert gold_answer(raw) == gold
+
+
+def test_the_split_follows_the_text_alone():
+    questions = [Question(row, f"question {row}", "1") for row in range(2000)]
+    training, held_out = split(questions, 0.1)
+    assert 140 < len(held_out) < 260
+    again, _ = split([Question(5, "  question   7", "2"), *reversed(questions)], 0.1)
+    assert {q.text for q in training} <= {q.text for q in again}
+    assert content_share("question  7 ") == content_share("question 7")
+
+
+def test_prompts_go_through_the_chat_template(tokenizer):
+    prompt = render("What is 1 + 1?", "2", tokenizer, "Be brief.")
+    assert prompt.text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(prompt.token_ids) == prompt.text
+    assert render("q", "2", tokenizer, None).text.startswith("<|im_start|>user")
+
+
+def test_long_prompts(tokenizer):
+    questions = [Question(1, "short", "1"), Question(2, "long " * 50, "2")]
+    with pytest.raises(UserError) as caught:
+        render_all(questions, tokenizer, DataConfig(system=None, max_prompt_tokens=60))
+    assert "row 2" in caught.value.message and "data.long_prompts=drop" in caught.value.hint
+    dropped = render_all(questions, tokenizer, DataConfig(system=None, max_prompt_tokens=60, long_prompts="drop"))
+    assert [prompt.question for prompt in dropped] == ["short"]
+    cut = render_all(questions, tokenizer, DataConfig(system=None, max_prompt_tokens=60, long_prompts="truncate_left"))
+    assert len(cut[1].token_ids) == 60 and cut[1].text.endswith("assistant\n")
+
+
+def test_the_tokenizer_keeps_every_text(tokenizer):
+    for text in ["<think>7+8=15</think> \\boxed{15}", "naïve  café\n\t€ 日本語 🙂", "What is 4 + 5? guess"]:
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    assert len(tokenizer("<think>")["input_ids"]) == 1
+
+
+def test_the_sampler_visits_everything_once_an_epoch_and_resumes():
+    prompts = [Prompt(str(number), "", "", ()) for number in range(10)]
+    sampler = PromptSampler(prompts, seed=3)
+    drawn = [prompt.question for prompt in sampler.draw(25)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:20]) == sorted(prompt.question for prompt in prompts)
+    assert drawn[:10] != drawn[10:20]
+    resumed = PromptSampler(prompts, seed=3, position=13)
+    assert [prompt.question for prompt in resumed.draw(12)] == drawn[13:]
+    assert [prompt.question for prompt in PromptSampler(prompts, seed=4).draw(10)] != drawn[:10]
+
+
+def test_generated_problems_are_right_and_distinct():
+    problems = arithmetic.problems()
+    assert len(set(problems)) == len(problems) >= 5000
+    for question, answer in problems[::97]:
+        solved = arithmetic.solve(question)
+        a, b = (int(part) for part in question.removeprefix("What is ").removesuffix("?").split(" + "))
+        assert int(answer) == a + b
+        assert solved.worked.endswith(f"\\boxed{{{a + b}}}") and solved.guessed.endswith(f"\\boxed{{{a + b}}}")
+        for equation in solved.worked.removeprefix("<think>").partition("</think>")[0].split():
+            left, right = equation.split("=")
+            assert sum(map(int, left.split("+"))) == int(right)

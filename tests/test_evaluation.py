@@ -1,0 +1,61 @@
+"""Estimators against numbers worked out by hand, and their coverage."""
+
+import random
+
+import pytest
+
+from microrl.evaluation.estimators import mean_share, paired_gain, pass_at_k
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [(4, 1, 1, 0.25), (4, 1, 2, 0.5), (4, 2, 2, 1 - 1 / 6), (4, 0, 4, 0.0), (4, 4, 1, 1.0), (8, 1, 8, 1.0), (5, 3, 3, 1.0)],
+)
+def test_pass_at_k_by_hand(n, c, k, expected):
+    assert pass_at_k(n, c, k) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 5, 1), (4, 1, 0)])
+def test_pass_at_k_refuses_too_few_samples(n, c, k):
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(n, c, k)
+
+
+def test_wilson_interval_by_hand():
+    """With one sample a question: Wilson for 8 of 10, but for the sample variance's n - 1."""
+    estimate = mean_share([1.0] * 8 + [0.0] * 2)
+    trials = 0.8 * 0.2 / (10 * 0.8 * 0.2 / 9 / 10)
+    assert trials == pytest.approx(9)
+    z = 1.959964
+    centre = (0.8 + z * z / 18) / (1 + z * z / 9)
+    half = z / (1 + z * z / 9) * (0.16 / 9 + z * z / (4 * 81)) ** 0.5
+    assert estimate.ci95 == pytest.approx((centre - half, centre + half), abs=1e-6)
+
+
+def test_all_right_or_all_wrong_is_not_certainty():
+    low, high = mean_share([0.0] * 20).ci95
+    assert low == 0 and high == pytest.approx(0.161, abs=0.001)
+    low, high = mean_share([1.0] * 20).ci95
+    assert high == 1 and low == pytest.approx(0.839, abs=0.001)
+
+
+def test_intervals_cover_the_truth_about_95_times_in_100():
+    draw = random.Random(0)
+    hits = gain_hits = 0
+    for _ in range(400):
+        skills = [draw.betavariate(1, 2) for _ in range(60)]
+        before, after = ([sum(draw.random() < skill for _ in range(8)) / 8 for skill in skills] for _ in range(2))
+        low, high = mean_share(before).ci95
+        hits += low <= 1 / 3 <= high
+        gain = paired_gain(dict(enumerate(before)), dict(enumerate(after)))
+        gain_hits += gain.ci95[0] <= 0 <= gain.ci95[1]
+    assert 0.92 <= hits / 400 <= 0.98
+    assert 0.92 <= gain_hits / 400 <= 0.98
+
+
+def test_paired_gain_by_hand():
+    gain = paired_gain({"a": 0.0, "b": 0.5, "c": 0.5, "only before": 1.0}, {"a": 0.5, "b": 0.5, "c": 1.0, "only after": 0.0})
+    assert gain.mean == pytest.approx(1 / 3)
+    error = (((1 / 6) ** 2 * 2 + (1 / 3) ** 2) / 2 / 3) ** 0.5
+    assert gain.ci95 == pytest.approx((1 / 3 - 1.959964 * error, 1 / 3 + 1.959964 * error), abs=1e-6)
+    assert paired_gain({"a": 1.0}, {"b": 1.0}) is None

@@ -1,0 +1,281 @@
+"""Log-probabilities, entropies, and an update that does not depend on how it was cut up."""
+
+import pytest
+import torch
+from test_engine import ARCHITECTURES, PROMPTS, collect, random_model, with_adapter
+
+from microrl.algorithm.batch import Batch, Row, assemble
+from microrl.config import resolve
+from microrl.errors import UserError
+from microrl.policy.logprobs import chosen_logprobs
+from microrl.policy.microbatch import plan
+from microrl.policy.policy import Policy
+from microrl.policy.schedule import learning_rate
+from microrl.rollout.transformers import TransformersEngine
+from microrl.types import Group, Sampling, Score
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
+    torch.manual_seed(0)
+    hidden = torch.randn(37, 16, dtype=torch.float64)
+    head = torch.nn.Linear(16, 50, dtype=torch.float64).requires_grad_(False)
+    targets = torch.randint(50, (37,))
+    weights = torch.randn(37, dtype=torch.float64)
+    ours, whole = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    monkeypatch.setattr("microrl.policy.logprobs.CHUNK_ELEMENTS", 50 * 5)
+    logprobs, entropy = chosen_logprobs(ours, targets, head, temperature)
+    everything = (head(whole) / temperature).log_softmax(-1)
+    assert torch.allclose(logprobs, everything.gather(1, targets[:, None])[:, 0], atol=1e-12)
+    assert torch.allclose(entropy, -(everything.exp() * everything).sum(-1), atol=1e-12)
+    (logprobs * weights).sum().backward()
+    (everything.gather(1, targets[:, None])[:, 0] * weights).sum().backward()
+    assert torch.allclose(ours.grad, whole.grad, atol=1e-12)
+    assert not entropy.requires_grad
+
+
+def test_no_tensor_of_all_tokens_times_vocabulary_exists(monkeypatch):
+    """Watches every operation: the largest tensor with a vocabulary dimension stays at the chunk's size."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.dim() > 1 and out.shape[-1] == 1000:
+                largest = max(largest, out.shape[0])
+            return out
+
+    monkeypatch.setattr("microrl.policy.logprobs.CHUNK_ELEMENTS", 1000 * 8)
+    hidden = torch.randn(64, 4, requires_grad=True)
+    head = torch.nn.Linear(4, 1000, bias=False).requires_grad_(False)
+    with Watch():
+        logprobs, _ = chosen_logprobs(hidden, torch.zeros(64, dtype=torch.long), head, 1.0)
+        logprobs.sum().backward()
+    assert largest == 8
+
+
+def scored_groups(model, policy, tokenizer, size=4, tokens=16):
+    # The engine is built on a model without adapters; this one has the same weights from the same seed.
+    fresh = random_model(model.config.model_type.removesuffix("_text")).to(model.dtype)
+    engine = TransformersEngine(fresh, tokenizer, max_kv_gb=1)
+    groups = collect(engine, policy.snapshot(), PROMPTS, Sampling(size, tokens))
+    generator = torch.Generator().manual_seed(2)
+    rewards = [float(torch.rand((), generator=generator)) for _ in range(len(groups) * size)]
+    return [
+        Group(group.prompt, group.completions, tuple(Score(rewards.pop(), 1.0, float(i % 2)) for i in range(size))) for group in groups
+    ]
+
+
+def gradients(policy, batch, **attributes):
+    """The gradient that the update would step along; the step itself is left out."""
+    for name, value in attributes.items():
+        setattr(policy, name, value)
+    found = []
+    policy._step = lambda has_gradient, tally: found.extend(p.grad.clone() for p in policy.parameters)
+    policy.update(batch, 1e-3)
+    policy.version -= 1
+    return found
+
+
+def relative_gap(a, b):
+    return max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(a, b, strict=True) if y.abs().max() > 0)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "gspo"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradients_do_not_depend_on_the_micro_batch(architecture, loss, tokenizer, monkeypatch):
+    """Micro-batches of 1, of 3 and of all sequences, in float64, with ragged lengths and the KL term on."""
+    model = random_model(architecture).double()
+    policy = with_adapter(model, **{"loss.kind": loss, "loss.beta": 0.1})
+    ragged = [
+        Row(row.prompt_ids, row.completion_ids[: 1 + number % 16], row.engine_logprobs[: 1 + number % 16], row.advantage, True, row.group)
+        for number, row in enumerate(
+            assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False).rows
+        )
+    ]
+    batch = Batch(tuple(ragged), 3, 0)
+    whole = gradients(policy, batch, max_tokens=10**9)
+    assert max(float(gradient.abs().max()) for gradient in whole) > 1e-4
+    for size in (1, 3):
+        monkeypatch.setattr(
+            "microrl.policy.policy.plan",
+            lambda rows, limit, share_prompts, size=size: [
+                tuple(range(start, min(start + size, len(rows)))) for start in range(0, len(rows), size)
+            ],
+        )
+        assert relative_gap(gradients(policy, batch), whole) < 1e-6
+    monkeypatch.undo()
+    assert relative_gap(gradients(policy, batch, max_tokens=40), whole) < 1e-6
+
+
+def test_gradient_checkpointing_and_unshared_prompts_change_nothing(tokenizer):
+    found = []
+    for checkpointing in (False, True):
+        model = random_model("llama").double()
+        policy = with_adapter(model, **{"model.gradient_checkpointing": checkpointing})
+        batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+        found.append(gradients(policy, batch))
+    assert relative_gap(found[1], found[0]) < 1e-6
+
+
+def test_the_gradient_is_that_of_the_plain_formula(tokenizer):
+    """GRPO with one update a batch: the gradient of -mean_i mean_t A_i log p, computed without any of our batching."""
+    model = random_model("qwen2").double()
+    policy = with_adapter(model, **{"loss.importance_cap": 1e9})
+    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    ours = gradients(policy, batch)
+    policy.peft_model.zero_grad()
+    total = 0.0
+    for row in batch.rows:
+        ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+        logits = policy.peft_model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
+        chosen = logits.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
+        # The importance weight of trainer against sampler, whose log-probabilities are fp32 here.
+        weight = (chosen.detach() - torch.tensor(row.engine_logprobs)).exp()
+        total = total - (weight * row.advantage * chosen).mean() / len(batch.rows)
+    total.backward()
+    assert relative_gap(ours, [parameter.grad for parameter in policy.parameters]) < 1e-6
+
+
+def test_an_update_moves_the_adapter_and_not_the_base(tokenizer):
+    model = random_model("qwen2")
+    policy = with_adapter(model)
+    base = {name: parameter.clone() for name, parameter in model.named_parameters() if "lora" not in name}
+    before = [parameter.clone() for parameter in policy.parameters]
+    update = policy.update(assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False), 1e-3)
+    assert policy.version == 1 and update.skipped == 0 and update.grad_norm > 0
+    assert update.kl_sampler < 1e-6 and update.outside_share == 0 and update.kl_ref is None
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters))
+    assert all(torch.equal(parameter, dict(model.named_parameters())[name]) for name, parameter in base.items())
+
+
+def test_a_batch_of_other_weights_is_refused(tokenizer):
+    model = random_model("qwen2")
+    policy = with_adapter(model)
+    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    policy.update(batch, 1e-3)
+    with pytest.raises(AssertionError, match="sampled by version 0"):
+        policy.update(batch, 1e-3)
+
+
+def test_non_finite_gradients_skip_the_step(tokenizer):
+    model = random_model("qwen2")
+    policy = with_adapter(model)
+    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    before = [parameter.clone() for parameter in policy.parameters]
+    policy.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
+    update = policy.update(batch, 1e-3)
+    assert update.skipped == 1 and "nan" in update.reason
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters))
+    assert policy.version == 1
+
+
+def test_equal_rewards_update_nothing_but_are_scored(tokenizer):
+    model = random_model("qwen2")
+    policy = with_adapter(model)
+    groups = [
+        Group(group.prompt, group.completions, (Score(0.2, 1.0, 0.0),) * 4) for group in scored_groups(model, policy, tokenizer)
+    ]
+    before = [parameter.clone() for parameter in policy.parameters]
+    update = policy.update(assemble(groups, scale_by_std=True, mask_truncated=False), 1e-3)
+    assert update.skipped == 1 and "nothing to learn" in update.reason and update.entropy > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters))
+
+
+def test_beta_zero_runs_no_reference_pass(tokenizer):
+    calls = {}
+    for beta in (0.0, 0.1):
+        model = random_model("qwen2")
+        policy = with_adapter(model, **{"loss.beta": beta})
+        batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+        count = 0
+
+        def counted(*_, **__):
+            nonlocal count
+            count += 1
+
+        model.lm_head.register_forward_pre_hook(counted)
+        model.base_model.register_forward_pre_hook(counted)
+        update = policy.update(batch, 1e-3)
+        calls[beta] = count
+        assert (update.kl_ref is None) == (beta == 0)
+    assert calls[0.1] == 2 * calls[0.0]
+
+
+def test_mini_batches_take_several_steps_against_the_sampling_weights(tokenizer):
+    model = random_model("qwen2")
+    policy = with_adapter(model)
+    policy._optim = policy._optim.model_copy(update={"prompts_per_update": 1})
+    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    steps = 0
+    original = policy.optimizer.step
+
+    def counted(*args, **kwargs):
+        nonlocal steps
+        steps += 1
+        return original(*args, **kwargs)
+
+    policy.optimizer.step = counted
+    update = policy.update(batch, 3e-2)
+    assert steps == 3
+    assert update.clip_fraction > 0, "after the first step the ratios have moved"
+    assert update.kl_sampler < 1e-6, "old log-probabilities are those of the weights that sampled"
+
+
+def test_truncated_completions_can_be_left_out(tokenizer):
+    model = random_model("qwen2")
+    policy = with_adapter(model)
+    groups = scored_groups(model, policy, tokenizer, tokens=5)
+    assert all(completion.finish == "length" for group in groups for completion in group.completions)
+    update = policy.update(assemble(groups, scale_by_std=True, mask_truncated=True), 1e-3)
+    assert update.skipped == 1
+
+
+def test_the_plan_keeps_the_budget_and_every_row():
+    torch.manual_seed(0)
+    rows = [
+        Row((group,) * (5 + group), (1,) * int(torch.randint(1, 40, ())), (), 1.0, True, group) for group in range(6) for _ in range(7)
+    ]
+    for share in (True, False):
+        batches = plan(rows, 200, share_prompts=share)
+        assert sorted(position for batch in batches for position in batch) == list(range(42))
+        for batch in batches:
+            chosen = [rows[position] for position in batch]
+            widest = max(len(row.completion_ids) for row in chosen)
+            prompts = len({row.prompt_ids for row in chosen}) if share else len(chosen)
+            cost = prompts * max(len(row.prompt_ids) for row in chosen) + len(chosen) * widest
+            assert cost <= 200 or len(batch) == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({"kind": "constant"}, [1, 1, 1]),
+        ({"kind": "constant", "warmup": 0.5}, [0, 1, 1]),
+        ({"kind": "linear"}, [1, 0.5, 0]),
+        ({"kind": "linear", "floor": 0.2}, [1, 0.6, 0.2]),
+        ({"kind": "cosine"}, [1, 0.5, 0]),
+        ({"kind": "cosine", "warmup": 0.5}, [0, 1, 0]),
+    ],
+)
+def test_schedules_by_hand(schedule, rates):
+    sets = [f"optim.schedule.{key}={value}" for key, value in schedule.items()]
+    config = resolve((), {"optim.lr": 2.0}, sets).optim
+    assert [learning_rate(config, share) for share in (0.0, 0.5, 1.0)] == pytest.approx([2 * rate for rate in rates])
+
+
+@pytest.mark.parametrize(("flags", "word"), [({"adapter.rank": 33}, "rank 33"), ({"adapter.targets": ("q_prj",)}, "q_proj")])
+def test_adapters_that_cannot_be(flags, word):
+    with pytest.raises(UserError) as caught:
+        with_adapter(random_model("qwen2"), **flags)
+    assert word in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_the_same_seed_starts_the_same_adapter_and_the_first_forward_is_the_bases():
+    starts = [Policy(random_model("qwen2"), resolve((), {"adapter.rank": 4, "seed": seed})).snapshot() for seed in (1, 1, 2)]
+    first, same, other = ([pair.A_RI for pair in start.pairs.values()] for start in starts)
+    assert all(torch.equal(a, b) for a, b in zip(first, same)) and not torch.equal(first[0], other[0])
+    assert all(pair.B_OR.abs().max() == 0 for pair in starts[0].pairs.values())

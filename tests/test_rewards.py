@@ -1,0 +1,133 @@
+"""Format, boxed answers, and checkers that cannot hang or crash a run."""
+
+import time
+
+import pytest
+
+from microrl.answers import has_format, last_boxed
+from microrl.config.schema import RewardConfig
+from microrl.rewards import Judge
+from microrl.rewards.accuracy import AnswerChecker
+from microrl.types import Completion, Group, Prompt
+
+HOSTILE = "9^{9^{9^{9^{9}}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"so \boxed{42}", "42"),
+        (r"\boxed{1} and then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{ 7 }", "7"),
+        (r"\boxed{1} \boxed{2", None),
+        ("The answer is 42", None),
+        (r"\boxed{}", ""),
+        ("", None),
+    ],
+)
+def test_last_boxed(text, expected):
+    assert last_boxed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "expected"),
+    [
+        ("<think>a</think> b", False, True),
+        ("  <think>\na\n</think>\nb ", False, True),
+        ("a</think> b", True, True),
+        ("a</think> b", False, False),
+        ("<think>a</think>", False, False),
+        ("<think>a b", False, False),
+        ("x <think>a</think> b", False, False),
+        ("<think>a</think> <think>b</think> c", False, False),
+        ("", True, False),
+    ],
+)
+def test_format(text, opened, expected):
+    assert has_format(text, opened=opened) is expected
+
+
+@pytest.fixture(scope="module")
+def checker():
+    checker = AnswerChecker(deadline_s=3.0)
+    yield checker
+    checker.close()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("42", "42", True),
+        ("42", "042", True),
+        ("42", "43", False),
+        ("42", "42.0", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\frac{1}{2}", r"\dfrac12", True),
+        ("x^2+2x+1", "(x+1)^2", True),
+        (r"\sqrt{2}", "1.5", False),
+        ("42", None, False),
+        ("42", "", False),
+        ("42", "}{", False),
+        ("42", "\x00\ud800", False),
+        ("9" * 5000, "9" * 5000, True),
+    ],
+)
+def test_accuracy_by_math_verify(checker, gold, answer, right):
+    assert checker.check(gold, answer) == (right, False)
+
+
+@pytest.mark.parametrize(("gold", "good"), [("42", True), (r"\frac{1}{2}", True), ("", False), ("x^2+", False),
+                                           ("see the figure", False), (r"\text{even}", True), ("3 cm", True)])
+def test_gold_answers_must_be_mathematics(checker, gold, good):
+    assert checker.parses(gold) is good
+
+
+def test_text_answers_ignore_case_and_space():
+    checker = AnswerChecker(deadline_s=1.0, kind="text")
+    assert checker.check("New  York", "new york").right and not checker.check("New York", "York").right
+    assert checker.parses("see the figure")
+
+
+def test_a_check_that_hangs_is_killed_at_its_deadline_and_the_next_one_works():
+    checker = AnswerChecker(deadline_s=1.0, children=1)
+    try:
+        checker.check("1/2", "0.5")  # the child is up
+        began = time.monotonic()
+        assert checker.check("1/2", HOSTILE) == (False, True)
+        assert time.monotonic() - began < 3
+        assert checker.check("1/3", r"\frac{2}{6}") == (True, False)
+    finally:
+        checker.close()
+
+
+def completion(text, tokens=3):
+    return Completion((5,) * tokens, (-1.0,) * tokens, "stop", 1, text)
+
+
+def test_the_judge_keeps_the_parts_apart_and_the_order():
+    judge = Judge(RewardConfig(), penalty=lambda length: -0.5 if length > 4 else 0.0)
+    prompts = [Prompt("q", gold, "", ()) for gold in ("1", "2")]
+    texts = [r"<think>x</think> \boxed{1}", r"\boxed{1}", "<think>x</think> 1", "1"]
+    try:
+        groups = judge.score(
+            (position, Group(prompts[position], tuple(completion(text) for text in texts) + (completion("", 9),)))
+            for position in (1, 0)
+        )
+    finally:
+        judge.close()
+    assert [group.prompt.answer for group in groups] == ["1", "2"]
+    first = [(score.total, score.format, score.accuracy) for score in groups[0].scores]
+    assert first == [pytest.approx(expected) for expected in [(1.2, 1, 1), (1.0, 0, 1), (0.2, 1, 0), (0, 0, 0), (-0.5, 0, 0)]]
+    assert [score.accuracy for score in groups[1].scores] == [0] * 5
+    assert groups[0].scores[-1].overlong == -0.5
+
+
+def test_a_template_that_opens_the_thinking_counts():
+    judge = Judge(RewardConfig())
+    try:
+        score = judge.one(Prompt("q", "1", "<|Assistant|><think>\n", ()), completion(r"x</think> \boxed{1}"))
+    finally:
+        judge.close()
+    assert (score.format, score.accuracy) == (1, 1)
