@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from functools import cache
+from pathlib import Path
 from urllib.parse import urlparse
 
 from microrl.errors import UserError
@@ -29,6 +30,17 @@ def reachable(timeout_s: float = 3.0) -> bool:
         os.environ["HF_HUB_OFFLINE"] = "1"
         return False
     return True
+
+
+def prepare(*names: str, local: tuple[str, ...] = ()) -> None:
+    """Settle before the hub's libraries are imported whether this process may ask it for these models and data sets.
+
+    It may not where all of them are local, by path or by the names in `local`: such a run needs no network at all.
+    """
+    if all(name in local or Path(name).expanduser().exists() for name in names):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    else:
+        reachable()
 
 
 def missing(what: str, name: str, error: Exception, licence_page: str | None = None) -> UserError:

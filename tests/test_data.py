@@ -21,7 +21,9 @@ def write(path, rows):
 def test_columns_are_found_or_named(tmp_path):
     usual = write(tmp_path / "a.jsonl", [{"id": 1, "problem": "1+1?", "solution": r"so \boxed{2}"}])
     assert load_questions(usual) == [Question(1, "1+1?", "2")]
-    own = write(tmp_path / "b.jsonl", [{"frage": "1+1?", "antwort": 2}]).model_copy(update={"question": "frage", "answer": "antwort"})
+    own = write(tmp_path / "b.jsonl", [{"frage": "1+1?", "antwort": 2}]).model_copy(
+        update={"question": "frage", "answer": "antwort"}
+    )
     assert load_questions(own) == [Question(1, "1+1?", "2")]
 
 

@@ -148,7 +148,9 @@ def test_agrees_with_trl(case):
     assert torch.allclose(new.grad, tensor(case["grad"]), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("record", [r for r in TRL["advantages"] if r["scale_rewards"] != "batch"], ids=lambda r: r["scale_rewards"])
+@pytest.mark.parametrize(
+    "record", [r for r in TRL["advantages"] if r["scale_rewards"] != "batch"], ids=lambda r: r["scale_rewards"]
+)
 def test_advantages_agree_with_trl(record):
     rewards = TRL["tensors"][record["rewards"]] if isinstance(record["rewards"], str) else record["rewards"]
     ours = advantages(tensor(rewards).view(-1, record["group_size"]), scale_by_std=record["scale_rewards"] == "group")

@@ -65,7 +65,8 @@ def scored_groups(model, policy, tokenizer, size=4, tokens=16):
     generator = torch.Generator().manual_seed(2)
     rewards = [float(torch.rand((), generator=generator)) for _ in range(len(groups) * size)]
     return [
-        Group(group.prompt, group.completions, tuple(Score(rewards.pop(), 1.0, float(i % 2)) for i in range(size))) for group in groups
+        Group(group.prompt, group.completions, tuple(Score(rewards.pop(), 1.0, float(i % 2)) for i in range(size)))
+        for group in groups
     ]
 
 
@@ -91,7 +92,14 @@ def test_gradients_do_not_depend_on_the_micro_batch(architecture, loss, tokenize
     model = random_model(architecture).double()
     policy = with_adapter(model, **{"loss.kind": loss, "loss.beta": 0.1})
     ragged = [
-        Row(row.prompt_ids, row.completion_ids[: 1 + number % 16], row.engine_logprobs[: 1 + number % 16], row.advantage, True, row.group)
+        Row(
+            row.prompt_ids,
+            row.completion_ids[: 1 + number % 16],
+            row.engine_logprobs[: 1 + number % 16],
+            row.advantage,
+            True,
+            row.group,
+        )
         for number, row in enumerate(
             assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False).rows
         )
@@ -237,7 +245,9 @@ def test_truncated_completions_can_be_left_out(tokenizer):
 def test_the_plan_keeps_the_budget_and_every_row():
     torch.manual_seed(0)
     rows = [
-        Row((group,) * (5 + group), (1,) * int(torch.randint(1, 40, ())), (), 1.0, True, group) for group in range(6) for _ in range(7)
+        Row((group,) * (5 + group), (1,) * int(torch.randint(1, 40, ())), (), 1.0, True, group)
+        for group in range(6)
+        for _ in range(7)
     ]
     for share in (True, False):
         batches = plan(rows, 200, share_prompts=share)

@@ -78,8 +78,18 @@ def test_accuracy_by_math_verify(checker, gold, answer, right):
     assert checker.check(gold, answer) == (right, False)
 
 
-@pytest.mark.parametrize(("gold", "good"), [("42", True), (r"\frac{1}{2}", True), ("", False), ("x^2+", False),
-                                           ("see the figure", False), (r"\text{even}", True), ("3 cm", True)])
+@pytest.mark.parametrize(
+    ("gold", "good"),
+    [
+        ("42", True),
+        (r"\frac{1}{2}", True),
+        ("", False),
+        ("x^2+", False),
+        ("see the figure", False),
+        (r"\text{even}", True),
+        ("3 cm", True),
+    ],
+)
 def test_gold_answers_must_be_mathematics(checker, gold, good):
     assert checker.parses(gold) is good
 
@@ -112,7 +122,7 @@ def test_the_judge_keeps_the_parts_apart_and_the_order():
     texts = [r"<think>x</think> \boxed{1}", r"\boxed{1}", "<think>x</think> 1", "1"]
     try:
         groups = judge.score(
-            (position, Group(prompts[position], tuple(completion(text) for text in texts) + (completion("", 9),)))
+            (position, Group(prompts[position], (*tuple(completion(text) for text in texts), completion("", 9))))
             for position in (1, 0)
         )
     finally:

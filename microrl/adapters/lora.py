@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import peft
@@ -34,14 +35,15 @@ def attach(model: PreTrainedModel, config: LoraConfig | RsLoraConfig, *, seed: i
         )
     settings = peft.LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]  # PEFT says int, and takes any number
+        lora_alpha=config.alpha,  # PEFT says int, and takes any number
         use_rslora=config.kind == "rslora",
         target_modules=sorted({name.rsplit(".", 1)[-1] for name in layers}),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers under a name that is being retired
         torch.manual_seed(seed)
         return peft.get_peft_model(model, settings, adapter_name=_ADAPTER)
 

@@ -27,6 +27,7 @@ def step(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Whole training steps on completions of forced length: sampling, checking, log-probabilities, entropy, optimiser."""
+    from microrl.cli.target import prepare_hub
     from microrl.config import resolve
 
     config = resolve(
@@ -37,6 +38,7 @@ def step(
             "budget.steps": steps + 1,
         },
     )  # fmt: skip
+    prepare_hub(config)
     from microrl.train.bench import time_steps
 
     result = time_steps(config)

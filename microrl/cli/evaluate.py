@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    target: Annotated[str | None, typer.Argument(metavar="[RUN_OR_MODEL]", help="A run folder or a model; the newest run.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[RUN_OR_MODEL]", help="A run folder or a model; the newest run.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Evaluate on all of this data set or file, not on the held-out part.")] = None,
     pass_k: Annotated[str | None, typer.Option(help="The k of pass@k; several with commas.")] = None,
     samples: Annotated[int | None, typer.Option(help="Completions a problem; at least the largest k.")] = None,
@@ -35,7 +37,7 @@ def evaluate(
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
 ) -> None:
     """Accuracy and unbiased pass@k from n samples a problem, with 95 % intervals."""
-    from microrl.cli.target import find
+    from microrl.cli.target import find, prepare_hub
     from microrl.errors import UserError
 
     ks: list[int] = []
@@ -54,6 +56,7 @@ def evaluate(
         },
         sets or (),
     )  # fmt: skip
+    prepare_hub(config, *([base] if base else []))
     from microrl.train.measure import measure
 
     result = measure(config, found.run, base)
@@ -67,7 +70,8 @@ def evaluate(
         emit(result)
         return
     for name, value in result["benchmarks"].items():
-        say(f"{name}: {value['questions']} questions, {value['samples']} samples each, temperature {value['settings']['temperature']}")
+        heat = value["settings"]["temperature"]
+        say(f"{name}: {value['questions']} questions, {value['samples']} samples each, temperature {heat}")
         for side, numbers in (("", value), ("base ", value.get("base", {}))):
             for key, estimate in numbers.items():
                 if key.startswith(("avg@", "pass@")):

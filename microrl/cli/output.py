@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
+import typer
 
 from microrl.errors import UserError
 
+# Typer carries a copy of click in newer versions and depends on it in older ones: the class is the same by name.
+ClickException: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _crash_folder: Path | None = None
@@ -35,14 +37,13 @@ def guarded(command: Callable[[], Any]) -> int:
         if error.hint:
             say(f"hint: {error.hint}")
         return USAGE
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return USAGE
-    except click.ClickException as error:
-        say(f"error: {error.format_message()}")
+    except ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+            return USAGE
+        say(f"error: {error.format_message()}")  # type: ignore[attr-defined]
         say("hint: see `microrl --help`, or `microrl COMMAND --help`")
         return USAGE
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:

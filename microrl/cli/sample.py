@@ -22,13 +22,14 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
     """Ask a run's base model and its trained model the same question, with the same random numbers."""
-    from microrl.cli.target import find
+    from microrl.cli.target import find, prepare_hub
     from microrl.errors import UserError
 
     found = find(run)
     if found.run is None:
         raise UserError(f"{run} is not a run folder", "see `ls runs`, or start one with `microrl train`")
     config = found.with_settings({"evaluation.temperature": temperature}, ())
+    prepare_hub(config)
     from microrl.train.measure import answers
 
     sides = answers(config, found.run, question, count=count, seed=seed)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from microrl.config import RunConfig, check, resolve
+from microrl import hub
+from microrl.config import RunConfig, check, models, resolve
 from microrl.config.resolve import override
 from microrl.tracking.run_folder import RunFolder
 
@@ -24,13 +25,18 @@ class Target:
         return override(self.config.model_dump(), flags, sets)
 
 
+def prepare_hub(config: RunConfig, *more: str) -> None:
+    """See `hub.prepare`; call it before anything heavy is imported."""
+    hub.prepare(config.model.name, config.data.name, *more, local=(models.QUICKSTART, "arithmetic"))
+
+
 def find(name: str | None) -> Target:
     """The newest run for None; a run folder by its path; anything else is a model."""
     if name is None:
         run = RunFolder.newest()
     elif (Path(name) / "environment.json").is_file() or (Path(name) / "metrics.jsonl").is_file():
         run = RunFolder.open(Path(name))
-    elif name == "quickstart":
+    elif name == models.QUICKSTART:
         return Target(resolve([name]), None)
     else:
         return Target(resolve((), {"model.name": name}), None)

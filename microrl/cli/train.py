@@ -29,20 +29,26 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    presets: Annotated[list[str] | None, typer.Argument(metavar="[PRESET]...", help="Presets or TOML files; later ones win.")] = None,
+    presets: Annotated[
+        list[str] | None, typer.Argument(metavar="[PRESET]...", help="Presets or TOML files; later ones win.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Local folder, hub id, a paper's short name, or a .gguf file.")] = None,
     rank: Annotated[int | None, typer.Option(help="Rank of the adapter.")] = None,
     hours: Annotated[float | None, typer.Option(help="Wall clock of the whole process, loading and evaluation included.")] = None,
     steps: Annotated[int | None, typer.Option(help="Most training steps.")] = None,
     adapter: Annotated[str | None, typer.Option(help="lora or rslora.")] = None,
     loss: Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.")] = None,
-    data: Annotated[str | None, typer.Option(help="Known data set, hub id, or a local .jsonl, .json, .csv, .parquet file.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Known data set, hub id, or a local .jsonl, .json, .csv, .parquet file.")
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="auto or transformers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random in training.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars an hour of this machine.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/PRESET-TIME if not given.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, three prompts and a forecast; train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print config, three prompts and a forecast; train nothing.")
+    ] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
 ) -> None:
     """Train a model by reinforcement learning with verifiable rewards."""
@@ -60,6 +66,9 @@ def train(
     if config.budget.hours is None and config.budget.steps is None:
         raise UserError("the run has no end", "say how long: --hours H, or --steps N")
     if dry_run:
+        from microrl.cli.target import prepare_hub
+
+        prepare_hub(config)
         from microrl.train.preview import preview
 
         print(preview(config))
@@ -90,15 +99,14 @@ def _resume(path: Path, hours: float | None, steps: int | None) -> None:
 
 
 def _run(folder: Any, tree: dict[str, Any], *, resume: bool) -> None:
-    from microrl import hub
     from microrl.budget import process_started
+    from microrl.cli.target import prepare_hub
     from microrl.config import check
 
     config = check(tree)
     crash_here(folder.path)
     say(f"run folder: {folder.path}")
-    if not Path(config.model.name).exists() and config.model.name != "quickstart":
-        hub.reachable()  # before the hub's libraries are imported
+    prepare_hub(config)
     from microrl.train.loop import train as carry_out
 
     try:
@@ -127,5 +135,3 @@ def _report(summary: dict[str, Any], path: Path) -> None:
     minutes = summary["hours_spent"] * 60
     say(f"{summary['steps']} steps in {minutes:.1f} minutes, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
     say(f"try it: microrl sample {path} 'your question'")
-
-

@@ -137,7 +137,9 @@ def _explain(error: ErrorDetails) -> UserError:
         return UserError(f"`{key}` cannot be `{error['input']}`", did_you_mean(str(error["input"]), allowed))
     if error["type"] == "value_error":
         return UserError(str(context.get("error", error["msg"])))
-    return UserError(f"`{key}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "it should be").split(" or object")[0])
+    return UserError(
+        f"`{key}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "it should be").split(" or object")[0]
+    )
 
 
 def _walk(location: list[str]) -> tuple[type[BaseModel], list[str]]:

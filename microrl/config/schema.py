@@ -40,9 +40,7 @@ class DataConfig(Section):
     """`math`: the gold must parse as mathematics. `text`: compared as text, ignoring case and space."""
     bad_answers: Literal["error", "drop"] = "error"
     """What happens to a row whose gold answer is not mathematics."""
-    system: str | None = (
-        "Think step by step inside <think> and </think>, then give the final answer inside \\boxed{}."
-    )
+    system: str | None = "Think step by step inside <think> and </think>, then give the final answer inside \\boxed{}."
     """System message; None sends none."""
     max_prompt_tokens: Positive = 512
     """Longest prompt, in tokens, chat template included."""

@@ -48,10 +48,7 @@ def load_questions(config: DataConfig) -> list[Question]:
         return [Question(row, *pair) for row, pair in enumerate(arithmetic.problems(), 1)]
     known = KNOWN.get(config.name.lower())
     rows: Iterable[Mapping[str, Any]]
-    if Path(config.name).suffix.lower() in FILE_KINDS:
-        rows = _file_rows(Path(config.name))
-    else:
-        rows = _hub_rows(config, known)
+    rows = _file_rows(Path(config.name)) if Path(config.name).suffix.lower() in FILE_KINDS else _hub_rows(config, known)
     questions = list(_questions(rows, config, known))
     if not questions:
         raise UserError(f"{config.name} holds no questions", "a row needs a question and an answer")
@@ -130,9 +127,7 @@ def _column(role: str, wanted: str | None, usual: Iterable[str], row: Mapping[st
     for name in usual:
         if name in row:
             return name
-    raise UserError(
-        f"no column of the data looks like the {role}: it has {', '.join(row)}", f"name it: --set data.{role}=COLUMN"
-    )
+    raise UserError(f"no column of the data looks like the {role}: it has {', '.join(row)}", f"name it: --set data.{role}=COLUMN")
 
 
 def _as_text(value: Any) -> str:

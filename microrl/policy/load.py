@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from microrl import hub
 from microrl.config import models
 from microrl.config.schema import ModelConfig
-from microrl.errors import UserError
+from microrl.errors import UserError, did_you_mean
 
 SMALL_PARAMETERS = 20_000_000
 
@@ -62,43 +63,58 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer alone, without the weights. Raises UserError as `load` does."""
+    path = Path(config.name).expanduser()
+    if config.name.endswith(".gguf"):
+        return _read(path, lambda: AutoTokenizer.from_pretrained(_gguf_folder(path), gguf_file=path.name))
+    return _read(config.name, lambda: AutoTokenizer.from_pretrained(_source(config.name, path), trust_remote_code=False))
+
+
 def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
+    source = _source(name, path)
+    tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False))
+    model = _read(name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False))
+    return LoadedModel(model, tokenizer)
+
+
+def _source(name: str, path: Path) -> str:
+    """What transformers is asked for: a folder's path or a hub id."""
     known = models.find(name)
     if path.exists():
         if not (path / "config.json").is_file():
             raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
-        source = str(path)
-    elif known is not None:
-        source = known.hub_id
-    elif name.startswith((".", "/", "~")) or "/" not in name:
+        return str(path)
+    if known is not None:
+        return known.hub_id
+    if name.startswith((".", "/", "~")) or "/" not in name:
         raise UserError(f"there is no model `{name}`", _did_you_mean_model(name))
-    else:
-        source = name
+    return name
+
+
+def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
+    """Run one of transformers' readers, with its many exceptions as one UserError."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        if path.exists():
-            raise UserError(f"{path} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-        raise hub.missing("model", source, error, known.licence_page if known else None) from error
-    return LoadedModel(model, tokenizer)
+        return reader()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if Path(name).exists():
+            raise UserError(
+                f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}", "is the folder complete?"
+            ) from error
+        known = models.find(str(name))
+        hub_id = known.hub_id if known else str(name)
+        raise hub.missing("model", hub_id, error, known.licence_page if known else None) from error
 
 
 def _did_you_mean_model(name: str) -> str:
-    from microrl.errors import did_you_mean
-
     return did_you_mean(name, [*models.MODELS, models.QUICKSTART]) + "; or a local folder, a .gguf file, or owner/name on the hub"
 
 
 def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
     """De-quantise a GGUF file. The weights move to a fresh model, since the one that reads them refuses to be saved."""
-    if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    folder = _gguf_folder(path)
+    tokenizer = _read(path, lambda: AutoTokenizer.from_pretrained(folder, gguf_file=path.name))
+    read = _read(path, lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=dtype))
     config = copy.deepcopy(read.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -111,6 +127,12 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
     model.tie_weights()
     model.generation_config = read.generation_config
     return LoadedModel(model, tokenizer)
+
+
+def _gguf_folder(path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
+    return path.parent
 
 
 def _refuse_scaled_logits(model: PreTrainedModel) -> None:

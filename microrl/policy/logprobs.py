@@ -29,7 +29,7 @@ class _ChosenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden_ND: torch.Tensor,
         targets_N: torch.Tensor,
@@ -62,6 +62,6 @@ class _ChosenLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (slope_ND,) = ctx.saved_tensors
         return (gradients[0].unsqueeze(1) * slope_ND).to(slope_ND.dtype), None, None, None, None

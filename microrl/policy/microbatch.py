@@ -72,7 +72,9 @@ def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *
     width = max(len(row.completion_ids) for row in chosen)
     prompts_PL = torch.tensor([[0] * (prompt_width - len(ids)) + list(ids) for ids in prompts], device=device)
     prompt_lengths_P = torch.tensor([len(ids) for ids in prompts], device=device)
-    completions_BT = torch.tensor([[*row.completion_ids, *[0] * (width - len(row.completion_ids))] for row in chosen], device=device)
+    completions_BT = torch.tensor(
+        [[*row.completion_ids, *[0] * (width - len(row.completion_ids))] for row in chosen], device=device
+    )
     lengths_B = torch.tensor([len(row.completion_ids) for row in chosen], device=device)
     return MicroBatch(
         rows=positions,

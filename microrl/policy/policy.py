@@ -94,9 +94,7 @@ class Policy:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         size = self._optim.prompts_per_update or batch.groups
-        minibatches = [
-            [row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)
-        ]
+        minibatches = [[row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)]
         # One update a batch: the weights that sampled are the current ones, and `old` is `new` itself.
         olds = [self.logprobs(rows) for rows in minibatches] if len(minibatches) > 1 else [None] * len(minibatches)
         tally = _Tally()

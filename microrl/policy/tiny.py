@@ -26,8 +26,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         vocabulary[byte] = len(vocabulary)
     merges: list[tuple[str, str]] = []
     for word in WORDS:
-        left, *rest = word.replace(" ", "\u0120")  # how byte-level BPE writes a space
-        for letter in rest:
+        spelled = word.replace(" ", "\u0120")  # how byte-level BPE writes a space
+        left = spelled[0]
+        for letter in spelled[1:]:
             if (left, letter) not in merges:
                 merges.append((left, letter))
             left += letter

@@ -18,7 +18,9 @@ Penalty = Callable[[int], float]
 class Judge:
     """Scores groups in background threads, so that checking overlaps with decoding. Close it at the end."""
 
-    def __init__(self, config: RewardConfig, *, answer_kind: str = "math", penalty: Penalty | None = None, workers: int = 2) -> None:
+    def __init__(
+        self, config: RewardConfig, *, answer_kind: str = "math", penalty: Penalty | None = None, workers: int = 2
+    ) -> None:
         self.checker = AnswerChecker(deadline_s=config.deadline_s, kind=answer_kind, children=workers)
         self._config = config
         self._penalty = penalty

@@ -63,9 +63,7 @@ def _stop_tokens(model: PreTrainedModel, tokenizer: Any) -> set[int]:
 
 
 class _Sampler:
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: Any, stops: torch.Tensor, version: int, max_kv_bytes: float
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, stops: torch.Tensor, version: int, max_kv_bytes: float) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._stops = stops.to(model.device)
@@ -118,7 +116,9 @@ class _Sampler:
                     if running[group] == 0:
                         rows = range(group * group_size, (group + 1) * group_size)
                         position = positions[group]
-                        completions = tuple(self._completion(tokens_RT[r], logprobs_RT[r], lengths_R[r], r in stopped) for r in rows)
+                        completions = tuple(
+                            self._completion(tokens_RT[r], logprobs_RT[r], lengths_R[r], r in stopped) for r in rows
+                        )
                         yield position, Group(prompts[position], completions)
                 unfinished_R = lengths_R[alive_R] == 0
                 if not bool(unfinished_R.any()):
@@ -154,6 +154,7 @@ class _Wave:
         self._head = model.get_output_embeddings()
         self._cache = in_place_cache(model.config.num_hidden_layers, width + limit)
         self._mask_RL = mask_PL
+        self.logits_RV: torch.Tensor
         position_ids_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)
         self._forward(torch.tensor(padded, device=device), position_ids_PL)
         repeat_R = torch.arange(len(prompts), device=device).repeat_interleave(group_size)

@@ -103,8 +103,8 @@ def plain_line(row: Mapping[str, Any], total: int | None) -> str:
     left = row["budget/left_s"]
     clock_text = f"{clock(row['budget/elapsed_s'])} spent" + (f", {clock(left)} left" if left is not None else "")
     return (
-        f"step {_of(row['step'], total)}  reward {_number(row['reward/mean'], 3)}  accuracy {_number(row['reward/accuracy'], 3)}  "
-        f"format {_number(row['reward/format'], 2)}  entropy {_number(row['policy/entropy'], 3)} "
+        f"step {_of(row['step'], total)}  reward {_number(row['reward/mean'], 3)}  "
+        f"accuracy {_number(row['reward/accuracy'], 3)}  format {_number(row['reward/format'], 2)}  entropy {_number(row['policy/entropy'], 3)} "
         f"({_number(row['policy/entropy_change_pct'], 1, sign=True)} %)  length {_number(row['length/mean'], 1)}  "
         f"useful {_number(row['groups/useful'], 2)}  {_number(row['time/step'], 2)} s "
         f"(generate {_number(row['time/generate'], 2)}, verify {_number(row['time/verify'], 2)}, "

@@ -48,7 +48,9 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """An existing run. Raises UserError where it is not one."""
         if not (path / "config.json").is_file():
-            raise UserError(f"{path} is not a run folder: it has no config.json", "see `ls runs`, or start one with `microrl train`")
+            raise UserError(
+                f"{path} is not a run folder: it has no config.json", "see `ls runs`, or start one with `microrl train`"
+            )
         return cls(path)
 
     @classmethod

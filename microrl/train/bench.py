@@ -71,9 +71,7 @@ def bench_prompts(tokenizer: Any) -> list[Prompt]:
     """The questions of the peer's benchmark: sums of two-digit numbers, no system message."""
     draw = random.Random(0)
     pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(512)]
-    return [
-        render(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y), tokenizer, None) for x, y in pairs
-    ]
+    return [render(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y), tokenizer, None) for x, y in pairs]
 
 
 def every_useful(group: Group) -> Group:

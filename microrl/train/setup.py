@@ -113,7 +113,9 @@ def check_golds(
             "mend it, or leave such rows out with --set data.bad_answers=drop, or compare text: --set data.answer_kind=text",
         )
     if bad and folder is not None:
-        folder.event("warning", f"{len(bad)} questions dropped: their gold answers are not mathematics", rows=[q.row for q in bad])
+        folder.event(
+            "warning", f"{len(bad)} questions dropped: their gold answers are not mathematics", rows=[q.row for q in bad]
+        )
     return [question for question, good in checked if good]
 
 

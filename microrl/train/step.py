@@ -61,7 +61,14 @@ def to_batch(parts: Parts, groups: list[Group]) -> Batch:
 
 
 def describe(
-    step: int, sampled: list[Group], update: Update, *, lr: float, entropy_start: float | None, laps: dict[str, float], seconds: float
+    step: int,
+    sampled: list[Group],
+    update: Update,
+    *,
+    lr: float,
+    entropy_start: float | None,
+    laps: dict[str, float],
+    seconds: float,
 ) -> dict[str, Any]:
     """The step's metrics but for the budget's."""
     generate = laps.get("generate", 0.0)

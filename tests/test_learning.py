@@ -1,0 +1,79 @@
+"""The quickstart learns for any seed, and does not where it must not. Minutes long."""
+
+import dataclasses
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from microrl.budget import process_started
+from microrl.config import resolve
+from microrl.rewards.judge import Judge
+from microrl.tracking.run_folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_warm_start(tmp_path_factory):
+    """All tests here share one warm start, as all runs of a user do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_cache():
+    """Here the module's cache is the one to use."""
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
+def test_the_quickstart_learns(microrl, tmp_path, seed):
+    out = tmp_path / "run"
+    began = time.monotonic()
+    done = microrl("train", "quickstart", "--seed", seed, "--out", out)
+    seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    evaluation = json.loads((out / "summary.json").read_text())["eval"]
+    print(f"seed {seed}: {seconds:.0f} s, {evaluation['before']} -> {evaluation['after']}, {evaluation['paired_gain']}")
+    assert 0.2 < evaluation["before"]["accuracy"] < 0.45  # 0.25 to 0.40 on the warm start's own, larger validation set
+    assert evaluation["paired_gain"]["mean"] >= 0.25
+    assert evaluation["paired_gain"]["ci95"][0] > 0
+    assert seconds < 180
+
+
+def gain_of(sets: list[str], out: Path, seed: int = 0) -> dict:
+    """A quickstart in this process."""
+    from microrl.train.loop import train
+
+    config = resolve(["quickstart"], {"seed": seed, "budget.hours": None}, sets)
+    folder = RunFolder.create(out, config.model_dump(mode="json"))
+    return train(config, folder, started=process_started())["eval"]["paired_gain"]
+
+
+@pytest.mark.one_of_each
+def test_without_a_learning_rate_nothing_is_learned(tmp_path):
+    gain = gain_of(["optim.lr=0", "budget.steps=20"], tmp_path / "run")
+    assert gain["ci95"][0] <= 0 <= gain["ci95"][1]
+
+
+def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch):
+    """Every training step's rewards are permuted among all its completions; evaluations are left alone."""
+    draw = random.Random(0)
+    judged = Judge.score
+
+    def shuffled(self, groups):
+        groups = judged(self, groups)
+        if len(groups) != 16:  # an evaluation judges chunks of 32
+            return groups
+        scores = [score for group in groups for score in group.scores]
+        draw.shuffle(scores)
+        hand_out = iter(scores)
+        return [dataclasses.replace(group, scores=tuple(next(hand_out) for _ in group.scores)) for group in groups]
+
+    monkeypatch.setattr(Judge, "score", shuffled)
+    gain = gain_of([], tmp_path / "run")
+    print(gain)
+    assert gain["ci95"][0] <= 0 <= gain["ci95"][1]
