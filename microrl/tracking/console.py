@@ -78,7 +78,7 @@ class RunConsole:
             f"[bold]format[/] {_number(row['reward/format'], 3)}",
         )
         table.add_row(
-            f"[bold]entropy[/] {_number(row['policy/entropy'], 3)} ({_number(row['policy/entropy_change_pct'], 1, sign=True)} %)",
+            f"[bold]entropy[/] {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
             f"[bold]length[/] {_number(row['length/mean'], 1)}",
             f"[bold]useful groups[/] {_number(row['groups/useful'], 2)}",
             f"[bold]grad norm[/] {_number(row['policy/grad_norm'], 3)}",
@@ -101,15 +101,24 @@ class RunConsole:
 def plain_line(row: Mapping[str, Any], total: int | None) -> str:
     """A step as one line of text."""
     left = row["budget/left_s"]
-    clock_text = f"{clock(row['budget/elapsed_s'])} spent" + (f", {clock(left)} left" if left is not None else "")
-    return (
-        f"step {_of(row['step'], total)}  reward {_number(row['reward/mean'], 3)}  "
-        f"accuracy {_number(row['reward/accuracy'], 3)}  format {_number(row['reward/format'], 2)}  entropy {_number(row['policy/entropy'], 3)} "
-        f"({_number(row['policy/entropy_change_pct'], 1, sign=True)} %)  length {_number(row['length/mean'], 1)}  "
-        f"useful {_number(row['groups/useful'], 2)}  {_number(row['time/step'], 2)} s "
-        f"(generate {_number(row['time/generate'], 2)}, verify {_number(row['time/verify'], 2)}, "
-        f"update {_number(row['time/update'], 2)})  {clock_text}, ${row['budget/cost_usd']:.2f}"
+    parts = (
+        f"step {_of(row['step'], total)}",
+        f"reward {_number(row['reward/mean'], 3)}",
+        f"accuracy {_number(row['reward/accuracy'], 3)}",
+        f"format {_number(row['reward/format'], 2)}",
+        f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
+        f"length {_number(row['length/mean'], 1)}",
+        f"useful {_number(row['groups/useful'], 2)}",
+        f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
+        f"verify {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)})",
+        f"{clock(row['budget/elapsed_s'])} spent" + (f", {clock(left)} left" if left is not None else ""),
+        f"${row['budget/cost_usd']:.2f}",
     )
+    return "  ".join(parts)
+
+
+def _change(row: Mapping[str, Any]) -> str:
+    return _number(row["policy/entropy_change_pct"], 1, sign=True)
 
 
 def clock(seconds: float) -> str:
