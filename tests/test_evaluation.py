@@ -50,12 +50,19 @@ def test_intervals_cover_the_truth_about_95_times_in_100():
         gain = paired_gain(dict(enumerate(before)), dict(enumerate(after)))
         gain_hits += gain.ci95[0] <= 0 <= gain.ci95[1]
     assert 0.92 <= hits / 400 <= 0.98
-    assert 0.92 <= gain_hits / 400 <= 0.98
+    assert 0.93 <= gain_hits / 400 <= 0.995
 
 
 def test_paired_gain_by_hand():
     gain = paired_gain({"a": 0.0, "b": 0.5, "c": 0.5, "only before": 1.0}, {"a": 0.5, "b": 0.5, "c": 1.0, "only after": 0.0})
     assert gain.mean == pytest.approx(1 / 3)
-    error = (((1 / 6) ** 2 * 2 + (1 / 3) ** 2) / 2 / 3) ** 0.5
-    assert gain.ci95 == pytest.approx((1 / 3 - 1.959964 * error, 1 / 3 + 1.959964 * error), abs=1e-6)
+    # Three differences (1/2, 0, 1/2) and the added +1/2 * 1, 1/2 * -1, 0: sum 1, squares 1/4 + 1/4 + 1, of 5.
+    half = 1.959964 * ((1.5 / 5 - (1 / 5) ** 2) / 5) ** 0.5
+    assert gain.ci95 == pytest.approx((1 / 5 - half, 1 / 5 + half), abs=1e-6)
     assert paired_gain({"a": 1.0}, {"b": 1.0}) is None
+
+
+def test_no_change_at_all_is_not_certainty():
+    same = {str(number): 0.5 for number in range(64)}
+    gain = paired_gain(same, same)
+    assert gain.mean == 0 and gain.ci95 == pytest.approx((-0.0297, 0.0297), abs=1e-4)

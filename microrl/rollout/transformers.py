@@ -32,6 +32,10 @@ class TransformersEngine:
         # A second tree of modules over the same tensors: the trainer is then free to wrap its own modules.
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self._model = copy.deepcopy(model, shared).eval()
+        if model.device.type == "cpu":
+            for module in self._model.modules():
+                if type(module) is torch.nn.Linear:
+                    module.__class__ = _TransposedLinear
         self._tokenizer = tokenizer
         self._max_kv_bytes = max_kv_gb * 1e9
         self._stops = torch.tensor(sorted(_stop_tokens(model, tokenizer)))
@@ -48,6 +52,18 @@ class TransformersEngine:
         finally:
             for name, module in modules.items():
                 module.weight = base[name]
+
+
+class _TransposedLinear(torch.nn.Linear):
+    """The same product the other way round, (W x^T)^T: on a CPU 1.2 to 1.6 times faster for the few rows of a decode step,
+    since the library then packs the small factor and not the weights."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows_NI = input.reshape(-1, self.in_features)
+        out_NO = (self.weight @ rows_NI.t()).t().contiguous()
+        if self.bias is not None:
+            out_NO += self.bias
+        return out_NO.view(*input.shape[:-1], self.out_features)
 
 
 def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
