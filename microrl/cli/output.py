@@ -60,7 +60,7 @@ def guarded(command: Callable[[], Any]) -> int:
             traceback.print_exc()
             where = "the traceback is above"
         say(f"error: {type(error).__name__}: {text}")
-        say(f"hint: this is not your fault, or the machine's is full; {where}")
+        say(f"hint: {where}")
         return FAILED
 
 

@@ -111,6 +111,10 @@ def _run(folder: Any, tree: dict[str, Any], *, resume: bool) -> None:
 
     try:
         summary = carry_out(config, folder, started=process_started(), resume=resume)
+    except UserError:
+        if not resume:
+            folder.discard()
+        raise
     except KeyboardInterrupt:
         say(f"saved. Go on with: microrl train --resume {folder.path}")
         raise

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -256,6 +256,11 @@ class EvaluationConfig(Section):
     """Length limit; None takes the training limit."""
     seed: int = 0
     """Seed of the evaluation's sampling, apart from the run's."""
+
+    @field_validator("pass_k", mode="before")
+    @classmethod
+    def _one_is_a_list_too(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationConfig:

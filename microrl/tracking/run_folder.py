@@ -7,6 +7,8 @@ import gzip
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -112,18 +114,39 @@ class RunFolder:
                     file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8"))
 
     def log_environment(self, **details: Any) -> None:
-        """Versions and machine."""
+        """Versions, machine, and the commit that microrl was run from, where it was run from a checkout."""
         versions = {}
         for package in PACKAGES:
             try:
                 versions[package] = metadata.version(package)
             except metadata.PackageNotFoundError:
                 continue
-        self.write_json(
-            "environment.json",
-            {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count(),
-             "command": sys.argv, "packages": versions, **details},
-        )  # fmt: skip
+        environment = {
+            "command": sys.argv,
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "packages": versions,
+        }
+        self.write_json("environment.json", environment | details)
+
+    def discard(self) -> None:
+        """Remove a folder in which nothing has been run yet, so that its name is free for another try."""
+        if not (self.path / "metrics.jsonl").exists() and not (self.path / "environment.json").exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
+        if tracked.returncode != 0:
+            return None
+        found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
 
 
 def crash_log(folder: Path | None, text: str) -> Path:

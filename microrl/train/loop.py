@@ -21,7 +21,7 @@ from microrl.tracking.stopwatch import Stopwatch
 from microrl.train import setup
 from microrl.train.interrupts import Interrupts
 from microrl.train.setup import Parts
-from microrl.train.step import describe, sample, to_batch
+from microrl.train.step import describe, gpu_name, sample, to_batch
 from microrl.types import BASE, AdapterSnapshot, Sampling
 
 HELD_OUT = "held-out"
@@ -73,16 +73,20 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
     if resume:
         _rewind_metrics(run)
     policy = run.parts.policy
-    run.folder.log_environment(engine=run.parts.engine.name, trainable_params=policy.trainable)
+    run.folder.log_environment(engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name())
     run.console.note(f"{run.config.adapter.kind} rank {run.config.adapter.rank}: {policy.trainable:,} trainable parameters")
-    status = "interrupted"
+    status = "failed"
     try:
         run.before = _evaluate_before(run)
         _steps(run)
+        if run.state.step == 0:
+            run.folder.event("warning", "the budget had no room for a single step")
+            run.console.note("warning: the budget had no room for a single step: give it more --hours")
         _save_final(run)
         run.after = _evaluate(run, policy.snapshot(), "after", run.budget.deadline_s())
         status = "done"
     except KeyboardInterrupt:
+        status = "interrupted"
         with run.interrupts.held():
             _save_checkpoint(run)
             _save_final(run)

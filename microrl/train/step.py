@@ -98,6 +98,11 @@ def describe(
     }
 
 
+def gpu_name() -> str | None:
+    """The card's name; None without one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def peak_gb() -> float:
     """Peak memory in GB (1e9 bytes): the GPU's where there is one, else this process's resident set."""
     if torch.cuda.is_available():
