@@ -43,12 +43,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A completion's reward and its parts. `total` is the weighted sum, `killed` says its checker hit the deadline."""
+    """A completion's reward and its parts. `total` is the weighted sum, `killed` says its checker hit the deadline.
+
+    `overlong` is the length penalty; None where it is off.
+    """
 
     total: float
     format: float
     accuracy: float
-    overlong: float = 0.0
+    overlong: float | None = None
     killed: bool = False
 
 

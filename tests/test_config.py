@@ -66,6 +66,9 @@ def test_the_users_bound_replaces_the_presets():
         ({}, ["evaluation.samples=4"], ["pass_k"]),
         ({}, ["data.held_out=1.5"], ["data.held_out", "less than or equal to 1"]),
         ({}, ["lr"], ["KEY=VALUE"]),
+        ({"seed": -1}, [], ["seed", "greater than or equal to 0"]),
+        ({}, ["optim.betas=[1,1]"], ["optim.betas", "less than 1"]),
+        ({}, ["adapter.kind=[1]"], ["adapter"]),
         ({}, ["seed.x=1"], ["seed"]),
     ],
 )

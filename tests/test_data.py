@@ -45,6 +45,7 @@ def test_other_file_formats(tmp_path, suffix):
         ([{"text": "q", "answer": "1"}], {}, ["looks like the question", "text, answer", "data.question=COLUMN"]),
         ([{"question": "q", "answer": "1"}, {"question": "q"}], {}, ["row 2", "`answer` is empty"]),
         ([[1, 2]], {}, ["line 1", "not a JSON object"]),
+        ([{"question": "a\ud800b", "answer": "1"}], {}, ["row 1", "surrogate"]),
     ],
 )
 def test_bad_rows_are_named(tmp_path, rows, changes, words):
@@ -53,6 +54,12 @@ def test_bad_rows_are_named(tmp_path, rows, changes, words):
         load_questions(config)
     text = f"{caught.value.message} {caught.value.hint}"
     assert all(word in text for word in words), text
+
+
+def test_unicode_line_separators_inside_a_string_are_not_line_ends(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "a\u2028b", "answer": "1"}\n', encoding="utf-8")
+    assert load_questions(DataConfig(name=str(path)))[0].text == "a\u2028b"
 
 
 def test_broken_lines_are_named(tmp_path):

@@ -80,6 +80,24 @@ def test_engine_and_trainer_agree_on_logprobs(architecture, kind, tokenizer):
     assert gap > 0.1
 
 
+def test_a_small_update_is_not_rounded_away_in_bf16(tokenizer):
+    """Folded into bf16 weights, most of an update this small would vanish; beside them it moves the engine as the trainer."""
+    model = random_model("qwen2").to(torch.bfloat16)
+    engine = TransformersEngine(model, tokenizer, max_kv_gb=1)
+    policy = with_adapter(model)
+    for pair in policy.snapshot().pairs.values():
+        pair.B_OR.mul_(2e-4)
+    linear = engine._model.get_submodule("model.layers.0.mlp.up_proj")
+    x = torch.randn(4, 64, dtype=torch.bfloat16)
+    theirs = policy.peft_model.get_base_model().get_submodule("model.layers.0.mlp.up_proj")
+    with engine.awake(policy.snapshot()):
+        assert torch.equal(linear(x), theirs(x))
+    groups = collect(engine, policy.snapshot(), PROMPTS, Sampling(2, 8))
+    rows = rows_of(groups)
+    for row, logprobs in zip(rows, policy.logprobs(rows), strict=True):
+        assert torch.allclose(torch.tensor(row.engine_logprobs), logprobs, atol=0.15)
+
+
 def test_the_base_snapshot_samples_the_untouched_model(tokenizer):
     model = random_model("qwen2")
     engine = TransformersEngine(model, tokenizer, max_kv_gb=1)

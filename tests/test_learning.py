@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from microrl.budget import process_started
 from microrl.config import resolve
+from microrl.data import arithmetic
+from microrl.data.load import Question, split
 from microrl.rewards.judge import Judge
 from microrl.tracking.run_folder import RunFolder
 
@@ -44,29 +46,36 @@ def test_the_quickstart_learns(microrl, tmp_path, seed):
     assert seconds < 180
 
 
-def gain_of(sets: list[str], out: Path, seed: int = 0) -> dict:
+def gain_of(sets: list[str], out: Path, *, steps: int, seed: int = 0) -> dict:
     """A quickstart in this process."""
     from microrl.train.loop import train
 
-    config = resolve(["quickstart"], {"seed": seed, "budget.hours": None}, sets)
+    config = resolve(["quickstart"], {"seed": seed, "budget.steps": steps}, sets)
     folder = RunFolder.create(out, config.model_dump(mode="json"))
-    return train(config, folder, started=process_started())["eval"]["paired_gain"]
+    summary = train(config, folder, started=time.time())
+    assert summary["steps"] == steps
+    return summary["eval"]["paired_gain"]
 
 
 @pytest.mark.one_of_each
 def test_without_a_learning_rate_nothing_is_learned(tmp_path):
-    gain = gain_of(["optim.lr=0", "budget.steps=20"], tmp_path / "run")
+    gain = gain_of(["optim.lr=0"], tmp_path / "run", steps=20)
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]
+    weights = load_file(tmp_path / "run" / "final" / "adapter_model.safetensors")
+    assert all(tensor.abs().max() == 0 for name, tensor in weights.items() if "lora_B" in name)
 
 
-def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch, seed):
     """Every training step's rewards are permuted among all its completions; evaluations are left alone."""
-    draw = random.Random(0)
+    draw = random.Random(seed)
     judged = Judge.score
+    questions = [Question(0, *pair) for pair in arithmetic.problems()]
+    held_out = {question.text for question in split(questions, 0.1)[1]}
 
     def shuffled(self, groups):
         groups = judged(self, groups)
-        if len(groups) != 16:  # an evaluation judges chunks of 32
+        if groups[0].prompt.question in held_out:
             return groups
         scores = [score for group in groups for score in group.scores]
         draw.shuffle(scores)
@@ -74,6 +83,6 @@ def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch):
         return [dataclasses.replace(group, scores=tuple(next(hand_out) for _ in group.scores)) for group in groups]
 
     monkeypatch.setattr(Judge, "score", shuffled)
-    gain = gain_of([], tmp_path / "run")
+    gain = gain_of([], tmp_path / "run", steps=120, seed=seed)
     print(gain)
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]

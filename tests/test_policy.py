@@ -34,6 +34,23 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
     assert not entropy.requires_grad
 
 
+@pytest.mark.parametrize("confidence", [3.0, 6.0, 9.0])
+def test_bf16_gradients_of_confident_tokens_survive(confidence):
+    """At p = 0.9999 the slope is a difference of nearly equal things; it must not be taken between rounded weights."""
+    torch.manual_seed(0)
+    hidden = torch.nn.functional.normalize(torch.randn(1, 64), dim=-1) * 8
+    weight = torch.randn(50, 64) * 0.02
+    weight[7] = hidden[0] / 8 * (confidence + 4) / 8
+    found = {}
+    for dtype in (torch.bfloat16, torch.float64):
+        head = torch.nn.Linear(64, 50, bias=False).requires_grad_(False)
+        head.weight = torch.nn.Parameter(weight.bfloat16().to(dtype), requires_grad=False)
+        state = hidden.bfloat16().to(dtype).requires_grad_()
+        chosen_logprobs(state, torch.tensor([7]), head, 1.0)[0].sum().backward()
+        found[dtype] = state.grad.double()
+    assert (found[torch.bfloat16] - found[torch.float64]).norm() < 0.05 * found[torch.float64].norm()
+
+
 def test_no_tensor_of_all_tokens_times_vocabulary_exists(monkeypatch):
     """Watches every operation: the largest tensor with a vocabulary dimension stays at the chunk's size."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,6 +116,16 @@ def test_an_interrupted_run_saves_and_resumes_to_the_same_end(microrl, tiny_argu
     assert (out / final).read_bytes() == (finished[0] / final).read_bytes()
 
 
+def test_a_finished_run_can_be_given_more_steps(microrl, finished, tmp_path):
+    out = tmp_path / "more"
+    shutil.copytree(finished[0], out)
+    done = microrl("train", "--resume", out, "--steps", 7)
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in rows(out)] == list(range(7))
+    assert rows(out, times=False)[:6] == rows(finished[0], times=False)
+    assert microrl("train", "--resume", out, "--dry-run").returncode == 2
+
+
 def test_an_interrupt_while_loading_is_clean(tiny_arguments, tmp_path):
     out = tmp_path / "early"
     command = [sys.executable, "-m", "microrl", "train", *map(str, tiny_arguments), "--steps", "6", "--out", str(out)]
@@ -205,6 +216,9 @@ BAD = {
     "existing run": (["--model", "{model}", "--out", "{tmp}", "--steps", 1], "exists already"),
     "unwritable": (["--model", "{model}", "--out", "/proc/nowhere/run", "--steps", 1], "cannot make the run folder"),
     "resume what is no run": (["--resume", "{tmp}"], "not a run folder"),
+    "resume a model": (["--resume", "{model}"], "not a run folder"),
+    "data is a folder": (["--model", "{model}", "--data", "{tmp}", "--steps", 1], "is a folder"),
+    "no targets": (["--model", "{model}", "--set", "adapter.targets=[]", "--steps", 1], "nothing to attach to"),
     "resume with other settings": (["--resume", "{tmp}", "--rank", 8], "--resume takes the run's own settings"),
 }
 

@@ -27,6 +27,8 @@ def attach(model: PreTrainedModel, config: LoraConfig | RsLoraConfig, *, seed: i
     Raises UserError for targets that match nothing and for a rank above a targeted layer's smaller side.
     """
     layers = _targets(model, config)
+    if not layers:
+        raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
     limit, narrowest = min((min(layer.in_features, layer.out_features), name) for name, layer in layers.items())
     if config.rank > limit:
         raise UserError(

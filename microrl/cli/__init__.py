@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -44,4 +45,7 @@ bench.register(app)
 
 def main() -> None:
     """Entry point of the `microrl` command; see `guarded` for what the exit status means."""
+    # Threads that wait should sleep: where another process wants a core, spinning ones make a step several times slower.
+    # It is read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(guarded(lambda: app(standalone_mode=False)))

@@ -19,6 +19,9 @@ EXAMPLES = """
 """
 
 
+ALL = 10**9
+
+
 def register(app: typer.Typer) -> None:
     app.command("eval", epilog=EXAMPLES)(evaluate)
 
@@ -49,6 +52,10 @@ def evaluate(
     found = find(target)
     if ks and samples is None:
         samples = max(*ks, found.config.evaluation.samples)
+    if samples is not None and not ks:
+        ks = [k for k in found.config.evaluation.pass_k if k <= samples] or [samples]
+    if data is not None and problems is None:
+        problems = ALL
     config = found.with_settings(
         {
             "data.name": data, "data.held_out": None if data is None else 1.0, "evaluation.samples": samples,

@@ -34,7 +34,7 @@ def find(name: str | None) -> Target:
     """The newest run for None; a run folder by its path; anything else is a model."""
     if name is None:
         run = RunFolder.newest()
-    elif (Path(name) / "environment.json").is_file() or (Path(name) / "metrics.jsonl").is_file():
+    elif RunFolder.is_one(Path(name)):
         run = RunFolder.open(Path(name))
     elif name == models.QUICKSTART:
         return Target(resolve([name]), None)

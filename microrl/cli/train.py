@@ -59,7 +59,7 @@ def train(
         "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,
     }  # fmt: skip
     if resume is not None:
-        _refuse_with_resume(presets, {**flags, "--out": out, "--set": sets})
+        _refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         _resume(resume, hours, steps)
         return
     config = resolve(presets or (), flags, sets or ())

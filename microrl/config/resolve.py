@@ -62,7 +62,7 @@ def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:
         kinds = _kinds(model, key)
         if kinds and "kind" in value:
             before = kinds.get(old["kind"])
-            after = kinds.get(value["kind"])
+            after = kinds.get(value["kind"]) if isinstance(value["kind"], str) else None
             if before is not None and after is not None and before is not after:
                 old = {name: v for name, v in old.items() if name != "kind" and _same_field(before, after, name)}
         merged[key] = layer(old, value, _section(model, key))
@@ -152,7 +152,7 @@ def _walk(location: list[str]) -> tuple[type[BaseModel], list[str]]:
         kinds = _kinds(model, part)
         if kinds:
             member = next(parts, None)
-            if member is None:
+            if member not in kinds:
                 break
             model = kinds[member]
         elif (section := _section(model, part)) is not Section:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Section(BaseModel):
@@ -137,8 +139,8 @@ LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig, Fiel
 class InProcessConfig(Section):
     """What every engine shares."""
 
-    max_kv_gb: Annotated[float, Field(gt=0)] = 4.0
-    """Memory for keys and values, in GB; it bounds how many completions decode together."""
+    max_kv_gb: Annotated[float, Field(gt=0)] | None = None
+    """GB for keys and values, which bounds how many completions decode together; None: 4 on a CPU, a third of a GPU's free."""
 
 
 class AutoEngineConfig(InProcessConfig):
@@ -196,7 +198,7 @@ class OptimConfig(Section):
     """Peak learning rate of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's moment decays."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW's denominator floor. Above the gradients' size it turns AdamW towards SGD with momentum."""
@@ -254,7 +256,7 @@ class EvaluationConfig(Section):
     """Nucleus; 1 is off."""
     max_completion_tokens: Positive | None = None
     """Length limit; None takes the training limit."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the evaluation's sampling, apart from the run's."""
 
     @field_validator("pass_k", mode="before")
@@ -283,7 +285,7 @@ class BudgetConfig(Section):
 class RunConfig(Section):
     """A whole run. Defaults are the micro paper's setting (one 48 GB GPU, Qwen2.5-1.5B-Instruct, open-rs)."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything random in training; the quickstart's warm start has its own."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

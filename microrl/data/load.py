@@ -48,6 +48,8 @@ def load_questions(config: DataConfig) -> list[Question]:
         return [Question(row, *pair) for row, pair in enumerate(arithmetic.problems(), 1)]
     known = KNOWN.get(config.name.lower())
     rows: Iterable[Mapping[str, Any]]
+    if Path(config.name).is_dir():
+        raise UserError(f"{config.name} is a folder", "name a .jsonl, .json, .csv or .parquet file in it")
     rows = _file_rows(Path(config.name)) if Path(config.name).suffix.lower() in FILE_KINDS else _hub_rows(config, known)
     questions = list(_questions(rows, config, known))
     if not questions:
@@ -73,7 +75,7 @@ def _file_rows(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -116,7 +118,12 @@ def _questions(rows: Iterable[Mapping[str, Any]], config: DataConfig, known: Kno
         for column in columns:
             if row.get(column) in (None, ""):
                 raise UserError(f"{config.name}, row {number}: `{column}` is empty", "mend the row or leave it out")
-        yield Question(number, _as_text(row[columns[0]]), gold_answer(str(row[columns[1]])))
+        text = _as_text(row[columns[0]])
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(
+                f"{config.name}, row {number}: the question is not valid text (half a surrogate pair)", "mend the row"
+            )
+        yield Question(number, text, gold_answer(str(row[columns[1]])))
 
 
 def _column(role: str, wanted: str | None, usual: Iterable[str], row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from microrl.rewards.judge import Judge
 from microrl.rollout.engine import Sampler
 from microrl.types import Prompt, Sampling
 
-CHUNK = 32
+CHUNK = 16
 """Problems sampled between two looks at the clock."""
 STREAM = 0xE7A1
 """First word of the evaluation's random streams, which keeps them apart from training's."""
@@ -28,6 +28,7 @@ class Result:
     right: dict[str, int] = field(default_factory=dict)
     mean_length: float = 0.0
     truncated: float = 0.0
+    seconds: float = 0.0
 
     @property
     def samples(self) -> int:
@@ -51,6 +52,7 @@ class Result:
             **{f"pass@{k}": mean_share(list(self.by_question(k).values())).to_json() for k in self.pass_k},
             "length_mean": self.mean_length,
             "truncated": self.truncated,
+            "seconds": self.seconds,
             "settings": {
                 "temperature": self.sampling.temperature,
                 "top_p": self.sampling.top_p,
@@ -66,7 +68,7 @@ class Result:
         settings = value["settings"]
         sampling = Sampling(value["samples"], settings["max_tokens"], settings["temperature"], settings["top_p"])
         pass_k = tuple(int(name.removeprefix("pass@")) for name in value if name.startswith("pass@"))
-        return cls(sampling, settings["seed"], pass_k, value["right"], value["length_mean"], value["truncated"])
+        return cls(sampling, settings["seed"], pass_k, value["right"], value["length_mean"], value["truncated"], value["seconds"])
 
     def summary(self) -> dict[str, Any]:
         """The short form that stands in summary.json."""
@@ -114,6 +116,7 @@ def evaluate(
         return None
     answers = len(result.right) * result.samples
     result.mean_length, result.truncated = tokens / answers, cut / answers
+    result.seconds = time.monotonic() - began
     return result
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -96,7 +97,7 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
     """Run one of transformers' readers, with its many exceptions as one UserError."""
     try:
         return reader()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         if Path(name).exists():
             raise UserError(
                 f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}", "is the folder complete?"

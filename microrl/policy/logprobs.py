@@ -54,8 +54,10 @@ class _ChosenLogprobs(torch.autograd.Function):
             probabilities_CV = logprobs_CV.exp()
             entropy_N[part] = -torch.linalg.vecdot(probabilities_CV, logprobs_CV)
             if slope_ND is not None:
-                mean_CD = probabilities_CV.to(weight_VD.dtype) @ weight_VD
-                slope_ND[part] = (weight_VD[targets_N[part]] - mean_CD) / temperature
+                # The difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's
+                # gradient would be lost in rounding.
+                probabilities_CV.neg_().scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=wide))
+                slope_ND[part] = (probabilities_CV.to(weight_VD.dtype) @ weight_VD) / temperature
         if slope_ND is not None:
             ctx.save_for_backward(slope_ND)
         ctx.mark_non_differentiable(entropy_N)

@@ -23,7 +23,7 @@ from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
 from microrl.types import AdapterSnapshot
 
 ACTIVATION_BYTES_CPU = 1.5e9
-"""Memory for the activations of a micro-batch on a CPU: beyond it nothing gets faster. On a GPU: half of what is free."""
+"""Memory for the activations of a micro-batch on a CPU: beyond it nothing gets faster. On a GPU: 0.3 of what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Update:
 
 
 class Policy:
-    """Owns the trained parameters and the optimiser. `version` counts the optimiser steps that changed them."""
+    """Owns the trained parameters and the optimiser. `version` counts the updates, skipped ones too."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig) -> None:
         self._loss: LossConfig = config.loss
@@ -97,7 +97,7 @@ class Policy:
         minibatches = [[row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)]
         # One update a batch: the weights that sampled are the current ones, and `old` is `new` itself.
         olds = [self.logprobs(rows) for rows in minibatches] if len(minibatches) > 1 else [None] * len(minibatches)
-        tally = _Tally()
+        tally = _Tally(len(minibatches))
         for rows, old in zip(minibatches, olds, strict=True):
             self._minibatch(rows, old, tally)
         self.version += 1
@@ -195,7 +195,8 @@ class Policy:
 class _Tally:
     """Sums over the step's micro-batches, so that a metric is the whole step's and not the last micro-batch's."""
 
-    def __init__(self) -> None:
+    def __init__(self, minibatches: int) -> None:
+        self._minibatches = minibatches
         self.grad_norms: list[float] = []
         self._loss = 0.0
         self._entropies: list[float] = []
@@ -231,7 +232,7 @@ class _Tally:
 
     def result(self) -> Update:
         return Update(
-            loss=self._loss,
+            loss=self._loss / self._minibatches,
             entropy=sum(self._entropies) / len(self._entropies),
             kl_sampler=self._mismatch / self._tokens,
             outside_share=self._outside / self._tokens,
@@ -264,7 +265,7 @@ def _tokens_that_fit(model: PreTrainedModel) -> int:
     room = ACTIVATION_BYTES_CPU
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
-        room = free / 2
+        room = free * 0.3  # adapters run in fp32 beside a bf16 base, and prompts' keys are repeated for each row
     return max(256, int(room / per_token))
 
 

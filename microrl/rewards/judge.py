@@ -38,9 +38,9 @@ class Judge:
         """The score of one completion (micro, section 3: R = 0.2 * format + accuracy)."""
         form = float(has_format(completion.text, opened=prompt.text.rstrip().endswith(THINK)))
         verdict = self.checker.check(prompt.answer, last_boxed(completion.text))
-        overlong = self._penalty(len(completion.token_ids)) if self._penalty else 0.0
+        overlong = self._penalty(len(completion.token_ids)) if self._penalty else None
         accuracy = float(verdict.right)
-        total = self._config.format_weight * form + self._config.accuracy_weight * accuracy + overlong
+        total = self._config.format_weight * form + self._config.accuracy_weight * accuracy + (overlong or 0.0)
         return Score(total=total, format=form, accuracy=accuracy, overlong=overlong, killed=verdict.killed)
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
 """The `transformers` engine: batched decoding of groups in this process, made for CPUs and small models.
 
-Prompts are prefilled once and their cache repeated for the group. Rows that are finished leave the batch. The adapter is
-folded into a copy of the targeted weights, so that decoding runs the base model's own operations and pays nothing for it.
+Prompts are prefilled once and their cache repeated for the group. Rows that are finished leave the batch. In fp32
+the adapter is folded into a copy of the targeted weights: decoding runs the base's own operations and pays nothing for it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from microrl.rollout.kv_cache import in_place_cache
 from microrl.types import AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
 
+CPU_KV_BYTES = 4e9
 COMPACT_AT = 1 / 8
 """Share of finished rows at which the batch is compacted: below it, moving the cache costs more than it saves."""
 
@@ -27,7 +28,7 @@ class TransformersEngine:
 
     name = "transformers"
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float | None) -> None:
         assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
         # A second tree of modules over the same tensors: the trainer is then free to wrap its own modules.
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -37,19 +38,29 @@ class TransformersEngine:
                 if type(module) is torch.nn.Linear:
                     module.__class__ = _TransposedLinear
         self._tokenizer = tokenizer
-        self._max_kv_bytes = max_kv_gb * 1e9
+        self._max_kv_bytes = _kv_room(model) if max_kv_gb is None else max_kv_gb * 1e9
         self._stops = torch.tensor(sorted(_stop_tokens(model, tokenizer)))
 
     @contextmanager
     def awake(self, snapshot: AdapterSnapshot) -> Iterator[_Sampler]:
-        """Fold the snapshot's update into the weights, and let them go on exit. The trainer's weights are never written."""
+        """Take over the snapshot's update, and let it go on exit. The trainer's weights are never written.
+
+        In fp32 the update is folded into copies of the weights. A narrower type would round a small update away, so there
+        it runs beside them, in fp32 as the trainer's does.
+        """
         modules = {name: self._model.get_submodule(name) for name in snapshot.pairs}
         base = {name: module.weight for name, module in modules.items()}
+        hooks = []
         try:
             for name, pair in snapshot.pairs.items():
-                modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
+                if base[name].dtype.itemsize >= 4:
+                    modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
+                else:
+                    hooks.append(modules[name].register_forward_hook(_beside(pair, base[name].device)))
             yield _Sampler(self._model, self._tokenizer, self._stops, snapshot.version, self._max_kv_bytes)
         finally:
+            for hook in hooks:
+                hook.remove()
             for name, module in modules.items():
                 module.weight = base[name]
 
@@ -69,7 +80,18 @@ class _TransposedLinear(torch.nn.Linear):
 def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
     """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
     wide = torch.promote_types(base_OI.dtype, torch.float32)
-    return torch.addmm(base_OI.to(wide), pair.B_OR.to(wide), pair.A_RI.to(wide), alpha=pair.scale).to(base_OI.dtype)
+    B_OR, A_RI = (factor.to(base_OI.device, wide) for factor in (pair.B_OR, pair.A_RI))
+    return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
+
+
+def _beside(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
+    """A forward hook that adds scale * B A x to a linear layer's output."""
+    B_OR, A_RI = (factor.to(device, torch.float32) for factor in (pair.B_OR, pair.A_RI))
+
+    def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        return (output + (inputs[0].float() @ A_RI.t()) @ B_OR.t() * pair.scale).to(output.dtype)
+
+    return hook
 
 
 def _stop_tokens(model: PreTrainedModel, tokenizer: Any) -> set[int]:
@@ -232,6 +254,11 @@ def _nucleus(logprobs_RV: torch.Tensor, top_p: float) -> torch.Tensor:
 def _uniforms(key: tuple[int, ...], count: int) -> np.ndarray:
     """Numbers in [0, 1) that follow from the key alone: one for each token of a completion."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).random(count)
+
+
+def _kv_room(model: PreTrainedModel) -> float:
+    """Bytes for keys and values: a third of what is free on a GPU; on a CPU a fixed number, so that runs repeat."""
+    return torch.cuda.mem_get_info(model.device)[0] / 3 if model.device.type == "cuda" else CPU_KV_BYTES
 
 
 def _kv_bytes_per_token(model: PreTrainedModel) -> int:

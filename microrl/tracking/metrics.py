@@ -63,11 +63,12 @@ def of_groups(groups: Sequence[Group]) -> dict[str, Any]:
     scores = [score for group in groups for score in group.scores]
     lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
     count = len(scores)
+    penalties = [score.overlong for score in scores if score.overlong is not None]
     return {
         "reward/mean": sum(score.total for score in scores) / count,
         "reward/accuracy": sum(score.accuracy for score in scores) / count,
         "reward/format": sum(score.format for score in scores) / count,
-        "reward/overlong": sum(score.overlong for score in scores) / count,
+        "reward/overlong": sum(penalties) / len(penalties) if penalties else None,
         "reward/std": sum(_std([score.total for score in group.scores]) for group in groups) / len(groups),
         "reward/killed": sum(score.killed for score in scores),
         "groups/useful": sum(len({score.total for score in group.scores}) > 1 for group in groups) / len(groups),

@@ -49,11 +49,18 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """An existing run. Raises UserError where it is not one."""
-        if not (path / "config.json").is_file():
-            raise UserError(
-                f"{path} is not a run folder: it has no config.json", "see `ls runs`, or start one with `microrl train`"
-            )
+        if not cls.is_one(path):
+            raise UserError(f"{path} is not a run folder", "see `ls runs`, or start one with `microrl train`")
         return cls(path)
+
+    @classmethod
+    def is_one(cls, path: Path) -> bool:
+        """Whether a folder holds a run's configuration, and not, say, a model's."""
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(config, dict) and {"budget", "sampling", "adapter"} <= config.keys()
 
     @classmethod
     def newest(cls, root: Path = Path("runs")) -> RunFolder:
@@ -143,7 +150,9 @@ def _commit() -> str | None:
         tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
         if tracked.returncode != 0:
             return None
-        found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True)
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True
+        )
     except OSError:
         return None
     return found.stdout.strip() or None

@@ -26,7 +26,9 @@ from microrl.types import BASE, AdapterSnapshot, Sampling
 
 HELD_OUT = "held-out"
 SAVE_S = 2.0
-"""Reserve for writing the final adapter, until a save has been measured."""
+"""Reserve for writing the final adapter."""
+EVALUATION_SHARE = 0.3
+"""Most of what is left after loading that the evaluation before training may take."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class Run:
     state: State
     before: Result | None = None
     after: Result | None = None
+    updating: bool = False
+    """Between the first changed weight and the logged row: what stands in memory is no whole step."""
 
 
 def train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool = False) -> dict[str, Any]:
@@ -83,14 +87,18 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
             run.folder.event("warning", "the budget had no room for a single step")
             run.console.note("warning: the budget had no room for a single step: give it more --hours")
         _save_final(run)
+        _save_checkpoint(run)  # a finished run can be given more steps or hours
         run.after = _evaluate(run, policy.snapshot(), "after", run.budget.deadline_s())
         status = "done"
     except KeyboardInterrupt:
         status = "interrupted"
         with run.interrupts.held():
-            _save_checkpoint(run)
-            _save_final(run)
+            _save_what_is_whole(run)
             run.folder.event("interrupted", f"stopped by a signal before step {run.state.step}")
+        raise
+    except Exception as error:
+        run.folder.event("failed", f"{type(error).__name__}: {error}", step=run.state.step)
+        _save_what_is_whole(run)
         raise
     finally:
         summary = _summary(run, status)
@@ -112,6 +120,7 @@ def _steps(run: Run) -> None:
         groups, sampled = sample(parts, step, watch, progress, parts.sampling)
         run.console.status(f"step {step + 1}: update")
         with run.interrupts.held():  # from the first changed weight to the logged row nothing comes between
+            run.updating = True
             with watch.phase("update"):
                 update = parts.policy.update(to_batch(parts, groups), lr)
             if run.state.entropy_start is None:
@@ -124,6 +133,7 @@ def _steps(run: Run) -> None:
             with watch.phase("save"):
                 run.folder.log_rollouts(step, sampled)
             run.state.step, run.state.sampler_position = step + 1, parts.prompts.position
+            run.updating = False
         if time.monotonic() - saved_at >= config.budget.checkpoint_minutes * 60:
             _save_checkpoint(run)
             saved_at = time.monotonic()
@@ -142,12 +152,14 @@ def _log(run: Run, step: int, values: dict[str, Any], reason: str | None) -> Non
 def _evaluate_before(run: Run) -> Result | None:
     """The untouched model on the held-out problems; a resumed run takes what it measured the first time."""
     stored = run.folder.path / "eval" / f"{HELD_OUT}-before.json"
+    left = run.budget.left_s()
+    result: Result | None
     if stored.is_file():
-        return Result.from_json(run.folder.read_json(f"eval/{stored.name}"))
-    began = time.monotonic()
-    result = _evaluate(run, BASE, "before", None)
+        result = Result.from_json(run.folder.read_json(f"eval/{stored.name}"))
+    else:
+        result = _evaluate(run, BASE, "before", None if left is None else left * EVALUATION_SHARE)
     if result is not None:
-        run.budget.reserve(SAVE_S + time.monotonic() - began)
+        run.budget.reserve(SAVE_S + result.seconds)
     return result
 
 
@@ -194,6 +206,13 @@ def _save_checkpoint(run: Run) -> None:
     run.state.metrics_offset = path.stat().st_size if path.exists() else 0
     with run.watch.phase("save"):
         checkpoint.save(run.folder.path / "checkpoints", run.parts.policy, run.state)
+
+
+def _save_what_is_whole(run: Run) -> None:
+    """Checkpoint and adapter as of the last finished step; nothing where an update was cut, and the last checkpoint stands."""
+    if not run.updating:
+        _save_checkpoint(run)
+        _save_final(run)
 
 
 def _save_final(run: Run) -> None:
