@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -12,13 +14,13 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is imported: no test needs a network
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path_factory, request):
     """Tests leave the user's cache alone; the slow ones share one for the quickstart's warm start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +71,24 @@ def microrl():
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             timeout=900,
         )
+
+    return run
+
+
+@pytest.fixture
+def inside(monkeypatch):
+    """Run the command line in this process: the same, but for the seconds of importing torch."""
+    from microrl.cli import app
+    from microrl.cli.output import guarded
+
+    def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        words = [str(argument) for argument in arguments]
+        out, err = io.StringIO(), io.StringIO()
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = guarded(lambda: app(words, standalone_mode=False))
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
     return run
 

@@ -51,6 +51,9 @@ def guarded(command: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except Exception as error:
+        if _was_interrupted(error):
+            say("interrupted")
+            return INTERRUPTED
         from microrl.tracking.run_folder import crash_log
 
         text = (str(error).strip().splitlines() or [""])[0]
@@ -62,6 +65,15 @@ def guarded(command: Callable[[], Any]) -> int:
         say(f"error: {type(error).__name__}: {text}")
         say(f"hint: {where}")
         return FAILED
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether a library has dressed a Ctrl-C up as an error of its own."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def say(text: str) -> None:

@@ -107,9 +107,12 @@ def _run(folder: Any, tree: dict[str, Any], *, resume: bool) -> None:
     crash_here(folder.path)
     say(f"run folder: {folder.path}")
     prepare_hub(config)
-    from microrl.train.loop import train as carry_out
+    from microrl.train.interrupts import Interrupts
 
     try:
+        # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
+        with Interrupts() as interrupts, interrupts.held("loading"):
+            from microrl.train.loop import train as carry_out
         summary = carry_out(config, folder, started=process_started(), resume=resume)
     except UserError:
         if not resume:

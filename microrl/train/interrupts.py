@@ -17,7 +17,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._held = False
+        self._held: str | None = None
         self._pending = False
         self._before: dict[int, Any] = {}
 
@@ -31,13 +31,13 @@ class Interrupts:
             signal.signal(number, handler)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """What is inside is finished before the first signal comes through."""
-        self._held = True
+    def held(self, what: str = "this update") -> Iterator[None]:
+        """What is inside is finished before the first signal comes through; `what` says it to a person."""
+        self._held = what
         try:
             yield
         finally:
-            self._held = False
+            self._held = None
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt
@@ -45,6 +45,6 @@ class Interrupts:
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self._held and not self._pending:
             self._pending = True
-            print("\nstopping after this update; once more stops at once", file=sys.stderr)
+            print(f"\nstopping after {self._held}; once more stops at once", file=sys.stderr)
             return
         raise KeyboardInterrupt
