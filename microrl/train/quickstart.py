@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from microrl.config.schema import RewardConfig
 from microrl.data import arithmetic
@@ -100,6 +101,7 @@ def _make(folder: Path, console: RunConsole) -> None:
         judge.close()
         torch.set_num_threads(threads)
     console.note(f"warm start: {steps} supervised steps, validation accuracy {reached:.2f}")
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
