@@ -10,6 +10,7 @@ from typing import Any
 from microrl import hub
 from microrl.config import RunConfig, check, models, resolve
 from microrl.config.resolve import override
+from microrl.errors import UserError
 from microrl.tracking.run_folder import RunFolder
 
 
@@ -36,6 +37,8 @@ def find(name: str | None) -> Target:
         run = RunFolder.newest()
     elif RunFolder.is_one(Path(name)):
         run = RunFolder.open(Path(name))
+    elif name.startswith(("/", ".", "~", "runs/")) and not Path(name).expanduser().exists():
+        raise UserError(f"there is no run and no model at {name}", "see `ls runs`, or name a model")
     elif name == models.QUICKSTART:
         return Target(resolve([name]), None)
     else:

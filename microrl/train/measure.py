@@ -42,6 +42,8 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
 def _evaluate(config: RunConfig, snapshot: AdapterSnapshot, judge: Judge, console: RunConsole, label: str) -> Result:
     _, questions = split(load_questions(config.data), config.data.held_out)
     questions = check_golds(choose(questions, config.evaluation), judge, config, None, console)
+    if not questions:
+        raise UserError("there is nothing to evaluate: the held-out part is empty", "name a file: --data FILE.jsonl")
     model, tokenizer = load_model(config, console)
     prompts = render_all(questions, tokenizer, config.data)
     settings = config.evaluation
@@ -58,8 +60,7 @@ def _evaluate(config: RunConfig, snapshot: AdapterSnapshot, judge: Judge, consol
             pass_k=settings.pass_k,
             on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
         )
-    if result is None:
-        raise UserError("there is nothing to evaluate", "the held-out part is empty: name a file with --data")
+    assert result is not None, "without a deadline every problem is answered"
     console.note(f"{label}: evaluated in {time.monotonic() - began:.1f} s")
     return result
 
