@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from microrl.config import presets
 from microrl.tracking.metrics import METRICS
 
 TIMES = ("time/", "budget/", "memory/", "tokens/per_second")
@@ -187,6 +188,13 @@ def test_eval_without_argument_takes_the_newest_run(inside, tiny_arguments, tmp_
     inside("train", *tiny_arguments, "--steps", 1, cwd=tmp_path)
     done = inside("eval", "--json", cwd=tmp_path)
     assert done.returncode == 0 and "held-out" in json.loads(done.stdout)["benchmarks"], done.stderr
+
+
+@pytest.mark.parametrize("preset", presets.available())
+def test_every_preset_dry_runs_without_a_network(inside, preset):
+    done = inside("train", preset, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(", gold answer ") == 3 and "s a step" in done.stdout and "DOES NOT PARSE" not in done.stdout
 
 
 def test_bench_step(inside, model_folder):
