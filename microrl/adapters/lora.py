@@ -96,8 +96,3 @@ def read(folder: Path) -> AdapterSnapshot:
         if key.endswith(".lora_A.weight")
     }
     return AdapterSnapshot(1, pairs)
-
-
-def delta_norm(adapter: AdapterSnapshot) -> float:
-    """Frobenius norm of all layers' updates together."""
-    return math.sqrt(sum(float((pair.scale * (pair.B_OR @ pair.A_RI)).square().sum()) for pair in adapter.pairs.values()))

@@ -41,7 +41,8 @@ def step(
     prepare_hub(config)
     from microrl.train.bench import time_steps
 
-    result = time_steps(config)
+    say(f"loading {model}; then {steps + 1} steps, of which the first is not counted")
+    result = time_steps(config, lambda step, seconds: say(f"step {step}: {seconds:.2f} s"))
     if as_json:
         emit(result)
         return

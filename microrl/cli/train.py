@@ -105,7 +105,7 @@ def _run(folder: Any, tree: dict[str, Any], *, resume: bool) -> None:
 
     config = check(tree)
     crash_here(folder.path)
-    say(f"run folder: {folder.path}")
+    say(f"run folder: {folder.path}; loading")
     prepare_hub(config)
     from microrl.train.interrupts import Interrupts
 

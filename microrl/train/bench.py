@@ -7,7 +7,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from microrl.train.step import sample, to_batch
 from microrl.types import Group, Prompt, Sampling
 
 
-def time_steps(config: RunConfig) -> dict[str, Any]:
+def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda step, seconds: None) -> dict[str, Any]:
     """Median seconds of `budget.steps - 1` steps (the first warms up), seconds by phase, and peak resident memory in GB."""
     model, tokenizer = load(config.model)
     use_sensible_threads(model)
@@ -54,6 +54,7 @@ def time_steps(config: RunConfig) -> dict[str, Any]:
             assert update.skipped == 0, update.reason
             seconds.append(time.perf_counter() - began)
             laps.append(watch.lap())
+            on_step(step, seconds[-1])
     finally:
         judge.close()
     timed, timed_laps = (seconds[1:], laps[1:]) if len(seconds) > 1 else (seconds, laps)
