@@ -15,6 +15,15 @@ class UserError(Exception):
         self.hint = hint
 
 
+class SwapNotProved(Exception):
+    """The engine could not be shown to sample from the trainer's weights. The command line ends with status 4."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that `word` was most likely meant to be, or None where nothing is close."""
     lowered = {name.lower(): name for name in known}

@@ -6,7 +6,7 @@ B sequences, T completion tokens, P prompt tokens, G completions of one prompt, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -86,10 +86,15 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSnapshot:
-    """The trained state at one version, as plain LoRA pairs by module name. No pairs: the untouched base model."""
+    """The trained state at one version, as plain LoRA pairs by module name. No pairs: the untouched base model.
+
+    `score` is how the owner of these weights scores token sequences with them: one tensor of log-probabilities (nats,
+    temperature 1) a sequence, of its second token to its last. None where nobody trains them.
+    """
 
     version: int
     pairs: Mapping[str, LowRank] = field(default_factory=dict)
+    score: Callable[[Sequence[tuple[int, ...]]], list[torch.Tensor]] | None = field(default=None, compare=False)
 
 
 BASE = AdapterSnapshot(version=0)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from microrl.config import resolve
 from microrl.data.sampler import PromptSampler
 from microrl.rewards import Judge
+from microrl.rollout.engine import SyncReport
 from microrl.tracking import metrics
 from microrl.tracking.stopwatch import Stopwatch
 from microrl.train.setup import Parts
@@ -22,9 +23,10 @@ class ScriptedEngine:
 
     def __init__(self):
         self.calls = []
+        self.report = SyncReport()
 
     @contextmanager
-    def awake(self, snapshot):
+    def awake(self, snapshot, *, trial=False):
         yield self
 
     def groups(self, prompts, sampling, *, stream):

@@ -26,7 +26,7 @@ def attach(model: PreTrainedModel, config: LoraConfig | RsLoraConfig, *, seed: i
 
     Raises UserError for targets that match nothing and for a rank above a targeted layer's smaller side.
     """
-    layers = _targets(model, config)
+    layers = targets(model, config)
     if not layers:
         raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
     limit, narrowest = min((min(layer.in_features, layer.out_features), name) for name, layer in layers.items())
@@ -50,7 +50,8 @@ def attach(model: PreTrainedModel, config: LoraConfig | RsLoraConfig, *, seed: i
         return peft.get_peft_model(model, settings, adapter_name=_ADAPTER)
 
 
-def _targets(model: PreTrainedModel, config: LoraConfig | RsLoraConfig) -> dict[str, torch.nn.Linear]:
+def targets(model: PreTrainedModel, config: LoraConfig | RsLoraConfig) -> dict[str, torch.nn.Linear]:
+    """The linear layers that get an adapter, by name. Raises UserError for a target that matches none."""
     head = model.get_output_embeddings()
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
     if config.targets == "all-linear":

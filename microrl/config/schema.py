@@ -23,6 +23,8 @@ class ModelConfig(Section):
     """A local folder, a hub id, one of the papers' short names, a `.gguf` file, or `quickstart`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type; auto is bfloat16 on a GPU and float32 on a CPU."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Type of the output head's logits, in engine and trainer alike; float32 narrows the gap between the two in bfloat16."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time for a fraction of the memory."""
 
@@ -143,10 +145,25 @@ class InProcessConfig(Section):
     """GB for keys and values, which bounds how many completions decode together; None: 4 on a CPU, a third of a GPU's free."""
 
 
-class AutoEngineConfig(InProcessConfig):
-    """The best engine that is here."""
+class SleepingConfig(InProcessConfig):
+    """What an engine on a GPU does with its memory while the trainer works."""
+
+    sleep: Literal["auto", "kv", 1, 2, "off"] = "auto"
+    """kv frees the cache; 1 moves the weights to host memory too, 2 drops them; auto: kv up to 3B on 48 GB, else 2."""
+    cuda_graphs: bool = True
+    """Replay decoding as CUDA graphs: faster, for some seconds and about a GB at the start."""
+
+
+class AutoEngineConfig(SleepingConfig):
+    """vLLM where it is installed and a GPU is there, else transformers."""
 
     kind: Literal["auto"] = "auto"
+
+
+class VllmEngineConfig(SleepingConfig):
+    """vLLM in this process, asleep while the trainer works."""
+
+    kind: Literal["vllm"] = "vllm"
 
 
 class TransformersEngineConfig(InProcessConfig):
@@ -155,7 +172,14 @@ class TransformersEngineConfig(InProcessConfig):
     kind: Literal["transformers"] = "transformers"
 
 
-EngineConfig = Annotated[AutoEngineConfig | TransformersEngineConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[AutoEngineConfig | VllmEngineConfig | TransformersEngineConfig, Field(discriminator="kind")]
+
+
+class SyncConfig(Section):
+    """How a new adapter reaches the vLLM engine."""
+
+    mode: Literal["auto", "swap", "merge"] = "auto"
+    """swap hands it over as an adapter, merge folds it into the engine's weights; auto measures both and keeps the cheaper."""
 
 
 class WarmupConfig(Section):
@@ -221,6 +245,17 @@ class SamplingConfig(Section):
     """Length limit of a completion, in tokens."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer uses the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_distribution(cls, values: Any) -> Any:
+        for name in ("top_p", "top_k", "min_p"):
+            if isinstance(values, dict) and name in values:
+                raise ValueError(
+                    f"sampling.{name} cannot be set: training samples from the whole distribution, because a cut one is "
+                    "renormalised and the ratio to the trainer's probabilities would be biased (evaluation.top_p is free)"
+                )
+        return values
 
 
 class OverlongConfig(Section):
@@ -292,6 +327,7 @@ class RunConfig(Section):
     adapter: AdapterConfig = LoraConfig()
     loss: LossConfig = GrpoConfig()
     engine: EngineConfig = AutoEngineConfig()
+    sync: SyncConfig = SyncConfig()
     optim: OptimConfig = OptimConfig()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()

@@ -6,20 +6,22 @@ from typing import Any
 
 import torch
 
+from microrl.rollout.base_model import project
+
 CHUNK_ELEMENTS = 2**24
 """Logits held at a time: 64 MiB in fp32."""
 
 
 def chosen_logprobs(
-    hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch.nn.Linear, temperature: float
+    hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch.nn.Linear, temperature: float, *, fp32_head: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For each position the target's log-probability and the entropy over the whole vocabulary (nats), both [N].
 
     Entropy per position: H = -sum_v p(v) log p(v) (micro, eq. 1). It carries no gradient. The head must be frozen.
-    Precision is fp32, or the hidden states' own where that is finer.
+    Precision is fp32, or the hidden states' own where that is finer; with `fp32_head` the logits are not rounded before it.
     """
     assert not head.weight.requires_grad, "the head is trained: its gradient is not computed here"
-    return _ChosenLogprobs.apply(hidden_ND, targets_N, head.weight, head.bias, temperature)
+    return _ChosenLogprobs.apply(hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head)
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -36,6 +38,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         weight_VD: torch.Tensor,
         bias_V: torch.Tensor | None,
         temperature: float,
+        fp32_head: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         count = hidden_ND.shape[0]
@@ -46,7 +49,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         for start in range(0, count, size):
             part = slice(start, start + size)
             targets_C1 = targets_N[part].unsqueeze(1)
-            logprobs_CV = torch.nn.functional.linear(hidden_ND[part], weight_VD, bias_V).to(wide)
+            logprobs_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head).to(wide)
             if temperature != 1.0:
                 logprobs_CV /= temperature
             logprobs_CV -= logprobs_CV.logsumexp(dim=1, keepdim=True)
@@ -64,6 +67,6 @@ class _ChosenLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         (slope_ND,) = ctx.saved_tensors
-        return (gradients[0].unsqueeze(1) * slope_ND).to(slope_ND.dtype), None, None, None, None
+        return (gradients[0].unsqueeze(1) * slope_ND).to(slope_ND.dtype), None, None, None, None, None

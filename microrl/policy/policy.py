@@ -6,9 +6,10 @@ the work is cut up so that it fits, and it must not show in the gradient how it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from microrl.algorithm.batch import Batch, Row
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
+from microrl.rollout.base_model import sequence_logprobs
 from microrl.types import AdapterSnapshot
 
 ACTIVATION_BYTES_CPU = 1.5e9
@@ -48,6 +50,7 @@ class Policy:
         self._loss: LossConfig = config.loss
         self._optim = config.optim
         self._temperature = config.sampling.temperature
+        self._fp32_head = config.model.head_dtype == "float32"
         self._max_completion = config.sampling.max_completion_tokens
         self.peft_model = lora.attach(model, config.adapter, seed=config.seed)
         self._model: PreTrainedModel = self.peft_model.get_base_model()
@@ -70,7 +73,11 @@ class Policy:
 
     def snapshot(self) -> AdapterSnapshot:
         """What the engine needs to sample from the current weights."""
-        return lora.snapshot(self._model, self.version)
+        return replace(lora.snapshot(self._model, self.version), score=self.score)
+
+    def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """How likely the current weights find these sequences; see `AdapterSnapshot.score`."""
+        return sequence_logprobs(self._model, sequences, fp32_head=self._fp32_head)
 
     @contextmanager
     def base(self) -> Iterator[None]:
@@ -112,6 +119,7 @@ class Policy:
         # Rows without a gradient are still scored: entropy and mismatch are of all that was sampled.
         carries = [row.counts and (row.advantage != 0 or self._loss.beta > 0) for row in rows]
         self.optimizer.zero_grad(set_to_none=True)
+        scale = _loss_scale(weights_NT, self._model.dtype)
         for wanted in (True, False):
             positions = [position for position, carry in enumerate(carries) if carry is wanted]
             for batch in self._microbatches([rows[position] for position in positions]):
@@ -119,7 +127,9 @@ class Policy:
                 with torch.set_grad_enabled(wanted):
                     loss = self._microbatch(batch, rows, old, weights_NT, tally)
                     if wanted:
-                        loss.backward()
+                        (loss * scale).backward()
+        if scale != 1.0:
+            torch._foreach_div_([parameter.grad for parameter in self.parameters if parameter.grad is not None], scale)
         self._step(any(carries), tally)
 
     def _microbatch(
@@ -186,7 +196,11 @@ class Policy:
         hidden_BTD = hidden_states(self._model, batch, share_prompts=self._share_prompts)
         mask_BT = batch.mask_BT
         logprobs_N, entropy_N = chosen_logprobs(
-            hidden_BTD[mask_BT], batch.completions_BT[mask_BT], self._model.get_output_embeddings(), self._temperature
+            hidden_BTD[mask_BT],
+            batch.completions_BT[mask_BT],
+            self._model.get_output_embeddings(),
+            self._temperature,
+            fp32_head=self._fp32_head,
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
         return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
@@ -242,6 +256,15 @@ class _Tally:
             skipped=self._skipped,
             reason=self._reason,
         )
+
+
+def _loss_scale(weights_NT: torch.Tensor, dtype: torch.dtype) -> float:
+    """A power of two that lifts the gradients of a float16 backward pass above its smallest numbers; else 1.
+
+    The largest token weight becomes about 1, so nothing overflows that would not without averaging.
+    """
+    largest = float(weights_NT.abs().max())
+    return 2.0 ** -round(math.log2(largest)) if dtype is torch.float16 and largest > 0 else 1.0
 
 
 def _averaging(config: LossConfig) -> losses.Averaging:

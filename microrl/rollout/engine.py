@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from microrl.types import AdapterSnapshot, Group, Prompt, Sampling
+
+
+@dataclass(slots=True)
+class SyncReport:
+    """What the last `awake` did to hand the weights over, and what was proved about it. Seconds; gaps in nats a token.
+
+    `gap` and `slope` are None where engine and trainer share their weights, `slope` also where the trainer's change since
+    the base lies below the noise.
+    """
+
+    mode: Literal["shared", "swap", "merge"] = "shared"
+    push_s: float = 0.0
+    proof_s: float = 0.0
+    wake_s: float = 0.0
+    sleep_s: float = 0.0
+    gap: float | None = None
+    slope: float | None = None
+    freed_bytes: int = 0
+    retaken_bytes: int = 0
 
 
 class Sampler(Protocol):
@@ -25,7 +45,18 @@ class Engine(Protocol):
     """Sleeps outside `awake`, and then holds no memory that the trainer could use."""
 
     name: str
+    report: SyncReport
+    """Of the last `awake`; its `sleep_s` is there once that has ended."""
 
-    def awake(self, snapshot: AdapterSnapshot) -> AbstractContextManager[Sampler]:
-        """Wake up, take over the snapshot's weights, yield a sampler, and sleep again on exit."""
+    def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> AbstractContextManager[Sampler]:
+        """Wake up, take over the snapshot's weights, prove it, yield a sampler, and sleep again on exit.
+
+        `trial` marks a training step: there an engine may try, time and choose between its ways of taking weights over.
+
+        Raises SwapNotProved where the engine cannot be shown to sample from these weights.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back. The engine cannot be used again."""
         ...

@@ -6,8 +6,8 @@ the adapter is folded into a copy of the targeted weights: decoding runs the bas
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from microrl.rollout.base_model import beside, fold, kv_bytes_per_token, project, stop_tokens, twin
+from microrl.rollout.engine import SyncReport
 from microrl.rollout.kv_cache import in_place_cache
-from microrl.types import AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
+from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
 
 CPU_KV_BYTES = 4e9
 COMPACT_AT = 1 / 8
@@ -28,26 +30,26 @@ class TransformersEngine:
 
     name = "transformers"
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float | None) -> None:
-        assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
-        # A second tree of modules over the same tensors: the trainer is then free to wrap its own modules.
-        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        self._model = copy.deepcopy(model, shared).eval()
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float | None, fp32_head: bool = False) -> None:
+        self.report = SyncReport()
+        self._fp32_head = fp32_head
+        self._model = twin(model)
         if model.device.type == "cpu":
             for module in self._model.modules():
                 if type(module) is torch.nn.Linear:
                     module.__class__ = _TransposedLinear
         self._tokenizer = tokenizer
         self._max_kv_bytes = _kv_room(model) if max_kv_gb is None else max_kv_gb * 1e9
-        self._stops = torch.tensor(sorted(_stop_tokens(model, tokenizer)))
+        self._stops = torch.tensor(sorted(stop_tokens(model, tokenizer)))
 
     @contextmanager
-    def awake(self, snapshot: AdapterSnapshot) -> Iterator[_Sampler]:
+    def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
         """Take over the snapshot's update, and let it go on exit. The trainer's weights are never written.
 
         In fp32 the update is folded into copies of the weights. A narrower type would round a small update away, so there
         it runs beside them, in fp32 as the trainer's does.
         """
+        began = time.perf_counter()
         modules = {name: self._model.get_submodule(name) for name in snapshot.pairs}
         base = {name: module.weight for name, module in modules.items()}
         hooks = []
@@ -56,13 +58,19 @@ class TransformersEngine:
                 if base[name].dtype.itemsize >= 4:
                     modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
                 else:
-                    hooks.append(modules[name].register_forward_hook(_beside(pair, base[name].device)))
-            yield _Sampler(self._model, self._tokenizer, self._stops, snapshot.version, self._max_kv_bytes)
+                    hooks.append(modules[name].register_forward_hook(beside(pair, base[name].device)))
+            self.report = SyncReport(push_s=time.perf_counter() - began)
+            yield _Sampler(
+                self._model, self._tokenizer, self._stops, snapshot.version, self._max_kv_bytes, fp32_head=self._fp32_head
+            )
         finally:
             for hook in hooks:
                 hook.remove()
             for name, module in modules.items():
                 module.weight = base[name]
+
+    def close(self) -> None:
+        """Nothing to give back: the weights are the trainer's."""
 
 
 class _TransposedLinear(torch.nn.Linear):
@@ -77,42 +85,29 @@ class _TransposedLinear(torch.nn.Linear):
         return out_NO.view(*input.shape[:-1], self.out_features)
 
 
-def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
-    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
-    wide = torch.promote_types(base_OI.dtype, torch.float32)
-    B_OR, A_RI = (factor.to(base_OI.device, wide) for factor in (pair.B_OR, pair.A_RI))
-    return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
-
-
-def _beside(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
-    """A forward hook that adds scale * B A x to a linear layer's output."""
-    B_OR, A_RI = (factor.to(device, torch.float32) for factor in (pair.B_OR, pair.A_RI))
-
-    def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
-        return (output + (inputs[0].float() @ A_RI.t()) @ B_OR.t() * pair.scale).to(output.dtype)
-
-    return hook
-
-
-def _stop_tokens(model: PreTrainedModel, tokenizer: Any) -> set[int]:
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-    stops = set(configured if isinstance(configured, list) else [configured])
-    return {int(token) for token in (*stops, tokenizer.eos_token_id) if token is not None}
-
-
 class _Sampler:
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, stops: torch.Tensor, version: int, max_kv_bytes: float) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        stops: torch.Tensor,
+        version: int,
+        max_kv_bytes: float,
+        *,
+        fp32_head: bool,
+    ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._stops = stops.to(model.device)
         self._version = version
         self._max_kv_bytes = max_kv_bytes
+        self._fp32_head = fp32_head
 
     def groups(self, prompts: Sequence[Prompt], sampling: Sampling, *, stream: tuple[int, ...]) -> Iterator[tuple[int, Group]]:
         """See `Sampler.groups`. Prompts of similar length decode together, as many as the cache's memory allows."""
         by_length = sorted(range(len(prompts)), key=lambda position: len(prompts[position].token_ids))
         longest = len(prompts[by_length[-1]].token_ids) + sampling.max_tokens if prompts else 0
-        rows = self._max_kv_bytes / (_kv_bytes_per_token(self._model) * max(longest, 1))
+        rows = self._max_kv_bytes / (kv_bytes_per_token(self._model) * max(longest, 1))
         size = max(1, int(rows // sampling.group_size))
         for start in range(0, len(by_length), size):
             yield from self._wave(by_length[start : start + size], prompts, sampling, stream)
@@ -123,7 +118,7 @@ class _Sampler:
     ) -> Iterator[tuple[int, Group]]:
         """Decode the groups of these prompts side by side; yield each when its last row is finished."""
         group_size, limit, device = sampling.group_size, sampling.max_tokens, self._model.device
-        wave = _Wave(self._model, [prompts[position].token_ids for position in positions], group_size, limit)
+        wave = _Wave(self._model, [prompts[position].token_ids for position in positions], group_size, limit, self._fp32_head)
         total = len(positions) * group_size
         uniforms_RT = torch.from_numpy(
             np.stack([_uniforms((*stream, position, sample), limit) for position in positions for sample in range(group_size)])
@@ -180,7 +175,9 @@ class _Sampler:
 class _Wave:
     """The network's side of a wave: the cache, the masks, and the logits of the next token."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], group_size: int, limit: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], group_size: int, limit: int, fp32_head: bool
+    ) -> None:
         device = model.device
         lengths_P = torch.tensor([len(ids) for ids in prompts], device=device)
         width = int(lengths_P.max())
@@ -190,6 +187,7 @@ class _Wave:
         self._is_padded = not bool(mask_PL.all())
         self._backbone = model.base_model
         self._head = model.get_output_embeddings()
+        self._fp32_head = fp32_head
         self._cache = in_place_cache(model.config.num_hidden_layers, width + limit)
         self._mask_RL = mask_PL
         self.logits_RV: torch.Tensor
@@ -220,7 +218,11 @@ class _Wave:
             past_key_values=self._cache,
             use_cache=True,
         )
-        self.logits_RV = self._head(output.last_hidden_state[:, -1])
+        last_RD = output.last_hidden_state[:, -1]
+        if self._fp32_head:
+            self.logits_RV = project(last_RD, self._head.weight, self._head.bias, fp32=True)
+        else:
+            self.logits_RV = self._head(last_RD)
 
 
 def choose(
@@ -259,10 +261,3 @@ def _uniforms(key: tuple[int, ...], count: int) -> np.ndarray:
 def _kv_room(model: PreTrainedModel) -> float:
     """Bytes for keys and values: a third of what is free on a GPU; on a CPU a fixed number, so that runs repeat."""
     return torch.cuda.mem_get_info(model.device)[0] / 3 if model.device.type == "cuda" else CPU_KV_BYTES
-
-
-def _kv_bytes_per_token(model: PreTrainedModel) -> int:
-    config = model.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize

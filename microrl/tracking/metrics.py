@@ -36,6 +36,7 @@ METRICS = {
     "time/update": "seconds of the update",
     "time/sync": "seconds of handing the weights to the engine",
     "time/sleep_wake": "seconds of the engine's waking up and going to sleep",
+    "time/proof": "seconds of proving that the engine has the weights, part of time/sync",
     "tokens/generated": "completion tokens sampled in this step",
     "tokens/per_second": "completion tokens a second of sampling",
     "budget/elapsed_s": "seconds since the process was created, earlier processes of this run included",
@@ -43,6 +44,8 @@ METRICS = {
     "budget/cost_usd": "US dollars spent",
     "memory/peak_gb": "peak memory, GB: the GPU's where there is one, else the process's",
     "sync/probe_gap": "gap between engine and trainer on the probe; null where the engine shares the trainer's weights",
+    "sync/slope": "the engine's change since the base on the trainer's, 1 is right; null where the change is below the noise",
+    "memory/freed_gb": "GB that the engine's sleep freed; null where nothing sleeps",
     "validate/accuracy": "accuracy on the validation split; null in steps without validation",
 }
 

@@ -17,7 +17,8 @@ from microrl.data.sampler import PromptSampler
 from microrl.policy.load import load, use_sensible_threads
 from microrl.policy.policy import Policy
 from microrl.tracking.stopwatch import Stopwatch
-from microrl.train.setup import Parts, make_engine, make_judge
+from microrl.train.engines import make_engine
+from microrl.train.setup import Parts, make_judge
 from microrl.train.step import sample, to_batch
 from microrl.types import Group, Prompt, Sampling
 
@@ -57,6 +58,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             on_step(step, seconds[-1])
     finally:
         judge.close()
+        parts.engine.close()
     timed, timed_laps = (seconds[1:], laps[1:]) if len(seconds) > 1 else (seconds, laps)
     unit = 1 if sys.platform == "darwin" else 1024
     return {

@@ -11,6 +11,7 @@ from microrl import checkpoint
 from microrl.budget import Budget
 from microrl.checkpoint import State
 from microrl.config import RunConfig
+from microrl.errors import SwapNotProved
 from microrl.evaluation.evaluate import Result, evaluate, gains
 from microrl.policy.schedule import learning_rate
 from microrl.rollout.engine import Engine
@@ -70,6 +71,7 @@ def train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool 
             return _carry_out(run, resume=resume)
         finally:
             parts.judge.close()
+            parts.engine.close()
 
 
 def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
@@ -95,6 +97,11 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
         with run.interrupts.held():
             _save_what_is_whole(run)
             run.folder.event("interrupted", f"stopped by a signal before step {run.state.step}")
+        raise
+    except SwapNotProved as error:
+        status = "unproved"
+        run.folder.event("swap not proved", error.message, hint=error.hint, step=run.state.step)
+        _save_what_is_whole(run)
         raise
     except Exception as error:
         run.folder.event("failed", f"{type(error).__name__}: {error}", step=run.state.step)
@@ -126,7 +133,7 @@ def _steps(run: Run) -> None:
             if run.state.entropy_start is None:
                 run.state.entropy_start = update.entropy
             row = describe(
-                step, sampled, update, lr=lr, entropy_start=run.state.entropy_start, laps=watch.lap(),
+                step, sampled, update, parts.engine.report, lr=lr, entropy_start=run.state.entropy_start, laps=watch.lap(),
                 seconds=time.perf_counter() - began,
             )  # fmt: skip
             _log(run, step, row, update.reason)

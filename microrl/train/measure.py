@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
 from microrl.rewards import Judge
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
-from microrl.train.setup import check_golds, choose, load_model, make_engine, make_judge
+from microrl.train.engines import make_engine
+from microrl.train.setup import check_golds, choose, load_model, make_judge
 from microrl.types import BASE, AdapterSnapshot, Sampling
 
 
@@ -50,7 +52,7 @@ def _evaluate(config: RunConfig, snapshot: AdapterSnapshot, judge: Judge, consol
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
     sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)
     began = time.monotonic()
-    with make_engine(config, model, tokenizer).awake(snapshot) as sampler:
+    with closing(make_engine(config, model, tokenizer, console=console)) as engine, engine.awake(snapshot) as sampler:
         result = evaluate(
             sampler,
             judge,
@@ -78,13 +80,14 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
     snapshot = trained(run)
     with RunConsole() as console:
         model, tokenizer = load_model(config, console)
-        engine = make_engine(config, model, tokenizer)
+        engine = make_engine(config, model, tokenizer, console=console)
         prompt = render(question, "", tokenizer, config.data.system)
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
         sides = {}
-        for side, weights in (("base", BASE), ("trained", snapshot)):
-            console.status(f"asking the {side} model")
-            with engine.awake(weights) as sampler:
-                ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed))
-            sides[side] = [completion.text for completion in group.completions]
+        with closing(engine):
+            for side, weights in (("base", BASE), ("trained", snapshot)):
+                console.status(f"asking the {side} model")
+                with engine.awake(weights) as sampler:
+                    ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed))
+                sides[side] = [completion.text for completion in group.completions]
     return sides

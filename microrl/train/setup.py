@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-from transformers import PreTrainedModel
 
 from microrl.algorithm.losses import soft_overlong_penalty
 from microrl.answers import as_integer
@@ -23,10 +20,11 @@ from microrl.policy.load import LoadedModel, load, use_sensible_threads
 from microrl.policy.policy import Policy
 from microrl.rewards import Judge
 from microrl.rollout.engine import Engine
-from microrl.rollout.transformers import TransformersEngine
+from microrl.rollout.preflight import choose as choose_engine
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
 from microrl.train import quickstart
+from microrl.train.engines import make_engine
 from microrl.types import Prompt, Sampling
 
 
@@ -45,6 +43,7 @@ class Parts:
 
 def build(config: RunConfig, folder: RunFolder, console: RunConsole) -> Parts:
     """Load the model and the data, and check both. Raises UserError for what a person can mend."""
+    choose_engine(config)  # what cannot run here is said before anything is loaded
     judge = make_judge(config)
     try:
         console.status("reading the data")
@@ -63,7 +62,7 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole) -> Parts:
             console.note("warning: no held-out questions, so nothing is evaluated; raise data.held_out")
         held_out_prompts = render_all(chosen, tokenizer, config.data) if chosen else []
         console.status("preparing the engine and the adapter")
-        engine = make_engine(config, model, tokenizer)
+        engine = make_engine(config, model, tokenizer, folder=folder, console=console)
         policy = Policy(model, config)
     except BaseException:
         judge.close()
@@ -78,11 +77,6 @@ def make_judge(config: RunConfig) -> Judge:
     limit = config.sampling.max_completion_tokens
     penalty = partial(soft_overlong_penalty, limit=limit, buffer=overlong.buffer, factor=overlong.factor) if overlong else None
     return Judge(config.reward, answer_kind=config.data.answer_kind, penalty=penalty)
-
-
-def make_engine(config: RunConfig, model: PreTrainedModel, tokenizer: Any) -> Engine:
-    """The generation engine. Build it before the policy wraps the model's layers."""
-    return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb)
 
 
 def load_model(config: RunConfig, console: RunConsole) -> LoadedModel:

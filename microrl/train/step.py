@@ -14,6 +14,7 @@ from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config.schema import DapoConfig
 from microrl.policy.policy import Update
+from microrl.rollout.engine import SyncReport
 from microrl.tracking import metrics
 from microrl.tracking.stopwatch import Stopwatch
 from microrl.train.setup import Parts
@@ -29,9 +30,7 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
     rounds = loss.max_rounds if isinstance(loss, DapoConfig) and dynamic else 1
     kept: list[Group] = []
     sampled: list[Group] = []
-    began = time.perf_counter()
-    with parts.engine.awake(parts.policy.snapshot()) as sampler:
-        watch.add("sync", time.perf_counter() - began)
+    with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
         for number in range(rounds):
             prompts = parts.prompts.draw(wanted - len(kept))
             began = ended = time.perf_counter()
@@ -49,8 +48,9 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
             kept += [group for group in scored if not dynamic or has_mixed_accuracy(group)]
             if len(kept) >= wanted:
                 break
-        began = time.perf_counter()
-    watch.add("sleep_wake", time.perf_counter() - began)
+    report = parts.engine.report
+    watch.add("sync", report.push_s + report.proof_s)
+    watch.add("sleep_wake", report.wake_s + report.sleep_s)
     # Nothing mixed in any round: train on what there is, which is a skipped update unless the format parts differ.
     return (kept or sampled[:wanted]), sampled
 
@@ -64,6 +64,7 @@ def describe(
     step: int,
     sampled: list[Group],
     update: Update,
+    sync: SyncReport,
     *,
     lr: float,
     entropy_start: float | None,
@@ -93,6 +94,10 @@ def describe(
         "time/update": laps.get("update", 0.0),
         "time/sync": laps.get("sync", 0.0),
         "time/sleep_wake": laps.get("sleep_wake", 0.0),
+        "time/proof": sync.proof_s,
+        "sync/probe_gap": sync.gap,
+        "sync/slope": sync.slope,
+        "memory/freed_gb": sync.freed_bytes / 1e9 if sync.freed_bytes else None,
         "tokens/per_second": found["tokens/generated"] / generate if generate > 0 else None,
         "memory/peak_gb": peak_gb(),
     }

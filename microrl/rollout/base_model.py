@@ -1,0 +1,101 @@
+"""The trainer's base model as an engine sees it: the same tensors in a second tree of modules, and updates on top of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.types import LowRank
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A second tree of modules over the same tensors: the trainer is then free to wrap its own modules."""
+    assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()
+
+
+def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
+    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
+    wide = torch.promote_types(base_OI.dtype, torch.float32)
+    B_OR, A_RI = (factor.to(base_OI.device, wide) for factor in (pair.B_OR, pair.A_RI))
+    return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
+
+
+def beside(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
+    """A forward hook that adds scale * B A x, in fp32, to a linear layer's output."""
+    B_OR, A_RI = (factor.to(device, torch.float32) for factor in (pair.B_OR, pair.A_RI))
+
+    def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        return (output + (inputs[0].float() @ A_RI.t()) @ B_OR.t() * pair.scale).to(output.dtype)
+
+    return hook
+
+
+@contextmanager
+def adapted(model: PreTrainedModel, pairs: Mapping[str, LowRank]) -> Iterator[PreTrainedModel]:
+    """The model with these updates running beside its weights."""
+    hooks = [
+        model.get_submodule(name).register_forward_hook(beside(pair, model.get_submodule(name).weight.device))
+        for name, pair in pairs.items()
+    ]
+    try:
+        yield model
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def weights(model: PreTrainedModel, pairs: Mapping[str, LowRank]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter by its name, those with an update folded: one after the other, so that no second model is ever held."""
+    for name, parameter in model.named_parameters():
+        pair = pairs.get(name.removesuffix(".weight"))
+        yield name, parameter if pair is None else fold(parameter, pair)
+
+
+def project(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, *, fp32: bool) -> torch.Tensor:
+    """The head's logits, [N, V], in the head's own type; with `fp32` products of narrow factors are summed and kept in fp32."""
+    if not fp32 or hidden_ND.dtype.itemsize >= 4:
+        return torch.nn.functional.linear(hidden_ND, weight_VD, bias_V)
+    if hidden_ND.is_cuda:  # no float32 copy of the weights
+        logits_NV = torch.mm(hidden_ND, weight_VD.t(), out_dtype=torch.float32)
+        return logits_NV if bias_V is None else logits_NV + bias_V.float()
+    return torch.nn.functional.linear(hidden_ND.float(), weight_VD.float(), None if bias_V is None else bias_V.float())
+
+
+@torch.no_grad()
+def sequence_logprobs(model: PreTrainedModel, sequences: Sequence[tuple[int, ...]], *, fp32_head: bool) -> list[torch.Tensor]:
+    """Log-probabilities (nats, fp32 or finer) of each sequence's second token to its last, at temperature 1; [length - 1] each.
+
+    Sequences are padded on the right, where a causal model does not look.
+    """
+    width = max(map(len, sequences))
+    ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=model.device)
+    hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    head: Any = model.get_output_embeddings()
+    found = []
+    for row, ids in enumerate(sequences):
+        logits_TV = project(hidden_BTD[row, : len(ids) - 1], head.weight, head.bias, fp32=fp32_head)
+        logprobs_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(dim=-1)
+        found.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
+    return found
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """The tokens that end a completion, as the model's generation settings and the tokenizer name them."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    stops = set(configured if isinstance(configured, list) else [configured])
+    return {int(token) for token in (*stops, tokenizer.eos_token_id) if token is not None}
+
+
+def kv_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of one token's keys and values in all layers, in the model's own type."""
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize

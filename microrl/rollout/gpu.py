@@ -1,0 +1,107 @@
+"""What a card has room for, who else is on it, and why memory does not come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from microrl.errors import UserError
+
+GB = 1e9
+RESERVE_BYTES = int(3e9)
+"""Left to CUDA graphs, vLLM's own activations and both libraries' workspaces."""
+KV_SLEEP_SHARE = 0.15
+"""Up to this share of the card the engine's weights may stay while it sleeps: 3B parameters in bfloat16 on 48 GB."""
+
+
+class Other(NamedTuple):
+    """Another process on the card; its name is None where it may not be asked."""
+
+    pid: int
+    bytes: int
+    name: str | None
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's parameters, tied ones once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def sleep_level(wanted: str | int, *, engine_bytes: int, total_bytes: int, can_release_cache: bool) -> str | int:
+    """`engine.sleep` with auto decided, for an engine whose weights take so much of a card.
+
+    Dropped weights (2) come back from the trainer's own copy, which is on the card already: cheaper than by way of the host (1).
+    """
+    if wanted == "kv" and not can_release_cache:
+        raise UserError("this vLLM cannot free its cache alone (0.31 and later can)", "--set engine.sleep=1, or upgrade vLLM")
+    if wanted != "auto":
+        return wanted
+    if can_release_cache and engine_bytes <= KV_SLEEP_SHARE * total_bytes:
+        return "kv"
+    # Before it could release the cache alone, vLLM lost its adapter buffers in level 2.
+    return 2 if can_release_cache else 1
+
+
+def cache_bytes(
+    *, free: int, total: int, engine: int, adapter: int, wanted: int, least: int, others: tuple[Other, ...] = ()
+) -> int:
+    """Bytes for keys and values: what the batch can use, as far as the card has it once the trainer's base is loaded.
+
+    `engine` are the engine's own weights and adapter buffers, `adapter` what the trainer will keep for its adapter, `least`
+    the cache of a single completion. Raises UserError that says how much is missing and what would help.
+    """
+    room = free - engine - adapter - RESERVE_BYTES
+    if room >= least:
+        return min(wanted, room)
+    short = f"{(least - room) / GB:.1f} GB"
+    held = sum(other.bytes for other in others)
+    if room + held >= least:
+        names = ", ".join(f"{other.name or 'process'} {other.pid} ({other.bytes / GB:.1f} GB)" for other in others)
+        raise UserError(f"the card is {short} short: other processes hold {held / GB:.1f} GB of it: {names}", "end them, or wait")
+    raise UserError(
+        f"the card is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy takes "
+        f"{engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one completion's "
+        f"keys and values {least / GB:.2f}",
+        "a lower --rank, a smaller sampling.max_completion_tokens, a smaller model, or --engine transformers, which needs no copy",
+    )
+
+
+def others_on_card(index: int = 0) -> tuple[Other, ...]:
+    """The other processes that hold memory of this card, as the driver names them; nothing where it cannot be asked."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except Exception:  # no driver, no library, a container without rights: each has an exception of its own
+        return ()
+    return tuple(Other(one.pid, one.usedGpuMemory or 0, _name(one.pid)) for one in running if one.pid != os.getpid())
+
+
+def _name(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def expandable_segments(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The variable that turns expandable segments on, if one does. vLLM looks at the older name only (vllm#54351)."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
+            return name
+    return None
+
+
+def why_memory_stays() -> str:
+    """The likely cause of a sleep that freed less than it should."""
+    if variable := expandable_segments():
+        return f"{variable} turns expandable_segments on, which vLLM's sleeping memory cannot live with: unset it"
+    if others := others_on_card():
+        return f"process {others[0].pid} takes memory of this card at the same time"
+    return "no cause is known; `microrl doctor` looks further"

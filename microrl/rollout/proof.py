@@ -1,0 +1,144 @@
+"""The proof that an engine samples from the trainer's weights: both score fixed sequences, each against its own base score.
+
+What is compared is the change since the base, so the two sides' different arithmetic cancels, and a swap that never
+happened shows as a slope of 0. How well the two can agree is measured with a canary, an adapter made for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.types import LowRank
+
+TEXTS = (
+    "To add 47 and 38, add the tens, 40 + 30 = 70, and the ones, 7 + 8 = 15. Together they make 85.",
+    "A train leaves at noon and travels 60 miles an hour. After two and a half hours it has gone 150 miles.",
+    "Let x be the smaller number. Then x + (x + 4) = 30, so 2x = 26 and x = 13. The answer is \\boxed{13}.",
+    "<think>Half of 18 is 9, and three times 9 is 27, which is less than 30.</think> No, it is not enough.",
+)
+MOST_TOKENS = 32
+"""Of each text, so that a proof costs a few milliseconds."""
+CANARY_TIMES_NOISE, CANARY_LEAST = 20, 0.02
+"""Least change that the canary makes: a multiple of the noise, and nats a token."""
+FLOOR_TIMES_NOISE = 4
+MEASURABLE_TIMES_NOISE = 2
+"""A smaller change of the trainer's has no slope that could be told from noise."""
+LOWEST_SLOPE, HIGHEST_SLOPE = 0.8, 1.25
+BASE_LIMIT = 0.5
+"""Nats a token between engine and trainer on the base model. Arithmetic alone stays far below it, in bfloat16 too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the probe showed of one swap. Nats a token; `slope` is None where the trainer's change is too small for one."""
+
+    gap: float
+    """mean |change in the engine - change in the trainer|"""
+    change: float
+    """mean |change in the trainer|"""
+    slope: float | None
+    """Of the engine's change on the trainer's, through the origin: 1 is right, 0 is a swap that never happened."""
+    floor: float
+    """The largest gap that passes here."""
+
+    def fault(self) -> str | None:
+        """What is wrong, in one sentence with its likely cause; None where nothing is."""
+        if not math.isfinite(self.gap):
+            return "the engine's scores are not finite: its weights were lost, most likely in sleep (try engine.sleep=1 or kv)"
+        if self.slope is not None and self.slope < 0.2:
+            return (
+                f"the engine does not follow the trainer (slope {self.slope:.2f}): it samples from older weights, most likely "
+                "because the adapter was not pushed, the request names another one, or its prompt cache is stale"
+            )
+        if self.slope is not None and not LOWEST_SLOPE <= self.slope <= HIGHEST_SLOPE:
+            return (
+                f"the engine follows the trainer at {self.slope:.2f} of its change: most likely the adapter's scaling is wrong, "
+                "some layers were left out, or rounding swallows the update (a merge in bfloat16)"
+            )
+        if self.gap > self.floor:
+            return (
+                f"the probe gap {self.gap:.2g} is above its floor {self.floor:.2g}: some layers differ, or the two compute at "
+                "different precision (model.head_dtype=float32 narrows that)"
+            )
+        return None
+
+
+class Probe:
+    """The sequences, both sides' base scores, and the noise between the two sides.
+
+    `noise` starts as the mean gap on the base model and is raised by `calibrate` to what the canary shows.
+    """
+
+    def __init__(self, engine_base_N: torch.Tensor, trainer_base_N: torch.Tensor) -> None:
+        self._engine_base_N, self._trainer_base_N = engine_base_N, trainer_base_N
+        self.base_gap = float((engine_base_N - trainer_base_N).abs().mean())
+        self.noise = max(self.base_gap, float(trainer_base_N.abs().mean()) * torch.finfo(torch.float32).eps)
+
+    @property
+    def canary_change(self) -> float:
+        """Least mean change, nats a token, that the canary has to make."""
+        return max(CANARY_TIMES_NOISE * self.noise, CANARY_LEAST)
+
+    def calibrate(self, canary: Reading) -> None:
+        """Take over how far apart the two sides were on the canary."""
+        self.noise = max(self.noise, canary.gap)
+
+    def measurable(self, change: float) -> bool:
+        """Whether a change of the trainer's, nats a token, stands out of the noise."""
+        return change > MEASURABLE_TIMES_NOISE * self.noise
+
+    def read(self, engine_N: torch.Tensor, trainer_N: torch.Tensor) -> Reading:
+        """Compare both sides' changes since the base. Rounding is relative, so the floor grows with the scores' size."""
+        engine_change_N, trainer_change_N = engine_N - self._engine_base_N, trainer_N - self._trainer_base_N
+        change = float(trainer_change_N.abs().mean())
+        slope = None
+        if self.measurable(change):
+            slope = float((engine_change_N @ trainer_change_N) / (trainer_change_N @ trainer_change_N))
+        growth = max(1.0, float(trainer_N.abs().mean() / self._trainer_base_N.abs().mean()))
+        gap = float((engine_change_N - trainer_change_N).abs().mean())
+        return Reading(gap, change, slope, FLOOR_TIMES_NOISE * self.noise * growth)
+
+
+def sequences(tokenizer: Any) -> list[tuple[int, ...]]:
+    """The fixed texts in a model's tokens."""
+    return [tuple(tokenizer(text, add_special_tokens=False)["input_ids"][:MOST_TOKENS]) for text in TEXTS]
+
+
+def flat(scores: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All sequences' scores in one vector, in float64 on the CPU."""
+    return torch.cat([score.detach().double().cpu() for score in scores])
+
+
+def canary(
+    model: PreTrainedModel, targets: Sequence[str], rank: int, change_of: Callable[[Mapping[str, LowRank]], float], least: float
+) -> dict[str, LowRank]:
+    """A random adapter of the run's own shape whose change lies between `least` and four times it, as `change_of` says.
+
+    Raises ArithmeticError where no strength does, which a model that ignores its own weights would bring about.
+    """
+    generator = torch.Generator().manual_seed(20)
+    factors, size = {}, []
+    for name in targets:
+        weight_OI = model.get_submodule(name).weight
+        out, width = weight_OI.shape
+        R = min(rank, out, width)
+        factors[name] = (
+            torch.randn(R, width, generator=generator) / width**0.5,
+            torch.randn(out, R, generator=generator) / R**0.5,
+        )
+        size.append(float(weight_OI.float().norm()) / out**0.5)
+    # B A has a Frobenius norm of about sqrt(out): start at a hundredth of the weights' own.
+    strength = 0.01 * sum(size) / len(size)
+    for _ in range(20):
+        pairs = {name: LowRank(A_RI.to(model.device), B_OR.to(model.device), strength) for name, (A_RI, B_OR) in factors.items()}
+        change = change_of(pairs)
+        if least <= change <= 4 * least:
+            return pairs
+        strength *= min(max(2 * least / max(change, 1e-30), 0.1), 10.0)
+    raise ArithmeticError(f"no strength of the canary changes the scores by {least:.2g} nats a token")

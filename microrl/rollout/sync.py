@@ -1,0 +1,76 @@
+"""Swap or merge: measured on a run's first steps, at its own rank, length and batch, and kept."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from microrl.rollout.proof import LOWEST_SLOPE, Reading
+
+Mode = Literal["swap", "merge"]
+TRIALS = 3
+"""Steps in each mode; the first warms up and does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One step's cost in one mode."""
+
+    push_s: float
+    tokens: int
+    decode_s: float
+    gap: float
+    slope: float | None
+
+
+class SyncChoice:
+    """The mode to use next. `wanted` other than auto, or a choice stored by an earlier process of the run, decides it."""
+
+    def __init__(self, wanted: str, stored: Mode | None, on_choice: Callable[[Mode, str, list[dict[str, Any]]], None]) -> None:
+        self.decided: Mode | None = stored
+        if wanted in ("swap", "merge"):
+            self.decided = "swap" if wanted == "swap" else "merge"
+        self._on_choice = on_choice
+        self._trials: dict[Mode, list[Trial]] = {"swap": [], "merge": []}
+        self._reading: Reading | None = None
+
+    def next(self) -> Mode:
+        """Merging is tried only once the trainer's change stands out of the noise: before that its slope cannot be measured,
+        and a merge that rounds every update away would look as good as any."""
+        if self.decided is not None:
+            return self.decided
+        measurable = self._reading is not None and self._reading.slope is not None
+        return "merge" if len(self._trials["swap"]) >= TRIALS and measurable else "swap"
+
+    def admit(self, mode: Mode, reading: Reading) -> bool:
+        """Whether this mode may go on after what the probe showed; a merge that may not is ruled out for good."""
+        if self.decided is None and mode == "merge":
+            if reading.slope is None or reading.slope < LOWEST_SLOPE or reading.fault() is not None:
+                self._decide("swap", f"swap: a merged update does not pass the probe ({reading.fault() or 'no slope'})")
+                return False
+        else:
+            self._reading = reading
+        return True
+
+    def record(self, mode: Mode, trial: Trial) -> None:
+        """Count a step; after the last one decide."""
+        if self.decided is not None or trial.tokens == 0:
+            return
+        self._trials[mode].append(trial)
+        if len(self._trials["merge"]) >= TRIALS:
+            costs = {name: self._step_s(name) for name in self._trials}
+            best: Mode = "merge" if costs["merge"] < costs["swap"] else "swap"
+            self._decide(best, ", ".join(f"{name} {seconds:.3g} s a step" for name, seconds in costs.items()) + f": {best}")
+
+    def _step_s(self, mode: Mode) -> float:
+        """Push and decode seconds a step, at the tokens that a step of either mode had."""
+        counted = self._trials[mode][1:]
+        tokens = statistics.mean(trial.tokens for trials in self._trials.values() for trial in trials[1:])
+        return min(trial.push_s for trial in counted) + tokens * min(trial.decode_s / trial.tokens for trial in counted)
+
+    def _decide(self, mode: Mode, why: str) -> None:
+        self.decided = mode
+        table = [{"mode": name, **asdict(trial)} for name, trials in self._trials.items() for trial in trials]
+        self._on_choice(mode, why, table)

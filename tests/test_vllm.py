@@ -1,0 +1,432 @@
+"""The vLLM engine against the real vLLM, on whatever this machine has: every promise of a swap, and every trap set on purpose.
+
+Each trap is shown twice: with the guard the engine is right, and with the guard taken out the same check sees it.
+"""
+
+import copy
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = pytest.mark.vllm
+
+from microrl.algorithm.batch import Batch, Row  # noqa: E402
+from microrl.config import resolve  # noqa: E402
+from microrl.errors import SwapNotProved  # noqa: E402
+from microrl.policy.policy import Policy  # noqa: E402
+from microrl.policy.tiny import build_model  # noqa: E402
+from microrl.rollout.base_model import sequence_logprobs  # noqa: E402
+from microrl.rollout.sync import SyncChoice  # noqa: E402
+from microrl.rollout.transformers import TransformersEngine  # noqa: E402
+from microrl.train.engines import make_engine  # noqa: E402
+from microrl.types import BASE, LowRank, Prompt, Sampling  # noqa: E402
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+SETTINGS = {"engine.kind": "vllm", "adapter.rank": 6, "adapter.alpha": 9.0, "sampling.max_completion_tokens": 48,
+            "data.max_prompt_tokens": 160, "sampling.prompts_per_step": 8, "sampling.group_size": 4, "model.dtype": "float32",
+            "sampling.temperature": 0.7}  # fmt: skip
+CLOSE = 5e-4 if CUDA else 1e-4
+
+
+def process_state():
+    card = torch.cuda.get_rng_state() if CUDA else torch.zeros(1)
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), card.tolist()
+
+
+@torch.no_grad()
+def make_it_end(model, tokenizer):
+    """Completions of different lengths from random weights: the head is tied, and the end of sequence becomes nearly as likely
+    as the likeliest token."""
+    ids = torch.tensor([tokenizer("What is 12 + 30?")["input_ids"]], device=model.device)
+    likeliest = int(model(ids).logits[0].softmax(-1).mean(0).argmax())
+    rows = model.get_input_embeddings().weight
+    rows[tokenizer.eos_token_id] = rows[likeliest] * 1.2
+
+
+class Served:
+    """One model, its trainers, and the one vLLM engine of this process."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.model = build_model(tokenizer, layers=3, seed=3).eval().requires_grad_(False).to(DEVICE)
+        make_it_end(self.model, tokenizer)
+        self.config = resolve((), SETTINGS)
+        self.events = []
+        before, set_threads, threads = process_state(), torch.set_num_threads, torch.get_num_threads()
+        self.transformers = TransformersEngine(self.model, tokenizer, max_kv_gb=1)
+        self.engine = make_engine(self.config, self.model, tokenizer)
+        self.engine._on_event = lambda kind, message, **details: self.events.append((kind, message, details))
+        self.untouched_by_building = (
+            process_state() == before and torch.set_num_threads is set_threads and torch.get_num_threads() == threads
+        )
+        self.policies = {}
+        models = {"lora": self.model, "rslora": copy.deepcopy(self.model)}
+        for kind in ("lora", "rslora"):
+            # The scale of rslora is larger by the root of the rank: a smaller alpha keeps the change alike.
+            flags = {**SETTINGS, "adapter.kind": kind, "adapter.alpha": 9.0 if kind == "lora" else 4.0}
+            self.policies[kind] = Policy(models[kind], resolve((), flags))
+            self.change(kind, seed=1)
+
+    def change(self, kind, seed, size=0.1):
+        """A new version of an adapter."""
+        policy = self.policies[kind]
+        generator = torch.Generator().manual_seed(seed)
+        for pair in policy.snapshot().pairs.values():
+            pair.B_OR.copy_(torch.randn(pair.B_OR.shape, generator=generator) * size)
+        policy.version += 1
+        return policy
+
+    def in_mode(self, mode):
+        self.engine._choice = SyncChoice(mode, None, lambda *_: None)
+        return self.engine
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer):
+    made = Served(tokenizer)
+    yield made
+    made.engine.close()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_events(served):
+    served.events.clear()
+
+
+def prompts(served, count=8):
+    texts = [f"What is {11 * n} + {n}? Take care, and say it in words first." * (1 + n % 2) for n in range(1, count + 1)]
+    return [Prompt(text, "1", text, tuple(served.tokenizer(text)["input_ids"])) for text in texts]
+
+
+def sampled(engine, snapshot, chosen, sampling=None, stream=(0, 0)):
+    sampling = sampling or Sampling(4, 48, temperature=0.7)
+    with engine.awake(snapshot) as sampler:
+        return [group for _, group in sorted(sampler.groups(chosen, sampling, stream=stream), key=lambda item: item[0])]
+
+
+def rows_of(groups):
+    return [Row(g.prompt.token_ids, c.token_ids, c.logprobs, 1.0, True, 0) for g in groups for c in g.completions]
+
+
+def gap(policy, groups):
+    """Largest difference between the engine's log-probabilities and the trainer's."""
+    rows = rows_of(groups)
+    return max(
+        float((torch.tensor(row.engine_logprobs, device=found.device) - found).abs().max())
+        for row, found in zip(rows, policy.logprobs(rows), strict=True)
+    )
+
+
+def test_building_leaves_the_process_as_it_was(served):
+    assert served.untouched_by_building
+
+
+@pytest.mark.parametrize("mode", ["swap", "merge"])
+@pytest.mark.parametrize("kind", ["lora", "rslora"])
+def test_logprobs_agree_with_the_trainer(served, kind, mode):
+    policy = served.change(kind, seed=5)
+    groups = sampled(served.in_mode(mode), policy.snapshot(), prompts(served))
+    assert gap(policy, groups) < CLOSE
+    assert served.engine.report.mode == mode and served.engine.report.slope == pytest.approx(1, abs=0.01)
+    with policy.base():
+        assert gap(policy, groups) > 0.1, "the base is another distribution: the adapter is really there"
+
+
+@pytest.mark.parametrize("mode", ["swap", "merge"])
+def test_the_base_comes_back(served, mode):
+    policy = served.change("lora", seed=6)
+    sampled(served.in_mode(mode), policy.snapshot(), prompts(served, 1))
+    groups = sampled(served.engine, BASE, prompts(served))
+    with policy.base():
+        assert gap(policy, groups) < CLOSE
+
+
+def test_from_one_mode_to_the_other(served):
+    policy = served.change("lora", seed=7)
+    for mode in ("merge", "swap", "merge", "swap"):
+        assert gap(policy, sampled(served.in_mode(mode), policy.snapshot(), prompts(served, 3))) < CLOSE
+
+
+@pytest.mark.parametrize("mode", ["swap", "merge"])
+def test_ten_swaps_in_a_row_each_proved(served, mode):
+    engine = served.in_mode(mode)
+    sequences = [c.token_ids for g in sampled(engine, BASE, prompts(served, 4)) for c in g.completions if len(c.token_ids) > 1]
+    for number in range(10):
+        policy = served.change("lora", seed=100 + number, size=0.02 * (1 + number))
+        with engine.awake(policy.snapshot()):
+            theirs, ours = engine.score(sequences), policy.score(sequences)
+        assert engine.report.gap < CLOSE and engine.report.slope == pytest.approx(1, abs=0.01)
+        assert max(float((a - b.cpu()).abs().max()) for a, b in zip(theirs, ours, strict=True)) < CLOSE
+    assert not served.events, "no swap had to be tried again"
+
+
+@pytest.mark.parametrize("mode", ["swap", "merge"])
+def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
+    """The stale cache: keys and values of a prompt that older weights have computed."""
+    engine, chosen = served.in_mode(mode), prompts(served, 4)
+    assert min(len(prompt.token_ids) for prompt in chosen) > 2 * engine._engine.vllm_config.cache_config.block_size or not CUDA
+    long = [Prompt("q", "1", "", prompt.token_ids[:1] * 140 + prompt.token_ids[1:15]) for prompt in chosen]
+    for seed in (20, 21):
+        policy = served.change("lora", seed=seed)
+        assert gap(policy, sampled(engine, policy.snapshot(), long)) < CLOSE
+    if mode == "merge":  # a swapped adapter has a new number too, which a merge has not: here the reset is the only guard
+        monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
+        sampled(engine, policy.snapshot(), long)
+        policy = served.change("lora", seed=22)
+        assert gap(policy, sampled(engine, policy.snapshot(), long)) > 10 * CLOSE, "without the reset it is seen"
+
+
+def test_a_cache_that_cannot_be_reset_is_an_error(served, monkeypatch):
+    engine = served.in_mode("swap")
+    monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: False)
+    with pytest.raises(RuntimeError, match="prompt cache"), engine.awake(BASE):
+        pass
+
+
+@pytest.mark.parametrize("mode", ["swap", "merge"])
+def test_the_trainers_tensors_are_never_written(served, mode):
+    """The in-place scaling trap: vLLM multiplies an adapter's B by its scale in the very tensor that it is given."""
+    from vllm.lora.lora_weights import LoRALayerWeights
+
+    policy = served.change("lora", seed=30)
+    pairs = policy.snapshot().pairs
+    scale = next(iter(pairs.values())).scale
+    assert scale == 1.5
+    before = {name: (pair.A_RI.clone(), pair.B_OR.clone()) for name, pair in pairs.items()}
+    weights = {name: parameter.clone() for name, parameter in served.model.named_parameters()}
+    for _ in range(3):
+        sampled(served.in_mode(mode), policy.snapshot(), prompts(served, 1))
+    assert all(torch.equal(pairs[name].A_RI, A) and torch.equal(pairs[name].B_OR, B) for name, (A, B) in before.items())
+    assert all(torch.equal(weights[name], parameter) for name, parameter in served.model.named_parameters())
+    name, pair = next(iter(pairs.items()))
+    live = LowRank(pair.A_RI.clone(), pair.B_OR.clone(), pair.scale)
+    LoRALayerWeights(name, 6, 9, live.A_RI, live.B_OR).optimize()
+    assert torch.equal(live.B_OR, pair.B_OR * scale), "the trap is real: handed over with its scale, the tensor is changed"
+
+
+@pytest.mark.parametrize("mode", ["swap", "merge"])
+@pytest.mark.parametrize("guard", ["bytes", "probe"])
+def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
+    """By each of the two guards alone."""
+    engine, old = served.in_mode(mode), served.change("lora", seed=40)
+    sampled(engine, old.snapshot(), prompts(served, 1))
+    policy = served.change("lora", seed=41)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_push", lambda snapshot, mode: None)
+        if guard == "probe":
+            patched.setattr(engine, "_first_difference", lambda snapshot, mode: None)
+        else:
+            patched.setattr("microrl.rollout.proof.Reading.fault", lambda self: None)
+        with pytest.raises(SwapNotProved) as caught, engine.awake(policy.snapshot()):
+            raise AssertionError("nothing may be sampled")
+    assert [kind for kind, *_ in served.events] == ["swap retried"]
+    assert "version" in caught.value.message and caught.value.hint
+    assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE, "and the engine still works"
+
+
+def test_an_update_below_the_noise_is_decided_by_its_bytes(served, monkeypatch):
+    policy = served.change("lora", seed=42, size=1e-9)
+    engine = served.in_mode("swap")
+    sampled(engine, policy.snapshot(), prompts(served, 1))
+    assert engine.report.slope is None, "too small to be seen in the scores"
+    policy = served.change("lora", seed=43, size=1e-9)
+    push = engine._push
+    monkeypatch.setattr(engine, "_push", lambda snapshot, mode: push(BASE, mode))
+    with pytest.raises(SwapNotProved, match="no adapter of this version"), engine.awake(policy.snapshot()):
+        pass
+
+
+def test_a_push_that_fails_once_is_tried_again(served, monkeypatch):
+    policy = served.change("lora", seed=44)
+    engine = served.in_mode("swap")
+    push, calls = engine._push, []
+
+    def once(snapshot, mode):
+        calls.append(mode)
+        if len(calls) > 1:
+            push(snapshot, mode)
+
+    monkeypatch.setattr(engine, "_push", once)
+    groups = sampled(engine, policy.snapshot(), prompts(served, 2))
+    assert len(calls) == 2 and gap(policy, groups) < CLOSE
+    assert [kind for kind, *_ in served.events] == ["swap retried"]
+
+
+def test_damage_is_named(served, monkeypatch):
+    """One number of one layer's adapter, changed in vLLM's own memory."""
+    policy = served.change("lora", seed=45)
+    engine = served.in_mode("swap")
+    swap = engine._swap
+
+    def damaging(snapshot):
+        request = swap(snapshot)
+        engine._manager().modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 1e-4
+        return request
+
+    monkeypatch.setattr(engine, "_swap", damaging)
+    with pytest.raises(SwapNotProved, match=r"layers\.1\.mlp\.down_proj"), engine.awake(policy.snapshot()):
+        pass
+
+
+def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
+    policy = served.change("lora", seed=46, size=0.02)
+    engine = served.in_mode("swap")
+    real = engine._served
+    monkeypatch.setattr(engine, "_served", lambda pair: real(replace(pair, scale=pair.scale / 2)))
+    with pytest.raises(SwapNotProved, match="scaling"), engine.awake(policy.snapshot()):
+        pass
+
+
+def test_groups_stream(served):
+    seen, running = [], []
+    with served.in_mode("swap").awake(BASE) as sampler:
+        for position, group in sampler.groups(prompts(served, 12), Sampling(1, 48), stream=(3,)):
+            seen.append(position)
+            running.append(served.engine._engine.has_unfinished_requests())
+            for completion in group.completions:
+                ids, end = completion.token_ids, served.tokenizer.eos_token_id
+                assert len(ids) == len(completion.logprobs) and len(group.completions) == 1
+                stopped = ids[-1] == end
+                assert completion.finish == ("stop" if stopped else "length") and end not in ids[:-1]
+                assert stopped or len(ids) == 48
+    assert sorted(seen) == list(range(12)) and seen != sorted(seen), "they come as they finish"
+    assert running[0] and not running[-1], "the first comes while others are still decoded"
+
+
+def test_an_evaluation_that_stops_early_leaves_nothing_behind(served):
+    with served.in_mode("swap").awake(BASE) as sampler:
+        next(iter(sampler.groups(prompts(served, 12), Sampling(1, 48), stream=(3,))))
+        assert served.engine._engine.has_unfinished_requests()
+    assert not served.engine._engine.has_unfinished_requests()
+    assert len(sampled(served.engine, BASE, prompts(served))) == 8
+
+
+def test_a_completion_depends_on_its_own_key(served):
+    """Not on its neighbours nor the process's generators; and two samples of a prompt differ."""
+    engine = served.in_mode("swap")
+    together = sampled(engine, BASE, prompts(served), stream=(7, 1))
+    torch.manual_seed(99)
+    alone = sampled(engine, BASE, prompts(served)[:1], stream=(7, 1))
+    other = sampled(engine, BASE, prompts(served), stream=(7, 2))
+    ids = [[completion.token_ids for completion in group.completions] for group in together]
+    if engine._seeded:
+        assert ids[0] == [completion.token_ids for completion in alone[0].completions]
+    assert ids != [[completion.token_ids for completion in group.completions] for group in other]
+    assert len(set(ids[0])) > 1
+
+
+def test_sampling_leaves_the_generators_alone(served):
+    before, threads = process_state(), torch.get_num_threads()
+    policy = served.change("lora", seed=50)
+    sampled(served.in_mode("swap"), policy.snapshot(), prompts(served))
+    assert process_state() == before and torch.get_num_threads() == threads
+    torch.set_num_threads(threads + 1)
+    assert torch.get_num_threads() == threads + 1, "vLLM takes this function away on a CPU"
+    torch.set_num_threads(threads)
+
+
+def test_forced_length_and_nucleus(served):
+    engine = served.in_mode("swap")
+    groups = sampled(engine, BASE, prompts(served), Sampling(2, 9, min_tokens=9))
+    assert {len(completion.token_ids) for group in groups for completion in group.completions} == {9}
+    narrow = sampled(engine, BASE, prompts(served), Sampling(2, 9, top_p=1e-6))
+    assert all(value == pytest.approx(0, abs=1e-6) for row in rows_of(narrow) for value in row.engine_logprobs)
+
+
+def test_auto_measures_and_decides(served):
+    chosen = []
+    engine = served.engine
+    engine._choice = SyncChoice("auto", None, lambda mode, why, table: chosen.append((mode, why, table)))
+    modes = []
+    for number in range(8):
+        policy = served.change("lora", seed=60 + number, size=0.0 if number == 0 else 0.05)
+        with engine.awake(policy.snapshot(), trial=True) as sampler:
+            list(sampler.groups(prompts(served, 4), Sampling(4, 24), stream=(number,)))
+        modes.append(engine.report.mode)
+    ((mode, _, table),) = chosen
+    assert modes[:6] == ["swap"] * 3 + ["merge"] * 3 and modes[6:] == [mode] * 2
+    assert len(table) == 6 and all(row["tokens"] > 0 and row["decode_s"] > 0 for row in table)
+
+
+def test_both_engines_over_five_updates(served):
+    """At every version they score the same recorded tokens alike, and decode the same greedy tokens."""
+    engine, policy = served.in_mode("swap"), served.change("lora", seed=70, size=0.05)
+    greedy = {engine: Sampling(1, 24, temperature=0.0), served.transformers: Sampling(1, 24, temperature=1e-6)}
+    before = None
+    for version in range(5):
+        snapshot = policy.snapshot()
+        groups = sampled(engine, snapshot, prompts(served))
+        sequences = [group.prompt.token_ids + c.token_ids for group in groups for c in group.completions]
+        with engine.awake(snapshot):
+            theirs = engine.score(sequences)
+        with served.transformers.awake(snapshot):
+            ours = sequence_logprobs(served.transformers._model, sequences, fp32_head=False)
+        assert max(float((a - b.cpu()).abs().max()) for a, b in zip(theirs, ours, strict=True)) < CLOSE
+        answers = [
+            [group.completions[0].token_ids for group in sampled(one, snapshot, prompts(served), sampling)]
+            for one, sampling in greedy.items()
+        ]
+        assert answers[0] == answers[1]
+        assert answers[0] != before, "the update changes what is said"
+        before = answers[0]
+        rewards = torch.Generator().manual_seed(version)
+        rows = [
+            replace(row, advantage=float(torch.randn((), generator=rewards)), group=n // 4)
+            for n, row in enumerate(rows_of(groups))
+        ]
+        from microrl.algorithm.batch import Batch
+
+        update = policy.update(Batch(tuple(rows), 8, policy.version), lr=0.02)
+        assert update.skipped == 0 and update.kl_sampler < 1e-6 and update.outside_share == 0
+
+
+@pytest.fixture
+def arguments(tiny_arguments, tokenizer, tmp_path):
+    """The smallest run whose groups differ: completions end at different lengths, and length costs."""
+    folder = tmp_path / "model"
+    model = build_model(tokenizer, seed=3).requires_grad_(False)
+    make_it_end(model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    more = ("engine.kind=vllm", "reward.overlong.buffer=10", "optim.lr=1e-3")
+    return [*tiny_arguments, "--model", folder, *(part for key in more for part in ("--set", key))]
+
+
+def test_a_whole_run(microrl, arguments, tmp_path):
+    out = tmp_path / "run"
+    done = microrl("train", *arguments, "--steps", 5, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 5
+    for number, line in enumerate(lines):
+        assert line["groups/useful"] > 0 and line["update/skipped"] == 0
+        assert line["sync/probe_gap"] is not None and line["policy/kl_sampler"] < 1e-6 and line["policy/outside_share"] == 0
+        assert (line["sync/slope"] is None) == (number == 0), "step 0 samples from the base: there is no change to compare"
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events if event["kind"] != "warning"] == ["probe calibrated"]
+    assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
+    # Resumed, it measures both modes, stores its choice, and another process takes that up.
+    for steps in (12, 13):
+        resumed = microrl("train", "--resume", out, "--steps", steps)
+        assert resumed.returncode == 0, resumed.stderr
+    stored = json.loads((out / "sync.json").read_text())
+    assert stored["mode"] in ("swap", "merge") and len(stored["table"]) == 6
+    events = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
+    assert events.count("sync chosen") == 1 and events.count("resumed") == 2
+
+
+def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, inside, monkeypatch):
+    from microrl.rollout.vllm import VllmEngine
+
+    monkeypatch.setattr(VllmEngine, "_first_difference", lambda self, snapshot, mode: "`x` in vLLM's memory is not the trainer's")
+    out = tmp_path / "run"
+    done = inside("train", *tiny_arguments, "--engine", "vllm", "--steps", 2, "--out", out)
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.count("\nerror: ") == 1 and "\nhint: " in done.stderr and "Traceback" not in done.stderr
+    assert json.loads((out / "summary.json").read_text())["status"] == "unproved"
