@@ -170,13 +170,16 @@ def test_ten_swaps_in_a_row_each_proved(served, mode):
 def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
     """The stale cache: keys and values of a prompt that older weights have computed."""
     engine, chosen = served.in_mode(mode), prompts(served, 4)
-    assert min(len(prompt.token_ids) for prompt in chosen) > 2 * engine._engine.vllm_config.cache_config.block_size or not CUDA
+    assert (
+        min(len(prompt.token_ids) for prompt in chosen) > 2 * engine._driver._engine.vllm_config.cache_config.block_size
+        or not CUDA
+    )
     long = [Prompt("q", "1", "", prompt.token_ids[:1] * 140 + prompt.token_ids[1:15]) for prompt in chosen]
     for seed in (20, 21):
         policy = served.change("lora", seed=seed)
         assert gap(policy, sampled(engine, policy.snapshot(), long)) < CLOSE
     if mode == "merge":  # a swapped adapter has a new number too, which a merge has not: here the reset is the only guard
-        monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
+        monkeypatch.setattr(engine._driver._llm, "reset_prefix_cache", lambda: True)
         sampled(engine, policy.snapshot(), long)
         policy = served.change("lora", seed=22)
         assert gap(policy, sampled(engine, policy.snapshot(), long)) > 10 * CLOSE, "without the reset it is seen"
@@ -184,7 +187,7 @@ def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
 
 def test_a_cache_that_cannot_be_reset_is_an_error(served, monkeypatch):
     engine = served.in_mode("swap")
-    monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: False)
+    monkeypatch.setattr(engine._driver._llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(RuntimeError, match="prompt cache"), engine.awake(BASE):
         pass
 
@@ -220,7 +223,7 @@ def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(engine, "_push", lambda snapshot, mode: None)
         if guard == "probe":
-            patched.setattr(engine, "_first_difference", lambda snapshot, mode: None)
+            patched.setattr(engine, "_difference", lambda snapshot, mode: None)
         else:
             patched.setattr("microrl.rollout.proof.Reading.fault", lambda self: None)
         with pytest.raises(SwapNotProved) as caught, engine.awake(policy.snapshot()):
@@ -262,14 +265,13 @@ def test_damage_is_named(served, monkeypatch):
     """One number of one layer's adapter, changed in vLLM's own memory."""
     policy = served.change("lora", seed=45)
     engine = served.in_mode("swap")
-    swap = engine._swap
+    swap = engine._driver.swap
 
-    def damaging(snapshot):
-        request = swap(snapshot)
-        engine._manager().modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 1e-4
-        return request
+    def damaging(pairs):
+        swap(pairs)
+        engine._driver._manager().modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 1e-4
 
-    monkeypatch.setattr(engine, "_swap", damaging)
+    monkeypatch.setattr(engine._driver, "swap", damaging)
     with pytest.raises(SwapNotProved, match=r"layers\.1\.mlp\.down_proj"), engine.awake(policy.snapshot()):
         pass
 
@@ -277,8 +279,8 @@ def test_damage_is_named(served, monkeypatch):
 def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
     policy = served.change("lora", seed=46, size=0.02)
     engine = served.in_mode("swap")
-    real = engine._served
-    monkeypatch.setattr(engine, "_served", lambda pair: real(replace(pair, scale=pair.scale / 2)))
+    real = engine._driver._served
+    monkeypatch.setattr(engine._driver, "_served", lambda pair: real(replace(pair, scale=pair.scale / 2)))
     with pytest.raises(SwapNotProved, match="scaling"), engine.awake(policy.snapshot()):
         pass
 
@@ -288,7 +290,7 @@ def test_groups_stream(served):
     with served.in_mode("swap").awake(BASE) as sampler:
         for position, group in sampler.groups(prompts(served, 12), Sampling(1, 48), stream=(3,)):
             seen.append(position)
-            running.append(served.engine._engine.has_unfinished_requests())
+            running.append(served.engine._driver._engine.has_unfinished_requests())
             for completion in group.completions:
                 ids, end = completion.token_ids, served.tokenizer.eos_token_id
                 assert len(ids) == len(completion.logprobs) and len(group.completions) == 1
@@ -302,8 +304,8 @@ def test_groups_stream(served):
 def test_an_evaluation_that_stops_early_leaves_nothing_behind(served):
     with served.in_mode("swap").awake(BASE) as sampler:
         next(iter(sampler.groups(prompts(served, 12), Sampling(1, 48), stream=(3,))))
-        assert served.engine._engine.has_unfinished_requests()
-    assert not served.engine._engine.has_unfinished_requests()
+        assert served.engine._driver._engine.has_unfinished_requests()
+    assert not served.engine._driver._engine.has_unfinished_requests()
     assert len(sampled(served.engine, BASE, prompts(served))) == 8
 
 
@@ -315,7 +317,7 @@ def test_a_completion_depends_on_its_own_key(served):
     alone = sampled(engine, BASE, prompts(served)[:1], stream=(7, 1))
     other = sampled(engine, BASE, prompts(served), stream=(7, 2))
     ids = [[completion.token_ids for completion in group.completions] for group in together]
-    if engine._seeded:
+    if engine._driver.seeded:
         assert ids[0] == [completion.token_ids for completion in alone[0].completions]
     assert ids != [[completion.token_ids for completion in group.completions] for group in other]
     assert len(set(ids[0])) > 1
@@ -380,7 +382,6 @@ def test_both_engines_over_five_updates(served):
             replace(row, advantage=float(torch.randn((), generator=rewards)), group=n // 4)
             for n, row in enumerate(rows_of(groups))
         ]
-        from microrl.algorithm.batch import Batch
 
         update = policy.update(Batch(tuple(rows), 8, policy.version), lr=0.02)
         assert update.skipped == 0 and update.kl_sampler < 1e-6 and update.outside_share == 0
@@ -424,7 +425,7 @@ def test_a_whole_run(microrl, arguments, tmp_path):
 def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, inside, monkeypatch):
     from microrl.rollout.vllm import VllmEngine
 
-    monkeypatch.setattr(VllmEngine, "_first_difference", lambda self, snapshot, mode: "`x` in vLLM's memory is not the trainer's")
+    monkeypatch.setattr(VllmEngine, "_difference", lambda self, snapshot, mode: "`x` in vLLM's memory is not the trainer's")
     out = tmp_path / "run"
     done = inside("train", *tiny_arguments, "--engine", "vllm", "--steps", 2, "--out", out)
     assert done.returncode == 4, done.stderr

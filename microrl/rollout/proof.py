@@ -30,6 +30,7 @@ FLOOR_TIMES_NOISE = 4
 MEASURABLE_TIMES_NOISE = 2
 """A smaller change of the trainer's has no slope that could be told from noise."""
 LOWEST_SLOPE, HIGHEST_SLOPE = 0.8, 1.25
+STALE_SLOPE = 0.2
 BASE_LIMIT = 0.5
 """Nats a token between engine and trainer on the base model. Arithmetic alone stays far below it, in bfloat16 too."""
 
@@ -51,22 +52,28 @@ class Reading:
         """What is wrong, in one sentence with its likely cause; None where nothing is."""
         if not math.isfinite(self.gap):
             return "the engine's scores are not finite: its weights were lost, most likely in sleep (try engine.sleep=1 or kv)"
-        if self.slope is not None and self.slope < 0.2:
-            return (
-                f"the engine does not follow the trainer (slope {self.slope:.2f}): it samples from older weights, most likely "
-                "because the adapter was not pushed, the request names another one, or its prompt cache is stale"
-            )
-        if self.slope is not None and not LOWEST_SLOPE <= self.slope <= HIGHEST_SLOPE:
-            return (
-                f"the engine follows the trainer at {self.slope:.2f} of its change: most likely the adapter's scaling is wrong, "
-                "some layers were left out, or rounding swallows the update (a merge in bfloat16)"
-            )
+        if found := self.slope_fault():
+            return found
         if self.gap > self.floor:
             return (
                 f"the probe gap {self.gap:.2g} is above its floor {self.floor:.2g}: some layers differ, or the two compute at "
                 "different precision (model.head_dtype=float32 narrows that)"
             )
         return None
+
+    def slope_fault(self) -> str | None:
+        """What the slope alone says is wrong."""
+        if self.slope is None or LOWEST_SLOPE <= self.slope <= HIGHEST_SLOPE:
+            return None
+        if self.slope < STALE_SLOPE:
+            return (
+                f"the engine does not follow the trainer (slope {self.slope:.2f}): it samples from older weights, most likely "
+                "because the adapter was not pushed, the request names another one, or its prompt cache is stale"
+            )
+        return (
+            f"the engine follows the trainer at {self.slope:.2f} of its change: most likely the adapter's scaling is wrong, "
+            "some layers were left out, or rounding swallows the update (a merge in bfloat16)"
+        )
 
 
 class Probe:

@@ -43,7 +43,8 @@ def make_engine(
     fp32_head = config.model.head_dtype == "float32"
     if choose(config) == "transformers":
         return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb, fp32_head=fp32_head)
-    from microrl.rollout.vllm import VllmEngine, VllmSettings, can_release_cache
+    from microrl.rollout.vllm import VllmEngine
+    from microrl.rollout.vllm_driver import VllmSettings, can_release_cache
 
     def on_event(kind: str, message: str, **details: Any) -> None:
         if folder is not None:

@@ -1,0 +1,352 @@
+"""vLLM's own interfaces, and the only file that touches them: what differs between 0.26 and 0.33 is found out here by looking.
+
+vLLM never reads weights from disk: it starts on dummies, and the trainer's own tensors are pushed into it.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from microrl.errors import UserError
+from microrl.rollout.base_model import weights
+from microrl.types import LowRank, Sampling
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The sizes of adapter buffers that vLLM has kernels for."""
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: the weights are handed over as tensors
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer wants its cores back
+    "VLLM_HOST_IP": "127.0.0.1",  # one process: nothing needs to be reached from outside
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """What the engine is built for. `targets` are the adapted layers' names, `rank` the most they get."""
+
+    targets: tuple[str, ...]
+    rank: int
+    max_model_len: int
+    max_sequences: int
+    kv_bytes: int
+    sync: str
+    """auto, swap or merge; merge builds an engine without adapter buffers."""
+    sleep: str | int
+    """kv, 1, 2 or off."""
+    memory_share: float = 0.0
+    """Of the card, for vLLM's own bookkeeping; a CPU has none."""
+    cuda_graphs: bool = True
+    fp32_head: bool = False
+
+
+class VllmDriver:
+    """One running engine: weights and adapters in, requests through, memory freed and taken back."""
+
+    def __init__(self, base: PreTrainedModel, settings: VllmSettings) -> None:
+        self._base, self._settings = base, settings
+        self._folder, self._llm = _start(base, settings)
+        self._engine = self._llm.llm_engine
+        self._runner = self._engine.model_executor.driver_worker.model_runner
+        self._request: Any = None
+        self._adapters = self._requests = 0
+        self._unfinished: set[str] = set()
+        newer = bool(getattr(self._engine.vllm_config, "use_v2_model_runner", False))
+        self.seeded = newer or base.device.type != "cuda"
+        """Whether a seed of its own costs a request nothing: on a GPU the older runner draws such rows one by one."""
+
+    def close(self) -> None:
+        """Take the engine down and free its memory, on the card too."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._engine.model_executor.shutdown()
+        del self._llm, self._engine, self._runner
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        self._folder.cleanup()
+
+    # ---- weights
+
+    def load(self, pairs: Mapping[str, LowRank]) -> None:
+        """Every weight of the trainer's base, with these updates folded, into the engine's own memory. Adapters are lost."""
+        self._request = None
+        with torch.no_grad():
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights(self._base, pairs)})
+            head: Any = getattr(self._runner.model, "lm_head", None)
+            if hasattr(head, "cpu_linear"):  # a CPU keeps a packed copy, which a tied head is not told to renew
+                head.quant_method.process_weights_after_loading(head)
+
+    def swap(self, pairs: Mapping[str, LowRank]) -> None:
+        """The pairs as the one adapter of the requests to come, from memory, under a new number that no cache knows."""
+        from vllm.lora.lora_weights import LoRALayerWeights
+        from vllm.lora.request import LoRARequest
+
+        self.drop_adapters()
+        self._adapters += 1
+        number, layers = self._adapters, {}
+        for name, pair in pairs.items():
+            A_RI, B_OR = self._served(pair)
+            # The scale is in B already. Told of a scale, vLLM would multiply it into the tensor it is given, in place.
+            layers[name] = LoRALayerWeights(name, len(A_RI), len(A_RI), A_RI, B_OR)
+        manager = self._manager()
+        manager.add_adapter(_lora_model_class()(number, self._settings.rank, layers))
+        manager.activate_adapter(number)
+        self._request = LoRARequest(f"microrl-{number}", number, lora_path="in-memory")
+
+    def drop_adapters(self) -> None:
+        """Requests go to the base from now on."""
+        self._request = None
+        if self._settings.sync != "merge":
+            for number in list(self._manager().list_adapters()):
+                self._manager().remove_adapter(number)
+
+    def reset_cache(self) -> None:
+        """Forget the keys and values of prompts, which older weights have computed."""
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM would not reset its prompt cache: requests of an earlier step are still in it")
+
+    def _served(self, pair: LowRank) -> tuple[torch.Tensor, torch.Tensor]:
+        """The factors as the engine holds them, in tensors of their own: its type, its device, the scale in B."""
+        dtype, device = self._manager().lora_config.lora_dtype, self._base.device
+        A_RI = pair.A_RI.detach().to(device, dtype, copy=True)
+        return A_RI, (pair.B_OR.detach().float() * pair.scale).to(device, dtype)
+
+    def _manager(self) -> Any:
+        return self._runner.lora_manager._adapter_manager
+
+    # ---- what is really in memory
+
+    def weights_difference(self, pairs: Mapping[str, LowRank]) -> str | None:
+        """The first parameter that is not, bit by bit, the trainer's with these updates folded; None: all are."""
+        for name, expected in weights(self._base, pairs):
+            if not torch.equal(self._stored(name, len(expected)), expected):
+                return f"`{name}` in vLLM's memory is not the trainer's"
+        return None
+
+    def adapter_difference(self, pairs: Mapping[str, LowRank]) -> str | None:
+        """The first layer whose adapter, in the buffers that the kernels read, is not this one bit by bit; None: all are."""
+        manager = self._manager()
+        if self._request is None or self._request.lora_int_id not in manager.lora_index_to_id:
+            return "no adapter of this version is active in vLLM"
+        slot = manager.lora_index_to_id.index(self._request.lora_int_id)
+        parts = {part: (whole, i) for whole, names in manager.packed_modules.items() for i, part in enumerate(names)}
+        for name, pair in pairs.items():
+            whole, i = parts.get(name, (name, 0))
+            if whole not in manager.modules:
+                return f"`{name}` has no adapter in vLLM"
+            A_RI, B_OR = self._served(pair)
+            R = len(A_RI)  # the buffers are as wide as the largest rank: the rest must be empty
+            A_LI, B_OL = manager.modules[whole].lora_a_stacked[i][slot, 0], manager.modules[whole].lora_b_stacked[i][slot, 0]
+            if not (torch.equal(A_LI[:R], A_RI) and torch.equal(B_OL[:, :R], B_OR)) or A_LI[R:].any() or B_OL[:, R:].any():
+                return f"the adapter of `{name}` in vLLM's memory is not the trainer's"
+        return None
+
+    def _stored(self, name: str, rows: int) -> torch.Tensor:
+        """A parameter as the engine holds it, by the name that the trainer has for it: its rows of what vLLM keeps in one."""
+        model = self._runner.model
+        module, _, leaf = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        packed = next((key for key, parts in getattr(model, "packed_modules_mapping", {}).items() if last in parts), None)
+        holder = model.get_submodule(f"{parent}.{packed}" if packed else module)
+        holder = getattr(holder, "base_layer", holder)
+        tensor = getattr(holder, leaf).data
+        if tensor.numel() == 0:  # a CPU keeps it packed only: ask for the products with the unit vectors
+            eye = torch.eye(holder.input_size, dtype=self._base.dtype)
+            tensor = holder.quant_method.apply(holder, eye, None).t()
+        if packed is None:
+            return tensor[:rows]  # vocabularies are padded
+        position = model.packed_modules_mapping[packed].index(last)
+        start = sum(holder.output_sizes[:position])
+        return tensor[start : start + holder.output_sizes[position]]
+
+    # ---- requests
+
+    def sample(self, ids: Sequence[int], sampling: Sampling, stops: Sequence[int], seed: int) -> str:
+        """Queue a group of completions; its n-th has the seed plus n. Log-probabilities are the processed ones."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        settings = SamplingParams(
+            n=sampling.group_size,
+            seed=seed if self.seeded else None,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=list(stops),
+            logprobs=0,  # the sampled token's own
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        return self._add(ids, settings)
+
+    def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Log-probabilities of each sequence's second token to its last, temperature 1, by the path that prompts take."""
+        from vllm import SamplingParams
+
+        settings = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        names = [self._add(ids, settings) for ids in sequences]
+        found: dict[str, torch.Tensor] = {}
+        for output in self.finished():
+            ids, scores = output.prompt_token_ids, output.prompt_logprobs
+            found[output.request_id] = torch.tensor([scores[i][ids[i]].logprob for i in range(1, len(ids))])
+        return [found[name] for name in names]
+
+    def finished(self) -> Iterator[Any]:
+        """Drive vLLM step by step until nothing is left, and pass each request on as soon as it is finished."""
+        while self._unfinished:
+            for output in self._engine.step():
+                if output.finished:
+                    self._unfinished.discard(output.request_id)
+                    yield output
+
+    def abort(self) -> None:
+        """Take back what is still being decoded."""
+        if self._unfinished:
+            self._engine.abort_request(list(self._unfinished))
+            self._unfinished.clear()
+
+    def _add(self, ids: Sequence[int], settings: Any) -> str:
+        self._requests += 1
+        name = str(self._requests)
+        self._engine.add_request(name, {"prompt_token_ids": list(ids)}, settings, lora_request=self._request)
+        self._unfinished.add(name)
+        return name
+
+    # ---- memory
+
+    def sleep(self) -> int:
+        """Free what the sleep level frees; returns the bytes by which the card has more room."""
+        level = self._settings.sleep
+        if level == "off":
+            return 0
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        if level == "kv":
+            self._engine.sleep(0)
+            self._engine.release_kv_cache_memory()
+        else:
+            self._engine.sleep(level)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0] - free
+
+    def wake(self, what: str) -> int:
+        """Take `weights` or `kv_cache` back, where they were freed; returns the bytes."""
+        level = self._settings.sleep
+        if level == "off" or not self._engine.is_sleeping() or (what == "weights" and level == "kv"):
+            return 0
+        free = torch.cuda.mem_get_info()[0]
+        self._engine.wake_up([what])
+        return free - torch.cuda.mem_get_info()[0]
+
+
+def can_release_cache() -> bool:
+    """Whether this vLLM can free its cache alone (0.31 and later)."""
+    import_vllm()
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return hasattr(LLMEngine, "release_kv_cache_memory")
+
+
+def import_vllm() -> Any:
+    """vLLM, with the environment that it must find. Raises UserError where it cannot be imported."""
+    os.environ.update(ENVIRONMENT)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        import vllm
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise UserError(
+            f"vLLM is installed but cannot be imported: {str(error).strip().splitlines()[0]}",
+            "its torch and yours may not go together: see `microrl doctor`, or take --engine transformers",
+        ) from error
+    return vllm
+
+
+def _start(model: PreTrainedModel, settings: VllmSettings) -> tuple[Any, Any]:
+    """The folder with the model's configuration, and a running engine on dummy weights. Raises UserError where vLLM refuses."""
+    vllm, cuda = import_vllm(), model.device.type == "cuda"
+    folder = tempfile.TemporaryDirectory(prefix="microrl-vllm-")
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder.name)
+    options: dict[str, Any] = {
+        "model": folder.name,
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_sequences,
+        "kv_cache_memory_bytes": settings.kv_bytes,
+        "enforce_eager": not (cuda and settings.cuda_graphs),
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if settings.sync != "merge":
+        options |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_cpu_loras": 1,
+            "max_lora_rank": next(size for size in LORA_RANKS if size >= settings.rank),
+            "lora_target_modules": sorted({name.rsplit(".", 1)[-1] for name in settings.targets}),
+        }
+    if settings.fp32_head:
+        options["hf_overrides"] = {"head_dtype": "float32"}
+    if cuda:
+        options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_share}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own imports, about other libraries' changes to come
+            return folder, vllm.LLM(**options)
+    except ValueError as error:  # pydantic's errors are ValueErrors too
+        folder.cleanup()
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"vLLM refuses to start: {' '.join(lines[:3])[:400]}",
+            "a smaller engine.max_kv_gb or sampling.max_completion_tokens may fit; --engine transformers always does",
+        ) from error
+
+
+def _lora_model_class() -> Any:
+    try:
+        from vllm.lora.lora_model import LoRAModel
+    except ImportError:  # its place in older versions
+        from vllm.lora.models import LoRAModel
+    return LoRAModel
+
+
+@contextmanager
+def process_state_kept() -> Iterator[None]:
+    """vLLM seeds every generator of the process and, on a CPU, takes `torch.set_num_threads` away: both are put back."""
+    cuda = torch.cuda.is_available()
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    card = torch.cuda.get_rng_state_all() if cuda else []
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(card)
+        if torch.set_num_threads is not set_threads:
+            torch.set_num_threads = set_threads
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
