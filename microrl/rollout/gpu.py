@@ -65,7 +65,7 @@ def cache_bytes(
         f"the card is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy takes "
         f"{engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one "
         f"completion's keys and values {least / GB:.2f}",
-        "a lower --rank, a smaller sampling.max_completion_tokens, a smaller model, or --engine transformers, which needs no copy",
+        "a lower --rank, a smaller sampling.max_completion_tokens, a smaller model, or --engine transformers (it needs no copy)",
     )
 
 

