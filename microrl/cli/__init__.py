@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from microrl import __version__
-from microrl.cli import bench, evaluate, presets, sample, train
+from microrl.cli import bench, doctor, evaluate, presets, sample, train
 from microrl.cli.output import guarded
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ evaluate.register(app)
 sample.register(app)
 presets.register(app)
 bench.register(app)
+doctor.register(app)
 
 
 def main() -> None:

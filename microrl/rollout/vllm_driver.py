@@ -83,14 +83,28 @@ class VllmDriver:
     def load(self, pairs: Mapping[str, LowRank]) -> None:
         """Every weight of the trainer's base, with these updates folded, into the engine's own memory. Adapters are lost."""
         self._request = None
+        wrapped = self._wrapped_layers()
+        named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, pairs))
         with torch.no_grad():
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights(self._base, pairs)})
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
             head: Any = getattr(self._runner.model, "lm_head", None)
             if hasattr(head, "cpu_linear"):  # a CPU keeps a packed copy, which a tied head is not told to renew
                 head.quant_method.process_weights_after_loading(head)
 
+    def _wrapped_layers(self) -> set[str]:
+        """The layers to be named with their wrapper: before 0.28 vLLM did not look for weights inside of it."""
+        if self._settings.sync == "merge":
+            return set()
+        from vllm.lora.layers import BaseLayerWithLoRA
+
+        if hasattr(BaseLayerWithLoRA, "load_weights"):
+            return set()
+        manager = self._manager()
+        return {part for whole in manager.modules for part in manager.packed_modules.get(whole, [whole])}
+
     def swap(self, pairs: Mapping[str, LowRank]) -> None:
         """The pairs as the one adapter of the requests to come, from memory, under a new number that no cache knows."""
+        from vllm.lora.lora_model import LoRAModel
         from vllm.lora.lora_weights import LoRALayerWeights
         from vllm.lora.request import LoRARequest
 
@@ -102,7 +116,7 @@ class VllmDriver:
             # The scale is in B already. Told of a scale, vLLM would multiply it into the tensor it is given, in place.
             layers[name] = LoRALayerWeights(name, len(A_RI), len(A_RI), A_RI, B_OR)
         manager = self._manager()
-        manager.add_adapter(_lora_model_class()(number, self._settings.rank, layers))
+        manager.add_adapter(LoRAModel(number, self._settings.rank, layers))
         manager.activate_adapter(number)
         self._request = LoRARequest(f"microrl-{number}", number, lora_path="in-memory")
 
@@ -323,12 +337,9 @@ def _start(model: PreTrainedModel, settings: VllmSettings) -> tuple[Any, Any]:
         ) from error
 
 
-def _lora_model_class() -> Any:
-    try:
-        from vllm.lora.lora_model import LoRAModel
-    except ImportError:  # its place in older versions
-        from vllm.lora.models import LoRAModel
-    return LoRAModel
+def _inside(name: str, wrapped: set[str]) -> str:
+    module, _, leaf = name.rpartition(".")
+    return f"{module}.base_layer.{leaf}" if module in wrapped else name
 
 
 @contextmanager
