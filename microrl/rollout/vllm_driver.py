@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",  # one process: nothing needs to be reached from outside
     "VLLM_NO_USAGE_STATS": "1",
 }
+CPU_BATCHED_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,9 @@ def _start(model: PreTrainedModel, settings: VllmSettings) -> tuple[Any, Any]:
         }
     if settings.fp32_head:
         options["hf_overrides"] = {"head_dtype": "float32"}
+    if not cuda:
+        # In pieces, a prompt whose request has a seed stops vLLM on a CPU ("CPU Generator does not use offset").
+        options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, settings.max_model_len)}
     if cuda:
         options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_share}
     try:
