@@ -13,6 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from microrl.types import Group as Rollouts
+
 Item = TypeVar("Item")
 QUIET_S = 2.0
 """Plain output says what it is waiting for at most this often."""
@@ -57,6 +59,16 @@ class RunConsole:
             self.status(f"{label}: {number}/{total}")
             yield item
 
+    def sampling(self, groups: Iterable[tuple[int, Rollouts]], total: int, label: str) -> Iterator[tuple[int, Rollouts]]:
+        """Pass finished groups through, and show how many there are and how fast their tokens came."""
+        began, tokens = time.monotonic(), 0
+        self.status(f"{label}: 0/{total} groups")
+        for number, (position, group) in enumerate(groups, 1):
+            tokens += sum(len(completion.token_ids) for completion in group.completions)
+            rate = tokens / max(time.monotonic() - began, 1e-9)
+            self.status(f"{label}: {number}/{total} groups, {rate:.0f} tokens/s")
+            yield position, group
+
     def step(self, row: Mapping[str, Any]) -> None:
         """A finished step's metrics."""
         self._row = row
@@ -95,6 +107,13 @@ class RunConsole:
             f"[bold]cost[/] ${row['budget/cost_usd']:.2f}",
             f"[bold]tokens/s[/] {_number(row['tokens/per_second'], 0)}",
         )
+        if row["sync/probe_gap"] is not None:
+            table.add_row(
+                f"[bold]sync[/] {_number(row['time/sync'] + row['time/sleep_wake'], 2)} s",
+                f"[bold]probe gap[/] {row['sync/probe_gap']:.1e}",
+                f"[bold]slope[/] {_number(row['sync/slope'], 2)}",
+                f"[bold]KL to sampler[/] {row['policy/kl_sampler']:.1e}",
+            )
         return Group(Panel(table, title=self._title, expand=False), status)
 
 
@@ -110,7 +129,8 @@ def plain_line(row: Mapping[str, Any], total: int | None) -> str:
         f"length {_number(row['length/mean'], 1)}",
         f"useful {_number(row['groups/useful'], 2)}",
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
-        f"verify {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)})",
+        f"verify {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)}"
+        + (f", sync {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"),
         f"{clock(row['budget/elapsed_s'])} spent" + (f", {clock(left)} left" if left is not None else ""),
         f"${row['budget/cost_usd']:.2f}",
     )

@@ -122,7 +122,7 @@ def _steps(run: Run) -> None:
         lr = learning_rate(config.optim, run.budget.share(step))
 
         def progress(groups, total, step=step):  # type: ignore[no-untyped-def]
-            return run.console.progress(groups, total, f"step {step + 1}: groups sampled")
+            return run.console.sampling(groups, total, f"step {step + 1}: sampling")
 
         groups, sampled = sample(parts, step, watch, progress, parts.sampling)
         run.console.status(f"step {step + 1}: update")
