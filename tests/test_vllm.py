@@ -308,7 +308,8 @@ def test_an_evaluation_that_stops_early_leaves_nothing_behind(served):
     with served.in_mode("swap").awake(BASE) as sampler:
         next(iter(sampler.groups(prompts(served, 12), Sampling(1, 48), stream=(3,))))
         assert served.engine._driver._engine.has_unfinished_requests()
-    assert not served.engine._driver._engine.has_unfinished_requests()
+    core = served.engine._driver._engine.engine_core.engine_core
+    assert not core.scheduler.has_requests() and not core.batch_queue, "asleep, vLLM has nothing in hand"
     assert len(sampled(served.engine, BASE, prompts(served))) == 8
 
 

@@ -62,10 +62,10 @@ class VllmEngine:
                 yield sampler
             except BaseException:
                 with suppress(Exception):  # what went wrong first is what matters
-                    self._driver.abort()
+                    self._driver.settle()
                     self._sleep()
                 raise
-            self._driver.abort()
+            self._driver.settle()
             if trial and snapshot.pairs:
                 report = self.report
                 cost = Trial(report.push_s, sampler.tokens, sampler.decode_s, report.gap or 0.0, report.slope)
@@ -118,6 +118,7 @@ class VllmEngine:
 
     def _push(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones."""
+        self._driver.settle()
         merged = bool(snapshot.pairs) and mode == "merge"
         if merged or self._folded is not False:
             self._driver.load(snapshot.pairs if merged else {})
@@ -226,7 +227,7 @@ class _Sampler:
 
     def groups(self, prompts: Sequence[Prompt], sampling: Sampling, *, stream: tuple[int, ...]) -> Iterator[tuple[int, Group]]:
         """See `Sampler.groups`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
-        self._driver.abort()
+        self._driver.settle()
         if not self._driver.seeded:
             torch.cuda.manual_seed_all(_seed(stream))
         waiting = {

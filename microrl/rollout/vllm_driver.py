@@ -49,7 +49,7 @@ class VllmSettings:
     sleep: str | int
     """kv, 1, 2 or off."""
     memory_share: float = 0.0
-    """Of the card, for vLLM's own bookkeeping; a CPU has none."""
+    """Of the card: what vLLM checks for before it starts; a CPU has none."""
     cuda_graphs: bool = True
     fp32_head: bool = False
 
@@ -229,11 +229,18 @@ class VllmDriver:
                     self._unfinished.discard(output.request_id)
                     yield output
 
-    def abort(self) -> None:
-        """Take back what is still being decoded."""
+    def settle(self) -> None:
+        """Take back what is still being decoded, and step on until vLLM has nothing in hand.
+
+        It tells its worker of finished requests one step later, and with asynchronous scheduling a batch may be under way:
+        neither must be there when memory is freed or weights are pushed.
+        """
         if self._unfinished:
             self._engine.abort_request(list(self._unfinished))
             self._unfinished.clear()
+        core = self._engine.engine_core.engine_core
+        while core.scheduler.has_requests() or core.batch_queue:
+            self._engine.step()
 
     def _add(self, ids: Sequence[int], settings: Any) -> str:
         self._requests += 1

@@ -112,7 +112,7 @@ def _on_card(
     sleep = gpu.sleep_level(
         engine_config.sleep, engine_bytes=weights + buffers, total_bytes=total, can_release_cache=can_release_cache
     )
-    return kv_bytes, min(weights + buffers + kv_bytes + gpu.RESERVE_BYTES, free) / total, sleep
+    return kv_bytes, min(weights + buffers + kv_bytes, int(0.9 * free)) / total, sleep
 
 
 def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:
