@@ -2,7 +2,7 @@
 
     python tests/rollout_bench.py --shape 1.5b --rank 256 --sleep kv --sync swap
 
-Prints one JSON object. `--shape tiny` runs on a CPU, where nothing sleeps.
+Prints one JSON object for each architecture, one engine after the other. `--shape tiny` runs on a CPU, where nothing sleeps.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import statistics
 import time
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from microrl.config import resolve
 from microrl.policy.policy import Policy
@@ -31,6 +31,7 @@ SHAPES = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--arch", nargs="+", default=["qwen2"], help="qwen2, qwen3, llama, gemma3_text, phi3")
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--sleep", choices=["auto", "kv", "1", "2", "off"], default="auto")
     parser.add_argument("--sync", choices=["swap", "merge"], default="swap")
@@ -41,10 +42,11 @@ def main():
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
     args = parser.parse_args()
-    print(json.dumps(run(args)), flush=True)
+    for arch in args.arch:
+        print(json.dumps(run(args, arch)), flush=True)
 
 
-def run(args):
+def run(args, arch):
     cuda = torch.cuda.is_available() and not args.cpu
     if not cuda:
         torch.set_num_threads(1)
@@ -54,9 +56,12 @@ def run(args):
     dtype = torch.bfloat16 if cuda else torch.float32
     with torch.device("cuda" if cuda else "cpu"):
         # Random weights of this width leave the logits alive: a probe on a flat distribution would show little.
-        config = Qwen2Config(**shape, max_position_embeddings=8192, tie_word_embeddings=True, initializer_range=0.03,
-                             bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)  # fmt: skip
-        model = Qwen2ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+        config = AutoConfig.for_model(
+            arch, **shape, max_position_embeddings=8192, tie_word_embeddings=arch != "llama", initializer_range=0.03,
+            bos_token_id=1, eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
+            head_dim=shape["hidden_size"] // shape["num_attention_heads"],
+        )  # fmt: skip
+        model = AutoModelForCausalLM.from_config(config).to(dtype).eval().requires_grad_(False)
     flags = {"engine.kind": "vllm", "adapter.rank": args.rank, "adapter.alpha": float(args.rank), "sync.mode": args.sync,
              "sampling.prompts_per_step": args.prompts, "sampling.group_size": args.group,
              "sampling.max_completion_tokens": args.tokens, "data.max_prompt_tokens": 128}  # fmt: skip
@@ -77,6 +82,7 @@ def run(args):
     engine.close()
     return {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "arch": arch,
         "shape": args.shape,
         "rank": args.rank,
         "sync": args.sync,

@@ -93,6 +93,8 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tokenizer):
     made = Served(tokenizer)
+    with made.engine.awake(BASE):  # the first time it calibrates its probe
+        assert [kind for kind, *_ in made.events] == ["probe calibrated"]
     yield made
     made.engine.close()
 
@@ -288,6 +290,47 @@ def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
         pass
 
 
+def test_only_the_targets_are_wrapped_and_the_rank_is_rounded_up(served):
+    manager = served.engine._driver._manager()
+    assert {name.rsplit(".", 1)[-1] for name in manager.modules} == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    assert {module.lora_a_stacked[0].shape[2] for module in manager.modules.values()} == {8}, "rank 6 in buffers of 8"
+
+
+@pytest.fixture
+def sleepy(served, monkeypatch):
+    """The engine as if it slept: the real weights, pushes and proofs, with the card's memory played by a list of calls."""
+    engine, calls = served.in_mode("swap"), []
+
+    def as_if(level, freed_bytes):
+        monkeypatch.setattr(engine, "_settings", replace(engine._settings, sleep=level))
+        for name in ("load", "swap", "reset_cache", "score"):
+            real = getattr(engine._driver, name)
+            monkeypatch.setattr(engine._driver, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
+        monkeypatch.setattr(engine._driver, "wake", lambda what: (calls.append(f"wake {what}"), 0)[1])
+        monkeypatch.setattr(engine._driver, "sleep", lambda: (calls.append("sleep"), freed_bytes)[1])
+        return engine, calls
+
+    return as_if
+
+
+@pytest.mark.parametrize(("level", "pushed"), [("kv", ["swap"]), (1, ["swap"]), (2, ["load", "swap"])])
+def test_the_order_of_waking(served, sleepy, level, pushed):
+    """Weights, push, cache, proof; where the weights were dropped, the base goes before the adapter."""
+    engine, calls = sleepy(level, int(1e12))
+    sampled(engine, served.change("lora", seed=47).snapshot(), prompts(served, 1))
+    assert calls == ["wake weights", *pushed, "reset_cache", "wake kv_cache", "score", "sleep"]
+    assert not served.events and engine.report.freed_bytes == int(1e12)
+
+
+def test_sleep_that_frees_less_than_promised_is_a_warning_with_its_cause(served, sleepy, monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    engine, _ = sleepy("kv", int(0.8 * served.engine._settings.kv_bytes))
+    sampled(engine, BASE, prompts(served, 1))
+    ((kind, message, details),) = served.events
+    assert kind == "warning" and "PYTORCH_ALLOC_CONF turns expandable_segments on" in message
+    assert details["freed_bytes"] < details["promised_bytes"] == engine._settings.kv_bytes
+
+
 def test_groups_stream(served):
     seen, running = [], []
     with served.in_mode("swap").awake(BASE) as sampler:
@@ -447,15 +490,11 @@ def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, insi
 
 
 def bench(*arguments):
-    """`rollout_bench.py` in a process of its own: one engine a process."""
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("rollout_bench.py"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    """`rollout_bench.py` in a process of its own: one engine at a time. A result for each architecture."""
+    script = Path(__file__).with_name("rollout_bench.py")
+    done = subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def check_cycles(found):
@@ -468,15 +507,25 @@ def check_cycles(found):
 
 def test_throughput_is_that_of_vllm_itself():
     """A CPU is noisy: the bar of 0.95 is for a GPU."""
-    found = bench("--cpu", "--pairs", 5, "--tokens", 48, "--prompts", 8)
+    (found,) = bench("--cpu", "--pairs", 5, "--tokens", 48, "--prompts", 8)
     check_cycles(found)
     assert found["ratio"] > 0.85
+
+
+@pytest.mark.parametrize("sync", ["swap", "merge"])
+def test_other_architectures_and_one_engine_after_the_other(sync):
+    """Separate and tied heads, normed queries, sliding windows, layers that the checkpoint has fused already."""
+    found = bench("--cpu", "--arch", "llama", "qwen3", "gemma3_text", "phi3", "--sync", sync, "--rank", 5, "--prompts", 2,
+                  "--group", 2, "--tokens", 8, "--cycles", 2, "--pairs", 1)  # fmt: skip
+    assert [one["arch"] for one in found] == ["llama", "qwen3", "gemma3_text", "phi3"]
+    for one in found:
+        assert all(cycle["gap"] < 1e-4 and cycle["slope"] == pytest.approx(1, abs=0.01) for cycle in one["cycles"])
 
 
 @pytest.mark.skipif(not CUDA, reason="sleep needs a GPU")
 @pytest.mark.parametrize(("sleep", "sync"), [("kv", "swap"), (1, "swap"), (2, "swap"), (2, "merge")])
 def test_three_cycles_at_rank_256_on_a_gpu(sleep, sync):
-    found = bench("--shape", "1.5b", "--rank", 256, "--sleep", sleep, "--sync", sync, "--tokens", 512)
+    (found,) = bench("--shape", "1.5b", "--rank", 256, "--sleep", sleep, "--sync", sync, "--tokens", 512)
     promised = found["kv_gb"] + (0 if sleep == "kv" else 3.0)
     assert all(one["freed_gb"] > 0.9 * promised for one in found["cycles"])
     assert check_cycles(found) < 0.05 and found["ratio"] > 0.95

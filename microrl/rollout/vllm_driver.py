@@ -147,7 +147,11 @@ class VllmDriver:
     def weights_difference(self, pairs: Mapping[str, LowRank]) -> str | None:
         """The first parameter that is not, bit by bit, the trainer's with these updates folded; None: all are."""
         for name, expected in weights(self._base, pairs):
-            if not torch.equal(self._stored(name, len(expected)), expected):
+            try:
+                found = self._stored(name, len(expected))
+            except AttributeError:
+                return f"`{name}` has no counterpart in vLLM's model"
+            if not torch.equal(found, expected):
                 return f"`{name}` in vLLM's memory is not the trainer's"
         return None
 
@@ -172,9 +176,10 @@ class VllmDriver:
     def _stored(self, name: str, rows: int) -> torch.Tensor:
         """A parameter as the engine holds it, by the name that the trainer has for it: its rows of what vLLM keeps in one."""
         model = self._runner.model
+        fused = getattr(model, "packed_modules_mapping", {})
         module, _, leaf = name.rpartition(".")
         parent, _, last = module.rpartition(".")
-        packed = next((key for key, parts in getattr(model, "packed_modules_mapping", {}).items() if last in parts), None)
+        packed = next((key for key, parts in fused.items() if last in parts and len(parts) > 1), None)
         holder = model.get_submodule(f"{parent}.{packed}" if packed else module)
         holder = getattr(holder, "base_layer", holder)
         tensor = getattr(holder, leaf).data
@@ -183,7 +188,7 @@ class VllmDriver:
             tensor = holder.quant_method.apply(holder, eye, None).t()
         if packed is None:
             return tensor[:rows]  # vocabularies are padded
-        position = model.packed_modules_mapping[packed].index(last)
+        position = fused[packed].index(last)
         start = sum(holder.output_sizes[:position])
         return tensor[start : start + holder.output_sizes[position]]
 

@@ -46,6 +46,7 @@ METRICS = {
     "sync/probe_gap": "gap between engine and trainer on the probe; null where the engine shares the trainer's weights",
     "sync/slope": "the engine's change since the base on the trainer's, 1 is right; null where the change is below the noise",
     "memory/freed_gb": "GB that the engine's sleep freed; null where nothing sleeps",
+    "memory/retaken_gb": "GB that its waking took back; null where nothing sleeps",
     "validate/accuracy": "accuracy on the validation split; null in steps without validation",
 }
 

@@ -98,6 +98,7 @@ def describe(
         "sync/probe_gap": sync.gap,
         "sync/slope": sync.slope,
         "memory/freed_gb": sync.freed_bytes / 1e9 if sync.freed_bytes else None,
+        "memory/retaken_gb": sync.retaken_bytes / 1e9 if sync.retaken_bytes else None,
         "tokens/per_second": found["tokens/generated"] / generate if generate > 0 else None,
         "memory/peak_gb": peak_gb(),
     }
