@@ -1,5 +1,7 @@
 """What is known before a model is loaded: which engine, whether it can run, and whether it fits."""
 
+import json
+
 import pytest
 import torch
 
@@ -79,6 +81,21 @@ def test_the_error_comes_before_the_data_is_read(inside, tmp_path, machine):
     machine(None, cuda=False)
     done = inside("train", "--engine", "vllm", "--steps", 1, "--data", "nowhere.jsonl", "--out", tmp_path / "run")
     assert done.returncode == 2 and "vLLM is not installed" in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_takes_the_engine_that_is_here(microrl, tiny_arguments, inside, tmp_path, machine):
+    """A run trained with vLLM is evaluated, and asked, where there is none."""
+    out = tmp_path / "run"
+    done = microrl("train", *tiny_arguments, "--steps", 1, "--out", out)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((out / "config.json").read_text())
+    config |= {"engine": {"kind": "vllm"}, "sync": {"mode": "merge"}}
+    (out / "config.json").write_text(json.dumps(config))
+    machine(None, cuda=False)
+    assert inside("eval", out, "--json").returncode == 0
+    assert inside("sample", out, "What is 2 + 2?").returncode == 0
+    done = inside("eval", out, "--engine", "vllm")
+    assert done.returncode == 2 and "vLLM is not installed" in done.stderr and "loading" not in done.stderr
 
 
 # ---- the card

@@ -35,6 +35,7 @@ def evaluate(
     samples: Annotated[int | None, typer.Option(help="Completions a problem; at least the largest k.")] = None,
     problems: Annotated[int | None, typer.Option(help="Most problems.")] = None,
     base: Annotated[str | None, typer.Option(help="Also evaluate this model on the same problems, and pair the two.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, vllm or transformers; whichever the run was trained with.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
@@ -60,6 +61,7 @@ def evaluate(
         {
             "data.name": data, "data.held_out": None if data is None else 1.0, "evaluation.samples": samples,
             "evaluation.pass_k": tuple(ks) or None, "evaluation.problems": problems, "evaluation.seed": seed,
+            "engine.kind": engine, "sync.mode": "auto",
         },
         sets or (),
     )  # fmt: skip

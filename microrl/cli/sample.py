@@ -28,7 +28,9 @@ def sample(
     found = find(run)
     if found.run is None:
         raise UserError(f"{run} is not a run folder", "see `ls runs`, or start one with `microrl train`")
-    config = found.with_settings({"evaluation.temperature": temperature}, ())
+    # One question is answered before another engine has started.
+    flags = {"evaluation.temperature": temperature, "engine.kind": "transformers", "sync.mode": "auto"}
+    config = found.with_settings(flags, ())
     prepare_hub(config)
     from microrl.train.measure import answers
 

@@ -49,7 +49,7 @@ def make_engine(
     def on_event(kind: str, message: str, **details: Any) -> None:
         if folder is not None:
             folder.event(kind, message, **details)
-        if console is not None:
+        if console is not None and (folder is not None or kind == "warning"):
             console.note(f"{kind}: {message}")
 
     def on_choice(mode: Mode, why: str, table: list[dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from microrl.data.prompts import render, render_all
 from microrl.errors import UserError
 from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
 from microrl.rewards import Judge
+from microrl.rollout.preflight import choose as choose_engine
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
 from microrl.train.engines import make_engine
@@ -25,6 +26,7 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
     """`{"benchmarks": {NAME: {...}}}` of the run's trained model, or of the configured model; with `base` the pair of both."""
     if not config.evaluation.problems:
         raise UserError("evaluation.problems is 0: there is nothing to evaluate", "--problems N")
+    choose_engine(config)  # what cannot run here is said before anything is loaded
     name = "held-out" if config.data.held_out < 1 else Path(config.data.name).stem
     judge = make_judge(config)
     try:
