@@ -13,6 +13,11 @@ from microrl.errors import UserError
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
+def cache_folder() -> Path:
+    """What microrl itself keeps: `$XDG_CACHE_HOME/microrl`, by default `~/.cache/microrl`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "microrl"
+
+
 @cache
 def reachable(timeout_s: float = 3.0) -> bool:
     """Whether the hub answers. Where it does not, its libraries are told to use their cache only.

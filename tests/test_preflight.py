@@ -54,7 +54,8 @@ def test_vllm_for_cpus_runs_where_it_is_asked_for(machine):
         (GPU_BUILD, False, {}, "no CUDA device", "nvidia-smi"),
         (GPU_BUILD, True, {"adapter.rank": 513}, "up to rank 512", "sync.mode=merge"),
         (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "leave it out"),
-        (GPU_BUILD, True, {"sampling.temperature": 0.001}, "temperature of 0.01 at least", None),
+        (GPU_BUILD, True, {"sampling.temperature": 0.001}, "temperature of 0.01 at least", "sampling.temperature=0.01"),
+        (GPU_BUILD, True, {"model.dtype": "float32"}, "16 bits only", "sync.mode=merge"),
         (GPU_BUILD, True, {"engine.kind": "transformers", "sync.mode": "merge"}, "is for the vLLM engine", "--engine vllm"),
     ],
 )
@@ -121,6 +122,21 @@ def test_another_process_on_the_card_is_named():
         gpu.cache_bytes(free=int(11e9), others=others, **ROOM)
     with pytest.raises(UserError, match=r"free once the model is loaded"):  # ending that one would not help
         gpu.cache_bytes(free=int(11e9), others=(gpu.Other(4711, int(1e9), "python"),), **ROOM)
+
+
+def test_a_model_that_has_no_room_on_the_card_is_refused_before_it_is_moved(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(2e9), int(48e9)))
+    monkeypatch.setattr(gpu, "others_on_card", lambda: (gpu.Other(4711, int(40e9), "python"),))
+    gpu.require_room(int(2e9), "m")
+    with pytest.raises(
+        UserError, match=r"m takes 3\.0 GB, and 2\.0 of the card's 48\.0 GB are free \(python 4711 holds 40"
+    ) as caught:
+        gpu.require_room(int(3e9), "m")
+    assert caught.value.hint == "end what else runs on the card"
+    with pytest.raises(UserError) as caught:
+        gpu.require_room(int(60e9), "m")
+    assert caught.value.hint == "take a smaller model"
 
 
 @pytest.mark.parametrize(

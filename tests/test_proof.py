@@ -22,7 +22,8 @@ def probe():
 def test_a_reading_by_hand():
     reading = probe().read(vector(-1.5, -2.25, -3.0), vector(-1.51, -2.24, -3.01))
     assert reading.gap == pytest.approx(0) and reading.slope == pytest.approx(1) and reading.change == pytest.approx(0.25)
-    assert reading.floor == pytest.approx(0.04 * (6.76 / 3) / (6.01 / 3)) and reading.fault() is None
+    # Four times the noise, grown with the scores from 6.01 to 6.76, and a twentieth of the change.
+    assert reading.floor == pytest.approx(0.04 * 6.76 / 6.01 + 0.0125) and reading.fault() is None
     # The engine moved by (-0.25, -0.25, 0) where the trainer moved by (-0.5, -0.25, 0): 0.1875 / 0.3125.
     reading = probe().read(vector(-1.25, -2.25, -3.0), vector(-1.51, -2.24, -3.01))
     assert reading.slope == pytest.approx(0.6) and reading.gap == pytest.approx(0.25 / 3)
@@ -52,7 +53,8 @@ def test_a_change_below_the_noise_has_no_slope():
         (dict(gap=0.02, slope=0.79, slope_error=0.01), None),
         (dict(gap=0.02, slope=0.0), "not pushed"),
         (dict(gap=0.05, slope=1.0), "above its floor"),
-        (dict(gap=float("nan"), slope=None), "not finite"),
+        (dict(gap=float("nan"), slope=None), "engine's scores are not finite"),
+        (dict(gap=float("nan"), slope=None, change=float("nan")), "trainer's own scores are not finite"),
     ],
 )
 def test_faults_are_named(values, says):

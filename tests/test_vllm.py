@@ -32,9 +32,13 @@ from microrl.types import BASE, LowRank, Prompt, Sampling  # noqa: E402
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 SETTINGS = {"engine.kind": "vllm", "adapter.rank": 6, "adapter.alpha": 9.0, "sampling.max_completion_tokens": 48,
-            "data.max_prompt_tokens": 160, "sampling.prompts_per_step": 8, "sampling.group_size": 4, "model.dtype": "float32",
-            "sampling.temperature": 0.7}  # fmt: skip
-CLOSE = 5e-4 if CUDA else 1e-4
+            "data.max_prompt_tokens": 160, "sampling.prompts_per_step": 8, "sampling.group_size": 4, "sampling.temperature": 0.7,
+            "model.dtype": "float16" if CUDA else "float32"}  # fmt: skip
+DTYPE = torch.float16 if CUDA else torch.float32
+# On a GPU vLLM computes adapters in 16 bits only; nothing of what is below has been run on one yet.
+CLOSE, NEAR = (1e-2, 0.05) if CUDA else (1e-4, 0.01)
+TINY = 1e-6 if CUDA else 1e-9
+"""An update below the noise."""
 
 
 def process_state():
@@ -57,7 +61,7 @@ class Served:
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        self.model = build_model(tokenizer, layers=3, seed=3).eval().requires_grad_(False).to(DEVICE)
+        self.model = build_model(tokenizer, layers=3, seed=3).eval().requires_grad_(False).to(DEVICE, DTYPE)
         make_it_end(self.model, tokenizer)
         self.config = resolve((), SETTINGS)
         self.events = []
@@ -138,7 +142,7 @@ def test_logprobs_agree_with_the_trainer(served, kind, mode):
     policy = served.change(kind, seed=5)
     groups = sampled(served.in_mode(mode), policy.snapshot(), prompts(served))
     assert gap(policy, groups) < CLOSE
-    assert served.engine.report.mode == mode and served.engine.report.slope == pytest.approx(1, abs=0.01)
+    assert served.engine.report.mode == mode and served.engine.report.slope == pytest.approx(1, abs=NEAR)
     with policy.base():
         assert gap(policy, groups) > 0.1, "the base is another distribution: the adapter is really there"
 
@@ -166,7 +170,7 @@ def test_ten_swaps_in_a_row_each_proved(served, mode):
         policy = served.change("lora", seed=100 + number, size=0.02 * (1 + number))
         with engine.awake(policy.snapshot()):
             theirs, ours = engine.score(sequences), policy.score(sequences)
-        assert engine.report.gap < CLOSE and engine.report.slope == pytest.approx(1, abs=0.01)
+        assert engine.report.gap < CLOSE and engine.report.slope == pytest.approx(1, abs=NEAR)
         assert max(float((a - b.cpu()).abs().max()) for a, b in zip(theirs, ours, strict=True)) < CLOSE
     assert not served.events, "no swap had to be tried again"
 
@@ -187,7 +191,7 @@ def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
         monkeypatch.setattr(engine._driver._llm, "reset_prefix_cache", lambda: True)
         sampled(engine, policy.snapshot(), long)
         policy = served.change("lora", seed=22)
-        assert gap(policy, sampled(engine, policy.snapshot(), long)) > 10 * CLOSE, "without the reset it is seen"
+        assert gap(policy, sampled(engine, policy.snapshot(), long)) > (2 if CUDA else 10) * CLOSE, "without the reset it is seen"
 
 
 def test_a_cache_that_cannot_be_reset_is_an_error(served, monkeypatch):
@@ -239,11 +243,11 @@ def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
 
 
 def test_an_update_below_the_noise_is_decided_by_its_bytes(served, monkeypatch):
-    policy = served.change("lora", seed=42, size=1e-9)
+    policy = served.change("lora", seed=42, size=TINY)
     engine = served.in_mode("swap")
     sampled(engine, policy.snapshot(), prompts(served, 1))
     assert engine.report.slope is None, "too small to be seen in the scores"
-    policy = served.change("lora", seed=43, size=1e-9)
+    policy = served.change("lora", seed=43, size=TINY)
     push = engine._push
     monkeypatch.setattr(engine, "_push", lambda snapshot, mode: push(BASE, mode))
     with pytest.raises(SwapNotProved, match="no adapter of this version"), engine.awake(policy.snapshot()):
@@ -266,6 +270,73 @@ def test_a_push_that_fails_once_is_tried_again(served, monkeypatch):
     assert [kind for kind, *_ in served.events] == ["swap retried"]
 
 
+def test_the_second_try_pushes_everything(served, monkeypatch):
+    """Damage to the base that a new adapter would not mend: the retry loads all weights again."""
+    engine, policy = served.in_mode("swap"), served.change("lora", seed=48)
+    push, calls = engine._push, []
+
+    def damaging(snapshot, mode):
+        push(snapshot, mode)
+        calls.append(engine._loaded)
+        if len(calls) == 1:
+            engine._driver._runner.model.model.norm.weight.data.mul_(1.5)
+
+    monkeypatch.setattr(engine, "_push", damaging)
+    groups = sampled(engine, policy.snapshot(), prompts(served, 2))
+    assert calls == [False, True] and gap(policy, groups) < CLOSE
+    assert [kind for kind, *_ in served.events] == ["swap retried"]
+
+
+def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypatch):
+    """After dropped weights or a merge the base is loaded again: what went wrong there may lie below the noise."""
+    engine, policy = served.in_mode("swap"), served.change("lora", seed=49)
+    load, name = engine._driver.load, "model.layers.0.mlp.up_proj"
+    stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-4)
+    monkeypatch.setattr(engine._driver, "load", lambda pairs: load({name: stale}))
+    monkeypatch.setattr(engine, "_folded", None)
+    with pytest.raises(SwapNotProved, match=rf"`{name}\.weight` in vLLM's memory"), engine.awake(policy.snapshot()):
+        pass
+    monkeypatch.undo()
+    engine._folded = None
+    assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        ("base", "base model is not the trainer's"),
+        ("pushed", "canary adapter did not arrive: no adapter of this version"),
+        ("seen", "canary adapter did not arrive: the engine does not follow"),
+        ("gone", "still in the scores"),
+        ("unseen", "too far apart on the base model"),
+    ],
+)
+def test_the_canary_catches(served, monkeypatch, breaks, says):
+    """At the start: another base, a canary that does not arrive or is not seen, and one that does not leave."""
+    engine = served.in_mode("swap")
+    driver, load, swap, drop = engine._driver, engine._driver.load, engine._driver.swap, engine._driver.drop_adapters
+    swapped = []
+    if breaks == "base":
+        stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-3)
+        monkeypatch.setattr(driver, "load", lambda pairs: load({"model.layers.0.mlp.up_proj": stale}))
+    if breaks in ("pushed", "seen"):
+        monkeypatch.setattr(driver, "swap", lambda pairs: drop())
+    if breaks == "seen":
+        monkeypatch.setattr(driver, "adapter_difference", lambda pairs: None)
+    if breaks == "gone":
+        monkeypatch.setattr(driver, "swap", lambda pairs: (swap(pairs), swapped.append(True)))
+        monkeypatch.setattr(driver, "drop_adapters", lambda: None if swapped else drop())
+    if breaks == "unseen":
+        monkeypatch.setattr("microrl.rollout.proof.CANARY_TIMES_NOISE", 1e9)
+    monkeypatch.setattr(engine, "_probe", None)
+    monkeypatch.setattr(engine, "_folded", None)
+    with pytest.raises(SwapNotProved, match=says), engine.awake(BASE):
+        pass
+    monkeypatch.undo()
+    engine._folded = None
+    sampled(engine, BASE, prompts(served, 1))
+
+
 def test_damage_is_named(served, monkeypatch):
     """One number of one layer's adapter, changed in vLLM's own memory."""
     policy = served.change("lora", seed=45)
@@ -274,7 +345,7 @@ def test_damage_is_named(served, monkeypatch):
 
     def damaging(pairs):
         swap(pairs)
-        engine._driver._manager().modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 1e-4
+        engine._driver._manager().modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 0.01
 
     monkeypatch.setattr(engine._driver, "swap", damaging)
     with pytest.raises(SwapNotProved, match=r"layers\.1\.mlp\.down_proj"), engine.awake(policy.snapshot()):
@@ -430,7 +501,7 @@ def test_both_engines_over_five_updates(served):
             [group.completions[0].token_ids for group in sampled(one, snapshot, prompts(served), sampling)]
             for one, sampling in greedy.items()
         ]
-        assert answers[0] == answers[1]
+        assert answers[0] == answers[1] or CUDA, "in 16 bits near ties may fall either way"
         assert answers[0] != before, "the update changes what is said"
         before = answers[0]
         rewards = torch.Generator().manual_seed(version)
@@ -440,7 +511,7 @@ def test_both_engines_over_five_updates(served):
         ]
 
         update = policy.update(Batch(tuple(rows), 8, policy.version), lr=0.02)
-        assert update.skipped == 0 and update.kl_sampler < 1e-6 and update.outside_share == 0
+        assert update.skipped == 0 and update.kl_sampler < (1e-4 if CUDA else 1e-6) and update.outside_share == 0
 
 
 @pytest.fixture
@@ -463,8 +534,10 @@ def test_a_whole_run(microrl, arguments, tmp_path):
     assert len(lines) == 5
     for number, line in enumerate(lines):
         assert line["groups/useful"] > 0 and line["update/skipped"] == 0
-        assert line["sync/probe_gap"] is not None and line["policy/kl_sampler"] < 1e-6 and line["policy/outside_share"] == 0
-        assert (line["sync/slope"] is None) == (number == 0), "step 0 samples from the base: there is no change to compare"
+        assert line["sync/probe_gap"] is not None and line["policy/kl_sampler"] < (1e-3 if CUDA else 1e-6)
+        assert CUDA or (line["sync/slope"] is None) == (number == 0), (
+            "step 0 samples from the base: there is no change to compare"
+        )
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events if event["kind"] != "warning"] == ["probe calibrated"]
     assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
@@ -476,6 +549,24 @@ def test_a_whole_run(microrl, arguments, tmp_path):
     assert stored["mode"] in ("swap", "merge") and len(stored["table"]) == 6
     events = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
     assert events.count("sync chosen") == 1 and events.count("resumed") == 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", ["swap", "merge"])
+def test_narrow_types_and_the_fp32_head(microrl, arguments, tmp_path, dtype, mode):
+    """The head's option reaches both sides: where only one had it, the two would be further apart and not closer."""
+    mismatch = {}
+    for head in ("model", "float32") if (dtype, mode) == ("bfloat16", "swap") else ("float32",):
+        out = tmp_path / f"run-{head}"
+        done = microrl("train", *arguments, "--steps", 2, "--out", out, "--set", f"model.dtype={dtype}",
+                       "--set", f"model.head_dtype={head}", "--set", f"sync.mode={mode}")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert all(line["update/skipped"] == 0 and line["sync/probe_gap"] is not None for line in lines)
+        mismatch[head] = sum(line["policy/kl_sampler"] for line in lines) / len(lines)
+    if "model" in mismatch:
+        assert mismatch["float32"] < 0.7 * mismatch["model"], mismatch
+    assert max(mismatch.values()) < 1e-3
 
 
 def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, inside, monkeypatch):
@@ -519,7 +610,7 @@ def test_other_architectures_and_one_engine_after_the_other(sync):
                   "--group", 2, "--tokens", 8, "--cycles", 2, "--pairs", 1)  # fmt: skip
     assert [one["arch"] for one in found] == ["llama", "qwen3", "gemma3_text", "phi3"]
     for one in found:
-        assert all(cycle["gap"] < 1e-4 and cycle["slope"] == pytest.approx(1, abs=0.01) for cycle in one["cycles"])
+        assert all(cycle["gap"] < CLOSE and cycle["slope"] == pytest.approx(1, abs=NEAR) for cycle in one["cycles"])
 
 
 @pytest.mark.skipif(not CUDA, reason="sleep needs a GPU")

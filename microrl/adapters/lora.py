@@ -27,14 +27,6 @@ def attach(model: PreTrainedModel, config: LoraConfig | RsLoraConfig, *, seed: i
     Raises UserError for targets that match nothing and for a rank above a targeted layer's smaller side.
     """
     layers = targets(model, config)
-    if not layers:
-        raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
-    limit, narrowest = min((min(layer.in_features, layer.out_features), name) for name, layer in layers.items())
-    if config.rank > limit:
-        raise UserError(
-            f"rank {config.rank} is above {limit}, the smaller side of {narrowest}",
-            f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
-        )
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # PEFT says int, and takes any number
@@ -51,16 +43,24 @@ def attach(model: PreTrainedModel, config: LoraConfig | RsLoraConfig, *, seed: i
 
 
 def targets(model: PreTrainedModel, config: LoraConfig | RsLoraConfig) -> dict[str, torch.nn.Linear]:
-    """The linear layers that get an adapter, by name. Raises UserError for a target that matches none."""
+    """The linear layers that get an adapter, by name. Raises UserError for targets and ranks that `attach` refuses."""
     head = model.get_output_embeddings()
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
-    if config.targets == "all-linear":
-        return linear
-    kinds = {name.rsplit(".", 1)[-1] for name in linear}
-    for target in config.targets:
-        if target not in kinds:
-            raise UserError(f"no linear layer is called `{target}`", did_you_mean(target, sorted(kinds)))
-    return {name: layer for name, layer in linear.items() if name.rsplit(".", 1)[-1] in config.targets}
+    if config.targets != "all-linear":
+        kinds = {name.rsplit(".", 1)[-1] for name in linear}
+        for target in config.targets:
+            if target not in kinds:
+                raise UserError(f"no linear layer is called `{target}`", did_you_mean(target, sorted(kinds)))
+        linear = {name: layer for name, layer in linear.items() if name.rsplit(".", 1)[-1] in config.targets}
+    if not linear:
+        raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
+    limit, narrowest = min((min(layer.in_features, layer.out_features), name) for name, layer in linear.items())
+    if config.rank > limit:
+        raise UserError(
+            f"rank {config.rank} is above {limit}, the smaller side of {narrowest}",
+            f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
+        )
+    return linear
 
 
 def layers(model: torch.nn.Module) -> dict[str, LoraLayer]:

@@ -41,7 +41,7 @@ def train(
     data: Annotated[
         str | None, typer.Option(help="Known data set, hub id, or a local .jsonl, .json, .csv, .parquet file.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto or transformers.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, vllm or transformers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random in training.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars an hour of this machine.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/PRESET-TIME if not given.")] = None,

@@ -142,7 +142,8 @@ class InProcessConfig(Section):
     """What every engine shares."""
 
     max_kv_gb: Annotated[float, Field(gt=0)] | None = None
-    """GB for keys and values, which bounds how many completions decode together; None: 4 on a CPU, a third of a GPU's free."""
+    """GB for keys and values, which bounds how many completions decode together; None: what the batch needs, as far as there
+    is room (transformers: a third of a GPU's free memory; on a CPU at most 4)."""
 
 
 class SleepingConfig(InProcessConfig):

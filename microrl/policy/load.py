@@ -17,6 +17,7 @@ from microrl import hub
 from microrl.config import models
 from microrl.config.schema import ModelConfig
 from microrl.errors import UserError, did_you_mean
+from microrl.rollout import gpu
 
 SMALL_PARAMETERS = 20_000_000
 
@@ -36,6 +37,7 @@ def load(config: ModelConfig) -> LoadedModel:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = _dtype(config.dtype, device)
     path = Path(config.name).expanduser()
+    gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0, config.name)
     if config.name.endswith(".gguf"):
         model, tokenizer = _load_gguf(path, dtype)
     else:
@@ -43,6 +45,7 @@ def load(config: ModelConfig) -> LoadedModel:
     _refuse_scaled_logits(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    gpu.require_room(gpu.weight_bytes(model), config.name)
     model.to(device).eval().requires_grad_(False)
     return LoadedModel(model, tokenizer)
 

@@ -69,17 +69,40 @@ def cache_bytes(
     )
 
 
-def others_on_card(index: int = 0) -> tuple[Other, ...]:
-    """The other processes that hold memory of this card, as the driver names them; nothing where it cannot be asked."""
+def require_room(needed: int, what: str) -> None:
+    """Raises UserError where the card has not this many bytes free for something, naming who else is on it."""
+    if not torch.cuda.is_available():
+        return
+    free, total = torch.cuda.mem_get_info()
+    if free >= needed:
+        return
+    others = others_on_card()
+    who = "; ".join(f"{other.name or 'process'} {other.pid} holds {other.bytes / GB:.1f} GB" for other in others)
+    raise UserError(
+        f"{what} takes {needed / GB:.1f} GB, and {free / GB:.1f} of the card's {total / GB:.1f} GB are free"
+        + (f" ({who})" if who else ""),
+        "end what else runs on the card" if needed <= 0.95 * total else "take a smaller model",
+    )
+
+
+def others_on_card() -> tuple[Other, ...]:
+    """The other processes that hold memory of torch's card, as the driver names them; nothing where it cannot be asked.
+
+    What this process itself holds is told by its size: a container knows its own processes under other numbers.
+    """
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except Exception:  # no driver, no library, a container without rights: each has an exception of its own
         return ()
-    return tuple(Other(one.pid, one.usedGpuMemory or 0, _name(one.pid)) for one in running if one.pid != os.getpid())
+    found = [Other(one.pid, one.usedGpuMemory or 0, _name(one.pid)) for one in running if one.pid != os.getpid()]
+    if len(found) == len(running) > 0:
+        own = torch.cuda.memory_reserved()
+        found.remove(min(found, key=lambda other: abs(other.bytes - own)))
+    return tuple(found)
 
 
 def _name(pid: int) -> str | None:

@@ -78,7 +78,15 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
         raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "leave it out: there is nothing to free on a CPU")
     for key, value in (("sampling", config.sampling.temperature), ("evaluation", config.evaluation.temperature)):
         if value < LEAST_TEMPERATURE:
-            raise UserError(f"vLLM samples at a temperature of {LEAST_TEMPERATURE} at least, and {key}.temperature is {value}")
+            raise UserError(
+                f"vLLM samples at a temperature of {LEAST_TEMPERATURE} at least, and {key}.temperature is {value}",
+                f"--set {key}.temperature={LEAST_TEMPERATURE} or more, or --engine transformers",
+            )
+    if config.model.dtype == "float32" and not vllm.is_for_cpu and config.sync.mode != "merge":
+        raise UserError(
+            "on a GPU vLLM computes adapters in 16 bits only, and model.dtype is float32",
+            "fold them into the weights: --set sync.mode=merge, or --set model.dtype=float16",
+        )
     if config.adapter.rank > MAX_SWAP_RANK and config.sync.mode != "merge":
         raise UserError(
             f"vLLM takes adapters up to rank {MAX_SWAP_RANK}, and this one has {config.adapter.rank}",

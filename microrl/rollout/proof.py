@@ -26,7 +26,8 @@ MOST_TOKENS = 32
 """Of each text, so that a proof costs a few milliseconds."""
 CANARY_TIMES_NOISE, CANARY_LEAST = 20, 0.02
 """Least change that the canary makes: a multiple of the noise, and nats a token."""
-FLOOR_TIMES_NOISE = 4
+FLOOR_TIMES_NOISE, FLOOR_OF_CHANGE = 4, 0.05
+"""A gap may be so many times the noise, and this share of the change: in narrow types a large adapter rounds more."""
 MEASURABLE_TIMES_NOISE = 3
 """A smaller change of the trainer's has no slope that could be told from noise."""
 LOWEST_SLOPE, HIGHEST_SLOPE = 0.8, 1.25
@@ -54,6 +55,8 @@ class Reading:
 
     def fault(self) -> str | None:
         """What is wrong, in one sentence with its likely cause; None where nothing is."""
+        if not math.isfinite(self.change):
+            return "the trainer's own scores are not finite: its weights are broken, and not the swap"
         if not math.isfinite(self.gap):
             return "the engine's scores are not finite: its weights were lost, most likely in sleep (try engine.sleep=1 or kv)"
         if found := self.slope_fault():
@@ -106,7 +109,7 @@ class Probe:
         return change > MEASURABLE_TIMES_NOISE * self.noise
 
     def read(self, engine_N: torch.Tensor, trainer_N: torch.Tensor) -> Reading:
-        """Compare both sides' changes since the base. Rounding is relative, so the floor grows with the scores' size."""
+        """Compare both sides' changes since the base. Rounding is relative, so the floor grows with scores and change."""
         engine_change_N, trainer_change_N = engine_N - self._engine_base_N, trainer_N - self._trainer_base_N
         change = float(trainer_change_N.abs().mean())
         slope, slope_error = None, 0.0
@@ -117,7 +120,8 @@ class Probe:
             slope_error = float(residual_N.pow(2).mean() / power) ** 0.5
         growth = max(1.0, float(trainer_N.abs().mean() / self._trainer_base_N.abs().mean()))
         gap = float((engine_change_N - trainer_change_N).abs().mean())
-        return Reading(gap, change, slope, slope_error, FLOOR_TIMES_NOISE * self.noise * growth)
+        floor = FLOOR_TIMES_NOISE * self.noise * growth + FLOOR_OF_CHANGE * change
+        return Reading(gap, change, slope, slope_error, floor)
 
 
 def sequences(tokenizer: Any) -> list[tuple[int, ...]]:

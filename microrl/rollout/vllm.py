@@ -20,7 +20,8 @@ from microrl.rollout import gpu, proof
 from microrl.rollout.base_model import adapted, sequence_logprobs, stop_tokens, twin
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.sync import Mode, SyncChoice, Trial
-from microrl.rollout.vllm_driver import VllmDriver, VllmSettings, process_state_kept
+from microrl.rollout.vllm_driver import VllmDriver
+from microrl.rollout.vllm_start import VllmSettings, process_state_kept
 from microrl.types import BASE, AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
 
 LESS_THAN_PROMISED = 0.9
@@ -47,6 +48,8 @@ class VllmEngine:
         self._probe: proof.Probe | None = None
         self._folded: bool | None = None
         """Whether an update is folded into the engine's weights; None: they are not the trainer's at all."""
+        self._loaded = False
+        """Whether the last push loaded weights, which then are to be compared."""
         with process_state_kept():
             self._driver = VllmDriver(self._base, settings)
         self._sleep()
@@ -120,7 +123,8 @@ class VllmEngine:
         """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones."""
         self._driver.settle()
         merged = bool(snapshot.pairs) and mode == "merge"
-        if merged or self._folded is not False:
+        self._loaded = merged or self._folded is not False
+        if self._loaded:
             self._driver.load(snapshot.pairs if merged else {})
             self._folded = merged
         if snapshot.pairs and mode == "swap":
@@ -153,7 +157,13 @@ class VllmEngine:
         def change_of(pairs: Mapping[str, LowRank]) -> float:
             return float((self._trainer_scores(AdapterSnapshot(0, pairs)) - base_N).abs().mean())
 
-        pairs = proof.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
+        try:
+            pairs = proof.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
+        except ArithmeticError as error:
+            raise SwapNotProved(
+                f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats a token): {error}",
+                "--set model.head_dtype=float32 or model.dtype=float16 brings them closer",
+            ) from error
         canary = AdapterSnapshot(0, pairs)
         self._push(canary, mode)
         seen = probe.read(self._engine_scores(), self._trainer_scores(canary))
@@ -173,9 +183,12 @@ class VllmEngine:
 
     def _difference(self, snapshot: AdapterSnapshot, mode: Mode) -> str | None:
         """Compare the engine's own buffers with the snapshot, bit by bit. None: equal, or nothing to compare."""
-        if mode == "merge":
-            return self._driver.weights_difference(snapshot.pairs)
-        return self._driver.adapter_difference(snapshot.pairs) if snapshot.pairs else None
+        merged = mode == "merge"
+        if merged or self._loaded:  # otherwise the base is as it was when it was last compared
+            different = self._driver.weights_difference(snapshot.pairs if merged else {})
+            if different:
+                return different
+        return self._driver.adapter_difference(snapshot.pairs) if snapshot.pairs and not merged else None
 
     def _engine_scores(self) -> torch.Tensor:
         return proof.flat(self._driver.score(self._sequences))

@@ -1,57 +1,21 @@
-"""vLLM's own interfaces, and the only file that touches them: what differs between 0.26 and 0.33 is found out here by looking.
+"""vLLM's own interfaces to weights, adapters, requests and memory; what differs from 0.26 to 0.33 is found out by looking.
 
 vLLM never reads weights from disk: it starts on dummies, and the trainer's own tensors are pushed into it.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
-import os
-import random
-import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from microrl.errors import UserError
 from microrl.rollout.base_model import weights
+from microrl.rollout.vllm_start import VllmSettings, start
 from microrl.types import LowRank, Sampling
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The sizes of adapter buffers that vLLM has kernels for."""
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: the weights are handed over as tensors
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer wants its cores back
-    "VLLM_HOST_IP": "127.0.0.1",  # one process: nothing needs to be reached from outside
-    "VLLM_NO_USAGE_STATS": "1",
-}
-CPU_BATCHED_TOKENS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class VllmSettings:
-    """What the engine is built for. `targets` are the adapted layers' names, `rank` the most they get."""
-
-    targets: tuple[str, ...]
-    rank: int
-    max_model_len: int
-    max_sequences: int
-    kv_bytes: int
-    sync: str
-    """auto, swap or merge; merge builds an engine without adapter buffers."""
-    sleep: str | int
-    """kv, 1, 2 or off."""
-    memory_share: float = 0.0
-    """Of the card: what vLLM checks for before it starts; a CPU has none."""
-    cuda_graphs: bool = True
-    fp32_head: bool = False
 
 
 class VllmDriver:
@@ -59,7 +23,7 @@ class VllmDriver:
 
     def __init__(self, base: PreTrainedModel, settings: VllmSettings) -> None:
         self._base, self._settings = base, settings
-        self._folder, self._llm = _start(base, settings)
+        self._llm = start(base, settings)
         self._engine = self._llm.llm_engine
         self._runner = self._engine.model_executor.driver_worker.model_runner
         self._request: Any = None
@@ -73,11 +37,15 @@ class VllmDriver:
         """Take the engine down and free its memory, on the card too."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        with suppress(Exception):  # memory that is asleep cannot be freed (vllm#36651); where it cannot wake, nothing is lost
+            self.wake("weights")
+            self.wake("kv_cache")
+        if hasattr(self._runner, "lora_manager"):
+            del self._runner.lora_manager  # it holds on to the model
         self._engine.model_executor.shutdown()
         del self._llm, self._engine, self._runner
         gc.collect()
         cleanup_dist_env_and_memory()
-        self._folder.cleanup()
 
     # ---- weights
 
@@ -136,8 +104,7 @@ class VllmDriver:
     def _served(self, pair: LowRank) -> tuple[torch.Tensor, torch.Tensor]:
         """The factors as the engine holds them, in tensors of their own: its type, its device, the scale in B."""
         dtype, device = self._manager().lora_config.lora_dtype, self._base.device
-        A_RI = pair.A_RI.detach().to(device, dtype, copy=True)
-        return A_RI, (pair.B_OR.detach().float() * pair.scale).to(device, dtype)
+        return pair.A_RI.detach().to(device, dtype, copy=True), (pair.B_OR.detach().float() * pair.scale).to(device, dtype)
 
     def _manager(self) -> Any:
         return self._runner.lora_manager._adapter_manager
@@ -250,8 +217,8 @@ class VllmDriver:
     def _add(self, ids: Sequence[int], settings: Any) -> str:
         self._requests += 1
         name = str(self._requests)
+        self._unfinished.add(name)  # first: an interrupt in between must not leave half a group behind
         self._engine.add_request(name, {"prompt_token_ids": list(ids)}, settings, lora_request=self._request)
-        self._unfinished.add(name)
         return name
 
     # ---- memory
@@ -276,104 +243,12 @@ class VllmDriver:
         level = self._settings.sleep
         if level == "off" or not self._engine.is_sleeping() or (what == "weights" and level == "kv"):
             return 0
+        torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is wanted now
         free = torch.cuda.mem_get_info()[0]
         self._engine.wake_up([what])
         return free - torch.cuda.mem_get_info()[0]
 
 
-def can_release_cache() -> bool:
-    """Whether this vLLM can free its cache alone (0.31 and later)."""
-    import_vllm()
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    return hasattr(LLMEngine, "release_kv_cache_memory")
-
-
-def import_vllm() -> Any:
-    """vLLM, with the environment that it must find. Raises UserError where it cannot be imported."""
-    os.environ.update(ENVIRONMENT)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    try:
-        import vllm
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise UserError(
-            f"vLLM is installed but cannot be imported: {str(error).strip().splitlines()[0]}",
-            "its torch and yours may not go together: see `microrl doctor`, or take --engine transformers",
-        ) from error
-    return vllm
-
-
-def _start(model: PreTrainedModel, settings: VllmSettings) -> tuple[Any, Any]:
-    """The folder with the model's configuration, and a running engine on dummy weights. Raises UserError where vLLM refuses."""
-    vllm, cuda = import_vllm(), model.device.type == "cuda"
-    folder = tempfile.TemporaryDirectory(prefix="microrl-vllm-")
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder.name)
-    options: dict[str, Any] = {
-        "model": folder.name,
-        "skip_tokenizer_init": True,
-        "load_format": "dummy",
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_sequences,
-        "kv_cache_memory_bytes": settings.kv_bytes,
-        "enforce_eager": not (cuda and settings.cuda_graphs),
-        "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": True,
-        "generation_config": "vllm",
-        "disable_log_stats": True,
-        "seed": 0,
-    }
-    if settings.sync != "merge":
-        options |= {
-            "enable_lora": True,
-            "max_loras": 1,
-            "max_cpu_loras": 1,
-            "max_lora_rank": next(size for size in LORA_RANKS if size >= settings.rank),
-            "lora_target_modules": sorted({name.rsplit(".", 1)[-1] for name in settings.targets}),
-        }
-    if settings.fp32_head:
-        options["hf_overrides"] = {"head_dtype": "float32"}
-    if not cuda:
-        # In pieces, a prompt whose request has a seed stops vLLM on a CPU ("CPU Generator does not use offset").
-        options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, settings.max_model_len)}
-    if cuda:
-        options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_share}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own imports, about other libraries' changes to come
-            return folder, vllm.LLM(**options)
-    except ValueError as error:  # pydantic's errors are ValueErrors too
-        folder.cleanup()
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(
-            f"vLLM refuses to start: {' '.join(lines[:3])[:400]}",
-            "a smaller engine.max_kv_gb or sampling.max_completion_tokens may fit; --engine transformers always does",
-        ) from error
-
-
 def _inside(name: str, wrapped: set[str]) -> str:
     module, _, leaf = name.rpartition(".")
     return f"{module}.base_layer.{leaf}" if module in wrapped else name
-
-
-@contextmanager
-def process_state_kept() -> Iterator[None]:
-    """vLLM seeds every generator of the process and, on a CPU, takes `torch.set_num_threads` away: both are put back."""
-    cuda = torch.cuda.is_available()
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    card = torch.cuda.get_rng_state_all() if cuda else []
-    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(card)
-        if torch.set_num_threads is not set_threads:
-            torch.set_num_threads = set_threads
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)

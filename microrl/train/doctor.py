@@ -182,7 +182,8 @@ def _self_test() -> Finding:
     seen = answer["passed"]
     proved = "shares the trainer's weights"
     if seen["probe_gap"] is not None:
-        proved = f"swap proved in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g}, slope {seen['probe_slope']:.3f})"
+        slope = "not measurable" if seen["probe_slope"] is None else f"{seen['probe_slope']:.3f}"
+        proved = f"swap proved in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g}, slope {slope})"
     slept = f", sleep freed {seen['freed_bytes'] / GB:.1f} GB" if seen["freed_bytes"] else ""
     return Finding(
         "self-test", "ok",

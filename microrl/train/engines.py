@@ -15,6 +15,7 @@ from microrl.rollout import gpu
 from microrl.rollout.base_model import kv_bytes_per_token
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import choose
+from microrl.rollout.proof import MOST_TOKENS
 from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine
 from microrl.tracking.console import RunConsole
@@ -44,7 +45,7 @@ def make_engine(
     if choose(config) == "transformers":
         return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb, fp32_head=fp32_head)
     from microrl.rollout.vllm import VllmEngine
-    from microrl.rollout.vllm_driver import VllmSettings, can_release_cache
+    from microrl.rollout.vllm_start import VllmSettings, buffer_rank, can_release_cache
 
     def on_event(kind: str, message: str, **details: Any) -> None:
         if folder is not None:
@@ -67,8 +68,9 @@ def make_engine(
     sequences = min(rows, MOST_SEQUENCES)
     limit_gb = config.engine.max_kv_gb
     wanted = int(limit_gb * 1e9) if limit_gb is not None else sequences * _cache_a_sequence(model, length)
+    buffers_of = 0 if config.sync.mode == "merge" else buffer_rank(config.adapter.rank)
     if model.device.type == "cuda":
-        kv_bytes, share, sleep = _on_card(config, engine_config, model, targets, wanted, length, can_release_cache())
+        kv_bytes, share, sleep = _on_card(config, engine_config, model, targets, wanted, length, buffers_of, can_release_cache())
     else:
         kv_bytes, share, sleep = (wanted if limit_gb is not None else min(wanted, int(CPU_CACHE_BYTES))), 0.0, "off"
     settings = VllmSettings(
@@ -93,12 +95,15 @@ def _on_card(
     targets: dict[str, torch.nn.Linear],
     wanted: int,
     length: int,
+    buffer_rank: int,
     can_release_cache: bool,
 ) -> tuple[int, float, str | int]:
     """(bytes for keys and values, vLLM's share of the card, sleep level). Raises UserError where it does not fit."""
+    torch.cuda.empty_cache()  # of an engine before this one
     free, total = torch.cuda.mem_get_info(model.device)
-    trained = sum(config.adapter.rank * (layer.in_features + layer.out_features) for layer in targets.values())
-    buffers = 0 if config.sync.mode == "merge" else trained * model.dtype.itemsize
+    sides = sum(layer.in_features + layer.out_features for layer in targets.values())
+    trained = config.adapter.rank * sides
+    buffers = buffer_rank * sides * model.dtype.itemsize
     weights = gpu.weight_bytes(model)
     kv_bytes = gpu.cache_bytes(
         free=free,
@@ -130,4 +135,4 @@ def _max_model_len(config: RunConfig, model: PreTrainedModel) -> int:
             f"model's {limit} positions",
             f"lower data.max_prompt_tokens or sampling.max_completion_tokens: together at most {limit}",
         )
-    return length
+    return max(length, MOST_TOKENS + 1)  # the probe has to fit, and the token that vLLM always adds

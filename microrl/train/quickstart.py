@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import shutil
 import tempfile
@@ -25,6 +24,7 @@ from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.data.prompts import render
 from microrl.evaluation.evaluate import evaluate
+from microrl.hub import cache_folder
 from microrl.policy import tiny
 from microrl.rewards import Judge
 from microrl.rollout.transformers import TransformersEngine
@@ -40,16 +40,11 @@ WORKED_SHARE = 0.37
 VALIDATION, SAMPLES, MAX_TOKENS = 512, 2, 32
 
 
-def cache_root() -> Path:
-    """`$XDG_CACHE_HOME/microrl`, by default `~/.cache/microrl`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "microrl"
-
-
 def ensure_model(console: RunConsole) -> Path:
     """The folder of the warm-started model; made now if this recipe's is not in the cache (about 20 s on one core)."""
     parts = [asdict(SETTINGS), WORKED_SHARE, VALIDATION, SAMPLES, tiny.WORDS, tiny.CHAT_TEMPLATE, torch.__version__]
     recipe = json.dumps(parts)
-    folder = cache_root() / f"quickstart-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    folder = cache_folder() / f"quickstart-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

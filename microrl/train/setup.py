@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from microrl.adapters import lora
 from microrl.algorithm.losses import soft_overlong_penalty
 from microrl.answers import as_integer
 from microrl.config import RunConfig, models
@@ -54,6 +55,7 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole) -> Parts:
         if not training:
             raise UserError("no questions are left to train on", f"data.held_out is {config.data.held_out}: lower it")
         model, tokenizer = load_model(config, console)
+        lora.targets(model, config.adapter)  # what does not fit is said before an engine starts
         progress = partial(console.progress, total=len(training), label="rendering prompts")
         prompts = render_all(training, tokenizer, config.data, progress)
         chosen = choose(held_out, config.evaluation)
