@@ -35,6 +35,8 @@ def main():
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--sleep", choices=["auto", "kv", "1", "2", "off"], default="auto")
     parser.add_argument("--sync", choices=["swap", "merge"], default="swap")
+    parser.add_argument("--dtype", help="bfloat16 on a GPU and float32 on a CPU, if not given")
+    parser.add_argument("--head", choices=["model", "float32"], default="model", help="the output head's type, on both sides")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
@@ -53,7 +55,7 @@ def run(args, arch):
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     shape = SHAPES[args.shape]
-    dtype = torch.bfloat16 if cuda else torch.float32
+    dtype = getattr(torch, args.dtype) if args.dtype else torch.bfloat16 if cuda else torch.float32
     with torch.device("cuda" if cuda else "cpu"):
         # Random weights of this width leave the logits alive: a probe on a flat distribution would show little.
         config = AutoConfig.for_model(
@@ -63,7 +65,7 @@ def run(args, arch):
         )  # fmt: skip
         model = AutoModelForCausalLM.from_config(config).to(dtype).eval().requires_grad_(False)
     flags = {"engine.kind": "vllm", "adapter.rank": args.rank, "adapter.alpha": float(args.rank), "sync.mode": args.sync,
-             "sampling.prompts_per_step": args.prompts, "sampling.group_size": args.group,
+             "model.head_dtype": args.head, "sampling.prompts_per_step": args.prompts, "sampling.group_size": args.group,
              "sampling.max_completion_tokens": args.tokens, "data.max_prompt_tokens": 128}  # fmt: skip
     if cuda:
         flags["engine.sleep"] = int(args.sleep) if args.sleep.isdigit() else args.sleep
@@ -79,6 +81,7 @@ def run(args, arch):
     cycles = [cycle(engine, policy, prompts, sampling, generator, number) for number in range(args.cycles)]
     with engine.awake(policy.snapshot()) as sampler:
         pairs = [compare(engine, sampler, prompts, sampling, number) for number in range(args.pairs)]
+    head = str(engine._driver._runner.model.logits_processor.head_dtype).removeprefix("torch.")
     engine.close()
     return {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
@@ -90,6 +93,7 @@ def run(args, arch):
         "kv_gb": engine._settings.kv_bytes / 1e9,
         "started_s": started_s,
         "trainable": policy.trainable,
+        "head": head,
         "cycles": cycles,
         "tokens_per_s": statistics.median(pair["ours"] for pair in pairs),
         "plain_tokens_per_s": statistics.median(pair["plain"] for pair in pairs),

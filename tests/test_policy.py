@@ -11,7 +11,7 @@ from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
-from microrl.rollout.transformers import TransformersEngine
+from microrl.rollout.transformers import TransformersEngine, choose
 from microrl.types import Group, Sampling, Score
 
 
@@ -32,6 +32,49 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
     (everything.gather(1, targets[:, None])[:, 0] * weights).sum().backward()
     assert torch.allclose(ours.grad, whole.grad, atol=1e-12)
     assert not entropy.requires_grad
+
+
+@torch.no_grad()
+def test_an_fp32_head_rounds_no_logit_in_trainer_and_engine(tokenizer, monkeypatch):
+    """bfloat16 everywhere else: the log-probabilities are those of the model's own states under an exact head."""
+    gaps, drawn_from = {}, {}
+    for head in ("model", "float32"):
+        model = random_model("qwen2").to(torch.bfloat16)
+        engine = TransformersEngine(model, tokenizer, max_kv_gb=1, fp32_head=head == "float32")
+        policy = with_adapter(model, **{"model.head_dtype": head})
+
+        def noting(logits_RV, *arguments, head=head, **more):
+            drawn_from[head] = logits_RV.dtype
+            return choose(logits_RV, *arguments, **more)
+
+        monkeypatch.setattr("microrl.rollout.transformers.choose", noting)
+        group = collect(engine, policy.snapshot(), PROMPTS, Sampling(2, 8))[0]
+        ids = group.prompt.token_ids + group.completions[0].token_ids
+        states = policy._model.base_model(torch.tensor([ids])).last_hidden_state[0].double()
+        exact = (states @ policy._model.get_output_embeddings().weight.double().t()).log_softmax(-1)
+        expected = torch.stack([exact[place - 1, ids[place]] for place in range(1, len(ids))])
+        gaps[head] = float((policy.score([ids])[0].double() - expected).abs().max())
+    assert gaps["float32"] < 1e-5 < 1e-3 < gaps["model"]
+    assert drawn_from == {"model": torch.bfloat16, "float32": torch.float32}
+
+
+def test_float16_gradients_survive_small_weights(tokenizer):
+    """A token's share of the loss is below float16's smallest number here: without a scale its gradient would be 0."""
+    found = {}
+    for dtype in (torch.float32, torch.float16):
+        policy = with_adapter(
+            random_model("llama").to(dtype), **{"sampling.max_completion_tokens": 10**6, "loss.kind": "dr_grpo"}
+        )
+        engine = [(1.0, -1.0)[n % 2] * 1e-3 for n in range(4)]
+        rows = tuple(Row((5, 6, 7), (8 + n, 9, 10 + n), (-5.0,) * 3, engine[n], True, 0) for n in range(4))
+        gradients = []
+        policy._step = lambda has, tally, policy=policy, gradients=gradients: gradients.extend(
+            parameter.grad.double().clone() for parameter in policy.parameters
+        )
+        policy.update(Batch(rows, 1, 0), lr=1.0)
+        found[dtype] = torch.cat([gradient.flatten() for gradient in gradients])
+    assert found[torch.float32].norm() > 0
+    assert (found[torch.float16] - found[torch.float32]).norm() < 0.05 * found[torch.float32].norm()
 
 
 @pytest.mark.parametrize("confidence", [3.0, 6.0, 9.0])
