@@ -33,6 +33,7 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--arch", nargs="+", default=["qwen2"], help="qwen2, qwen3, llama, gemma3_text, phi3")
     parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--targets", nargs="+", help="layers that get an adapter; all linear ones, if not given")
     parser.add_argument("--sleep", choices=["auto", "kv", "1", "2", "off"], default="auto")
     parser.add_argument("--sync", choices=["swap", "merge"], default="swap")
     parser.add_argument("--dtype", help="bfloat16 on a GPU and float32 on a CPU, if not given")
@@ -67,6 +68,8 @@ def run(args, arch):
     flags = {"engine.kind": "vllm", "adapter.rank": args.rank, "adapter.alpha": float(args.rank), "sync.mode": args.sync,
              "model.head_dtype": args.head, "sampling.prompts_per_step": args.prompts, "sampling.group_size": args.group,
              "sampling.max_completion_tokens": args.tokens, "data.max_prompt_tokens": 128}  # fmt: skip
+    if args.targets:
+        flags["adapter.targets"] = tuple(args.targets)
     if cuda:
         flags["engine.sleep"] = int(args.sleep) if args.sleep.isdigit() else args.sleep
     settings = resolve((), flags)
@@ -82,6 +85,7 @@ def run(args, arch):
     with engine.awake(policy.snapshot()) as sampler:
         pairs = [compare(engine, sampler, prompts, sampling, number) for number in range(args.pairs)]
     head = str(engine._driver._runner.model.logits_processor.head_dtype).removeprefix("torch.")
+    wrapped = sorted({name.rsplit(".", 1)[-1] for name in engine._driver._manager().modules}) if args.sync == "swap" else []
     engine.close()
     return {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
@@ -94,6 +98,7 @@ def run(args, arch):
         "started_s": started_s,
         "trainable": policy.trainable,
         "head": head,
+        "wrapped": wrapped,
         "cycles": cycles,
         "tokens_per_s": statistics.median(pair["ours"] for pair in pairs),
         "plain_tokens_per_s": statistics.median(pair["plain"] for pair in pairs),

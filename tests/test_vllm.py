@@ -361,10 +361,9 @@ def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
         pass
 
 
-def test_only_the_targets_are_wrapped_and_the_rank_is_rounded_up(served):
-    manager = served.engine._driver._manager()
-    assert {name.rsplit(".", 1)[-1] for name in manager.modules} == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
-    assert {module.lora_a_stacked[0].shape[2] for module in manager.modules.values()} == {8}, "rank 6 in buffers of 8"
+def test_the_rank_is_rounded_up(served):
+    modules = served.engine._driver._manager().modules.values()
+    assert {module.lora_a_stacked[0].shape[2] for module in modules} == {8}, "rank 6 in buffers of 8"
 
 
 @pytest.fixture
@@ -462,10 +461,10 @@ def test_forced_length_and_nucleus(served):
 def test_more_prompt_tokens_than_one_forward_pass_takes(served):
     """On a CPU vLLM stops where the prompt of a request with a seed is read in pieces; here there are pieces."""
     whole = prompts(served)[0].token_ids
-    long = [Prompt("q", "1", "", (whole * 5)[n : n + 140]) for n in range(12)]
+    long = [Prompt("q", "1", "", (whole * 6)[n : n + 155]) for n in range(32)]
     policy = served.change("lora", seed=55)
-    groups = sampled(served.in_mode("swap"), policy.snapshot(), long, Sampling(4, 8, temperature=0.7))
-    assert len(groups) == 12 and gap(policy, groups) < CLOSE
+    groups = sampled(served.in_mode("swap"), policy.snapshot(), long, Sampling(1, 8, temperature=0.7))
+    assert len(groups) == 32 and gap(policy, groups) < CLOSE
 
 
 def test_auto_measures_and_decides(served):
@@ -604,6 +603,13 @@ def test_other_architectures_and_one_engine_after_the_other(sync):
     assert [one["arch"] for one in found] == ["llama", "qwen3", "gemma3_text", "phi3"]
     for one in found:
         assert all(cycle["gap"] < CLOSE and cycle["slope"] == pytest.approx(1, abs=NEAR) for cycle in one["cycles"])
+
+
+def test_only_the_targets_are_wrapped():
+    """One of three layers that vLLM keeps in one, and another; what is not trained costs nothing."""
+    (found,) = bench("--cpu", "--targets", "q_proj", "down_proj", "--prompts", 2, "--group", 2, "--tokens", 8, "--pairs", 1)
+    assert found["wrapped"] == ["down_proj", "qkv_proj"]
+    check_cycles(found)
 
 
 @pytest.mark.parametrize(("head", "computed"), [("float32", "float32"), ("model", "bfloat16")])
