@@ -50,6 +50,7 @@ class VllmEngine:
         """Whether an update is folded into the engine's weights; None: they are not the trainer's at all."""
         self._loaded = False
         """Whether the last push loaded weights, which then are to be compared."""
+        self._said: set[bool] = set()
         with process_state_kept():
             self._driver = VllmDriver(self._base, settings)
         self._sleep()
@@ -113,6 +114,20 @@ class VllmEngine:
                 f"probe gap {reading.gap:.3g} (floor {reading.floor:.3g}), slope {slope}; nothing was sampled from it. "
                 "Try the other way (--set sync.mode=merge or swap) or another sleep level, and see `microrl doctor`",
             )
+        if snapshot.pairs:
+            self._say_what_was_shown(snapshot.version, reading)
+
+    def _say_what_was_shown(self, version: int, reading: proof.Reading) -> None:
+        """Once for each: an update too small for the scores to show, and one that they do."""
+        shown = reading.slope is not None
+        if shown in self._said:
+            return
+        self._said.add(shown)
+        change = f"version {version} changes the scores by {reading.change:.2g} nats a token"
+        if reading.slope is None:
+            self._on_event("probe", f"{change}, less than the noise: its slope is not measurable, and the bytes decide")
+        else:
+            self._on_event("probe", f"{change}, and the engine follows at a slope of {reading.slope:.3f}")
 
     def _push_timed(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         self.report.push_s = 0.0

@@ -111,7 +111,7 @@ class RunConsole:
             table.add_row(
                 f"[bold]sync[/] {_number(row['time/sync'] + row['time/sleep_wake'], 2)} s",
                 f"[bold]probe gap[/] {row['sync/probe_gap']:.1e}",
-                f"[bold]slope[/] {_number(row['sync/slope'], 2)}",
+                f"[bold]slope[/] {'not measurable' if row['sync/slope'] is None else _number(row['sync/slope'], 2)}",
                 f"[bold]KL to sampler[/] {row['policy/kl_sampler']:.1e}",
             )
         return Group(Panel(table, title=self._title, expand=False), status)
