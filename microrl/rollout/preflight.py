@@ -10,6 +10,7 @@ from microrl.config import RunConfig
 from microrl.errors import UserError
 
 OLDEST, NEWEST = (0, 26), (0, 33)
+SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 MAX_SWAP_RANK = 512
 LEAST_TEMPERATURE = 0.01
 """Below it vLLM takes this one instead, without a word to the caller."""
@@ -17,11 +18,10 @@ INSTALL = "pip install --upgrade 'microrl[gpu]', or take --engine transformers"
 
 
 class Installed(NamedTuple):
-    """An installed vLLM: the distribution's name, its version, and the torch that it asks for (None: any)."""
+    """An installed vLLM: the distribution's name and its version."""
 
     distribution: str
     version: str
-    torch: str | None
 
     @property
     def is_for_cpu(self) -> bool:
@@ -33,6 +33,10 @@ class Installed(NamedTuple):
         found = re.match(r"(\d+)\.(\d+)", self.version)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
+    @property
+    def is_supported(self) -> bool:
+        return OLDEST <= self.release <= NEWEST
+
 
 def installed() -> Installed | None:
     """The vLLM of this environment, without importing it."""
@@ -41,8 +45,7 @@ def installed() -> Installed | None:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        pins = [match[1] for line in found.requires or () if (match := re.match(r"torch\s*==\s*([\w.+]+)", line))]
-        return Installed(name, found.version, pins[0] if pins else None)
+        return Installed(name, found.version)
     return None
 
 
@@ -51,7 +54,7 @@ def choose(config: RunConfig) -> Literal["vllm", "transformers"]:
     kind = config.engine.kind
     vllm = installed()
     if kind == "auto":
-        kind = "vllm" if vllm is not None and not vllm.is_for_cpu and _has_cuda() and _fits(vllm) else "transformers"
+        kind = "vllm" if vllm is not None and not vllm.is_for_cpu and _has_cuda() and vllm.is_supported else "transformers"
     if kind == "transformers":
         if config.sync.mode != "auto":
             raise UserError(
@@ -66,9 +69,9 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     """Raises UserError for what can be known of `--engine vllm` without loading anything."""
     if vllm is None:
         raise UserError("--engine vllm: vLLM is not installed", INSTALL)
-    if not _fits(vllm):
+    if not vllm.is_supported:
         age = "old" if vllm.release < OLDEST else "new"
-        raise UserError(f"vLLM {vllm.version} is too {age}: {_dotted(OLDEST)} to {_dotted(NEWEST)} are supported", INSTALL)
+        raise UserError(f"vLLM {vllm.version} is too {age}: {SUPPORTED} are supported", INSTALL)
     if not vllm.is_for_cpu and not _has_cuda():
         raise UserError(
             "--engine vllm: torch sees no CUDA device",
@@ -92,14 +95,6 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
             f"vLLM takes adapters up to rank {MAX_SWAP_RANK}, and this one has {config.adapter.rank}",
             f"--rank {MAX_SWAP_RANK}, or fold it into the weights: --set sync.mode=merge",
         )
-
-
-def _fits(vllm: Installed) -> bool:
-    return OLDEST <= vllm.release <= NEWEST
-
-
-def _dotted(release: tuple[int, int]) -> str:
-    return f"{release[0]}.{release[1]}"
 
 
 def _has_cuda() -> bool:

@@ -63,8 +63,8 @@ class Reading:
             return found
         if self.gap > self.floor:
             return (
-                f"the probe gap {self.gap:.2g} is above its floor {self.floor:.2g}: some layers differ, or the two compute at "
-                "different precision (model.head_dtype=float32 narrows that)"
+                f"the probe gap {self.gap:.2g} nats a token is above its floor {self.floor:.2g}: some layers differ, or the two "
+                "compute at different precision (model.head_dtype=float32 narrows that)"
             )
         return None
 

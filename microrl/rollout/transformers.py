@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from microrl.rollout.base_model import beside, fold, kv_bytes_per_token, project, stop_tokens, twin
+from microrl.rollout.base_model import adapted, fold, kv_bytes_per_token, project, stop_tokens, twin
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.kv_cache import in_place_cache
-from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
+from microrl.types import AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
 
 CPU_KV_BYTES = 4e9
 COMPACT_AT = 1 / 8
@@ -50,22 +50,21 @@ class TransformersEngine:
         it runs beside them, in fp32 as the trainer's does.
         """
         began = time.perf_counter()
-        modules = {name: self._model.get_submodule(name) for name in snapshot.pairs}
+        wide: dict[str, LowRank] = {}
+        narrow: dict[str, LowRank] = {}
+        for name, pair in snapshot.pairs.items():
+            (wide if self._model.get_submodule(name).weight.dtype.itemsize >= 4 else narrow)[name] = pair
+        modules = {name: self._model.get_submodule(name) for name in wide}
         base = {name: module.weight for name, module in modules.items()}
-        hooks = []
         try:
-            for name, pair in snapshot.pairs.items():
-                if base[name].dtype.itemsize >= 4:
-                    modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
-                else:
-                    hooks.append(modules[name].register_forward_hook(beside(pair, base[name].device)))
-            self.report = SyncReport(push_s=time.perf_counter() - began)
-            yield _Sampler(
-                self._model, self._tokenizer, self._stops, snapshot.version, self._max_kv_bytes, fp32_head=self._fp32_head
-            )
+            for name, pair in wide.items():
+                modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
+            with adapted(self._model, narrow):
+                self.report = SyncReport(push_s=time.perf_counter() - began)
+                yield _Sampler(
+                    self._model, self._tokenizer, self._stops, snapshot.version, self._max_kv_bytes, fp32_head=self._fp32_head
+                )
         finally:
-            for hook in hooks:
-                hook.remove()
             for name, module in modules.items():
                 module.weight = base[name]
 

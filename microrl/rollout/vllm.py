@@ -111,8 +111,8 @@ class VllmEngine:
             slope = "not measurable" if reading.slope is None else f"{reading.slope:.3f}"
             raise SwapNotProved(
                 f"version {snapshot.version} of the adapter did not reach vLLM, twice: {fault}",
-                f"probe gap {reading.gap:.3g} (floor {reading.floor:.3g}), slope {slope}; nothing was sampled from it. "
-                "Try the other way (--set sync.mode=merge or swap) or another sleep level, and see `microrl doctor`",
+                f"probe gap {reading.gap:.3g} nats a token (floor {reading.floor:.3g}), slope {slope}; nothing was "
+                "sampled from it. Try the other way (--set sync.mode=merge or swap) or another sleep level; see `microrl doctor`",
             )
         if snapshot.pairs:
             self._say_what_was_shown(snapshot.version, reading)

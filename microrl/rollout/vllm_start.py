@@ -78,10 +78,13 @@ def config_folder(model: PreTrainedModel) -> Path:
     config.architectures = [type(model).__name__]
     text = config.to_json_string(use_diff=True)
     folder = cache_folder() / "vllm" / hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".config.json.{os.getpid()}"
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(folder / "config.json")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / "config.json")
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror}", "set XDG_CACHE_HOME to a folder of yours") from None
     return folder
 
 

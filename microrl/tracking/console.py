@@ -110,9 +110,9 @@ class RunConsole:
         if row["sync/probe_gap"] is not None:
             table.add_row(
                 f"[bold]sync[/] {_number(row['time/sync'] + row['time/sleep_wake'], 2)} s",
-                f"[bold]probe gap[/] {row['sync/probe_gap']:.1e}",
+                f"[bold]probe gap[/] {row['sync/probe_gap']:.1e} nats",
                 f"[bold]slope[/] {'not measurable' if row['sync/slope'] is None else _number(row['sync/slope'], 2)}",
-                f"[bold]KL to sampler[/] {row['policy/kl_sampler']:.1e}",
+                f"[bold]KL to sampler[/] {row['policy/kl_sampler']:.1e} nats",
             )
         return Group(Panel(table, title=self._title, expand=False), status)
 

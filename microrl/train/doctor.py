@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from microrl import hub
 from microrl.rollout import gpu
-from microrl.rollout.preflight import NEWEST, OLDEST, installed
+from microrl.rollout.preflight import SUPPORTED, installed
 
 GB = 1e9
 LOW_DISK_GB, NO_DISK_GB = 20.0, 2.0
@@ -117,9 +117,8 @@ def _vllm() -> Iterator[Finding]:
         yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling runs on transformers",
                       "pip install 'microrl[gpu]': generation is many times faster with it" if cuda else None)  # fmt: skip
         return
-    if not OLDEST <= vllm.release <= NEWEST:
-        span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-        yield Finding("vLLM", "problem", f"{vllm.version} is outside of {span}", "pip install --upgrade 'microrl[gpu]'")
+    if not vllm.is_supported:
+        yield Finding("vLLM", "problem", f"{vllm.version} is outside of {SUPPORTED}", "pip install --upgrade 'microrl[gpu]'")
         return
     lines = metadata.requires(vllm.distribution) or ()
     wanted = [requirement for line in lines if (requirement := Requirement(line)).name in TOGETHER]
@@ -183,11 +182,11 @@ def _self_test() -> Finding:
     proved = "shares the trainer's weights"
     if seen["probe_gap"] is not None:
         slope = "not measurable" if seen["probe_slope"] is None else f"{seen['probe_slope']:.3f}"
-        proved = f"swap proved in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g}, slope {slope})"
+        proved = f"swap proved in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g} nats a token, slope {slope})"
     slept = f", sleep freed {seen['freed_bytes'] / GB:.1f} GB" if seen["freed_bytes"] else ""
     return Finding(
         "self-test", "ok",
         f"{seen['engine']} on {seen['device']}: started in {seen['start_s']:.0f} s, {seen['tokens']} tokens in "
         f"{seen['generate_s']:.2f} s, {proved}{slept}, one update in {seen['update_s']:.2f} s, KL to the sampler "
-        f"{seen['kl_sampler']:.1g}",
+        f"{seen['kl_sampler']:.1g} nats a token",
     )  # fmt: skip

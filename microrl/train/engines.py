@@ -62,7 +62,7 @@ def make_engine(
             folder.write_json(SYNC_FILE, {"mode": mode, "why": why, "table": table})
 
     if console is not None:
-        console.status("starting vLLM")
+        console.note("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
     stored = folder.read_json(SYNC_FILE)["mode"] if folder is not None and (folder.path / SYNC_FILE).is_file() else None
     choice = SyncChoice(config.sync.mode, stored, on_choice)
     return VllmEngine(model, tokenizer, _vllm_settings(config, model), choice, on_event)
