@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-EXIT_S = 1.0
-"""Kept back for closing the run and leaving the process."""
-MARGIN = 1.2
-"""A forecast is the longest of the last few measurements, times this."""
 RECENT = 8
+FIRST_MARGIN = 0.2
+"""On top of a single measurement; n measurements need an n-th of it, since their largest is a high quantile by itself."""
+EVALUATION_MARGIN = 0.1
+LEAST_EVALUATION = 0.25
+"""Share of the final evaluation for which a step that takes too long is given up."""
 
 
 def process_started() -> float:
@@ -24,8 +27,36 @@ def process_started() -> float:
         return time.time()  # not Linux: the imports so far, about a second, are not counted
 
 
+class Durations:
+    """How long something took lately, and how long it may take next. Seconds."""
+
+    def __init__(self, guess_s: float = 0.0) -> None:
+        self.guess_s = guess_s
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, seconds: float) -> None:
+        self._recent.append(seconds)
+
+    def forecast_s(self) -> float:
+        """The longest of the last few, with a margin that shrinks as they grow in number; the guess before there are any."""
+        if not self._recent:
+            return self.guess_s
+        return max(self._recent) * (1 + FIRST_MARGIN / len(self._recent))
+
+    def typical_s(self) -> float:
+        """The median of the last few; the guess before there are any."""
+        return statistics.median(self._recent) if self._recent else self.guess_s
+
+    def recent(self) -> list[float]:
+        return list(self._recent)
+
+
 class Budget:
-    """Bounds a run by `hours`, by `steps`, or by both. `before_s` is what earlier processes of this run have spent."""
+    """Bounds a run by `hours`, by `steps`, or by both. `before_s` is what earlier processes of this run have spent.
+
+    `step`, `save`, `validation` are forecast from what was measured. The final evaluation's seconds are set from outside: it
+    is measured once, before training, and grows with the completions.
+    """
 
     def __init__(
         self,
@@ -37,10 +68,10 @@ class Budget:
         before_s: float = 0.0,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.hours, self._steps, self._price = hours, steps, price
+        self.hours, self.most_steps, self.price = hours, steps, price
         self._started, self._before_s, self._now = started, before_s, now
-        self._reserve_s = EXIT_S
-        self._step_s: list[float] = []
+        self.step, self.save, self.validation = Durations(), Durations(), Durations()
+        self.evaluation_s = 0.0
 
     def elapsed_s(self) -> float:
         """Seconds spent, by this process and those before it."""
@@ -56,37 +87,58 @@ class Budget:
 
     def cost_usd(self) -> float:
         """Dollars spent."""
-        return self.elapsed_s() / 3600 * self._price
+        return self.elapsed_s() / 3600 * self.price
 
-    def reserve(self, seconds: float) -> None:
-        """Keep this back for what must follow the last step: the final save and evaluation."""
-        self._reserve_s = EXIT_S + seconds * MARGIN
+    def exit_s(self) -> float:
+        """Kept back for closing the engine and leaving the process: half a second and half a per cent, at most ten seconds."""
+        return 0.5 + min(0.005 * (self.hours or 0.0) * 3600, 9.5)
 
-    def step_forecast_s(self) -> float:
-        """How long the next step may take; 0 before the first."""
-        return MARGIN * max(self._step_s[-RECENT:], default=0.0)
+    def reserve_s(self) -> float:
+        """What must follow the last step: the final save, the final evaluation, the exit."""
+        return self.save.forecast_s() + self.evaluation_s * (1 + EVALUATION_MARGIN) + self.exit_s()
 
     def fits(self, seconds: float) -> bool:
         """Whether something this long can start now and still leave the reserve."""
         left = self.left_s()
-        return left is None or seconds + self._reserve_s <= left
+        return left is None or seconds + self.reserve_s() <= left
+
+    def least_reserve_s(self) -> float:
+        """The reserve with the final evaluation cut down to a part."""
+        return self.save.forecast_s() + self.evaluation_s * LEAST_EVALUATION + self.exit_s()
+
+    def fits_a_step(self) -> bool:
+        """Whether a run that has made none yet can make one step, at the price of most of the final evaluation if need be."""
+        left = self.left_s()
+        return left is None or self.step.forecast_s() + self.least_reserve_s() <= left
+
+    def is_over(self) -> bool:
+        """Whether what is running must be given up now, or not even a part of the final evaluation would fit."""
+        left = self.left_s()
+        return left is not None and left < self.least_reserve_s()
 
     def steps(self, start: int) -> Iterator[int]:
         """Step numbers from `start`, for as long as another step, the final save and the final evaluation fit."""
         step = start
-        while (self._steps is None or step < self._steps) and self.fits(self.step_forecast_s()):
-            began = self._now()
+        while self.most_steps is None or step < self.most_steps:
+            if not (self.fits(self.step.forecast_s()) or (step == 0 and self.fits_a_step())):
+                return
             yield step
-            self._step_s.append(self._now() - began)
             step += 1
 
     def share(self, step: int) -> float:
         """The spent share of the budget, 0 to 1, when `step` starts: of the steps where they are bounded, else of the time."""
-        if self._steps is not None:
-            return min(step / self._steps, 1.0)
+        if self.most_steps is not None:
+            return min(step / self.most_steps, 1.0)
         return min(self.elapsed_s() / (self.hours * 3600), 1.0) if self.hours else 0.0
 
     def deadline_s(self) -> float | None:
         """Seconds that the final evaluation may take at the most; None without a time bound."""
         left = self.left_s()
-        return None if left is None else max(left - EXIT_S, 0.0)
+        return None if left is None else max(left - self.exit_s(), 0.0)
+
+    def least_hours(self, missing_s: float) -> float:
+        """The smallest budget, to two digits, that leaves `missing_s` more than is left now, with a tenth to spare."""
+        left = self.left_s()
+        assert left is not None and self.hours is not None, "only a time bound can be too small"
+        wanted = (self.hours + (missing_s - left) / 3600) * 1.1
+        return float(f"{wanted:.2g}") if float(f"{wanted:.2g}") >= wanted else float(f"{wanted * 1.05:.2g}")

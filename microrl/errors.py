@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(Exception):
-    """Something the user can mend. The command line prints `message` and `hint` and ends with status 2."""
+class Explained(Exception):
+    """Something that is told to a person: what happened, and what to do about it."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -15,13 +15,16 @@ class UserError(Exception):
         self.hint = hint
 
 
-class SwapNotProved(Exception):
+class UserError(Explained):
+    """Something the user can mend. The command line ends with status 2."""
+
+
+class SwapNotProved(Explained):
     """The engine could not be shown to sample from the trainer's weights. The command line ends with status 4."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+
+class MachineFailure(Explained):
+    """The machine has not what the run needs: memory, or room on the disk. The command line ends with status 1."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

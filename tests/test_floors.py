@@ -11,7 +11,7 @@ ROOT = PACKAGE.parent
 FLOORS = [
     {"errors", "types"},
     {"config", "budget", "hub", "answers"},
-    {"data", "rewards", "algorithm", "tracking"},
+    {"data", "rewards", "algorithm", "tracking", "plan"},
     {"adapters", "rollout"},
     {"policy", "evaluation"},
     {"checkpoint"},

@@ -12,11 +12,12 @@ from typing import Any
 
 import typer
 
-from microrl.errors import SwapNotProved, UserError
+from microrl.errors import Explained, MachineFailure, SwapNotProved, UserError
 
 # Typer carries a copy of click in newer versions and depends on it in older ones: the class is the same by name.
 ClickException: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-OK, FAILED, USAGE, UNPROVED, INTERRUPTED = 0, 1, 2, 4, 130
+OK, FAILED, USAGE, STOPPED, UNPROVED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+_STATUS: dict[type[Explained], int] = {UserError: USAGE, SwapNotProved: UNPROVED, MachineFailure: FAILED}
 
 _crash_folder: Path | None = None
 
@@ -30,21 +31,17 @@ def crash_here(folder: Path) -> None:
 def guarded(command: Callable[[], Any]) -> int:
     """Run a command.
 
-    0 done; 1 our or the machine's failure; 2 the user can mend it; 4 a swap that could not be proved; 130 interrupted after a
-    clean save.
+    0 done; 1 our or the machine's failure; 2 the user can mend it; 3 stopped early by the guard; 4 a swap that could not be
+    proved; 130 interrupted after a clean save.
     """
     try:
         status = command()
         return status if isinstance(status, int) else OK
-    except UserError as error:
+    except Explained as error:
         say(f"error: {error.message}")
         if error.hint:
             say(f"hint: {error.hint}")
-        return USAGE
-    except SwapNotProved as error:
-        say(f"error: {error.message}")
-        say(f"hint: {error.hint}")
-        return UNPROVED
+        return _STATUS[type(error)]
     except ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return USAGE

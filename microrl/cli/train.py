@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from microrl.cli.output import crash_here, say
+from microrl.cli.output import OK, STOPPED, crash_here, say
 from microrl.errors import UserError
+
+if TYPE_CHECKING:
+    from microrl.tracking.run_folder import RunFolder
+
+AUTO = "auto"
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -45,23 +50,26 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random in training.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars an hour of this machine.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/PRESET-TIME if not given.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN|auto", help="Go on with this run folder; auto: with what this command has begun."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print config, three prompts and a forecast; train nothing.")
     ] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
-) -> None:
+) -> int:
     """Train a model by reinforcement learning with verifiable rewards."""
     from microrl.config import resolve
+    from microrl.tracking.run_folder import RunFolder
 
     flags = {
         "model.name": model, "adapter.rank": rank, "adapter.kind": adapter, "loss.kind": loss, "data.name": data,
         "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,
     }  # fmt: skip
-    if resume is not None:
+    if resume is not None and resume != AUTO:
         _refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
-        _resume(resume, hours, steps)
-        return
+        return _resume(RunFolder.open(Path(resume)), hours, steps)
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
         raise UserError("the run has no end", "say how long: --hours H, or --steps N")
@@ -72,12 +80,13 @@ def train(
         from microrl.train.preview import preview
 
         print(preview(config))
-        return
-    from microrl.tracking.run_folder import RunFolder
-
+        return OK
+    tree = config.model_dump(mode="json")
+    if resume == AUTO and (begun := RunFolder.begun_with(tree, out)) is not None:
+        return _resume(begun, None, None)
     name = "-".join(Path(preset).stem for preset in presets) if presets else Path(config.model.name).stem
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    _run(RunFolder.create(path, config.model_dump(mode="json")), config.model_dump(), resume=False)
+    return _run(RunFolder.create(path, tree), tree, resume=False)
 
 
 def _refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:
@@ -89,20 +98,26 @@ def _refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> Non
         )
 
 
-def _resume(path: Path, hours: float | None, steps: int | None) -> None:
-    from microrl.tracking.run_folder import RunFolder
-
-    folder = RunFolder.open(path)
+def _resume(folder: RunFolder, hours: float | None, steps: int | None) -> int:
+    folder.lock()
     tree = folder.config()
-    tree["budget"] |= {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
-    _run(folder, tree, resume=True)
+    bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
+    if not bounds and folder.is_done():
+        say(f"{folder.path} is done already. Give it more with --resume {folder.path} --hours H, or --steps N")
+        return OK
+    if bounds:
+        tree["budget"] |= bounds
+        folder.write_json("config.json", tree)
+        folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
+    return _run(folder, tree, resume=True)
 
 
-def _run(folder: Any, tree: dict[str, Any], *, resume: bool) -> None:
+def _run(folder: RunFolder, tree: dict[str, Any], *, resume: bool) -> int:
     from microrl.budget import process_started
     from microrl.cli.target import prepare_hub
     from microrl.config import check
 
+    folder.lock()
     config = check(tree)
     crash_here(folder.path)
     say(f"run folder: {folder.path}; loading")
@@ -119,9 +134,12 @@ def _run(folder: Any, tree: dict[str, Any], *, resume: bool) -> None:
             folder.discard()
         raise
     except KeyboardInterrupt:
-        say(f"saved. Go on with: microrl train --resume {folder.path}")
+        say(f"go on with: microrl train --resume {folder.path}")
         raise
+    finally:
+        folder.unlock()
     _report(summary, folder.path)
+    return STOPPED if summary["status"] == "stopped" else OK
 
 
 def _report(summary: dict[str, Any], path: Path) -> None:
@@ -139,6 +157,9 @@ def _report(summary: dict[str, Any], path: Path) -> None:
                     f"held-out {k} {before[k]['mean']:.3f} -> {after[k]['mean']:.3f}, paired gain {value['mean']:+.3f} "
                     f"[{value['ci95'][0]:+.3f}, {value['ci95'][1]:+.3f}]"
                 )
+    if summary["status"] == "stopped":
+        back = summary["hours_given_back"]
+        say("stopped early by the guard" + (f": {back:.2f} hours are given back" if back is not None else ""))
     minutes = summary["hours_spent"] * 60
     say(f"{summary['steps']} steps in {minutes:.1f} minutes, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
     say(f"try it: microrl sample {path} 'your question'")

@@ -20,22 +20,27 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
     """The checked configuration.
 
     `flags` maps dotted keys to values, with None for a flag that was not given. Raises UserError.
-    A `steps` bound of a preset gives way to `--hours`, and the other way round: the user's bound is the one that counts.
+    Of two layers that bound the run the later one counts: its `hours` end what an earlier preset's `steps` would, and
+    the other way round.
     """
     tree = RunConfig().model_dump()
     for name in preset_names:
-        tree = layer(tree, presets.load(name))
+        tree = _bounded_layer(tree, presets.load(name))
     return override(tree, flags or {}, sets)
 
 
 def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
     """A whole configuration with flags and `--set` over it, checked."""
     given = _nest((key, value) for key, value in flags.items() if value is not None)
-    given = layer(given, _nest(_assignment(text) for text in sets))
-    bounds = given.get("budget", {})
+    return check(_bounded_layer(tree, layer(given, _nest(_assignment(text) for text in sets))))
+
+
+def _bounded_layer(below: Tree, above: Tree) -> Tree:
+    """`layer`, with the bounds below forgotten where there are some above."""
+    bounds = above.get("budget", {})
     if isinstance(bounds, dict) and {"hours", "steps"} & bounds.keys():
-        tree = {**tree, "budget": {**tree["budget"], "hours": None, "steps": None}}
-    return check(layer(tree, given))
+        below = {**below, "budget": {**below["budget"], "hours": None, "steps": None}}
+    return layer(below, above)
 
 
 def check(tree: Tree) -> RunConfig:

@@ -158,9 +158,26 @@ def content_share(text: str) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def split(questions: Iterable[Question], held_out: float) -> tuple[list[Question], list[Question]]:
-    """(training, held-out) questions. The text's hash decides, so a question never changes sides, nor its copies."""
-    sides: tuple[list[Question], list[Question]] = ([], [])
+class Split(NamedTuple):
+    """Questions by what they are for; no question is in two parts."""
+
+    training: list[Question]
+    held_out: list[Question]
+    validation: list[Question]
+
+
+def split(questions: Iterable[Question], held_out: float, validation: float = 0.0) -> Split:
+    """Shares of the questions for the final evaluation and for validation, the rest for training.
+
+    The text's hash decides, so a question never changes sides, nor its copies.
+    """
+    parts = Split([], [], [])
     for question in questions:
-        sides[content_share(question.text) < held_out].append(question)
-    return sides
+        share = content_share(question.text)
+        if share < held_out:
+            parts.held_out.append(question)
+        elif share < held_out + validation:
+            parts.validation.append(question)
+        else:
+            parts.training.append(question)
+    return parts

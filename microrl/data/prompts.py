@@ -55,9 +55,12 @@ def render_all(
             kept = prompt.token_ids[-limit:]
             prompt = Prompt(prompt.question, prompt.answer, tokenizer.decode(kept), kept)
         prompts.append(prompt)
-    if not prompts:
-        raise UserError(
-            f"no prompt of {config.name} fits in {limit} tokens",
-            "raise data.max_prompt_tokens, or check data.held_out: it may leave nothing to train on",
-        )
     return prompts
+
+
+def none_fits(config: DataConfig) -> UserError:
+    """What to say where every prompt was too long."""
+    return UserError(
+        f"no prompt of {config.name} fits in {config.max_prompt_tokens} tokens",
+        "raise data.max_prompt_tokens, or check data.held_out: it may leave nothing to train on",
+    )

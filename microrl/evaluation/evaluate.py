@@ -90,34 +90,52 @@ def evaluate(
     seed: int,
     pass_k: Sequence[int],
     deadline_s: float | None = None,
+    expected_s: float = 0.0,
+    breathe: Callable[[], None] = lambda: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result | None:
     """Accuracy of the sampler's weights, question by question.
 
     A question's random streams follow from the seed and its place in `prompts`: two calls with other weights differ in
-    nothing else. At the deadline it stops between two chunks with what it has; None where that is nothing.
+    nothing else. With a deadline, the last chunk is cut to what fits, and what does not is left out; None where that is
+    everything. `expected_s` is how long all of it is likely to take, before anything has been measured.
     """
     result = Result(sampling, seed, tuple(pass_k))
     began = time.monotonic()
-    slowest = 0.0
+    slowest = expected_s * CHUNK / max(len(prompts), 1)
     tokens = cut = 0
     for start in range(0, len(prompts), CHUNK):
+        breathe()
         chunk_began = time.monotonic()
-        if deadline_s is not None and chunk_began - began + slowest * 1.1 > deadline_s:
+        left = float("inf") if deadline_s is None else deadline_s - (chunk_began - began)
+        # A part of a chunk asks its questions with the same random numbers as the whole one.
+        chunk = prompts[start : start + min(CHUNK, _fitting(left, slowest))]
+        if not chunk:
             break
-        chunk = prompts[start : start + CHUNK]
         for group in judge.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start))):
             result.right[group.prompt.question] = sum(score.accuracy > 0 for score in group.scores)
             tokens += sum(len(completion.token_ids) for completion in group.completions)
             cut += sum(completion.finish == "length" for completion in group.completions)
-        slowest = max(slowest, time.monotonic() - chunk_began)
+        slowest = max(slowest if start else 0.0, time.monotonic() - chunk_began)
         on_progress(len(result.right), len(prompts))
+        if len(chunk) < CHUNK:
+            break
     if not result.right:
         return None
     answers = len(result.right) * result.samples
     result.mean_length, result.truncated = tokens / answers, cut / answers
     result.seconds = time.monotonic() - began
     return result
+
+
+def _fitting(left_s: float, chunk_s: float) -> int:
+    """How many questions fit, where a whole chunk takes `chunk_s`; a part takes its share of half of that, and the other half.
+
+    Decoding costs by the token that is waited for, as much as by the row.
+    """
+    if left_s >= chunk_s:
+        return CHUNK
+    return max(int((2 * left_s / chunk_s - 1) * CHUNK), 0)
 
 
 def gains(before: Result, after: Result) -> dict[str, Any]:

@@ -6,11 +6,13 @@ the work is cut up so that it fits, and it must not show in the gradient how it 
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -19,34 +21,26 @@ from microrl.adapters import lora
 from microrl.algorithm import losses
 from microrl.algorithm.batch import Batch, Row
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
+from microrl.errors import MachineFailure
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
+from microrl.policy.tally import Tally, Update
+from microrl.rollout import gpu
 from microrl.rollout.base_model import sequence_logprobs
 from microrl.types import AdapterSnapshot
 
+Result = TypeVar("Result")
 ACTIVATION_BYTES_CPU = 1.5e9
 """Memory for the activations of a micro-batch on a CPU: beyond it nothing gets faster. On a GPU: 0.3 of what is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What one step's update did; the fields are the metrics of the same names."""
-
-    loss: float
-    entropy: float
-    kl_sampler: float
-    outside_share: float
-    clip_fraction: float
-    kl_ref: float | None
-    grad_norm: float | None
-    skipped: int
-    reason: str | None
-
-
 class Policy:
-    """Owns the trained parameters and the optimiser. `version` counts the updates, skipped ones too."""
+    """Owns the trained parameters and the optimiser. `version` counts the updates, skipped ones too.
 
-    def __init__(self, model: PreTrainedModel, config: RunConfig) -> None:
+    `max_tokens` bounds a micro-batch; it is halved where memory runs out, and `on_event` hears of it.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: RunConfig, on_event: Callable[..., None] = lambda *_, **__: None) -> None:
         self._loss: LossConfig = config.loss
         self._optim = config.optim
         self._temperature = config.sampling.temperature
@@ -63,8 +57,14 @@ class Policy:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
         )
+        for parameter in self.parameters:
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
         self.max_tokens = config.optim.tokens_per_microbatch or _tokens_that_fit(self._model)
         self.version = 0
+        self.is_whole = True
+        """False while an update is half done: the weights then belong to no version."""
+        self._on_event = on_event
 
     @property
     def trainable(self) -> int:
@@ -86,31 +86,86 @@ class Policy:
             yield
 
     @torch.no_grad()
-    def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+    def logprobs(self, rows: Sequence[Row], breathe: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """Log-probabilities of each row's completion tokens at the training temperature, [T] each, in the rows' order."""
         found: dict[int, torch.Tensor] = {}
         for batch in self._microbatches(rows):
+            breathe()
             logprobs_BT, _ = self._score(batch)
             for number, position in enumerate(batch.rows):
                 found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
         return [found[position] for position in range(len(rows))]
 
-    def update(self, batch: Batch, lr: float) -> Update:
-        """One optimiser step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips."""
+    def update(self, batch: Batch, lr: float, breathe: Callable[[], None] = lambda: None) -> Update:
+        """One optimiser step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips.
+
+        `breathe` is called before every micro-batch; what it raises ends the update, with the weights as they were before.
+        Where memory runs out the mini-batch is done again in smaller pieces. Afterwards `is_whole` is False until the caller
+        has written down that the update happened.
+        """
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         size = self._optim.prompts_per_update or batch.groups
         minibatches = [[row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)]
-        # One update a batch: the weights that sampled are the current ones, and `old` is `new` itself.
-        olds = [self.logprobs(rows) for rows in minibatches] if len(minibatches) > 1 else [None] * len(minibatches)
-        tally = _Tally(len(minibatches))
-        for rows, old in zip(minibatches, olds, strict=True):
-            self._minibatch(rows, old, tally)
+        tally = Tally(len(minibatches))
+        with self._all_or_nothing(several=len(minibatches) > 1):
+            # One update a batch: the weights that sampled are the current ones, and `old` is `new` itself.
+            olds: list[Any] = [None] * len(minibatches)
+            if len(minibatches) > 1:
+                olds = [self._with_less_if_needed(rows, partial(self.logprobs, rows, breathe)) for rows in minibatches]
+            for rows, old in zip(minibatches, olds, strict=True):
+                tally = self._with_less_if_needed(rows, partial(self._minibatch, rows, old, tally, breathe))
+        self.is_whole = False
         self.version += 1
         return tally.result()
 
-    def _minibatch(self, rows: list[Row], old: list[torch.Tensor] | None, tally: _Tally) -> None:
+    @contextmanager
+    def _all_or_nothing(self, *, several: bool) -> Iterator[None]:
+        """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
+        tensors = [*self.parameters, *(tensor for state in self.optimizer.state.values() for tensor in state.values())]
+        kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors] if several else []
+        try:
+            yield
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for tensor, before in zip(tensors, kept, strict=False):
+                    tensor.copy_(before)
+            self.is_whole = self.is_whole or several
+            raise
+
+    def _with_less_if_needed(self, rows: Sequence[Row], attempt: Callable[[], Result]) -> Result:
+        """What `attempt` returns, with micro-batches halved as often as it runs out of memory.
+
+        Raises MachineFailure where they hold a single completion already.
+        """
+        while True:
+            try:
+                return attempt()
+            except Exception as error:
+                if not gpu.is_out_of_memory(error):
+                    raise
+                said = gpu.first_line(error)
+            # Only out here have the failed attempt's tensors, which the exception held, been let go.
+            self.optimizer.zero_grad(set_to_none=True)
+            gpu.empty_cache()
+            batches = plan(rows, self.max_tokens, share_prompts=self._share_prompts)
+            if max(map(len, batches)) == 1:
+                raise MachineFailure(
+                    f"out of memory in the update, with one completion at a time: {said}",
+                    "--set model.gradient_checkpointing=true, or a smaller sampling.max_completion_tokens",
+                )
+            while max(map(len, plan(rows, self.max_tokens, share_prompts=self._share_prompts))) == max(map(len, batches)):
+                self.max_tokens //= 2
+            self._on_event(
+                "out of memory", f"in the update: micro-batches of at most {self.max_tokens} tokens from now on",
+                tokens_per_microbatch=self.max_tokens, error=said,
+            )  # fmt: skip
+
+    def _minibatch(self, rows: list[Row], old: list[torch.Tensor] | None, tally: Tally, breathe: Callable[[], None]) -> Tally:
+        """One optimiser step; returns `tally` with this mini-batch added, and leaves the one it was given alone."""
+        tally = copy.deepcopy(tally)
         width = max(len(row.completion_ids) for row in rows)
         counted_NT = torch.zeros(len(rows), width)
         for number, row in enumerate(rows):
@@ -123,6 +178,7 @@ class Policy:
         for wanted in (True, False):
             positions = [position for position, carry in enumerate(carries) if carry is wanted]
             for batch in self._microbatches([rows[position] for position in positions]):
+                breathe()
                 batch = batch._replace(rows=tuple(positions[number] for number in batch.rows))
                 with torch.set_grad_enabled(wanted):
                     loss = self._microbatch(batch, rows, old, weights_NT, tally)
@@ -131,9 +187,10 @@ class Policy:
         if scale != 1.0:
             torch._foreach_div_([parameter.grad for parameter in self.parameters if parameter.grad is not None], scale)
         self._step(any(carries), tally)
+        return tally
 
     def _microbatch(
-        self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, tally: _Tally
+        self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, tally: Tally
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
         config = self._loss
@@ -174,7 +231,7 @@ class Policy:
         )
         return loss
 
-    def _step(self, has_gradient: bool, tally: _Tally) -> None:
+    def _step(self, has_gradient: bool, tally: Tally) -> None:
         if not has_gradient:
             tally.skip("no group's rewards differ: nothing to learn from in this batch")
             return
@@ -184,6 +241,7 @@ class Policy:
             tally.skip(f"gradient norm is {norm}: the weights are left as they were")
         else:
             tally.grad_norms.append(norm)
+            self.is_whole = False
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -204,58 +262,6 @@ class Policy:
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
         return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
-
-
-class _Tally:
-    """Sums over the step's micro-batches, so that a metric is the whole step's and not the last micro-batch's."""
-
-    def __init__(self, minibatches: int) -> None:
-        self._minibatches = minibatches
-        self.grad_norms: list[float] = []
-        self._loss = 0.0
-        self._entropies: list[float] = []
-        self._tokens = 0
-        self._mismatch = self._outside = self._clipped = 0.0
-        self._kl: float | None = None
-        self._skipped = 0
-        self._reason: str | None = None
-
-    def add(
-        self,
-        *,
-        loss: torch.Tensor,
-        mismatch_BT: torch.Tensor,
-        entropy_BT: torch.Tensor,
-        clipped_BT: torch.Tensor,
-        kl_BT: torch.Tensor | None,
-        mask_BT: torch.Tensor,
-    ) -> None:
-        self._loss += float(loss)
-        self._tokens += int(mask_BT.sum())
-        self._entropies += (entropy_BT.sum(1) / mask_BT.sum(1)).tolist()
-        self._mismatch += float((torch.expm1(mismatch_BT) - mismatch_BT).sum(dtype=torch.float64))
-        ratio_BT = mismatch_BT.exp()
-        self._outside += float((((ratio_BT < 0.8) | (ratio_BT > 1.25)) & mask_BT).sum())
-        self._clipped += float((clipped_BT & mask_BT).sum())
-        if kl_BT is not None:
-            self._kl = (self._kl or 0.0) + float((kl_BT * mask_BT).sum(dtype=torch.float64))
-
-    def skip(self, reason: str) -> None:
-        self._skipped += 1
-        self._reason = reason
-
-    def result(self) -> Update:
-        return Update(
-            loss=self._loss / self._minibatches,
-            entropy=sum(self._entropies) / len(self._entropies),
-            kl_sampler=self._mismatch / self._tokens,
-            outside_share=self._outside / self._tokens,
-            clip_fraction=self._clipped / self._tokens,
-            kl_ref=None if self._kl is None else self._kl / self._tokens,
-            grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
-            skipped=self._skipped,
-            reason=self._reason,
-        )
 
 
 def _loss_scale(weights_NT: torch.Tensor, dtype: torch.dtype) -> float:

@@ -57,6 +57,13 @@ class Engine(Protocol):
         """
         ...
 
+    def shrink(self) -> float:
+        """After running out of memory: go on with half of the cache for keys and values, from now on. Returns its GB.
+
+        Raises MachineFailure where it holds a single group (vLLM: completion) already.
+        """
+        ...
+
     def close(self) -> None:
         """Give everything back. The engine cannot be used again."""
         ...

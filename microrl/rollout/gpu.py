@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,6 +16,15 @@ RESERVE_BYTES = int(3e9)
 """Left to CUDA graphs, vLLM's own activations and both libraries' workspaces."""
 KV_SLEEP_SHARE = 0.15
 """Up to this share of the card the engine's weights may stay while it sleeps: 3B parameters in bfloat16 on 48 GB."""
+
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "No available memory for the cache blocks",
+    "Free memory on device",
+)
 
 
 class Other(NamedTuple):
@@ -111,6 +121,25 @@ def _name(pid: int) -> str | None:
             return file.read().strip()
     except OSError:
         return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is a lack of memory, on a card or off it, in torch's words or vLLM's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, (RuntimeError, ValueError)) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first; torch adds a page."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def empty_cache() -> None:
+    """Give back to the card what torch keeps of it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def expandable_segments(environment: Mapping[str, str] = os.environ) -> str | None:

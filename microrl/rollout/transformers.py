@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from microrl.errors import MachineFailure
 from microrl.rollout.base_model import adapted, fold, kv_bytes_per_token, project, stop_tokens, twin
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.kv_cache import in_place_cache
@@ -40,7 +41,9 @@ class TransformersEngine:
                     module.__class__ = _TransposedLinear
         self._tokenizer = tokenizer
         self._max_kv_bytes = _kv_room(model) if max_kv_gb is None else max_kv_gb * 1e9
-        self._stops = torch.tensor(sorted(stop_tokens(model, tokenizer)))
+        self._stops = torch.tensor(sorted(stop_tokens(model, tokenizer)), device=model.device)
+        self._wave = (1, 0.0)
+        """Groups that were last decoded together, and the bytes of one's cache."""
 
     @contextmanager
     def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
@@ -61,12 +64,21 @@ class TransformersEngine:
                 modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
             with adapted(self._model, narrow):
                 self.report = SyncReport(push_s=time.perf_counter() - began)
-                yield _Sampler(
-                    self._model, self._tokenizer, self._stops, snapshot.version, self._max_kv_bytes, fp32_head=self._fp32_head
-                )
+                yield _Sampler(self, snapshot.version)
         finally:
             for name, module in modules.items():
                 module.weight = base[name]
+
+    def shrink(self) -> float:
+        """See `Engine.shrink`: half as many groups decode together."""
+        groups, group_bytes = self._wave
+        if groups <= 1:
+            raise MachineFailure(
+                "out of memory in sampling, with one group at a time",
+                "a smaller sampling.group_size or sampling.max_completion_tokens, or a smaller model",
+            )
+        self._max_kv_bytes = groups // 2 * group_bytes
+        return self._max_kv_bytes / 1e9
 
     def close(self) -> None:
         """Nothing to give back: the weights are the trainer's."""
@@ -85,29 +97,18 @@ class _TransposedLinear(torch.nn.Linear):
 
 
 class _Sampler:
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        stops: torch.Tensor,
-        version: int,
-        max_kv_bytes: float,
-        *,
-        fp32_head: bool,
-    ) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._stops = stops.to(model.device)
-        self._version = version
-        self._max_kv_bytes = max_kv_bytes
-        self._fp32_head = fp32_head
+    def __init__(self, engine: TransformersEngine, version: int) -> None:
+        self._engine, self._version = engine, version
+        self._model, self._tokenizer, self._stops = engine._model, engine._tokenizer, engine._stops
+        self._fp32_head = engine._fp32_head
 
     def groups(self, prompts: Sequence[Prompt], sampling: Sampling, *, stream: tuple[int, ...]) -> Iterator[tuple[int, Group]]:
         """See `Sampler.groups`. Prompts of similar length decode together, as many as the cache's memory allows."""
         by_length = sorted(range(len(prompts)), key=lambda position: len(prompts[position].token_ids))
         longest = len(prompts[by_length[-1]].token_ids) + sampling.max_tokens if prompts else 0
-        rows = self._max_kv_bytes / (kv_bytes_per_token(self._model) * max(longest, 1))
-        size = max(1, int(rows // sampling.group_size))
+        group_bytes = sampling.group_size * kv_bytes_per_token(self._model) * max(longest, 1)
+        size = max(1, min(int(self._engine._max_kv_bytes // group_bytes), len(prompts)))
+        self._engine._wave = (size, group_bytes)
         for start in range(0, len(by_length), size):
             yield from self._wave(by_length[start : start + size], prompts, sampling, stream)
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from microrl.errors import SwapNotProved
+from microrl.errors import MachineFailure, SwapNotProved
 from microrl.rollout import gpu, proof
-from microrl.rollout.base_model import adapted, sequence_logprobs, stop_tokens, twin
+from microrl.rollout.base_model import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens, twin
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.sync import Mode, SyncChoice, Trial
 from microrl.rollout.vllm_driver import VllmDriver
@@ -51,9 +52,8 @@ class VllmEngine:
         self._loaded = False
         """Whether the last push loaded weights, which then are to be compared."""
         self._said: set[bool] = set()
-        with process_state_kept():
-            self._driver = VllmDriver(self._base, settings)
-        self._sleep()
+        self._driver: VllmDriver
+        self._start()
 
     @contextmanager
     def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
@@ -80,9 +80,44 @@ class VllmEngine:
         """While awake: how likely the engine finds these sequences. See `AdapterSnapshot.score`."""
         return self._driver.score(sequences)
 
+    def shrink(self) -> float:
+        """See `Engine.shrink`: vLLM is built anew with a smaller cache, and proved anew."""
+        self._driver.close()
+        self._halve("in sampling")
+        self._probe = self._folded = None
+        self._start()
+        return self._settings.kv_bytes / 1e9
+
     def close(self) -> None:
         """See `Engine.close`."""
         self._driver.close()
+
+    def _start(self) -> None:
+        """Build vLLM, with as much cache as it comes up with, and put it to sleep."""
+        while True:
+            try:
+                with process_state_kept():
+                    self._driver = VllmDriver(self._base, self._settings)
+                return self._sleep()
+            except Exception as error:
+                if not gpu.is_out_of_memory(error):
+                    raise
+                said = gpu.first_line(error)
+            self._halve(f"at vLLM's start: {said}")
+
+    def _halve(self, where: str) -> None:
+        """Settings with half of the cache. Raises MachineFailure where that holds no whole completion."""
+        gpu.empty_cache()
+        kv_bytes = self._settings.kv_bytes // 2
+        if kv_bytes < self._settings.max_model_len * kv_bytes_per_token(self._base):
+            raise MachineFailure(
+                f"out of memory {where}, with a cache for less than two completions",
+                "a smaller sampling.max_completion_tokens, a lower --rank, engine.cuda_graphs=false, or --engine transformers",
+            )
+        total = torch.cuda.mem_get_info(self._base.device)[1] if self._base.device.type == "cuda" else 1
+        share = self._settings.memory_share - kv_bytes / total
+        self._settings = replace(self._settings, kv_bytes=kv_bytes, memory_share=max(share, 0.0))
+        self._on_event("out of memory", f"{where}: the engine's cache is {kv_bytes / 1e9:.2f} GB from now on", kv_bytes=kv_bytes)
 
     # ---- waking up: weights, push, cache, proof
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from microrl.errors import UserError
 from microrl.hub import cache_folder
+from microrl.rollout.gpu import is_out_of_memory
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of adapter buffers that vLLM has kernels for."""
@@ -94,7 +95,7 @@ def buffer_rank(rank: int) -> int:
 
 
 def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
-    """A running engine on dummy weights. Raises UserError where vLLM refuses."""
+    """A running engine on dummy weights. Raises UserError where vLLM refuses; a lack of memory comes through as it is."""
     vllm, cuda = import_vllm(), model.device.type == "cuda"
     options: dict[str, Any] = {
         "model": str(config_folder(model)),
@@ -130,12 +131,9 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its own imports, about other libraries' changes to come
             return vllm.LLM(**options)
-    except torch.cuda.OutOfMemoryError as error:
-        raise UserError(
-            f"the card is too small for vLLM beside the trainer: {str(error).splitlines()[0]}",
-            "--set engine.max_kv_gb=N with a smaller N, a lower --rank, --set engine.cuda_graphs=false, or --engine transformers",
-        ) from error
     except ValueError as error:  # pydantic's errors are ValueErrors too
+        if is_out_of_memory(error):
+            raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         hint = "a smaller engine.max_kv_gb or sampling.max_completion_tokens may fit; --engine transformers always does"
         if "bfloat16" in str(error).lower():

@@ -127,6 +127,7 @@ def plain_line(row: Mapping[str, Any], total: int | None) -> str:
         f"format {_number(row['reward/format'], 2)}",
         f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
         f"length {_number(row['length/mean'], 1)}",
+        *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
         f"useful {_number(row['groups/useful'], 2)}",
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
         f"verify {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)}"

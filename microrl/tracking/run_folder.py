@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import gzip
 import json
 import os
@@ -10,14 +11,17 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from microrl.errors import UserError
+from microrl.tracking import disk
 from microrl.types import Group
 
+LOCK = ".lock"
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
 
 
@@ -26,6 +30,10 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._unwritten: dict[str, bytes] = {}
+        """Lines that the full disk had no room for; they go first when there is some again."""
+        self._left_out: set[str] = set()
+        self._lock: int | None = None
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
@@ -62,6 +70,30 @@ class RunFolder:
             return False
         return isinstance(config, dict) and {"budget", "sampling", "adapter"} <= config.keys()
 
+    def lock(self) -> None:
+        """Keep other processes from training in this folder, for as long as this one lives. Raises UserError where one does."""
+        if self._lock is not None:
+            return
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Of the two kinds of locks the one that a forked child does not inherit: it must not outlive this process.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise UserError(
+                f"another process{f' ({owner})' if owner else ''} is training in {self.path}",
+                "wait for it or end it, or choose another folder: --out DIR",
+            ) from None
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode().ljust(12), 0)
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Let others train here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     @classmethod
     def newest(cls, root: Path = Path("runs")) -> RunFolder:
         """The run that was started last under `root`."""
@@ -69,6 +101,30 @@ class RunFolder:
         if not found:
             raise UserError(f"there is no run under {root}/", "start one: `microrl train quickstart`, or name a run or a model")
         return cls(max(found, key=lambda path: (path / "config.json").stat().st_mtime))
+
+    @classmethod
+    def begun_with(cls, config: dict[str, Any], path: Path | None, root: Path = Path("runs")) -> RunFolder | None:
+        """The run that was begun with this configuration: at `path`, or the newest under `root` that is not done.
+
+        None where there is none yet. Raises UserError where another run is at `path`.
+        """
+        if path is not None:
+            if not path.exists():
+                return None
+            folder = cls.open(path)
+            if folder.config() != config:
+                raise UserError(f"{path} was begun with other settings", f"go on with its own: --resume {path}, or another --out")
+            return folder
+        found = sorted(root.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        folders = (cls(file.parent) for file in found if cls.is_one(file.parent))
+        return next((folder for folder in folders if folder.config() == config and not folder.is_done()), None)
+
+    def is_done(self) -> bool:
+        """Whether the run has come to its end."""
+        try:
+            return self.read_json("summary.json")["status"] in ("done", "stopped")
+        except (OSError, ValueError, KeyError):
+            return False
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration the run was started with."""
@@ -81,18 +137,72 @@ class RunFolder:
         """Write a file whole: under another name first, then renamed."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        with _whole(target) as temporary, temporary.open("w", encoding="utf-8") as file:
             json.dump(value, file, indent=2, ensure_ascii=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
 
     def append(self, name: str, value: dict[str, Any]) -> None:
-        """One JSON object as one line."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+        """One JSON object as one line. On a full disk it waits in memory for the next call: see `flush`."""
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+        self._unwritten[name] = self._unwritten.get(name, b"") + line.encode()
+        self.flush(name)
+
+    def flush(self, name: str) -> bool:
+        """Write what is waiting for this file. False where the disk has no room for it still."""
+        waiting = self._unwritten.get(name, b"")
+        if not waiting:
+            return True
+        with (self.path / name).open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                complete = file.write(waiting) == len(waiting)
+            except OSError as error:
+                if not disk.is_full(error):
+                    raise
+                complete = False
+            if not complete:
+                os.ftruncate(file.fileno(), size)  # half a line is worse than none
+                return False
+        del self._unwritten[name]
+        return True
+
+    def size(self, name: str) -> int:
+        """Bytes of a file, 0 where there is none."""
+        path = self.path / name
+        return path.stat().st_size if path.exists() else 0
+
+    def rewind(self, name: str, size: int) -> None:
+        """Cut a file of lines back to this many bytes."""
+        if (self.path / name).exists():
+            os.truncate(self.path / name, size)
+
+    def mend(self, name: str) -> None:
+        """Cut off the half line that a killed process may have left at the end."""
+        path = self.path / name
+        if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+            self.rewind(name, content.rfind(b"\n") + 1)
+
+    def forget_rollouts(self, first_step: int) -> None:
+        """Remove the rollouts of this step and later ones: they will be sampled again."""
+        for path in (self.path / "rollouts").glob("step-*.jsonl.gz"):
+            if path.name >= _rollouts(first_step):
+                path.unlink()
+
+    @contextmanager
+    def room(self, what: str) -> Iterator[None]:
+        """Around writing something the run can do without: where the disk is full it is left out, and an event says so."""
+        try:
+            yield
+        except Exception as error:
+            if not disk.is_full(error):
+                raise
+            if what not in self._left_out:
+                self._left_out.add(what)
+                self.event("disk full", f"no room for {what}: {error}")
+        else:
+            self._left_out.discard(what)
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Something worth telling that is not a metric: a warning, a skipped update, an interruption."""
@@ -101,10 +211,14 @@ class RunFolder:
 
     def log_rollouts(self, step: int, groups: Sequence[Group]) -> None:
         """Everything that was sampled in a step, compressed, one completion a line."""
-        path = self.path / "rollouts" / f"step-{step:06d}.jsonl.gz"
+        path = self.path / "rollouts" / _rollouts(step)
         path.parent.mkdir(exist_ok=True)
         # No name and no time in the archive: the same rollouts are the same bytes.
-        with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=3) as file:
+        with (
+            _whole(path) as temporary,
+            temporary.open("wb") as raw,
+            gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=3) as file,
+        ):
             for group in groups:
                 for completion, score in zip(group.completions, group.scores, strict=True):
                     line = {
@@ -142,6 +256,22 @@ class RunFolder:
         """Remove a folder in which nothing has been run yet, so that its name is free for another try."""
         if not (self.path / "metrics.jsonl").exists() and not (self.path / "environment.json").exists():
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A file that appears under its name only when all of it has been written."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        yield temporary
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _rollouts(step: int) -> str:
+    return f"step-{step:06d}.jsonl.gz"
 
 
 def _commit() -> str | None:

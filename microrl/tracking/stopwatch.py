@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Adds up the seconds of named phases. Phases do not nest."""
+    """Adds up the seconds of named phases. Phases do not nest. `before` is what earlier processes of the run have counted."""
 
-    def __init__(self) -> None:
-        self.totals: dict[str, float] = {}
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self.totals: dict[str, float] = dict(before or {})
         self._lap: dict[str, float] = {}
 
     @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from microrl.adapters import lora
 from microrl.config import RunConfig
 from microrl.data.load import load_questions, split
-from microrl.data.prompts import render, render_all
+from microrl.data.prompts import none_fits, render, render_all
 from microrl.errors import UserError
 from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
 from microrl.rewards import Judge
@@ -44,12 +44,14 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
 
 
 def _evaluate(config: RunConfig, snapshot: AdapterSnapshot, judge: Judge, console: RunConsole, label: str) -> Result:
-    _, questions = split(load_questions(config.data), config.data.held_out)
-    questions = check_golds(choose(questions, config.evaluation), judge, config, None, console)
+    held_out = split(load_questions(config.data), config.data.held_out).held_out
+    questions = check_golds(choose(held_out, config.evaluation.problems, config.evaluation.seed), judge, config, None, console)
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "name a file: --data FILE.jsonl")
     model, tokenizer = load_model(config, console)
     prompts = render_all(questions, tokenizer, config.data)
+    if not prompts:
+        raise none_fits(config.data)
     settings = config.evaluation
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
     sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)

@@ -35,7 +35,7 @@ def preview(config: RunConfig) -> str:
 def _prompts(config: RunConfig) -> list[str]:
     lines: list[str] = []
     try:
-        questions, _ = split(load_questions(config.data), config.data.held_out)
+        questions = split(load_questions(config.data), config.data.held_out, config.data.validation).training
         origin = config.data.name
     except UserError as error:
         if "hub cannot be reached" not in error.message:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from microrl.adapters import lora
 from microrl.algorithm.losses import soft_overlong_penalty
 from microrl.answers import as_integer
 from microrl.config import RunConfig, models
-from microrl.config.schema import EvaluationConfig
 from microrl.data.load import Question, load_questions, split
-from microrl.data.prompts import render_all
+from microrl.data.prompts import none_fits, render_all
 from microrl.data.sampler import PromptSampler
 from microrl.errors import UserError
 from microrl.policy.load import LoadedModel, load, use_sensible_threads
@@ -40,37 +39,48 @@ class Parts:
     prompts: PromptSampler
     held_out: list[Prompt]
     sampling: Sampling
+    validation: list[Prompt] = field(default_factory=list)
 
 
-def build(config: RunConfig, folder: RunFolder, console: RunConsole) -> Parts:
-    """Load the model and the data, and check both. Raises UserError for what a person can mend."""
+def build(config: RunConfig, folder: RunFolder, console: RunConsole, *, tokens_per_microbatch: int | None = None) -> Parts:
+    """Load the model and the data, and check both. Raises UserError for what a person can mend.
+
+    `tokens_per_microbatch` is what a run that is resumed has found to fit.
+    """
     choose_engine(config)  # what cannot run here is said before anything is loaded
     judge = make_judge(config)
     try:
         console.status("reading the data")
         # Data first: a wrong path or column is said before minutes are spent on weights.
-        training, held_out = split(load_questions(config.data), config.data.held_out)
+        training, held_out, validation = split(load_questions(config.data), config.data.held_out, config.data.validation)
         training = check_golds(training, judge, config, folder, console)
         held_out = check_golds(_unique(held_out), judge, config, folder, console)
+        validation = check_golds(_unique(validation), judge, config, folder, console)
         if not training:
             raise UserError("no questions are left to train on", f"data.held_out is {config.data.held_out}: lower it")
         model, tokenizer = load_model(config, console)
         lora.targets(model, config.adapter)  # what does not fit is said before an engine starts
         progress = partial(console.progress, total=len(training), label="rendering prompts")
         prompts = render_all(training, tokenizer, config.data, progress)
-        chosen = choose(held_out, config.evaluation)
+        if not prompts:
+            raise none_fits(config.data)
+        chosen = choose(held_out, config.evaluation.problems, config.evaluation.seed)
         if config.evaluation.problems and not chosen:
             folder.event("warning", "no held-out questions: nothing is evaluated; raise data.held_out")
             console.note("warning: no held-out questions, so nothing is evaluated; raise data.held_out")
-        held_out_prompts = render_all(chosen, tokenizer, config.data) if chosen else []
+        held_out_prompts = render_all(chosen, tokenizer, config.data)
+        asked = choose(validation, config.validate.problems, config.evaluation.seed)
+        validation_prompts = render_all(asked, tokenizer, config.data)
         console.status("preparing the engine and the adapter")
         engine = make_engine(config, model, tokenizer, folder=folder, console=console)
-        policy = Policy(model, config)
+        policy = Policy(model, config, folder.event)
+        policy.max_tokens = tokens_per_microbatch or policy.max_tokens
     except BaseException:
         judge.close()
         raise
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
-    return Parts(config, engine, policy, judge, PromptSampler(prompts, config.seed), held_out_prompts, sampling)
+    sampler = PromptSampler(prompts, config.seed)
+    return Parts(config, engine, policy, judge, sampler, held_out_prompts, sampling, validation_prompts)
 
 
 def make_judge(config: RunConfig) -> Judge:
@@ -115,11 +125,11 @@ def check_golds(
     return [question for question, good in checked if good]
 
 
-def choose(questions: Sequence[Question], config: EvaluationConfig) -> list[Question]:
-    """The problems of an evaluation: the same ones for the same seed, in the same order."""
+def choose(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """At most `count` problems: the same ones for the same seed, in the same order."""
     pool = sorted(_unique(questions), key=lambda question: question.text)
-    random.Random(config.seed).shuffle(pool)
-    return pool[: config.problems]
+    random.Random(seed).shuffle(pool)
+    return pool[:count]
 
 
 def _unique(questions: Sequence[Question]) -> list[Question]:

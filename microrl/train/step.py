@@ -13,7 +13,7 @@ import torch
 from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config.schema import DapoConfig
-from microrl.policy.policy import Update
+from microrl.policy.tally import Update
 from microrl.rollout.engine import SyncReport
 from microrl.tracking import metrics
 from microrl.tracking.stopwatch import Stopwatch

@@ -1,0 +1,104 @@
+"""`microrl plan`: what a run would take on a card, without a card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from microrl.cli import options
+from microrl.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from microrl.config import RunConfig
+    from microrl.plan import Card, Plan, Shape
+
+DEFAULT_HOURS = 24.0
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl plan --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24 --gpu a40
+
+  microrl plan micro-r64 budget-6h                 [dim]all cards, a row each[/]
+
+  microrl plan ortho-7b --gpu h100 --price 2.50 --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan", epilog=EXAMPLES)(plan)
+
+
+def plan(
+    presets: options.Presets = None,
+    model: options.Model = None,
+    rank: options.Rank = None,
+    hours: options.Hours = None,
+    steps: options.Steps = None,
+    adapter: options.Adapter = None,
+    loss: options.Loss = None,
+    data: options.Data = None,
+    engine: options.Engine = None,
+    seed: options.Seed = None,
+    price: options.Price = None,
+    sets: options.Sets = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="a40, 3090, 4090, l4, a100, h100, h200, ..., or cpu; this machine's, or all.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a run would take: memory, seconds a step, steps, dollars. Needs neither a GPU nor weights."""
+    from microrl.config import resolve
+    from microrl.plan.source import shape_of
+
+    flags = options.as_flags(
+        model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
+        price=price,
+    )  # fmt: skip
+    config = resolve(presets or (), flags, sets or ())
+    if config.budget.hours is None and config.budget.steps is None:
+        say(f"note: neither --hours nor --steps: planned for {DEFAULT_HOURS:g} hours")
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
+    shape = shape_of(config.model.name)
+    card, free_gb = _card(gpu)
+    if card is not None:
+        from microrl.plan import make
+
+        found = make(config, shape, card, free_gb=free_gb)
+        emit(found.to_json()) if as_json else _show(config, found)
+        return
+    _compare(
+        config, shape, has_price=price is not None or any(text.startswith("budget.price") for text in sets or ()), as_json=as_json
+    )
+
+
+def _card(name: str | None) -> tuple[Card | None, float | None]:
+    """The card that was asked for, or this machine's, and what is free of it where that is known."""
+    from microrl.plan import cards, here
+
+    if name is not None:
+        return (here.processor() if name.lower() == cards.CPU else cards.find(name)), None
+    found = here.gpu()
+    return (None, None) if found is None else found
+
+
+def _show(config: RunConfig, found: Plan) -> None:
+    from microrl.plan import show
+
+    print(show.page(config, found))
+
+
+def _compare(config: RunConfig, shape: Shape, *, has_price: bool, as_json: bool) -> None:
+    """All cards. Each at its own usual rent, unless the command line names a price: a preset's is that of one card."""
+    from microrl.plan import cards, here, make, show
+
+    if not has_price:
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"price": None})})
+    plans = [make(config, shape, card) for card in (here.processor(), *cards.CARDS.values())]
+    if as_json:
+        usual = next(found for found in plans if found.card.name == "a40")
+        value: dict[str, Any] = {**usual.to_json(), "cards": {found.card.name: found.to_json() for found in plans}}
+        emit(value)
+        return
+    print(show.comparison(config, plans))
+    say("one card in detail: --gpu NAME; the usual rents are rough: --price says yours")

@@ -1,0 +1,178 @@
+"""What stands in a run's way on a card, and what to turn so that it fits: each proposal is tried before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from microrl.config.resolve import override
+from microrl.plan import memory, roofline
+from microrl.plan.cards import CARDS
+from microrl.plan.memory import GB, Memory
+from microrl.plan.roofline import Timing
+from microrl.plan.work import LENGTH_SHARE, Work
+
+LEAST_LIMIT, LEAST_RANK = 256, 8
+MAX_SWAP_RANK = 512
+"""vLLM's largest adapter."""
+
+
+class Turn(NamedTuple):
+    """Flags as the command line takes them, why, and the same as keys of the configuration."""
+
+    flags: str
+    why: str
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.flags}: {self.why}"
+
+
+def conflicts(work: Work) -> list[Turn]:
+    """What contradicts whatever the memory, with the way out."""
+    config, found = work.config, []
+    positions = work.shape.max_positions
+    if positions is not None and work.longest_row > positions:
+        found.append(_fewer_tokens(work, positions))
+    if not work.card.has_bf16 and work.dtype == "bfloat16":
+        why = f"the {work.card.label} has no bfloat16"
+        found.append(Turn("--set model.dtype=float16", why, {"model.dtype": "float16"}))
+    if work.has_vllm and config.sync.mode != "merge":
+        if work.dtype == "float32":
+            why = "on a GPU vLLM computes adapters in 16 bits only"
+            found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
+        elif config.adapter.rank > MAX_SWAP_RANK:
+            why = f"vLLM takes adapters up to rank {MAX_SWAP_RANK}"
+            found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
+    return found
+
+
+def _fewer_tokens(work: Work, positions: int) -> Turn:
+    prompt = work.config.data.max_prompt_tokens
+    why = f"prompts of up to {prompt} tokens and completions of up to {work.longest_row - prompt} exceed {positions} positions"
+    values: dict[str, Any] = {}
+    if prompt > positions // 2:
+        prompt = positions // 2
+        values["data.max_prompt_tokens"] = prompt
+    limit = positions - prompt
+    if work.limit > limit:
+        values |= _limit(work, limit)
+    if (work.config.evaluation.max_completion_tokens or 0) > limit:
+        values["evaluation.max_completion_tokens"] = limit
+    return Turn(_sets(values), why, values)
+
+
+def turns(work: Work, room: float) -> tuple[str, ...]:
+    """What to turn so that the run fits into `room` bytes; several lines only where no single one does it."""
+    needed = conflicts(work)
+    work = _after(work, needed)
+    if memory.of(work, room).fits(room):
+        return tuple(map(str, needed))
+    for turn in _candidates(work):
+        if memory.of(_after(work, [turn]), room).fits(room):
+            return tuple(map(str, [*needed, turn]))
+    pile: list[Turn] = []
+    for turn in _candidates(work):
+        pile = [kept for kept in pile if not _replaces(turn, kept)] + [turn]
+        if memory.of(_after(work, pile), room).fits(room):
+            return tuple(map(str, [*needed, *_only_needed(work, pile, room)]))
+    return (*map(str, needed), _larger_card(work))
+
+
+def _only_needed(work: Work, pile: list[Turn], room: float) -> list[Turn]:
+    """The pile without what it fits without."""
+    for turn in list(pile[:-1]):
+        fewer = [kept for kept in pile if kept is not turn]
+        if memory.of(_after(work, fewer), room).fits(room):
+            pile = fewer
+    return pile
+
+
+def _candidates(work: Work) -> Iterator[Turn]:
+    """In the order of what they cost: first time, then what is learned."""
+    config = work.config
+    if config.optim.tokens_per_microbatch is not None:
+        why = "lets the micro-batch follow from the memory"
+        yield Turn("--set optim.tokens_per_microbatch=none", why, {"optim.tokens_per_microbatch": None})
+    if config.engine.max_kv_gb is not None:
+        yield Turn("--set engine.max_kv_gb=none", "lets the cache follow from the memory", {"engine.max_kv_gb": None})
+    if work.has_vllm and getattr(config.engine, "sleep", None) != 2:
+        why = "the engine drops its weights while the trainer works, about a second a step"
+        yield Turn("--set engine.sleep=2", why, {"engine.sleep": 2})
+    if not work.checkpoints_activations:
+        why = "activations are computed again in the backward pass: about half more time for the update"
+        yield Turn("--set model.gradient_checkpointing=true", why, {"model.gradient_checkpointing": True})
+    limit = work.limit // 2
+    while limit >= LEAST_LIMIT:
+        values = _limit(work, limit)
+        yield Turn(_sets(values), "shorter completions", values)
+        limit //= 2
+    rank = config.adapter.rank // 2
+    while rank >= LEAST_RANK:
+        yield Turn(f"--rank {rank}", "a smaller adapter and its optimizer", {"adapter.rank": rank})
+        rank //= 2
+    if work.has_vllm:
+        why = "no second copy of the weights, but sampling several times slower"
+        yield Turn("--engine transformers", why, {"engine.kind": "transformers", "sync.mode": "auto"})
+
+
+def _replaces(turn: Turn, kept: Turn) -> bool:
+    """Whether the later turn leaves nothing of the earlier: the same knob, or another engine."""
+    knob = next(iter(kept.values))
+    return knob in turn.values or ("engine.kind" in turn.values and knob.startswith("engine."))
+
+
+def _after(work: Work, applied: list[Turn]) -> Work:
+    values = {key: value for turn in applied for key, value in turn.values.items()}
+    if not values:
+        return work
+    tree = work.config.model_dump()
+    for key in [key for key, value in values.items() if value is None]:  # a flag of None means that it was not given
+        section, leaf = key.split(".")
+        tree[section][leaf] = values.pop(key)
+    return Work.of(override(tree, values, ()), work.shape, work.card)
+
+
+def _limit(work: Work, limit: int) -> dict[str, Any]:
+    """A completion limit, and the overlong penalty's buffer and the evaluation's limit where they would pass it."""
+    values: dict[str, Any] = {"sampling.max_completion_tokens": limit}
+    overlong = work.config.reward.overlong
+    if overlong is not None and overlong.buffer >= limit:
+        values["reward.overlong.buffer"] = limit // 4
+    return values
+
+
+def _sets(values: dict[str, Any]) -> str:
+    return " ".join(f"--set {key}={value}" for key, value in values.items())
+
+
+def _larger_card(work: Work) -> str:
+    for card in sorted(CARDS.values(), key=lambda card: card.usd_hour):
+        candidate = Work.of(work.config, work.shape, card)
+        if not conflicts(candidate) and memory.of(candidate, card.memory_gb * GB).fits(card.memory_gb * GB):
+            return f"--gpu {card.name}: no setting fits this model here; the {card.label} is the cheapest that takes it as it is"
+    return "--model SMALLER: no setting fits this model, and no card that is known here takes it"
+
+
+def notes(work: Work, sizes: Memory, timing: Timing, room: float, steps: int) -> tuple[str, ...]:
+    """What a reader should know beside the numbers."""
+    config, found = work.config, []
+    if work.shape.note:
+        found.append(work.shape.note)
+    if steps == 0:
+        found.append("the budget has no room for a single step beside loading and two evaluations: give it more --hours")
+    price = config.budget.price
+    if price is not None and work.card.usd_hour and not 0.75 <= price / work.card.usd_hour <= 1.33:
+        found.append(
+            f"priced at {price:g} $/h as configured; the {work.card.label} usually rents at about {work.card.usd_hour:g}"
+        )
+    if work.checkpoints_activations and not work.card.is_cpu and sizes.fits(room):
+        without = _after(work, [Turn("", "", {"model.gradient_checkpointing": False})])
+        sizes_without = memory.of(without, room)
+        if sizes_without.fits(room):
+            gain = timing.step["update"] - roofline.of(without, sizes_without).step["update"]
+            if gain > 0:
+                found.append(f"there is room for --set model.gradient_checkpointing=false: about {gain:.3g} s a step less")
+    if sizes.concurrency < LENGTH_SHARE * work.rows:
+        found.append(f"the cache has room for about {sizes.concurrency:.0f} of {work.rows} completions at a time; the rest wait")
+    return tuple(found)

@@ -1,0 +1,51 @@
+"""The machine that this is: its card as the driver tells it, without torch, and its processor."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from microrl.plan import cards
+from microrl.plan.cards import Card
+
+DRIVER_S = 3.0
+"""Most that the driver's tool may take to answer."""
+
+
+class Here(NamedTuple):
+    """This machine's card, and what is free of it in GB."""
+
+    card: Card
+    free_gb: float
+
+
+def gpu() -> Here | None:
+    """The first GPU; None where there is none, or no driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_S, check=True).stdout
+        name, total, free = answer.splitlines()[0].rsplit(",", 2)
+        mebibyte = 2**20 / 1e9
+        return Here(cards.of_device(name.strip(), float(total) * mebibyte), float(free) * mebibyte)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def processor() -> Card:
+    """This machine's cores and memory, as a card."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cards.cpu(cores, _memory_gb())
+
+
+def _memory_gb() -> float:
+    try:
+        line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+        return int(line.split()[1]) * 1024 / 1e9
+    except (OSError, StopIteration, ValueError):
+        return 16.0  # not Linux: a guess

@@ -1,0 +1,224 @@
+"""Memory by part, in the two phases of a step: while the engine samples, and while the trainer updates. Bytes.
+
+What one token keeps for the backward pass was counted with torch's hooks on saved tensors, for a frozen bfloat16 base with
+PEFT's fp32 adapters: the formula of `saved_bytes` agrees with that count to half a per cent. Peaks on a GPU are not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microrl.plan.shapes import Linear, Shape
+from microrl.plan.work import MOST_SEQUENCES, Work
+
+GB = 1e9
+BYTES_A_TRAINED_PARAMETER = 16
+"""Weight, gradient and AdamW's two moments, in fp32."""
+CPU_ROOM_BYTES = 1.5e9
+"""Activations of a micro-batch on a CPU: beyond it nothing gets faster."""
+LEAST_TOKENS = 256
+CHUNK_ELEMENTS = 2**24
+CHUNK_BUFFERS = 5
+"""fp32 tensors of the log-probability chunk at their most: logits, their copy, probabilities, products, narrow ones."""
+GRAPH_BYTES = 1.0e9
+"""CUDA graphs of the decode step; they stay while the engine sleeps."""
+WORKSPACE_BYTES = 2.0e9
+"""CUDA context, libraries' workspaces, vLLM's own activations. With the graphs: what the engine leaves free beside its cache."""
+FRAGMENTS = 0.9
+"""Share of free memory that tensors of changing sizes can really use."""
+KV_SLEEP_SHARE = 0.15
+"""Up to this share of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
+BLOCK_TOKENS = 256
+"""Two blocks of the engine's cache, which a completion may leave unfilled."""
+CPU_CACHE_BYTES = 4e9
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Sizes of vLLM's adapter buffers."""
+DEFAULT_RANK, DEFAULT_LENGTH = 64, 4096
+
+
+def saved_bytes(linears: tuple[Linear, ...], shape: Shape, *, width: int, rank: int, length: int) -> int:
+    """Bytes that one token keeps in one decoder layer for the backward pass. `linears` are those with an adapter.
+
+    With the base frozen its linear layers keep nothing. What is kept:
+    each norm its input in fp32; each adapter its input (of a narrow base an fp32 copy of its own) and its rank products in
+    fp32; attention the queries, the keys and values repeated for every query head, its output, and a row of the mask;
+    the gated MLP three tensors of its inner width.
+    """
+    queries = shape.heads * shape.head_dim
+    norms = shape.norms_a_layer // shape.hidden * 4 * shape.hidden
+    inputs = sum(linear.n_in for linear in linears) * 4 if width < 4 else (2 * shape.hidden + shape.intermediate) * 4
+    return (
+        norms + inputs + 4 * rank * len(linears) + width * (4 * queries + 3 * shape.intermediate + length) + 4 * (shape.heads + 2)
+    )
+
+
+def micro_batch_tokens(
+    shape: Shape,
+    *,
+    dtype_bytes: int,
+    room_bytes: float,
+    checkpointing: bool,
+    on_cpu: bool = False,
+    rank: int = DEFAULT_RANK,
+    length: int = DEFAULT_LENGTH,
+    linears: tuple[Linear, ...] | None = None,
+) -> int:
+    """Tokens (prompts and padding included) of one forward and backward pass that fit into `room_bytes`; at least 256.
+
+    `length` is the longest row, in tokens, `linears` are the layers with an adapter (None: all). On a CPU the rule is a plain
+    one and stays as it is: a micro-batch of another size changes the last bit of the gradients.
+    """
+    if on_cpu:
+        per_token = shape.layers * (10 * shape.hidden + 5 * shape.intermediate) * dtype_bytes
+        return max(LEAST_TOKENS, int(room_bytes / per_token))
+    per_token = token_bytes(shape, linears or shape.linears, dtype_bytes, rank, length, checkpointing=checkpointing)
+    return max(LEAST_TOKENS, int(room_bytes / per_token))
+
+
+def token_bytes(shape: Shape, linears: tuple[Linear, ...], width: int, rank: int, length: int, *, checkpointing: bool) -> int:
+    """Bytes of activations a token of a micro-batch costs at its peak on a GPU.
+
+    One layer more than there are, for the gradients on their way through one. With checkpointing each layer keeps its
+    input only, and one layer at a time is computed again. The head keeps a state and its slope.
+    """
+    layer = saved_bytes(linears, shape, width=width, rank=rank, length=length)
+    head = 3 * shape.hidden * width
+    if checkpointing:
+        return shape.layers * shape.hidden * width + 2 * layer + head
+    return (shape.layers + 1) * layer + head
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Parts in bytes while sampling and while updating, and what follows from them."""
+
+    sampling: dict[str, float]
+    updating: dict[str, float]
+    micro_batch_tokens: int
+    concurrency: float
+    """Completions that decode together at their mean length, as the cache allows."""
+    sleep: str | int | None
+    """The engine's sleep level with `auto` decided; None where nothing sleeps."""
+
+    @property
+    def peak(self) -> float:
+        return max(sum(self.sampling.values()), sum(self.updating.values()))
+
+    def fits(self, room: float) -> bool:
+        """Whether both phases fit into `room` bytes; a cache that fills it is no byte too large."""
+        return self.peak <= room + 1.0
+
+
+def of(work: Work, room: float) -> Memory:
+    """Memory of a run on a card (or machine) with `room` bytes free."""
+    sleep = _sleep_level(work)
+    fixed = {
+        "trainer weights": float(work.weight_bytes),
+        "adapter": 4.0 * work.trained,
+        "optimizer": float((BYTES_A_TRAINED_PARAMETER - 4) * work.trained),
+    }
+    resident = _resident(work)
+    copy = _engine_bytes(work)
+    asleep = copy if sleep in ("kv", "off") else 0.0
+    chunk = float(min(CHUNK_BUFFERS * CHUNK_ELEMENTS * 4, work.rows * work.limit * work.shape.vocab * 4))
+    used = sum(fixed.values()) + sum(resident.values())
+    left = room - used - asleep - chunk
+    tokens = work.config.optim.tokens_per_microbatch or _derived_tokens(work, left)
+    tokens = max(tokens, work.training_row if not work.card.is_cpu else 1)
+    activations = float(_activations(work, min(tokens, work.rows * work.training_row)))
+    # The moments exist from the first update on, gradients only during one.
+    gradients = 4.0 * work.trained
+    sampling = {**fixed, "optimizer": fixed["optimizer"] - gradients, "engine weights": copy, **resident}
+    cache = _cache(work, room - sum(sampling.values()))
+    sampling["KV cache"] = cache
+    kept = cache if sleep == "off" else 0.0
+    updating = {
+        **fixed,
+        "engine weights": asleep,
+        **resident,
+        "KV cache": kept,
+        "activations": activations,
+        "log-probability chunk": chunk,
+    }
+    per_row = (work.prompt + 0.5 * work.limit + BLOCK_TOKENS / 2) * work.shape.kv_bytes(work.width)
+    most = _most_rows(work) if work.has_vllm else float("inf")
+    return Memory(_positive(sampling), _positive(updating), tokens, max(1.0, min(cache / per_row, most)), sleep)
+
+
+def least_cache(work: Work) -> float:
+    """Bytes of one completion's keys and values at its longest."""
+    return float((work.longest_row + BLOCK_TOKENS) * work.shape.kv_bytes(work.width))
+
+
+def _most_rows(work: Work) -> int:
+    """Completions that the engine is built to decode at a time."""
+    return min(max(work.rows, work.config.evaluation.samples), MOST_SEQUENCES)
+
+
+def _positive(parts: dict[str, float]) -> dict[str, float]:
+    return {name: size for name, size in parts.items() if size > 0}
+
+
+def _resident(work: Work) -> dict[str, float]:
+    """What stays through both phases beside tensors of our own."""
+    if work.card.is_cpu:
+        return {"workspaces": 0.7e9}  # Python, torch and the other libraries
+    has_graphs = work.has_vllm and getattr(work.config.engine, "cuda_graphs", False)
+    return {"CUDA graphs": GRAPH_BYTES if has_graphs else 0.0, "workspaces": WORKSPACE_BYTES}
+
+
+def _engine_bytes(work: Work) -> float:
+    """The engine's own weights: vLLM's copy with its adapter buffers; on a CPU the folded copies; else the trainer's serve."""
+    if work.has_vllm:
+        rank = next((size for size in LORA_RANKS if size >= work.config.adapter.rank), work.config.adapter.rank)
+        buffers = 0 if work.config.sync.mode == "merge" else rank * work.adapter_sides * work.width
+        return float(work.weight_bytes + buffers)
+    if work.width < 4:
+        return 0.0  # updates run beside the weights
+    chosen = work.shape.targets(work.config.adapter)
+    return 4.0 * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen)
+
+
+def _sleep_level(work: Work) -> str | int | None:
+    if not work.has_vllm:
+        return None
+    wanted = getattr(work.config.engine, "sleep", "auto")
+    if wanted != "auto":
+        return wanted
+    return "kv" if _engine_bytes(work) <= KV_SLEEP_SHARE * work.card.memory_gb * GB else 2
+
+
+def _derived_tokens(work: Work, left: float) -> int:
+    config = work.config
+    if work.card.is_cpu:
+        return micro_batch_tokens(work.shape, dtype_bytes=work.width, room_bytes=CPU_ROOM_BYTES, checkpointing=False, on_cpu=True)
+    return micro_batch_tokens(
+        work.shape,
+        dtype_bytes=work.width,
+        room_bytes=max(left * FRAGMENTS, 0.0),
+        checkpointing=work.checkpoints_activations,
+        rank=config.adapter.rank,
+        length=work.training_row,
+        linears=work.shape.targets(config.adapter),
+    )
+
+
+def _activations(work: Work, tokens: int) -> float:
+    targets = work.shape.targets(work.config.adapter)
+    each = token_bytes(
+        work.shape, targets, work.width, work.config.adapter.rank, work.training_row, checkpointing=work.checkpoints_activations
+    )
+    return tokens * each
+
+
+def _cache(work: Work, left: float) -> float:
+    """Keys and values: what the batch can use at its longest, as far as there is room."""
+    config = work.config
+    wanted = _most_rows(work) * least_cache(work)
+    if config.engine.max_kv_gb is not None:
+        return config.engine.max_kv_gb * GB
+    if work.card.is_cpu:
+        return min(wanted, CPU_CACHE_BYTES)
+    if not work.has_vllm:
+        wanted = min(wanted, (left + GRAPH_BYTES) / 3)
+    return max(min(wanted, left), least_cache(work))

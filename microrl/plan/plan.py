@@ -1,0 +1,162 @@
+"""The plan of a run on one card: does it fit, how long is a step, how many steps does the budget buy, what does it cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from microrl.config import RunConfig
+from microrl.plan import advice, memory, roofline
+from microrl.plan.cards import Card
+from microrl.plan.memory import GB, Memory
+from microrl.plan.roofline import Timing
+from microrl.plan.shapes import Shape
+from microrl.plan.work import LENGTH_SHARE, Work
+
+EXIT_S = 10.0
+"""Most that is kept back for leaving the process (and never more than half a per cent of the budget)."""
+CHECKPOINT_MINUTES, CHECKPOINTS = 15.0, 20
+"""Without `budget.checkpoint_minutes`: every 15 minutes, or a twentieth of the budget where that is shorter."""
+EVALUATION_SHARE = 0.3
+"""Most of what is left after loading that the evaluation before training may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A forecast; nothing in it was measured on the card. GB are 1e9 bytes."""
+
+    model: str
+    card: Card
+    total_params: int
+    trainable_params: int
+    memory_gb: dict[str, float]
+    """Each part at its largest, and `peak`: the larger of the two phases."""
+    sampling_gb: dict[str, float]
+    updating_gb: dict[str, float]
+    room_gb: float
+    """What is there: the card's memory, or what is free of it."""
+    fits: bool
+    """Whether memory suffices and nothing contradicts."""
+    advice: tuple[str, ...]
+    """What to turn where it does not fit, `FLAGS: why` each; all of them together make it fit."""
+    notes: tuple[str, ...]
+    engine: str
+    sleep: str | int | None
+    completions: int
+    """Completions that a step trains on."""
+    micro_batch_tokens: int
+    micro_batch_rows: int
+    """Rows at the assumed mean length that make a micro-batch."""
+    micro_batches: int
+    concurrency: int
+    """Completions that decode at a time."""
+    step_s: float
+    step_parts_s: dict[str, float]
+    load_s: float
+    evaluation_s: float
+    """One side of the evaluation before and after."""
+    validation_s: float
+    save_s: float
+    steps: int
+    tokens: int
+    """Sampled in all steps, at the assumed mean length."""
+    hours: float
+    price: float
+    """US dollars an hour."""
+    cost_usd: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON's types; `gpu` is the card's name."""
+        return {**asdict(self), "gpu": self.card.name, "advice": list(self.advice), "notes": list(self.notes)}
+
+
+def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None = None) -> Plan:
+    """The plan of this run. `free_gb` is what is free of the card, where that is known.
+
+    A run without a bound is planned for a single step. Raises UserError for a rank or targets that the network does not have.
+    """
+    work = Work.of(config, shape, card)
+    room = (card.memory_gb if free_gb is None else free_gb) * GB
+    sizes = memory.of(work, room)
+    timing = roofline.of(work, sizes)
+    wrong = advice.conflicts(work)
+    fits = sizes.fits(room) and not wrong
+    step_s = sum(timing.step.values())
+    steps, hours = _steps(work, timing, step_s)
+    price = card.usd_hour if config.budget.price is None else config.budget.price
+    row = work.prompt + LENGTH_SHARE * work.limit
+    mean_tokens = work.rows * row
+    return Plan(
+        model=config.model.name,
+        card=card,
+        total_params=shape.parameters,
+        trainable_params=work.trained,
+        memory_gb={**_gb(_largest(sizes)), "peak": round(sizes.peak / GB, 3)},
+        sampling_gb=_gb(sizes.sampling),
+        updating_gb=_gb(sizes.updating),
+        room_gb=room / GB,
+        fits=fits,
+        advice=() if fits else advice.turns(work, room),
+        notes=advice.notes(work, sizes, timing, room, steps),
+        engine="vllm" if work.has_vllm else "transformers",
+        sleep=sizes.sleep,
+        completions=work.rows,
+        micro_batch_tokens=sizes.micro_batch_tokens,
+        micro_batch_rows=max(1, min(work.rows, int(sizes.micro_batch_tokens / row))),
+        micro_batches=max(work.minibatches, -(-int(mean_tokens) // sizes.micro_batch_tokens)),
+        concurrency=int(min(sizes.concurrency, max(work.rows, config.evaluation.problems * config.evaluation.samples))),
+        step_s=step_s,
+        step_parts_s=dict(timing.step),
+        load_s=timing.load,
+        evaluation_s=timing.evaluation,
+        validation_s=timing.validation,
+        save_s=timing.save,
+        steps=steps,
+        tokens=int(steps * work.sampled_rows * LENGTH_SHARE * work.limit),
+        hours=hours,
+        price=price,
+        cost_usd=hours * price,
+    )
+
+
+def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
+    """(steps, hours): what is left of the hours after loading, two evaluations, validation and saves; bounded by the steps."""
+    budget = work.config.budget
+    each = step_s / (1 - _validation_share(work, timing))
+    around = timing.load + timing.save
+    if budget.hours is None:
+        steps = budget.steps or 1
+        total = around + 2 * timing.evaluation + steps * each
+        return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600
+    seconds = budget.hours * 3600
+    minutes = budget.checkpoint_minutes or min(CHECKPOINT_MINUTES, seconds / 60 / CHECKPOINTS)
+    saving = min(timing.save / (minutes * 60), 0.5)
+    exit_s = min(0.005 * seconds, EXIT_S)
+    evaluation = min(timing.evaluation, EVALUATION_SHARE * max(seconds - around, 0.0))
+    left = seconds - around - 2 * evaluation - exit_s
+    steps = max(int(left * (1 - saving) / each), 0)
+    if budget.steps is not None and budget.steps < steps:
+        used = around + 2 * evaluation + exit_s + budget.steps * each / (1 - saving)
+        return budget.steps, min(used / 3600, budget.hours)
+    return steps, budget.hours
+
+
+def _validation_share(work: Work, timing: Timing) -> float:
+    """Share of training time that validation takes; its own questions must exist."""
+    config = work.config
+    settings: Any = config.validate
+    if settings.problems == 0 or config.data.validation == 0:
+        return 0.0
+    share = float(settings.share)
+    if settings.every_minutes is not None:
+        share = min(share, timing.validation / (settings.every_minutes * 60))
+    return min(share, 0.9)
+
+
+def _largest(sizes: Memory) -> dict[str, float]:
+    names = dict.fromkeys((*sizes.updating, *sizes.sampling))
+    return {name: max(sizes.sampling.get(name, 0.0), sizes.updating.get(name, 0.0)) for name in names}
+
+
+def _gb(parts: dict[str, float]) -> dict[str, float]:
+    return {name: round(size / GB, 3) for name, size in parts.items()}

@@ -1,0 +1,230 @@
+"""Seconds by part, from a roofline: each part is bound by memory traffic, by arithmetic, or by the overhead of an operation.
+
+The efficiencies below are stated, not measured by us on any GPU; on a CPU two runs of ours fix them (see `CPU_*`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microrl.plan import memory
+from microrl.plan.memory import Memory
+from microrl.plan.work import LENGTH_SHARE, LONGEST_SHARE, Work
+
+# Shares of the data sheet's numbers that such kernels reach in practice.
+DECODE_BANDWIDTH = 0.65
+"""Weights and cache read by a decode step; vLLM's kernels on one card are reported at 0.6 to 0.8."""
+DECODE_ARITHMETIC = 0.5
+UPDATE_ARITHMETIC = 0.5
+"""Products of a few thousand tokens in 16 bits, padding (some 5 %) included."""
+FP32_ARITHMETIC = 0.6
+"""The adapters' products, which run in fp32 outside the tensor cores."""
+STREAM_BANDWIDTH = 0.7
+"""Element by element operations."""
+DECODE_STEP_S = 2e-3
+"""vLLM's own work for each token of a batch: scheduling, sampling, log-probabilities."""
+EAGER_LAYER_S = 0.4e-3
+"""What launching a layer's kernels one by one costs (no CUDA graphs)."""
+HF_DECODE_LAYER_S = 1.0e-3
+"""The same for transformers' decode step with its adapters beside the weights."""
+UPDATE_LAYER_S = 3e-3
+"""Launching a layer's kernels of a micro-batch, forward and backward."""
+TOUCHES = 3
+"""How often each saved activation is written or read in a pass forward and backward."""
+LOGIT_TOUCHES = 10
+"""Passes over a chunk of fp32 logits: scaling, log-softmax, entropy, slopes."""
+PROBE_S = 0.3
+"""Handing the adapter over and scoring the probe on both sides."""
+HOST_BYTES_S = 15e9
+"""Between host and card."""
+DISK_BYTES_S = 1e9
+IMPORTS_S = 20.0
+"""Python, torch, transformers, the data, and vLLM's imports."""
+VLLM_START_S = 60.0
+"""Starting vLLM: compiling (cached from the second time on), CUDA graphs, the canary of the swap's proof."""
+VERIFY_S = 2e-3
+"""A completion's check. The checks run while others still decode: only the last group's count."""
+SAVE_S = 0.2
+
+# On a CPU. Fixed by the quickstart (1 core, 2 layers of 128: 0.15 s sampling, 0.20 s update a step) and by the README's
+# step of SmolLM2-135M (2 cores, 30 layers of 576: 10.5 s sampling, 18 s update).
+CPU_DECODE = 0.75
+"""Of the update's rate, for products with the few rows of a decode step."""
+CPU_HALF_WIDTH = 160
+"""Hidden size at which products reach half of a core's rate: small ones pay for their packing."""
+CPU_DECODE_LAYER_S = 1.0e-3
+CPU_UPDATE_LAYER_S = 15e-3
+CPU_IMPORTS_S = 7.0
+CPU_EVALUATION_S = 0.5
+CPU_SMALL = 20_000_000
+"""Models below this many parameters run on one core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What this run gets out of its card: operations a second in base and adapters, bytes a second."""
+
+    decode: float
+    update: float
+    fp32: float
+    stream: float
+    decode_bytes: float
+
+    @classmethod
+    def of(cls, work: Work) -> Rates:
+        card, flops = work.card, work.card.tflops * 1e12
+        if card.is_cpu:
+            if work.shape.parameters < CPU_SMALL:
+                flops = min(flops, 0.05e12)
+            rate = flops * work.shape.hidden / (work.shape.hidden + CPU_HALF_WIDTH)
+            bytes_s = card.bandwidth_gb_s * 1e9
+            return cls(rate * CPU_DECODE, rate, rate, bytes_s, bytes_s)
+        bytes_s = card.bandwidth_gb_s * 1e9
+        if work.width == 4:
+            flops = card.fp32
+        return cls(
+            flops * DECODE_ARITHMETIC, flops * UPDATE_ARITHMETIC, card.fp32 * FP32_ARITHMETIC, bytes_s * STREAM_BANDWIDTH,
+            bytes_s * DECODE_BANDWIDTH,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds."""
+
+    step: dict[str, float]
+    load: float
+    evaluation: float
+    validation: float
+    save: float
+
+
+def of(work: Work, sizes: Memory) -> Timing:
+    """All parts of a run on this card."""
+    rates, config = Rates.of(work), work.config
+    sync, adapter_bytes = _sync(work, rates)
+    verify = config.sampling.group_size * VERIFY_S
+    generate = sum(_decode(work, rates, sizes, rows, work.limit, adapter_bytes) for rows in work.rounds)
+    update = _update(work, rates, sizes)
+    step = {"sync": sync, "generate": generate, "verify": verify * len(work.rounds), "update": update}
+    if config.loss.beta > 0:
+        step["reference"] = _forward(work, rates, work.rows)
+    if sleep_wake := _sleep_wake(work, sizes):
+        step["sleep_wake"] = sleep_wake
+    sides = sync + step.get("sleep_wake", 0.0)
+
+    def evaluate(rows: int, limit: int) -> float:
+        if rows == 0:
+            return 0.0
+        return sides + _decode(work, rates, sizes, rows, limit, adapter_bytes) + (CPU_EVALUATION_S if work.card.is_cpu else 1.0)
+
+    return Timing(
+        step=step,
+        load=_load(work),
+        evaluation=evaluate(config.evaluation.problems * config.evaluation.samples, work.evaluation_limit),
+        validation=evaluate(config.validate.problems * config.validate.samples, work.evaluation_limit),  # type: ignore[attr-defined]
+        save=SAVE_S + 12 * work.trained / DISK_BYTES_S,
+    )
+
+
+def _decode(work: Work, rates: Rates, sizes: Memory, rows: float, limit: int, adapter_bytes: float) -> float:
+    """Sampling `rows` completions. Each token of a batch reads the weights once and every row's keys and values."""
+    shape = work.shape
+    mean = LENGTH_SHARE * limit
+    tokens = rows * mean
+    crowd = max(rows / sizes.concurrency, 1.0)
+    longest = LONGEST_SHARE * limit
+    # vLLM fills a place as soon as it is free; the other engine decodes wave after wave, each to its longest.
+    steps = longest + mean * (crowd - 1) if work.has_vllm else longest * crowd
+    computing = shape.body + shape.head
+    reading = steps * (computing * work.width + adapter_bytes) / rates.decode_bytes
+    arithmetic = 2 * computing * tokens / rates.decode
+    if not work.has_vllm and work.width < 4:
+        arithmetic += 2 * work.trained * tokens / rates.fp32
+    cache = tokens * (work.prompt + mean / 2) * shape.kv_bytes(work.width) / rates.decode_bytes
+    prefill = 2 * shape.body * (rows / work.config.sampling.group_size) * work.prompt / rates.update
+    return max(reading, arithmetic) + cache + prefill + steps * _decode_step(work)
+
+
+def _decode_step(work: Work) -> float:
+    """Seconds of overhead for each token of a batch."""
+    if work.card.is_cpu:
+        return work.shape.layers * CPU_DECODE_LAYER_S
+    if not work.has_vllm:
+        return work.shape.layers * HF_DECODE_LAYER_S
+    has_graphs = getattr(work.config.engine, "cuda_graphs", True)
+    return DECODE_STEP_S + (0.0 if has_graphs else work.shape.layers * EAGER_LAYER_S)
+
+
+def _update(work: Work, rates: Rates, sizes: Memory) -> float:
+    """Forward and backward of a frozen base: 2 + 2 operations a parameter and token, 2 + 4 in the adapter, in fp32.
+
+    The head's forward works out logits and slopes, 2 + 2, for completion tokens only. Checkpointing adds a forward pass,
+    and then prompts are read again for each row instead of once for their group.
+    """
+    again = work.checkpoints_activations
+    completion, tokens = _tokens(work)
+    base = (6 if again else 4) * work.shape.body * tokens + (4.5 if again else 3.5) * _attention(work) * tokens
+    head = 4 * work.shape.head * completion
+    adapter = (8 if again else 6) * work.trained * tokens
+    traffic = completion * work.shape.vocab * 4 * LOGIT_TOUCHES + 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
+    if not work.card.is_cpu:  # on a CPU the rates, which are measured, contain them
+        linears = work.shape.targets(work.config.adapter)
+        saved = memory.saved_bytes(linears, work.shape, width=work.width, rank=work.config.adapter.rank, length=work.training_row)
+        traffic += TOUCHES * work.shape.layers * saved * tokens * (1.5 if again else 1)
+    else:
+        traffic = 0.0
+    passes = max(tokens / sizes.micro_batch_tokens, work.minibatches, 1.0)
+    launches = passes * work.shape.layers * (CPU_UPDATE_LAYER_S if work.card.is_cpu else UPDATE_LAYER_S)
+    olds = _forward(work, rates, work.rows) if work.minibatches > 1 else 0.0
+    return (base + head) / rates.update + adapter / rates.fp32 + traffic / rates.stream + launches + olds
+
+
+def _forward(work: Work, rates: Rates, rows: float) -> float:
+    """A pass without a gradient over the batch: the reference, or the log-probabilities before several optimiser steps."""
+    completion, tokens = _tokens(work)
+    work_ops = 2 * work.shape.body * tokens + _attention(work) * tokens + 2 * work.shape.head * completion
+    logits = 0.0 if work.card.is_cpu else completion * work.shape.vocab * 4 * LOGIT_TOUCHES / 2
+    return work_ops / rates.update + logits / rates.stream
+
+
+def _tokens(work: Work) -> tuple[float, float]:
+    """(completion tokens, all tokens) of an update: prompts count once for their group, with checkpointing once a row."""
+    completion = work.rows * LENGTH_SHARE * work.limit
+    prompts = work.rows if work.checkpoints_activations else work.config.sampling.prompts_per_step
+    return completion, completion + prompts * work.prompt
+
+
+def _attention(work: Work) -> float:
+    """Operations of one token's scores and sums, forward."""
+    context = work.prompt + LENGTH_SHARE * work.limit / 2
+    return 4 * work.shape.layers * work.shape.heads * work.shape.head_dim * context
+
+
+def _sync(work: Work, rates: Rates) -> tuple[float, float]:
+    """(seconds a step, bytes that the adapter adds to each decode step). `auto` takes the cheaper of swap and merge."""
+    if not work.has_vllm:
+        fold = 2 * work.trained / max(work.config.adapter.rank, 1) if work.width == 4 else 0.0
+        return (2 * work.shape.body * work.config.adapter.rank / rates.update if fold else 0.0), 0.0
+    swap_bytes = work.trained * work.width
+    swap_s = swap_bytes * LONGEST_SHARE * work.limit / rates.decode_bytes
+    merge_s = 2 * work.shape.body * work.config.adapter.rank / rates.fp32 + 5 * work.weight_bytes / rates.stream
+    mode = work.config.sync.mode
+    if mode == "merge" or (mode == "auto" and merge_s < swap_s):
+        return PROBE_S + merge_s, 0.0
+    return PROBE_S, float(swap_bytes)
+
+
+def _sleep_wake(work: Work, sizes: Memory) -> float:
+    """Giving the engine's memory away and taking it back: pages are mapped, and dropped weights pushed again."""
+    if sizes.sleep is None or sizes.sleep == "off":
+        return 0.0
+    moved = {"kv": 0.0, 1: 2 * work.weight_bytes / HOST_BYTES_S, 2: 4 * work.weight_bytes / (work.card.bandwidth_gb_s * 1e9)}
+    return 0.4 + moved[sizes.sleep]
+
+
+def _load(work: Work) -> float:
+    reading = work.weight_bytes / DISK_BYTES_S
+    if work.card.is_cpu:
+        return CPU_IMPORTS_S + reading
+    return IMPORTS_S + reading + (VLLM_START_S if work.has_vllm else 0.0)

@@ -1,0 +1,194 @@
+"""A network's shape, from its configuration alone: every parameter counted, nothing built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from microrl.config.schema import LoraConfig, RsLoraConfig
+from microrl.errors import UserError, did_you_mean
+
+FIRST_LAYER = "model.layers.0."
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer that every decoder layer has."""
+
+    path: str
+    """Its name inside a decoder layer, such as `self_attn.q_proj`."""
+    n_in: int
+    n_out: int
+    bias: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The name that `adapter.targets` takes."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def parameters(self) -> int:
+        return self.n_in * self.n_out + (self.n_out if self.bias else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder-only transformer with gated MLPs. Sizes are numbers of elements."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    """Whether the output head is the embedding table, which then counts once."""
+    max_positions: int | None
+    linears: tuple[Linear, ...]
+    norms_a_layer: int
+    """Gains of one decoder layer's norms."""
+    note: str | None = None
+    """What is not sure about the counts; None: nothing."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Shape:
+        """From a Hugging Face `config.json`. Raises UserError where sizes are missing."""
+        return _from_config(config)
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding table."""
+        return self.vocab * self.hidden
+
+    @property
+    def head(self) -> int:
+        """Parameters that the output head multiplies with, whether or not they are the embedding's."""
+        return self.vocab * self.hidden
+
+    @property
+    def body(self) -> int:
+        """Parameters of all decoder layers' linear layers: what one token is multiplied with, the head apart."""
+        return self.layers * sum(linear.parameters for linear in self.linears)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, tied ones once."""
+        norms = self.layers * self.norms_a_layer + self.hidden
+        return self.embedding + (0 if self.tied else self.head) + self.body + norms
+
+    def kv_bytes(self, width: int) -> int:
+        """Bytes of one token's keys and values in all layers, `width` bytes an element."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * width
+
+    def targets(self, adapter: LoraConfig | RsLoraConfig) -> tuple[Linear, ...]:
+        """The linear layers of one decoder layer that get an adapter. Raises UserError as `adapters.lora.targets` does."""
+        chosen = self.linears
+        if adapter.targets != "all-linear":
+            kinds = {linear.kind for linear in self.linears}
+            for target in adapter.targets:
+                if target not in kinds:
+                    raise UserError(f"no linear layer is called `{target}`", did_you_mean(target, sorted(kinds)))
+            chosen = tuple(linear for linear in self.linears if linear.kind in adapter.targets)
+        if not chosen:
+            raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
+        limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
+        if adapter.rank > limit:
+            raise UserError(
+                f"rank {adapter.rank} is above {limit}, the smaller side of {narrowest}",
+                f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
+            )
+        return chosen
+
+    def trainable(self, adapter: LoraConfig | RsLoraConfig) -> int:
+        """Parameters that are trained with this adapter. Raises UserError as `targets` does."""
+        return self.layers * _TRAINED[adapter.kind](self.targets(adapter), adapter)
+
+
+def _low_rank(linears: tuple[Linear, ...], adapter: LoraConfig | RsLoraConfig) -> int:
+    """A is rank x n_in, B is n_out x rank."""
+    return adapter.rank * sum(linear.n_in + linear.n_out for linear in linears)
+
+
+# Trained parameters of one decoder layer, by the adapter's kind: a new kind is one function here.
+_TRAINED: dict[str, Callable[[tuple[Linear, ...], Any], int]] = {"lora": _low_rank, "rslora": _low_rank}
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What the architectures do differently; `None` in a rule on biases means the configuration says."""
+
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = None
+    qk_norms: bool = False
+    norms: int = 2
+    tied: bool = False
+    head_dim: int | None = None
+    """Default where the configuration names none; None: hidden size / heads."""
+
+
+_LLAMA = _Family()
+_FAMILIES = {
+    "llama": _LLAMA,
+    "mistral": _Family(qkv_bias=False, o_bias=False, mlp_bias=False),
+    "qwen2": _Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    "qwen3": _Family(mlp_bias=False, qk_norms=True, head_dim=128),
+    "gemma3_text": _Family(mlp_bias=False, qk_norms=True, norms=4, tied=True, head_dim=256),
+}
+
+
+def _from_config(config: Mapping[str, Any]) -> Shape:
+    model_type, note = str(config.get("model_type", "")), None
+    if isinstance(config.get("text_config"), Mapping):
+        note = f"{model_type} has more than a language model; only that part is counted"
+        config = config["text_config"]
+        model_type = str(config.get("model_type", model_type))
+    family = _FAMILIES.get(model_type, _LLAMA)
+    if model_type not in _FAMILIES:
+        note = f"`{model_type or 'this'}` is not an architecture that is known here: counted as if it were like llama"
+    try:
+        hidden, inner, layers = (int(config[key]) for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+        heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the model's configuration has no {error}: its size cannot be told", "is it a language model?") from None
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
+    tied = config.get("tie_word_embeddings")
+    return Shape(
+        model_type=model_type,
+        layers=layers,
+        hidden=hidden,
+        intermediate=inner,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=vocab,
+        tied=family.tied if tied is None else bool(tied),
+        max_positions=config.get("max_position_embeddings"),
+        linears=_linears(family, config, hidden, inner, heads * head_dim, kv_heads * head_dim),
+        norms_a_layer=family.norms * hidden + (2 * head_dim if family.qk_norms else 0),
+        note=note,
+    )
+
+
+def _linears(family: _Family, config: Mapping[str, Any], hidden: int, inner: int, queries: int, keys: int) -> tuple[Linear, ...]:
+    def bias(rule: bool | None, key: str) -> bool:
+        return bool(config.get(key)) if rule is None else rule
+
+    qkv, out, mlp = (
+        bias(family.qkv_bias, "attention_bias"),
+        bias(family.o_bias, "attention_bias"),
+        bias(family.mlp_bias, "mlp_bias"),
+    )
+    return (
+        Linear("self_attn.q_proj", hidden, queries, qkv),
+        Linear("self_attn.k_proj", hidden, keys, qkv),
+        Linear("self_attn.v_proj", hidden, keys, qkv),
+        Linear("self_attn.o_proj", queries, hidden, out),
+        Linear("mlp.gate_proj", hidden, inner, mlp),
+        Linear("mlp.up_proj", hidden, inner, mlp),
+        Linear("mlp.down_proj", inner, hidden, mlp),
+    )

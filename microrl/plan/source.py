@@ -1,0 +1,104 @@
+"""From `--model` to a shape: a folder's or the hub's `config.json`, a `.gguf` file's header, or what ships here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from microrl import hub
+from microrl.config import models
+from microrl.errors import UserError, did_you_mean
+from microrl.plan.known import CONFIGS
+from microrl.plan.shapes import Shape
+
+
+def shape_of(name: str) -> Shape:
+    """The shape of the model that `--model` names. Only a hub id that is not the papers' may need a network.
+
+    Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
+    """
+    path = Path(name).expanduser()
+    if name.endswith(".gguf"):
+        return Shape.from_config(_gguf(path))
+    if path.exists():
+        return Shape.from_config(_read(path / "config.json", name))
+    if name == models.QUICKSTART:
+        return Shape.from_config(CONFIGS[name])
+    known = models.find(name)
+    if known is not None:
+        return Shape.from_config(CONFIGS[known.hub_id.split("/")[1]])
+    if name.startswith((".", "/", "~")) or "/" not in name:
+        hint = did_you_mean(name, [*models.MODELS, models.QUICKSTART])
+        raise UserError(f"there is no model `{name}`", hint + "; or a local folder, a .gguf file, or owner/name on the hub")
+    return Shape.from_config(_from_hub(name))
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{name} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a model's configuration")
+    return found
+
+
+def _from_hub(name: str) -> dict[str, Any]:
+    hub.reachable()  # where it is not, the hub's library must know before it is imported
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return _read(Path(hf_hub_download(name, "config.json")), name)
+    except (OSError, ValueError) as error:  # the hub's errors are both
+        raise hub.missing("model", name, error) from error
+
+
+def _gguf(path: Path) -> dict[str, Any]:
+    """A GGUF file's header as a configuration."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+    except (OSError, ValueError, IndexError) as error:
+        raise UserError(f"{path} cannot be read as a GGUF file: {error}", "is the file complete?") from error
+    architecture = str(reader.get_field("general.architecture").contents())
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def field(key: str) -> Any:
+        found = reader.get_field(f"{architecture}.{key}")
+        return None if found is None else found.contents()
+
+    return {**_sizes(field), "model_type": _GGUF_TYPES.get(architecture, architecture), **_from_tensors(tensors)}
+
+
+_GGUF_TYPES = {"gemma3": "gemma3_text"}
+
+
+def _sizes(field: Any) -> dict[str, Any]:
+    keys = {
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_hidden_layers": "block_count",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "max_position_embeddings": "context_length",
+    }
+    found = {ours: field(theirs) for ours, theirs in keys.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _from_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    table = tensors["token_embd.weight"].shape
+    return {
+        "vocab_size": int(max(table)),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }

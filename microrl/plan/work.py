@@ -1,0 +1,122 @@
+"""What a configuration asks of a card: sizes, numbers of rows and tokens, and the assumptions that make them numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microrl.config import RunConfig
+from microrl.config.schema import DapoConfig
+from microrl.plan.cards import Card
+from microrl.plan.shapes import Shape
+
+LENGTH_SHARE = 0.5
+"""Mean completion, as a share of the limit. An assumption: instruct models start below it, reasoning models above."""
+LONGEST_SHARE = 0.9
+"""Longest completion of a batch: among a hundred one comes near the limit nearly always."""
+PROMPT_SHARE = 0.3
+"""Mean prompt, as a share of its limit: competition problems have 60 to 250 tokens."""
+ARITHMETIC_PROMPT = 24
+"""Tokens of a generated sum in its chat template."""
+MIXED_SHARE = 2 / 3
+"""Groups whose accuracy is mixed, where DAPO's dynamic sampling drops the others and samples on."""
+MOST_SEQUENCES = 512
+"""Completions that vLLM decodes at a time (as in train.engines)."""
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A run on a card, in numbers."""
+
+    config: RunConfig
+    shape: Shape
+    card: Card
+    trained: int
+    """Trained parameters."""
+    dtype: str
+
+    @classmethod
+    def of(cls, config: RunConfig, shape: Shape, card: Card) -> Work:
+        """Raises UserError for targets and ranks that the network does not have."""
+        dtype = config.model.dtype
+        if dtype == "auto":
+            dtype = "float32" if card.is_cpu else "bfloat16"
+        return cls(config, shape, card, shape.trainable(config.adapter), dtype)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a base weight."""
+        return WIDTHS[self.dtype]
+
+    @property
+    def has_vllm(self) -> bool:
+        """Whether vLLM samples: `auto` takes it on a GPU (where the `gpu` extra is installed)."""
+        return not self.card.is_cpu and self.config.engine.kind != "transformers"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one copy of the base."""
+        return self.shape.parameters * self.width
+
+    @property
+    def adapter_sides(self) -> int:
+        """Sum of the targeted layers' widths and heights, over all layers."""
+        return self.trained // self.config.adapter.rank
+
+    @property
+    def rows(self) -> int:
+        """Completions that a step trains on."""
+        return self.config.sampling.prompts_per_step * self.config.sampling.group_size
+
+    @property
+    def limit(self) -> int:
+        """Longest completion, tokens."""
+        return self.config.sampling.max_completion_tokens
+
+    @property
+    def evaluation_limit(self) -> int:
+        return self.config.evaluation.max_completion_tokens or self.limit
+
+    @property
+    def longest_row(self) -> int:
+        """Prompt and completion at their limits, training and evaluation, tokens: what must fit the model's positions."""
+        return self.config.data.max_prompt_tokens + max(self.limit, self.evaluation_limit)
+
+    @property
+    def training_row(self) -> int:
+        """The longest row of an update, tokens."""
+        return self.config.data.max_prompt_tokens + self.limit
+
+    @property
+    def prompt(self) -> float:
+        """Mean prompt, tokens."""
+        if self.config.data.name == "arithmetic":
+            return ARITHMETIC_PROMPT
+        return PROMPT_SHARE * self.config.data.max_prompt_tokens
+
+    @property
+    def rounds(self) -> tuple[float, ...]:
+        """Rows of each round of sampling: one, or with DAPO's dynamic sampling as many as the batch needs to fill up."""
+        loss = self.config.loss
+        if not (isinstance(loss, DapoConfig) and loss.dynamic_sampling):
+            return (float(self.rows),)
+        rounds, missing = [], float(self.rows)
+        while missing >= self.config.sampling.group_size / 2 and len(rounds) < loss.max_rounds:
+            rounds.append(missing)
+            missing *= 1 - MIXED_SHARE
+        return tuple(rounds)
+
+    @property
+    def sampled_rows(self) -> float:
+        """Completions sampled a step, those of dropped groups included."""
+        return sum(self.rounds)
+
+    @property
+    def checkpoints_activations(self) -> bool:
+        return self.config.model.gradient_checkpointing
+
+    @property
+    def minibatches(self) -> int:
+        """Optimiser steps in a step."""
+        per_update = self.config.optim.prompts_per_update
+        return -(-self.config.sampling.prompts_per_step // per_update) if per_update else 1

@@ -1,0 +1,188 @@
+"""The evaluations before and after training, and the validations during it, which choose the best checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from microrl.config.schema import RunConfig
+from microrl.evaluation.evaluate import Result, evaluate
+from microrl.rollout.engine import Engine
+from microrl.tracking.console import RunConsole
+from microrl.train import saving
+from microrl.train.run import Run
+from microrl.train.setup import Parts
+from microrl.types import BASE, AdapterSnapshot, Prompt, Sampling
+
+HELD_OUT = "held-out"
+BEFORE_SHARE = 0.3
+"""Most of what is left after loading that the evaluation before training may take."""
+VALIDATIONS = 20
+"""A run validates no more often than this, however cheap it is."""
+
+
+def before(run: Run) -> None:
+    """The untouched model on the held-out problems; a resumed run takes what it measured the first time."""
+    stored = f"eval/{HELD_OUT}-before.json"
+    if (run.folder.path / stored).is_file():
+        run.before = Result.from_json(run.folder.read_json(stored))
+    else:
+        left = run.budget.left_s()
+        deadline_s = None if left is None else left * BEFORE_SHARE
+        run.before = _evaluate(run, BASE, "before", run.parts.held_out, deadline_s)
+    run.forecast.evaluated(run.before)
+
+
+def after(run: Run) -> None:
+    """The trained model on the problems that the untouched one has answered, as many as there is time for."""
+    asked = run.parts.held_out[: len(run.before.right)] if run.before else []
+    run.after = _evaluate(run, run.parts.policy.snapshot(), "after", asked, run.budget.deadline_s())
+    if run.before and (run.after is None or len(run.after.right) < len(asked)):
+        count = len(run.after.right) if run.after else 0
+        run.tell("warning", f"the time was up: the final evaluation has {count} of {len(asked)} problems, and compares those")
+
+
+def _evaluate(
+    run: Run, snapshot: AdapterSnapshot, name: str, prompts: Sequence[Prompt], deadline_s: float | None
+) -> Result | None:
+    if not prompts:
+        return None
+    # Before anything was measured a guess must not keep the first questions from being asked.
+    expected_s = run.budget.evaluation_s if run.before is not None else 0.0
+
+    def work() -> Result | None:
+        return evaluate_snapshot(
+            run.parts.engine, run.parts, snapshot, run.console, name, deadline_s, prompts=prompts, expected_s=expected_s
+        )
+
+    with run.watch.phase("evaluate"):
+        result = run.sampled(work)
+    if result is not None:
+        with run.folder.room("evaluations"):
+            run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
+        accuracy = result.accuracy()
+        run.console.note(
+            f"{name}: accuracy {accuracy.mean:.3f} [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on {len(result.right)} "
+            f"held-out problems, {run.config.evaluation.samples} samples each"
+        )
+    return result
+
+
+def evaluate_snapshot(
+    engine: Engine,
+    parts: Parts,
+    snapshot: AdapterSnapshot,
+    console: RunConsole,
+    name: str,
+    deadline_s: float | None,
+    *,
+    prompts: Sequence[Prompt],
+    samples: int | None = None,
+    expected_s: float = 0.0,
+    breathe: Callable[[], None] = lambda: None,
+) -> Result | None:
+    """Accuracy of one snapshot on these problems, with the run's evaluation settings."""
+    config = parts.config.evaluation
+    limit = config.max_completion_tokens or parts.sampling.max_tokens
+    with engine.awake(snapshot) as sampler:
+        return evaluate(
+            sampler,
+            parts.judge,
+            prompts,
+            Sampling(samples or config.samples, limit, config.temperature, config.top_p),
+            seed=config.seed,
+            pass_k=config.pass_k if samples is None else (),
+            deadline_s=deadline_s,
+            expected_s=expected_s,
+            breathe=breathe,
+            on_progress=lambda done, total: console.status(f"{name}: {done}/{total} problems"),
+        )
+
+
+# ---- validation
+
+
+def validate_if_due(run: Run, step: int) -> float | None:
+    """Accuracy of the weights that `step` samples with, on the validation split, where it is time for that; else None.
+
+    A new best is saved as a checkpoint and published as `best/`.
+    """
+    state = run.state.validation
+    if state.step == step:  # resumed from the checkpoint right behind it
+        return state.accuracy
+    if not run.parts.validation or not _is_due(run, step):
+        return None
+    result = _validate(run)
+    if result is None:
+        return None
+    state.step, state.accuracy, state.questions = step, result.accuracy().mean, len(result.right)
+    state.due_s = run.budget.elapsed_s() + _pause_s(run, result.seconds)
+    run.budget.validation.add(result.seconds)
+    if state.best_accuracy is None or state.accuracy > state.best_accuracy:
+        state.best_step, state.best_accuracy = step, state.accuracy
+        saving.save_checkpoint(run)
+        saving.publish_best(run)
+        run.folder.event("best", f"accuracy {state.accuracy:.3f} on {state.questions} validation problems", step=step)
+    return state.accuracy
+
+
+def _validate(run: Run) -> Result | None:
+    config, hours = run.config.validate, run.budget.hours
+    questions, deadline_s = run.state.validation.questions, None
+    if run.config.budget.steps is not None:
+        questions, _ = by_steps(run.config, len(run.parts.validation))
+    elif questions is None and hours is not None:
+        # The first one may take what several later ones will: it settles how many questions they ask.
+        deadline_s = config.share * hours * 3600 / 4
+
+    def work() -> Result | None:
+        return evaluate_snapshot(
+            run.parts.engine,
+            run.parts,
+            run.parts.policy.snapshot(),
+            run.console,
+            "validation",
+            deadline_s,
+            prompts=run.parts.validation[:questions],
+            samples=config.samples,
+            breathe=run.breathe,
+        )
+
+    with run.watch.phase("validate"):
+        return run.sampled(work)
+
+
+def _is_due(run: Run, step: int) -> bool:
+    if run.config.budget.steps is not None:
+        questions, every = by_steps(run.config, len(run.parts.validation))
+        if not questions or (step % every and step != run.config.budget.steps):
+            return False
+    elif run.budget.elapsed_s() < run.state.validation.due_s:
+        return False
+    # Not at the price of the training step that it belongs to.
+    return run.budget.fits(run.budget.validation.forecast_s() + run.budget.step.forecast_s())
+
+
+def by_steps(config: RunConfig, available: int) -> tuple[int, int]:
+    """(questions a validation, steps from one to the next) in a run bounded by steps, where the clock must decide nothing.
+
+    Validation takes its share of the run's completions at the most: less than that of its time, since only a step's are
+    trained on. There is one at the start and one at the end, or there is none.
+    """
+    steps, samples = config.budget.steps, config.validate.samples
+    assert steps is not None
+    limit = config.sampling.max_completion_tokens
+    longer = max((config.evaluation.max_completion_tokens or limit) / limit, 1.0)
+    batch = config.sampling.prompts_per_step * config.sampling.group_size
+    allowed = config.validate.share * steps * batch / (samples * longer)  # questions in the whole run
+    questions = min(available, int(allowed / 2))
+    pauses = min(int(allowed / questions) - 1, VALIDATIONS) if questions else 1
+    return questions, math.ceil(steps / pauses)
+
+
+def _pause_s(run: Run, seconds: float) -> float:
+    """Seconds from the end of a validation that took so long to the next one."""
+    config, hours = run.config.validate, run.budget.hours
+    if config.every_minutes is not None:
+        return max(config.every_minutes * 60 - seconds, 0.0)
+    return max(seconds * (1 / config.share - 1), (hours or 0.0) * 3600 / VALIDATIONS)

@@ -1,0 +1,67 @@
+"""What the plan expected, corrected by what the run measures, and in the end beside what came."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import Any
+
+from microrl.budget import RECENT, Budget
+from microrl.evaluation.evaluate import Result
+from microrl.plan.plan import Plan
+
+MADE_AT = 0.1
+"""Share of the budget after which the number of steps is forecast from what was measured."""
+LEAST_STEPS = 3
+
+
+class Forecast:
+    """Fills the budget's guesses from the plan, and keeps them up to date."""
+
+    def __init__(self, plan: Plan, budget: Budget) -> None:
+        self._plan, self._budget = plan, budget
+        budget.step.guess_s, budget.save.guess_s, budget.validation.guess_s = plan.step_s, plan.save_s, plan.validation_s
+        budget.evaluation_s = plan.evaluation_s
+        self._before: Result | None = None
+        self._lengths: deque[float] = deque(maxlen=RECENT)
+        self._began: tuple[int, float] | None = None
+        self._steps: float | None = None
+        self._made_after = 0
+
+    def evaluated(self, before: Result | None) -> None:
+        """The evaluation before training has been measured."""
+        self._before = before
+        self._budget.evaluation_s = before.seconds if before else 0.0
+
+    def stepped(self, step: int, length_mean: float) -> None:
+        """A step has been made; its completions say how long those of the final evaluation will be."""
+        budget = self._budget
+        self._lengths.append(length_mean)
+        if self._before is not None:
+            longer = statistics.median(self._lengths) / max(self._before.mean_length, 1.0)
+            budget.evaluation_s = self._before.seconds * max(longer, 1.0)
+        if self._began is None:
+            self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves
+            return
+        done, seconds = step + 1 - self._began[0], budget.elapsed_s() - self._began[1]
+        spent = budget.share(step + 1)
+        if self._steps is None and done >= LEAST_STEPS and spent >= MADE_AT:
+            self._made_after = step + 1
+            self._steps = self._made_after + self.steps_left(seconds / done)
+
+    def steps_left(self, step_s: float) -> float:
+        """Steps of so many seconds that still fit."""
+        budget, done = self._budget, self._made_after
+        fitting = float("inf") if (left := budget.left_s()) is None else max(left - budget.reserve_s(), 0.0) / max(step_s, 1e-9)
+        return fitting if budget.most_steps is None else min(fitting, budget.most_steps - done)
+
+    def to_json(self, steps: int, step_s: float | None) -> dict[str, Any]:
+        """What was forecast before the start and after a tenth of the budget, and what came."""
+        return {
+            "planned_steps": self._plan.steps,
+            "planned_step_s": self._plan.step_s,
+            "steps": None if self._steps is None else round(self._steps),
+            "made_after_steps": self._made_after or None,
+            "actual_steps": steps,
+            "actual_step_s": step_s,
+        }

@@ -1,0 +1,27 @@
+"""The plan of a run on the machine that it runs on."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from microrl.config import RunConfig
+from microrl.plan import cards, plan
+from microrl.plan.cards import Card
+from microrl.plan.plan import Plan
+from microrl.plan.shapes import Shape
+from microrl.train.setup import Parts
+
+
+def of_model(config: RunConfig, parts: Parts) -> Plan:
+    """What the loaded model's shape and this machine let expect."""
+    return plan.make(config, Shape.from_config(parts.policy.peft_model.get_base_model().config.to_dict()), this_card())
+
+
+def this_card() -> Card:
+    """The first card, or the processor where there is none."""
+    if torch.cuda.is_available():
+        return cards.of_device(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory / 1e9)
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return cards.cpu(torch.get_num_threads(), memory_gb)

@@ -1,0 +1,79 @@
+"""A run in progress: what every part of the loop works on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from microrl.budget import Budget
+from microrl.checkpoint import State
+from microrl.config import RunConfig
+from microrl.evaluation.evaluate import Result
+from microrl.rollout import gpu
+from microrl.tracking.console import RunConsole
+from microrl.tracking.run_folder import RunFolder
+from microrl.tracking.stopwatch import Stopwatch
+from microrl.train.forecast import Forecast
+from microrl.train.guard import Guard
+from microrl.train.interrupts import Interrupts
+from microrl.train.setup import Parts
+
+Value = TypeVar("Value")
+
+
+class OutOfTime(Exception):
+    """What is running would not leave the time for the final save and evaluation."""
+
+
+@dataclass(slots=True)
+class Run:
+    """`before` and `after` are the evaluations of the untouched and of the trained model."""
+
+    config: RunConfig
+    folder: RunFolder
+    budget: Budget
+    console: RunConsole
+    interrupts: Interrupts
+    watch: Stopwatch
+    parts: Parts
+    state: State
+    guard: Guard
+    forecast: Forecast
+    before: Result | None = None
+    after: Result | None = None
+
+    def breathe(self) -> None:
+        """Between two pieces of work. Raises KeyboardInterrupt where a signal waits, and OutOfTime."""
+        self.interrupts.check()
+        if self.budget.is_over():
+            raise OutOfTime
+
+    def tell(self, kind: str, message: str, **details: Any) -> None:
+        """An event that a person should see as well."""
+        self.folder.event(kind, message, **details)
+        self.console.note(f"{kind}: {message}")
+
+    def sampled(self, work: Callable[[], Value]) -> Value:
+        """What `work` returns, which samples; where memory runs out it is done again with a smaller cache in the engine.
+
+        Raises MachineFailure where that cannot get smaller.
+        """
+        while True:
+            position, began = self.parts.prompts.position, time.perf_counter()
+            try:
+                return work()
+            except Exception as error:
+                if not gpu.is_out_of_memory(error):
+                    raise
+                said = gpu.first_line(error)
+            # Only out here has what the exception held been let go.
+            gpu.empty_cache()
+            self.parts.prompts.position = position
+            self.state.max_kv_gb = self.parts.engine.shrink()
+            self.watch.add("retry", time.perf_counter() - began)
+            self.tell(
+                "out of memory", f"in sampling: {self.state.max_kv_gb:.3g} GB of keys and values from now on",
+                max_kv_gb=self.state.max_kv_gb, error=said,
+            )  # fmt: skip

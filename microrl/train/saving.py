@@ -1,0 +1,156 @@
+"""What a run writes down so that it can be killed at any instant, and how it finds its place again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from microrl import checkpoint
+from microrl.checkpoint import State
+from microrl.errors import MachineFailure
+from microrl.tracking import disk, heartbeat
+from microrl.tracking.run_folder import RunFolder
+from microrl.train.run import Run
+
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+CHECKPOINTS, BEST, FINAL = "checkpoints", "best", "final"
+SAVES = 20
+"""A run writes about this many checkpoints; more where that would be further apart than LONGEST_MINUTES."""
+LONGEST_MINUTES = 15.0
+COST = 0.02
+"""Most of the time that checkpoints may take."""
+
+
+def find_place(folder: RunFolder) -> tuple[Path | None, State]:
+    """The newest whole checkpoint and where the run stood then; the start where there is none.
+
+    What was logged after it is forgotten, since those steps will be run again. The time until the last heartbeat is spent.
+    """
+
+    def on_bad(path: Path, why: str) -> None:
+        folder.event("bad checkpoint", f"{path.name} is left aside: {why}")
+
+    (folder.path / "summary.json").unlink(missing_ok=True)
+    folder.mend(EVENTS)
+    place = checkpoint.newest(folder.path / CHECKPOINTS, folder.size(METRICS), on_bad)
+    path, state = place if place is not None else (None, State())
+    elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path))
+    state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
+    state.elapsed_s = elapsed_s
+    folder.rewind(METRICS, state.metrics_offset)
+    folder.forget_rollouts(state.step)
+    _mend_best(folder, state)
+    return path, state
+
+
+def _mend_best(folder: RunFolder, state: State) -> None:
+    """Make `best/` what the state says it is: it may have been killed between the two."""
+    target = folder.path / BEST
+    step = state.validation.best_step
+    if step is None:
+        shutil.rmtree(target, ignore_errors=True)
+    elif checkpoint.fault(target) is not None or checkpoint.read_state(target).step != step:
+        found = checkpoint.best(folder.path / CHECKPOINTS, state)
+        if found is not None:
+            checkpoint.publish(found, target)
+
+
+def save_checkpoint(run: Run) -> bool:
+    """Write down where the run stands. Where the disk is full the last good one stays, and the run goes on: False."""
+    with run.watch.phase("save"):
+        try:
+            _make_room_and(run, lambda: _save(run))
+        except Exception as error:
+            if not disk.is_full(error):
+                raise
+            good = [path.name for path in checkpoint.all_in(run.folder.path / CHECKPOINTS)[-1:]] or ["none"]
+            run.tell("disk full", f"no room for a checkpoint of step {run.state.step}; the last good one is {good[0]} ({error})")
+            return False
+    return True
+
+
+def _save(run: Run) -> None:
+    state, folder = run.state, run.folder
+    if not folder.flush(METRICS):
+        raise OSError(28, "the metrics are not written")
+    if folder.size(METRICS):
+        with (folder.path / METRICS).open("rb") as file:
+            os.fsync(file.fileno())
+    began = run.budget.elapsed_s()
+    state.elapsed_s, state.metrics_offset = began, folder.size(METRICS)
+    state.phases, state.guard = dict(run.watch.totals), run.guard.state()
+    state.tokens_per_microbatch = run.parts.policy.max_tokens
+    checkpoint.save(folder.path / CHECKPOINTS, run.parts.policy, state)
+    run.budget.save.add(run.budget.elapsed_s() - began)
+
+
+def _make_room_and(run: Run, work: Callable[[], None]) -> None:
+    """On a full disk, once more without the older checkpoint."""
+    try:
+        work()
+    except Exception as error:
+        if not disk.is_full(error):
+            raise
+        checkpoint.prune(run.folder.path / CHECKPOINTS, kept=1)
+        work()
+
+
+def save_if_due(run: Run, saved_s: float) -> float:
+    """A checkpoint where it is time for one. `saved_s` is the elapsed time of the last; returns that of the now last."""
+    steps, step = run.config.budget.steps, run.state.step
+    by_step = steps is not None and step % max(steps // SAVES, 1) == 0
+    if not by_step and run.budget.elapsed_s() - saved_s < _interval_s(run):
+        return saved_s
+    save_checkpoint(run)
+    return run.budget.elapsed_s()
+
+
+def _interval_s(run: Run) -> float:
+    minutes, hours = run.config.budget.checkpoint_minutes, run.budget.hours
+    if minutes is not None:
+        return minutes * 60
+    derived_s = LONGEST_MINUTES * 60 if hours is None else min(hours * 3600 / SAVES, LONGEST_MINUTES * 60)
+    return max(derived_s, run.budget.save.typical_s() / COST)
+
+
+def publish_best(run: Run) -> None:
+    """Let `best/` be the checkpoint that scored best."""
+    with run.watch.phase("save"), run.folder.room(f"{BEST}/"):
+        found = checkpoint.best(run.folder.path / CHECKPOINTS, run.state)
+        if found is not None:
+            checkpoint.publish(found, run.folder.path / BEST)
+
+
+def save_final(run: Run) -> None:
+    """The adapter as it stands, under `final/`. Raises MachineFailure where the disk has no room even for that."""
+
+    def work() -> None:
+        target, temporary = run.folder.path / FINAL, run.folder.path / f".{FINAL}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir()
+            checkpoint.save_adapter(temporary, run.parts.policy)
+            checkpoint.flush(temporary)
+            shutil.rmtree(target, ignore_errors=True)
+            temporary.replace(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    with run.watch.phase("save"):
+        try:
+            _make_room_and(run, work)
+        except Exception as error:
+            if not disk.is_full(error):
+                raise
+            raise MachineFailure(
+                f"the disk is full: no room for the final adapter ({error})",
+                f"free some and go on from the last good checkpoint: microrl train --resume {run.folder.path}",
+            ) from error
+
+
+def save_what_is_whole(run: Run) -> None:
+    """Checkpoint and adapter as of the last finished step; nothing where an update was cut, and the last checkpoint stands."""
+    if run.parts.policy.is_whole and save_checkpoint(run):
+        save_final(run)

@@ -1,0 +1,33 @@
+"""`summary.json`: what a run has come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microrl.evaluation.evaluate import gains
+from microrl.train.run import Run
+
+
+def summary_of(run: Run, status: str) -> dict[str, Any]:
+    """The whole run, earlier processes included; `status` says how it ended."""
+    budget, state = run.budget, run.state
+    elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
+    phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
+    best = state.validation
+    return {
+        "status": status,
+        "steps": state.step,
+        "hours_budget": budget.hours,
+        "hours_spent": elapsed_s / 3600,
+        "hours_given_back": max(left_s, 0.0) / 3600 if status == "stopped" and left_s is not None else None,
+        "seconds_by_phase": {**phases, "idle": round(max(elapsed_s - sum(phases.values()), 0.0), 3)},
+        "cost_usd": budget.cost_usd(),
+        "trainable_params": run.parts.policy.trainable,
+        "forecast": run.forecast.to_json(state.step, budget.step.typical_s() or None),
+        "best": None if best.best_step is None else {"step": best.best_step, "accuracy": best.best_accuracy},
+        "eval": {
+            "before": run.before.summary() if run.before else None,
+            "after": run.after.summary() if run.after else None,
+            **(gains(run.before, run.after) if run.before and run.after else {"paired_gain": None}),
+        },
+    }
