@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from microrl.budget import EXIT_S, MARGIN, Budget, process_started
+from microrl.budget import EVALUATION_MARGIN, Budget, Durations, process_started
 
 
 class Clock:
@@ -15,11 +15,17 @@ class Clock:
         return self.now
 
 
+def made(clock, *, seconds=100.0, steps=None, **more):
+    return Budget(hours=seconds / 3600, steps=steps, started=1000.0, now=clock, **more)
+
+
 def run(budget, clock, seconds):
     """Step through the budget; each step takes the next of `seconds`."""
     done = []
     for step in budget.steps(start=0):
-        clock.now += seconds[min(step, len(seconds) - 1)]
+        taken = seconds[min(step, len(seconds) - 1)]
+        clock.now += taken
+        budget.step.add(taken)
         done.append(step)
     return done
 
@@ -29,20 +35,68 @@ def test_steps_bound_a_run():
     assert run(Budget(hours=None, steps=3, started=1000.0, now=clock), clock, [100.0]) == [0, 1, 2]
 
 
+def test_a_forecast_is_the_longest_of_the_last_few_with_less_margin_the_more_there_are():
+    durations = Durations(7.0)
+    assert durations.forecast_s() == durations.typical_s() == 7.0
+    durations.add(10.0)
+    assert durations.forecast_s() == pytest.approx(12.0)
+    durations.add(5.0)
+    assert durations.forecast_s() == pytest.approx(11.0) and durations.typical_s() == 7.5
+    for _ in range(8):
+        durations.add(2.0)
+    assert durations.forecast_s() == pytest.approx(2.05), "what is long ago is forgotten"
+
+
 def test_a_step_starts_only_if_it_and_the_reserve_fit():
     clock = Clock()
-    budget = Budget(hours=100 / 3600, steps=None, started=990.0, now=clock)
-    budget.reserve(20.0)
+    budget = made(clock)
+    budget.evaluation_s = 20.0
+    budget.save.guess_s = 3.0
+    assert budget.reserve_s() == pytest.approx(20 * (1 + EVALUATION_MARGIN) + 3 + 1.0)
     steps = run(budget, clock, [5.0])
-    left = 100 - 10 - 5 * len(steps)
-    assert left >= 20 * MARGIN + EXIT_S, "the final evaluation still fits"
-    assert left < 20 * MARGIN + EXIT_S + 5 * MARGIN, "and no step that would have fitted was left out"
+    left = 100 - 5 * len(steps)
+    assert left >= budget.reserve_s(), "the final evaluation still fits"
+    assert left < budget.reserve_s() + budget.step.forecast_s(), "and no step that would have fitted was left out"
 
 
 def test_the_slowest_recent_step_counts():
     clock = Clock()
-    budget = Budget(hours=100 / 3600, steps=None, started=1000.0, now=clock)
-    assert run(budget, clock, [1.0, 60.0, 1.0]) == [0, 1], "after a step of 60 s another one may not fit"
+    assert run(made(clock), clock, [1.0, 60.0, 1.0]) == [0, 1], "after a step of 60 s another one may not fit"
+
+
+def test_a_run_makes_at_least_one_step_at_the_price_of_a_part_of_its_evaluation():
+    clock = Clock()
+    budget = made(clock)
+    budget.evaluation_s, budget.step.guess_s = 80.0, 40.0
+    assert not budget.fits(40.0) and budget.fits_a_step()
+    assert run(budget, clock, [40.0]) == [0]
+    budget = made(Clock())
+    budget.evaluation_s, budget.step.guess_s = 80.0, 90.0
+    assert not budget.fits_a_step() and run(budget, clock, [40.0]) == []
+
+
+def test_work_is_given_up_when_not_even_a_part_of_the_evaluation_would_fit():
+    clock = Clock()
+    budget = made(clock)
+    budget.evaluation_s = 20.0
+    clock.now += 93.9
+    assert not budget.is_over(), "5 s of evaluation and 1 s for the exit"
+    clock.now += 0.2
+    assert budget.is_over()
+    assert not Budget(hours=None, steps=3, started=0.0, now=clock).is_over()
+
+
+def test_the_least_budget_is_enough_and_hardly_more():
+    clock = Clock()
+    budget = made(clock, seconds=36.0)
+    clock.now += 30
+    least_s = budget.least_hours(20.0) * 3600
+    assert 50 * 1.1 <= least_s < 50 * 1.25
+
+
+def test_the_exit_takes_little_of_any_budget():
+    assert made(Clock(), seconds=72).exit_s() == pytest.approx(0.86)
+    assert made(Clock(), seconds=86400).exit_s() == 10.0
 
 
 def test_time_of_earlier_processes_counts():

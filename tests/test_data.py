@@ -90,9 +90,9 @@ def test_gold_answers_are_taken_out_of_solutions(raw, gold):
 
 def test_the_split_follows_the_text_alone():
     questions = [Question(row, f"question {row}", "1") for row in range(2000)]
-    training, held_out = split(questions, 0.1)
-    assert 140 < len(held_out) < 260
-    again, _ = split([Question(5, "  question   7", "2"), *reversed(questions)], 0.1)
+    training, held_out, validation = split(questions, 0.1, 0.05)
+    assert 140 < len(held_out) < 260 and 50 < len(validation) < 150 and len(training) + len(held_out) + len(validation) == 2000
+    again = split([Question(5, "  question   7", "2"), *reversed(questions)], 0.1, 0.05).training
     assert {q.text for q in training} <= {q.text for q in again}
     assert content_share("question  7 ") == content_share("question 7")
 

@@ -96,9 +96,9 @@ def _compare(config: RunConfig, shape: Shape, *, has_price: bool, as_json: bool)
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"price": None})})
     plans = [make(config, shape, card) for card in (here.processor(), *cards.CARDS.values())]
     if as_json:
-        usual = next(found for found in plans if found.card.name == "a40")
-        value: dict[str, Any] = {**usual.to_json(), "cards": {found.card.name: found.to_json() for found in plans}}
+        likely = make(config, shape, here.likely(shape).card)
+        value: dict[str, Any] = {**likely.to_json(), "cards": {found.card.name: found.to_json() for found in plans}}
         emit(value)
         return
     print(show.comparison(config, plans))
-    say("one card in detail: --gpu NAME; the usual rents are rough: --price says yours")
+    say("one card in detail: --gpu NAME. Rents are rough: --price says yours")

@@ -75,16 +75,25 @@ def turns(work: Work, room: float) -> tuple[str, ...]:
     for turn in _candidates(work):
         pile = [kept for kept in pile if not _replaces(turn, kept)] + [turn]
         if memory.of(_after(work, pile), room).fits(room):
-            return tuple(map(str, [*needed, *_only_needed(work, pile, room)]))
-    return (*map(str, needed), _larger_card(work))
+            return tuple(map(str, [*needed, *_mildest(work, pile, room)]))
+    return (_larger_card(work),)
 
 
-def _only_needed(work: Work, pile: list[Turn], room: float) -> list[Turn]:
-    """The pile without what it fits without."""
-    for turn in list(pile[:-1]):
-        fewer = [kept for kept in pile if kept is not turn]
-        if memory.of(_after(work, fewer), room).fits(room):
-            pile = fewer
+def _mildest(work: Work, pile: list[Turn], room: float) -> list[Turn]:
+    """The pile with each knob left alone, or turned less, where it fits so too."""
+
+    def fits(turns: list[Turn]) -> bool:
+        return memory.of(_after(work, turns), room).fits(room)
+
+    for turn in list(pile):
+        others = [kept for kept in pile if kept is not turn]
+        if fits(others):
+            pile = others
+            continue
+        for milder in _candidates(work):
+            if next(iter(milder.values)) == next(iter(turn.values)) and fits([*others, milder]):
+                pile = [milder if kept is turn else kept for kept in pile]
+                break
     return pile
 
 

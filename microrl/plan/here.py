@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from microrl.plan import cards
 from microrl.plan.cards import Card
+from microrl.plan.shapes import Shape
 
+CPU_PARAMETERS = 500_000_000
 DRIVER_S = 3.0
 """Most that the driver's tool may take to answer."""
 
@@ -20,6 +22,16 @@ class Here(NamedTuple):
 
     card: Card
     free_gb: float
+
+
+def likely(shape: Shape) -> Here:
+    """Where a run of this model will be made: on this machine's GPU; without one a small model on its processor, and any other
+    on the papers' card, since nobody trains it on a CPU by choice."""
+    found = gpu()
+    if found is not None:
+        return found
+    card = processor() if shape.parameters <= CPU_PARAMETERS else cards.CARDS["a40"]
+    return Here(card, card.memory_gb)
 
 
 def gpu() -> Here | None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.plan.shapes import Linear, Shape
-from microrl.plan.work import MOST_SEQUENCES, Work
+from microrl.plan.work import LENGTH_SHARE, MOST_SEQUENCES, Work
 
 GB = 1e9
 BYTES_A_TRAINED_PARAMETER = 16
 """Weight, gradient and AdamW's two moments, in fp32."""
 CPU_ROOM_BYTES = 1.5e9
 """Activations of a micro-batch on a CPU: beyond it nothing gets faster."""
-LEAST_TOKENS = 256
+LEAST_TOKENS, MOST_TOKENS = 256, 32768
+"""Tokens of a micro-batch. Above the most a GPU gets no faster; a CPU takes none of it, as its rule is older."""
 CHUNK_ELEMENTS = 2**24
 CHUNK_BUFFERS = 5
 """fp32 tensors of the log-probability chunk at their most: logits, their copy, probabilities, products, narrow ones."""
@@ -24,12 +25,14 @@ GRAPH_BYTES = 1.0e9
 """CUDA graphs of the decode step; they stay while the engine sleeps."""
 WORKSPACE_BYTES = 2.0e9
 """CUDA context, libraries' workspaces, vLLM's own activations. With the graphs: what the engine leaves free beside its cache."""
-FRAGMENTS = 0.9
-"""Share of free memory that tensors of changing sizes can really use."""
+FRAGMENTS = 0.1
+"""Of the activations: what tensors of changing sizes leave unusable between them."""
 KV_SLEEP_SHARE = 0.15
 """Up to this share of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
 BLOCK_TOKENS = 256
 """Two blocks of the engine's cache, which a completion may leave unfilled."""
+SLACK = 0.05
+"""Of the card: what a derived micro-batch leaves free."""
 CPU_CACHE_BYTES = 4e9
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Sizes of vLLM's adapter buffers."""
@@ -63,7 +66,7 @@ def micro_batch_tokens(
     length: int = DEFAULT_LENGTH,
     linears: tuple[Linear, ...] | None = None,
 ) -> int:
-    """Tokens (prompts and padding included) of one forward and backward pass that fit into `room_bytes`; at least 256.
+    """Tokens (prompts and padding included) of one forward and backward pass that fit into `room_bytes`, within bounds.
 
     `length` is the longest row, in tokens, `linears` are the layers with an adapter (None: all). On a CPU the rule is a plain
     one and stays as it is: a micro-batch of another size changes the last bit of the gradients.
@@ -72,7 +75,7 @@ def micro_batch_tokens(
         per_token = shape.layers * (10 * shape.hidden + 5 * shape.intermediate) * dtype_bytes
         return max(LEAST_TOKENS, int(room_bytes / per_token))
     per_token = token_bytes(shape, linears or shape.linears, dtype_bytes, rank, length, checkpointing=checkpointing)
-    return max(LEAST_TOKENS, int(room_bytes / per_token))
+    return min(max(LEAST_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MOST_TOKENS)
 
 
 def token_bytes(shape: Shape, linears: tuple[Linear, ...], width: int, rank: int, length: int, *, checkpointing: bool) -> int:
@@ -111,38 +114,19 @@ class Memory:
 
 def of(work: Work, room: float) -> Memory:
     """Memory of a run on a card (or machine) with `room` bytes free."""
-    sleep = _sleep_level(work)
-    fixed = {
-        "trainer weights": float(work.weight_bytes),
-        "adapter": 4.0 * work.trained,
-        "optimizer": float((BYTES_A_TRAINED_PARAMETER - 4) * work.trained),
-    }
-    resident = _resident(work)
-    copy = _engine_bytes(work)
-    asleep = copy if sleep in ("kv", "off") else 0.0
-    chunk = float(min(CHUNK_BUFFERS * CHUNK_ELEMENTS * 4, work.rows * work.limit * work.shape.vocab * 4))
-    used = sum(fixed.values()) + sum(resident.values())
-    left = room - used - asleep - chunk
-    tokens = work.config.optim.tokens_per_microbatch or _derived_tokens(work, left)
-    tokens = max(tokens, work.training_row if not work.card.is_cpu else 1)
-    activations = float(_activations(work, min(tokens, work.rows * work.training_row)))
-    # The moments exist from the first update on, gradients only during one.
-    gradients = 4.0 * work.trained
-    sampling = {**fixed, "optimizer": fixed["optimizer"] - gradients, "engine weights": copy, **resident}
-    cache = _cache(work, room - sum(sampling.values()))
-    sampling["KV cache"] = cache
-    kept = cache if sleep == "off" else 0.0
-    updating = {
-        **fixed,
-        "engine weights": asleep,
-        **resident,
-        "KV cache": kept,
-        "activations": activations,
-        "log-probability chunk": chunk,
-    }
-    per_row = (work.prompt + 0.5 * work.limit + BLOCK_TOKENS / 2) * work.shape.kv_bytes(work.width)
-    most = _most_rows(work) if work.has_vllm else float("inf")
-    return Memory(_positive(sampling), _positive(updating), tokens, max(1.0, min(cache / per_row, most)), sleep)
+    sleep, copy, resident = _sleep_level(work), _engine_bytes(work), _resident(work)
+    trained = {"trainer weights": float(work.weight_bytes), "adapter": 4.0 * work.trained, "optimizer": 8.0 * work.trained}
+    sampling = {**trained, "engine weights": copy, **resident}
+    sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - 4.0 * work.trained)  # room for gradients is kept
+
+    trained["optimizer"] = (BYTES_A_TRAINED_PARAMETER - 4.0) * work.trained  # gradients exist only here
+    updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
+    updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
+    updating["log-probability chunk"] = 4.0 * min(CHUNK_BUFFERS * CHUNK_ELEMENTS, work.rows * work.limit * work.shape.vocab)
+    tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
+    updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
+    updating["fragmentation"] = 0.0 if work.card.is_cpu else FRAGMENTS * updating["activations"]
+    return Memory(_positive(sampling), _positive(updating), tokens, _concurrency(work, sampling["KV cache"]), sleep)
 
 
 def least_cache(work: Work) -> float:
@@ -188,22 +172,36 @@ def _sleep_level(work: Work) -> str | int | None:
     return "kv" if _engine_bytes(work) <= KV_SLEEP_SHARE * work.card.memory_gb * GB else 2
 
 
-def _derived_tokens(work: Work, left: float) -> int:
+def _micro_batch(work: Work, left: float) -> int:
+    """Tokens of a micro-batch: as configured, or what fits into `left` bytes; a single row in any case."""
     config = work.config
-    if work.card.is_cpu:
+    if config.optim.tokens_per_microbatch is not None:
+        tokens = config.optim.tokens_per_microbatch
+    elif work.card.is_cpu:
         return micro_batch_tokens(work.shape, dtype_bytes=work.width, room_bytes=CPU_ROOM_BYTES, checkpointing=False, on_cpu=True)
-    return micro_batch_tokens(
-        work.shape,
-        dtype_bytes=work.width,
-        room_bytes=max(left * FRAGMENTS, 0.0),
-        checkpointing=work.checkpoints_activations,
-        rank=config.adapter.rank,
-        length=work.training_row,
-        linears=work.shape.targets(config.adapter),
-    )
+    else:
+        tokens = micro_batch_tokens(
+            work.shape,
+            dtype_bytes=work.width,
+            room_bytes=max(left, 0.0),
+            checkpointing=work.checkpoints_activations,
+            rank=config.adapter.rank,
+            length=work.training_row,
+            linears=work.shape.targets(config.adapter),
+        )
+    return max(tokens, work.training_row)
 
 
-def _activations(work: Work, tokens: int) -> float:
+def _concurrency(work: Work, cache: float) -> float:
+    """Completions that decode together, at their mean length and with half a block unfilled."""
+    per_row = (work.prompt + LENGTH_SHARE * work.limit + BLOCK_TOKENS / 4) * work.shape.kv_bytes(work.width)
+    if not work.has_vllm:  # room is set aside for each at its longest
+        per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.width)
+    most = _most_rows(work) if work.has_vllm else float("inf")
+    return max(1.0, min(cache / per_row, most))
+
+
+def _activations(work: Work, tokens: float) -> float:
     targets = work.shape.targets(work.config.adapter)
     each = token_bytes(
         work.shape, targets, work.width, work.config.adapter.rank, work.training_row, checkpointing=work.checkpoints_activations

@@ -15,8 +15,9 @@ from microrl.plan.work import LENGTH_SHARE, Work
 
 EXIT_S = 10.0
 """Most that is kept back for leaving the process (and never more than half a per cent of the budget)."""
-CHECKPOINT_MINUTES, CHECKPOINTS = 15.0, 20
-"""Without `budget.checkpoint_minutes`: every 15 minutes, or a twentieth of the budget where that is shorter."""
+CHECKPOINT_MINUTES, CHECKPOINTS, SAVING_SHARE = 15.0, 20, 0.02
+"""Without `budget.checkpoint_minutes`: every 15 minutes, or a twentieth of the budget where that is shorter, and at most this
+share of the time."""
 EVALUATION_SHARE = 0.3
 """Most of what is left after loading that the evaluation before training may take."""
 
@@ -129,8 +130,9 @@ def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
         total = around + 2 * timing.evaluation + steps * each
         return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600
     seconds = budget.hours * 3600
-    minutes = budget.checkpoint_minutes or min(CHECKPOINT_MINUTES, seconds / 60 / CHECKPOINTS)
-    saving = min(timing.save / (minutes * 60), 0.5)
+    derived_s = max(min(CHECKPOINT_MINUTES * 60, seconds / CHECKPOINTS), timing.save / SAVING_SHARE)
+    interval_s = derived_s if budget.checkpoint_minutes is None else budget.checkpoint_minutes * 60
+    saving = min(timing.save / interval_s, 0.5)
     exit_s = min(0.005 * seconds, EXIT_S)
     evaluation = min(timing.evaluation, EVALUATION_SHARE * max(seconds - around, 0.0))
     left = seconds - around - 2 * evaluation - exit_s

@@ -122,7 +122,7 @@ def of(work: Work, sizes: Memory) -> Timing:
         step=step,
         load=_load(work),
         evaluation=evaluate(config.evaluation.problems * config.evaluation.samples, work.evaluation_limit),
-        validation=evaluate(config.validate.problems * config.validate.samples, work.evaluation_limit),  # type: ignore[attr-defined]
+        validation=evaluate(config.validate.problems * config.validate.samples, work.evaluation_limit),
         save=SAVE_S + 12 * work.trained / DISK_BYTES_S,
     )
 
@@ -204,8 +204,8 @@ def _attention(work: Work) -> float:
 def _sync(work: Work, rates: Rates) -> tuple[float, float]:
     """(seconds a step, bytes that the adapter adds to each decode step). `auto` takes the cheaper of swap and merge."""
     if not work.has_vllm:
-        fold = 2 * work.trained / max(work.config.adapter.rank, 1) if work.width == 4 else 0.0
-        return (2 * work.shape.body * work.config.adapter.rank / rates.update if fold else 0.0), 0.0
+        # In fp32 the update is folded into copies of the weights; beside narrower ones it runs as it is.
+        return (2 * work.shape.body * work.config.adapter.rank / rates.update if work.width == 4 else 0.0), 0.0
     swap_bytes = work.trained * work.width
     swap_s = swap_bytes * LONGEST_SHARE * work.limit / rates.decode_bytes
     merge_s = 2 * work.shape.body * work.config.adapter.rank / rates.fp32 + 5 * work.weight_bytes / rates.stream

@@ -104,16 +104,16 @@ class Shape:
 
     def trainable(self, adapter: LoraConfig | RsLoraConfig) -> int:
         """Parameters that are trained with this adapter. Raises UserError as `targets` does."""
-        return self.layers * _TRAINED[adapter.kind](self.targets(adapter), adapter)
+        return _TRAINED[adapter.kind](self, self.targets(adapter), adapter)
 
 
-def _low_rank(linears: tuple[Linear, ...], adapter: LoraConfig | RsLoraConfig) -> int:
+def _low_rank(shape: Shape, linears: tuple[Linear, ...], adapter: LoraConfig | RsLoraConfig) -> int:
     """A is rank x n_in, B is n_out x rank."""
-    return adapter.rank * sum(linear.n_in + linear.n_out for linear in linears)
+    return shape.layers * adapter.rank * sum(linear.n_in + linear.n_out for linear in linears)
 
 
-# Trained parameters of one decoder layer, by the adapter's kind: a new kind is one function here.
-_TRAINED: dict[str, Callable[[tuple[Linear, ...], Any], int]] = {"lora": _low_rank, "rslora": _low_rank}
+# Trained parameters by the adapter's kind, from the layers of one decoder layer that get one: a new kind is a function here.
+_TRAINED: dict[str, Callable[[Shape, tuple[Linear, ...], Any], int]] = {"lora": _low_rank, "rslora": _low_rank}
 
 
 @dataclass(frozen=True, slots=True)

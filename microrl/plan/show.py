@@ -13,14 +13,28 @@ from microrl.config import RunConfig
 from microrl.plan.plan import Plan
 from microrl.plan.work import LENGTH_SHARE
 
-WIDTH = 110
+PIPE_WIDTH = 120
+"""Characters a line where there is no terminal."""
 
 
 def page(config: RunConfig, plan: Plan) -> str:
     """One card in detail."""
     tables = Table.grid(padding=(0, 6))
     tables.add_row(_memory(plan), _seconds(plan))
-    return _text(Group(_title(config, plan), "", tables, "", *_budget(config, plan), *_words(plan)))
+    return _text(Group(_title(config, plan), "", tables, "", Text(_budget(config, plan), style="bold"), *_words(plan)))
+
+
+def brief(config: RunConfig, plan: Plan) -> list[str]:
+    """A few lines of plain text."""
+    parts = ", ".join(f"{_PARTS.get(name, name)} {_s(seconds)}" for name, seconds in plan.step_parts_s.items())
+    verdict = "fits" if plan.fits else "does not fit; it would with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
+    return [
+        f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
+        f"about {plan.step_s:.3g} s a step on {plan.card.label} ({parts}), completions at {LENGTH_SHARE:.0%} of their limit",
+        f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
+        _budget(config, plan),
+        *(f"note: {text}" for text in plan.notes),
+    ]
 
 
 def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
@@ -32,16 +46,22 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
         f"{_batch(config, first)}; {_bound(config)}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("card", "GB", "needs", "s a step", "steps", "tokens", "hours", "$/h", "$", ""):
-        table.add_column(name, justify="left" if name in ("card", "") else "right", no_wrap=True)
+    for name in ("card", "GB", "used", "s a step", "steps", "tokens", "hours", "$/h", "$", "fits"):
+        table.add_column(name, justify="left" if name in ("card", "fits") else "right", no_wrap=name != "fits")
     for plan in plans:
-        flags = "" if plan.fits else "  ".join(text.partition(": ")[0] for text in plan.advice)
+        flags = " ".join(text.partition(": ")[0].replace("--set ", "") for text in plan.advice)
         table.add_row(
             plan.card.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", f"{plan.step_s:.3g}", f"{plan.steps:,}",
             _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
-            "fits" if plan.fits else f"with {flags}",
+            _verdict(plan, flags),
         )  # fmt: skip
     return _text(Group(title, "", table, "", _caution()))
+
+
+def _verdict(plan: Plan, flags: str) -> str:
+    if not plan.fits:
+        return f"with {flags}"
+    return "yes" if plan.steps else "too slow for a step"
 
 
 def _title(config: RunConfig, plan: Plan) -> Group:
@@ -56,9 +76,16 @@ def _title(config: RunConfig, plan: Plan) -> Group:
         f"{plan.model}, {config.adapter.kind} rank {config.adapter.rank}, {config.loss.kind} on {plan.card.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
         f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({share:.2%}). Engine: {engine}",
-        f"a step: {_batch(config, plan)}; {plan.concurrency} decode at a time; "
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each",
+        f"a step: {_batch(config, plan)}; up to {plan.concurrency} decode at a time; "
+        + (
+            f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
+            if plan.micro_batches > 1
+            else "one micro-batch"
+        ),
     )
+
+
+_PARTS = {"sync": "sync and proof", "sleep_wake": "sleep and wake"}
 
 
 def _memory(plan: Plan) -> Table:
@@ -82,7 +109,7 @@ def _seconds(plan: Plan) -> Table:
     table.add_column("a step, s")
     table.add_column("", justify="right")
     for name, seconds in plan.step_parts_s.items():
-        table.add_row(name.replace("_", " and "), _s(seconds))
+        table.add_row(_PARTS.get(name, name), _s(seconds))
     table.add_row("together", _s(plan.step_s), style="bold")
     table.add_row("", "")
     rows = (("loading", plan.load_s), ("evaluation, one side", plan.evaluation_s), ("a validation", plan.validation_s))
@@ -109,11 +136,12 @@ def _bound(config: RunConfig) -> str:
     return " or ".join(parts) or "one step"
 
 
-def _budget(config: RunConfig, plan: Plan) -> list[Any]:
-    return [
-        Text(f"{_bound(config)}: about {plan.steps:,} steps of {plan.step_s:.3g} s, {_short(plan.tokens)} tokens sampled, "
-             f"{plan.hours:.3g} h at {plan.price:g} $/h = ${plan.cost_usd:.2f}", style="bold")
-    ]  # fmt: skip
+def _budget(config: RunConfig, plan: Plan) -> str:
+    cost = f"at {plan.price:g} $/h = ${plan.cost_usd:.2f}" if plan.price else "for $0"
+    return (
+        f"{_bound(config)}: about {plan.steps:,} steps of {plan.step_s:.3g} s, {_short(plan.tokens)} tokens sampled, "
+        f"{plan.hours:.3g} h {cost}"
+    )
 
 
 def _words(plan: Plan) -> list[Any]:
@@ -126,8 +154,7 @@ def _words(plan: Plan) -> list[Any]:
 
 def _caution() -> Text:
     return Text(
-        f"A roofline with stated efficiencies, completions at {LENGTH_SHARE:.0%} of their limit on average; not measured on a GPU. "
-        "A run measures its own.",
+        f"A roofline with stated efficiencies and completions at {LENGTH_SHARE:.0%} of their limit; not measured on a GPU.",
         style="dim",
     )
 
@@ -141,7 +168,9 @@ def _short(count: float) -> str:
 
 def _text(content: Group) -> str:
     """As the terminal can show it: in colour where somebody looks, as plain text in a file or pipe."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
     with console.capture() as captured:
         console.print(content, markup=False)
-    return captured.get().rstrip()
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())

@@ -61,7 +61,8 @@ class Work:
     @property
     def adapter_sides(self) -> int:
         """Sum of the targeted layers' widths and heights, over all layers."""
-        return self.trained // self.config.adapter.rank
+        targets = self.shape.targets(self.config.adapter)
+        return self.shape.layers * sum(linear.n_in + linear.n_out for linear in targets)
 
     @property
     def rows(self) -> int:
@@ -100,7 +101,8 @@ class Work:
         loss = self.config.loss
         if not (isinstance(loss, DapoConfig) and loss.dynamic_sampling):
             return (float(self.rows),)
-        rounds, missing = [], float(self.rows)
+        rounds: list[float] = []
+        missing = float(self.rows)
         while missing >= self.config.sampling.group_size / 2 and len(rounds) < loss.max_rounds:
             rounds.append(missing)
             missing *= 1 - MIXED_SHARE

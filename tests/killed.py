@@ -1,0 +1,51 @@
+"""`python killed.py PLACE COUNT ARGUMENTS...`: microrl, killed (-9) when it comes to a place for the COUNT-th time."""
+
+import os
+import signal
+import sys
+
+from microrl import checkpoint
+from microrl.policy import policy
+from microrl.rollout import transformers
+from microrl.tracking.run_folder import RunFolder
+from microrl.train import evaluating, saving
+
+PLACES = {
+    "generation": (transformers._Wave, "step"),
+    "update": (policy.Policy, "_microbatch"),
+    "optimizer": (policy.Policy, "_step"),
+    "row": (RunFolder, "log_rollouts"),
+    "adapter of a checkpoint": (checkpoint, "save_adapter"),
+    "tensors of a checkpoint": (checkpoint, "save_file"),
+    "sums of a checkpoint": (checkpoint, "_sha256"),
+    "name of a checkpoint": (checkpoint, "prune"),
+    "best": (checkpoint, "publish"),
+    "behind best": (saving, "publish_best"),
+    "validation": (evaluating, "_validate"),
+    "evaluation": (evaluating, "_evaluate"),
+    "final": (saving, "save_final"),
+    "answers": (transformers._Sampler, "groups"),
+}
+
+
+def kill_at(place: str, count: int) -> None:
+    """Wrap the place's function: the call with this number runs, and behind it the process dies, locks, threads and all."""
+    owner, name = PLACES[place]
+    original, calls = getattr(owner, name), [0]
+
+    def wrapped(*arguments, **named):
+        result = original(*arguments, **named)
+        calls[0] += 1
+        if calls[0] == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+if __name__ == "__main__":
+    kill_at(sys.argv[1], int(sys.argv[2]))
+    sys.argv[1:3] = []
+    from microrl.cli import main
+
+    main()

@@ -1,0 +1,283 @@
+"""The guard: each rule at its limit, what follows from a verdict, recorded runs replayed, and runs that really collapse."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from microrl.config.schema import GuardConfig, RuleConfig
+from microrl.tracking import metrics
+from microrl.train.guard import RULES, Guard, Verdict
+
+HEALTHY = {
+    "reward/accuracy": 0.5, "groups/useful": 0.75, "length/mean": 100.0, "length/truncated": 0.1, "policy/entropy": 0.3,
+    "policy/kl_sampler": 1e-3, "policy/grad_norm": 0.1, "update/skipped": 0, "loss": -0.01,
+}  # fmt: skip
+AT_THE_LIMIT = [
+    ("entropy_low", {"policy/entropy": 0.0029}, {"policy/entropy": 0.0031}, "rollback", 8),
+    ("entropy_drop", {"policy/entropy": 0.0149}, {"policy/entropy": 0.0151}, "warn", 8),
+    ("entropy_rise", {"policy/entropy": 0.91}, {"policy/entropy": 0.89}, "rollback", 8),
+    ("useful_groups", {"groups/useful": 0.009}, {"groups/useful": 0.011}, "stop", 30),
+    ("truncated", {"length/truncated": 0.41}, {"length/truncated": 0.39}, "rollback", 8),
+    ("length_drift", {"length/mean": 601.0}, {"length/mean": 599.0}, "warn", 8),
+    ("length_drift", {"length/mean": 16.6}, {"length/mean": 16.7}, "warn", 8),
+    ("kl_sampler", {"policy/kl_sampler": 0.101}, {"policy/kl_sampler": 0.099}, "rollback", 4),
+    ("grad_norm", {"policy/grad_norm": 1.2}, {"policy/grad_norm": 0.99}, "rollback", 4),
+    ("grad_norm", {"policy/grad_norm": None, "update/skipped": 1, "loss": None}, {}, "rollback", 4),
+]
+FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "guard_runs.json").read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_warm_start(tmp_path_factory):
+    """The slow tests share one warm start, as all runs of a user do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_cache():
+    """Here the module's cache is the one to use."""
+
+
+def row(**changes) -> dict:
+    return metrics.row(HEALTHY | changes)
+
+
+def feed(guard: Guard, count: int = 1, **changes) -> list[Verdict | None]:
+    return [guard.check(row(**changes)) for _ in range(count)]
+
+
+def started(**rules) -> Guard:
+    """A guard that has seen a hundred healthy steps."""
+    guard = Guard(GuardConfig(**rules))
+    assert feed(guard, 100) == [None] * 100
+    return guard
+
+
+def recorded(name: str) -> list[dict]:
+    run = FIXTURE[name]
+    return [metrics.row(dict(zip(run, values, strict=True))) for values in zip(*run.values(), strict=True)]
+
+
+@pytest.mark.parametrize("rule, past, short_of, action, patience", AT_THE_LIMIT)
+def test_a_rule_triggers_when_its_patience_is_spent_and_not_before(rule, past, short_of, action, patience):
+    guard = started()
+    assert feed(guard, patience - 1, **past) == [None] * (patience - 1)
+    feed(guard)  # one good step, and the count starts again
+    assert feed(guard, patience - 1, **past) == [None] * (patience - 1)
+    verdict = guard.check(row(**past))
+    assert (verdict.rule, verdict.action) == (rule, action)
+    assert str(patience) in verdict.message
+
+    off = started(**{rule: RuleConfig(limit=None, patience=patience)})
+    silent = [*feed(started(), 3 * patience, **short_of), *feed(off, 3 * patience, **past)]
+    assert rule not in {verdict.rule for verdict in silent if verdict}
+
+
+def test_every_rule_of_the_configuration_is_judged():
+    assert {name for name, value in GuardConfig() if isinstance(value, RuleConfig)} == set(RULES)
+
+
+def test_accuracy_is_averaged_and_measured_against_its_best_average():
+    def validate(*accuracies: float) -> list[str | None]:
+        guard, found = started(), []
+        for accuracy in accuracies:
+            found += feed(guard, 1, **{"validate/accuracy": accuracy})
+            assert feed(guard, 9) == [None] * 9
+        return [verdict and verdict.action for verdict in found]
+
+    assert validate(0.1, 0.6, 0.6, 0.41, 0.41, 0.41) == [None] * 6
+    assert validate(0.6, 0.6, 0.39, 0.39) == [None, None, None, "rollback"]
+    assert validate(0.6, 0.6, 0.1, 0.55) == [None, None, "rollback", None]  # 0.35 on average: deep enough for one to do
+    assert validate(0.9, 0.3, 0.4) == [None, None, "rollback"]  # 0.6, then 0.35
+    assert validate(0.6, 0.6, 0.1, 0.1, 0.1) == [None, None, "rollback", None, "rollback"]  # an average is of two again
+
+
+def test_a_policy_that_stands_still_is_hardly_ever_rolled_back_for_noise():
+    """200 runs of 50 validations of 64 problems x 2 answers: of spread difficulty, and at the worst, all right half the time."""
+    draw = random.Random(0)
+
+    def rolled_back(problems: list[float]) -> int:
+        count = 0
+        for _ in range(200):
+            guard = Guard(GuardConfig())
+            right = (sum((draw.random() < p) + (draw.random() < p) for p in problems) for _ in range(50))
+            count += any([guard.check(row(**{"validate/accuracy": number / 128})) for number in right])
+        return count
+
+    assert rolled_back([(number + 0.5) / 64 for number in range(64)]) == 0
+    assert rolled_back([0.5] * 64) <= 4
+
+
+def test_what_a_row_does_not_say_counts_neither_way():
+    guard = started()
+    idle = {"policy/grad_norm": None, "update/skipped": 1, "groups/useful": 0.0, "loss": 0.0}
+    feed(guard, 3, **{"policy/grad_norm": 5.0})
+    assert feed(guard, 20, **idle) == [None] * 20
+    assert guard.check(row(**{"policy/grad_norm": 5.0})).rule == "grad_norm"
+
+
+@pytest.mark.parametrize("useful", [0.0, 0.1])
+def test_a_batch_without_a_lesson_is_no_explosion(useful):
+    """Dynamic sampling may leave out the groups that differ: the update is skipped with useful groups, and the loss is 0."""
+    idle = {"policy/grad_norm": None, "update/skipped": 1, "groups/useful": useful, "loss": 0.0}
+    assert feed(started(), 29, **idle) == [None] * 29
+
+
+def test_a_gradient_that_is_not_finite_is_told_from_a_large_one():
+    broken = {"policy/grad_norm": None, "update/skipped": 1, "loss": float("nan"), "policy/entropy": float("nan")}
+    verdict = feed(started(), 4, **broken)[-1]
+    assert verdict.value is None and "not finite" in verdict.message
+    verdict = feed(started(), 4, **{"policy/grad_norm": 1.2})[-1]
+    assert 10 < verdict.value <= 12 and "times its usual size" in verdict.message
+
+
+@pytest.mark.parametrize("right, words", [(0.97, "all right"), (0.0, "all wrong")])
+def test_nothing_left_to_learn_is_either_solved_or_hopeless(right, words):
+    idle = {"policy/grad_norm": None, "update/skipped": 1, "groups/useful": 0.0, "loss": 0.0, "reward/accuracy": right}
+    verdict = feed(started(), 30, **idle)[-1]
+    assert verdict.action == "stop" and words in verdict.message and f"{right:.0%}" in verdict.message
+
+
+def test_a_solved_model_may_be_sure_of_itself():
+    assert feed(started(), 50, **{"policy/entropy": 1e-4, "reward/accuracy": 0.95}) == [None] * 50
+    assert any(feed(started(), 50, **{"policy/entropy": 1e-4, "reward/accuracy": 0.85}))
+
+
+def test_entropy_that_starts_at_almost_nothing_may_rise_to_a_little():
+    guard = Guard(GuardConfig())
+    assert feed(guard, 30, **{"policy/entropy": 0.01}) == [None] * 30
+    assert feed(guard, 30, **{"policy/entropy": 0.29}) == [None] * 30
+    assert feed(guard, 8, **{"policy/entropy": 0.31})[-1].rule == "entropy_rise"
+
+
+def test_a_truncated_start_is_not_held_against_a_run():
+    guard = Guard(GuardConfig())
+    assert feed(guard, 50, **{"length/truncated": 0.8}) == [None] * 50
+
+
+def test_the_strongest_action_is_taken():
+    past = {"length/mean": 601.0, "length/truncated": 0.9}
+    assert [verdict and verdict.rule for verdict in feed(started(), 8, **past)] == [None] * 7 + ["truncated"]
+
+
+def test_interventions_halve_the_rate_until_they_are_spent():
+    guard = started()
+    collapsed = {"length/truncated": 0.9}
+    for number, factor in enumerate((0.5, 0.25, 0.125)):
+        assert guard.lr_factor == 0.5**number
+        *silent, verdict = feed(guard, 8, **collapsed)
+        assert silent == [None] * 7 and verdict.action == "rollback"
+        assert guard.lr_factor == factor
+        assert feed(guard, 5) == [None] * 5
+    *silent, verdict = feed(guard, 8, **collapsed)
+    assert silent == [None] * 7 and verdict.action == "stop" and "3 times" in verdict.message
+    assert guard.lr_factor == 0.125
+
+
+def test_a_lower_rate_gets_twice_the_patience_before_the_next_step():
+    guard = started(kl_sampler=RuleConfig(limit=0.1, patience=4, action="lower"))
+    found = feed(guard, 16, **{"policy/kl_sampler": 0.5})
+    assert [number for number, verdict in enumerate(found, 1) if verdict] == [4, 12]
+    assert {verdict.action for verdict in found if verdict} == {"lower"}
+
+
+def test_a_warning_is_given_once_until_it_has_passed():
+    guard = started()
+    found = feed(guard, 40, **{"length/mean": 900.0}) + feed(guard) + feed(guard, 8, **{"length/mean": 900.0})
+    assert [number for number, verdict in enumerate(found, 1) if verdict] == [8, 49]
+    assert guard.lr_factor == 1.0
+
+
+def verdicts(rows: list[dict], cut: int | None = None) -> list[tuple[int, Verdict]]:
+    """What a guard says to these rows; with `cut` another guard goes on from there with the first one's saved state."""
+    guard, found = Guard(GuardConfig()), []
+    for number, values in enumerate(rows):
+        if number == cut:
+            saved, guard = json.dumps(guard.state()), Guard(GuardConfig())
+            guard.restore(json.loads(saved))
+        if verdict := guard.check(values):
+            found.append((number, verdict))
+    return found
+
+
+# Steps from recorded quickstarts at 100 and 300 times their rate. 300: no answer is right from step 5, no gradient from step 7.
+# 100, seed 1: accuracy falls from 0.6 to 0.1 at step 105. 100, seed 2: it stops ending its answers at step 51.
+@pytest.mark.parametrize(
+    "name, step, rule", [("lr300-s0", 13, "truncated"), ("lr100-s1", 109, "accuracy"), ("lr100-s2", 58, "truncated")]
+)
+def test_recorded_collapses_are_seen(name, step, rule):
+    number, verdict = verdicts(recorded(name))[0]
+    assert (number, verdict.rule, verdict.action) == (step, rule, "rollback")
+
+
+@pytest.mark.parametrize("name", sorted(set(FIXTURE)))
+def test_a_restored_guard_goes_on_as_if_never_interrupted(name):
+    rows = recorded(name)
+    whole = verdicts(rows)
+    assert all(verdicts(rows, cut) == whole for cut in range(len(rows)))
+
+
+def test_a_recorded_healthy_run_is_left_alone():
+    assert verdicts(recorded("lr1-s0")) == []
+
+
+def guarded_run(microrl, out: Path, *arguments: object) -> tuple[list[dict], list[dict]]:
+    """The guard's events and the metrics of a quickstart, which must have ended as the guard's last word demands."""
+    done = microrl("train", "quickstart", "--out", out, "--set", "evaluation.problems=0", *arguments)
+    summary = json.loads((out / "summary.json").read_text())
+    rows, events = (
+        [json.loads(line) for line in (out / name).read_text().splitlines()] if (out / name).exists() else []
+        for name in ("metrics.jsonl", "events.jsonl")
+    )
+    verdicts = [event for event in events if event["kind"] == "guard"]
+    print([(event["step"], event["rule"], event["action"], event["value"], event["limit"]) for event in verdicts])
+    if any(event["action"] == "stop" for event in verdicts):
+        assert (done.returncode, summary["status"]) == (3, "stopped"), done.stderr
+        assert verdicts[-1]["action"] == "stop" and verdicts[-1]["step"] == rows[-1]["step"]
+        assert summary["hours_given_back"] > 0
+    else:
+        assert (done.returncode, summary["status"]) == (0, "done"), done.stderr
+        assert "hours_given_back" not in summary
+    return verdicts, rows
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_collapse_is_stopped_and_its_hours_are_given_back(microrl, tmp_path):
+    """300 times the rate: from step 5 on no answer is right. With no intervention allowed, the run ends there."""
+    sets = ["--set", "optim.lr=3.9e-2", "--set", "guard.interventions=0"]
+    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 120, *sets)
+    assert [verdict["action"] for verdict in verdicts] == ["stop"]
+    assert len(rows) <= 40
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_collapse_is_rolled_back_and_the_run_goes_on(microrl, tmp_path):
+    """At 300 times the rate nothing is learned ever again; halved a few times and from the best weights, it is."""
+    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 120, "--set", "optim.lr=3.9e-2")
+    first = verdicts[0]
+    assert first["action"] == "rollback" and first["step"] <= 40
+    wrong = max(row["step"] for row in rows if row["step"] <= first["step"] and row["reward/accuracy"] < 0.1)
+    assert wrong == first["step"]
+    assert rows[first["step"] + 1]["reward/accuracy"] > 0.2  # the restored weights
+    assert rows[first["step"] + 1]["optim/lr"] == pytest.approx(3.9e-2 / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_hundred_times_the_rate_is_seen(microrl, tmp_path, seed):
+    """It learns fast, wavers, and falls apart within 200 steps."""
+    verdicts, _ = guarded_run(microrl, tmp_path / "run", "--steps", 240, "--seed", seed, "--set", "optim.lr=1.3e-2")
+    assert verdicts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.one_of_each if seed < 2 else ()) for seed in range(10)])
+def test_a_healthy_run_is_left_alone(microrl, tmp_path, seed):
+    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--seed", seed)
+    assert verdicts == [] and len(rows) == 120

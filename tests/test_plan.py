@@ -1,0 +1,505 @@
+"""The plan: counts against the built networks, numbers worked out by hand, and advice that works when it is followed."""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+from microrl.adapters import lora
+from microrl.cli import plan as plan_command
+from microrl.config import models, presets, resolve
+from microrl.config.schema import LoraConfig
+from microrl.errors import UserError
+from microrl.plan import Shape, advice, cards, here, make, memory, roofline, work
+from microrl.plan.known import CONFIGS
+from microrl.plan.source import shape_of
+from microrl.policy import logprobs, tiny
+from microrl.rollout import gpu
+from microrl.rollout.vllm_start import LORA_RANKS
+from microrl.train import engines
+
+A40 = cards.CARDS["a40"]
+TOTALS = {
+    "Qwen2.5-1.5B-Instruct": 1_543_714_304, "Qwen2.5-3B-Instruct": 3_085_938_688, "Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen2.5-Math-1.5B": 1_543_714_304, "Qwen3-0.6B": 596_049_920, "DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "DeepScaleR-1.5B-Preview": 1_777_088_000, "SmolLM2-135M-Instruct": 134_515_008, "Llama-3.2-1B-Instruct": 1_235_814_400,
+    "Llama-3.2-3B-Instruct": 3_212_749_824, "gemma-3-1b-it": 999_885_952,
+}  # fmt: skip
+
+
+def on_meta(config: dict):
+    options = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **options))
+
+
+def planned(*names, card=A40, sets=(), **flags):
+    config = resolve(names, {key.replace("__", "."): value for key, value in flags.items()}, sets)
+    return make(config, shape_of(config.model.name), card)
+
+
+# Counts
+
+
+def test_every_model_of_the_papers_ships_with_its_shape():
+    assert set(CONFIGS) == {*models.MODELS, models.QUICKSTART}
+    assert {name: shape_of(name).parameters for name in TOTALS} == TOTALS
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_of_the_network(name):
+    network = on_meta(CONFIGS[name])
+    shape = shape_of(name)
+    assert shape.parameters == sum(parameter.numel() for parameter in network.parameters())
+    for rank in (1, 8, 64, 256):
+        config = LoraConfig(rank=rank)
+        try:
+            sides = sum(layer.in_features + layer.out_features for layer in lora.targets(network, config).values())
+        except UserError as refused:
+            with pytest.raises(UserError) as caught:
+                shape.trainable(config)
+            assert (caught.value.message, caught.value.hint) == (refused.message, refused.hint)
+        else:
+            assert shape.trainable(config) == rank * sides
+    with torch.device("meta"):
+        wrapped = lora.attach(network, LoraConfig(rank=16), seed=0)
+    trained = sum(parameter.numel() for parameter in wrapped.parameters() if parameter.requires_grad)
+    assert shape.trainable(LoraConfig(rank=16)) == trained
+    assert shape.trainable(LoraConfig(rank=16, targets=("q_proj", "down_proj"))) < trained
+
+
+def test_targets_count_alone_and_a_wrong_one_is_named():
+    shape = shape_of("Qwen2.5-1.5B-Instruct")
+    # q: 1536 + 1536, down: 8960 + 1536, 28 layers, rank 4
+    assert shape.trainable(LoraConfig(rank=4, targets=("q_proj", "down_proj"))) == 28 * 4 * (3072 + 10496)
+    with pytest.raises(UserError, match="no linear layer is called `qproj`") as caught:
+        shape.trainable(LoraConfig(targets=("qproj",)))
+    assert "did you mean `q_proj`" in caught.value.hint
+
+
+def test_what_a_configuration_leaves_open_is_what_transformers_takes():
+    """Keys that real configurations leave out: the head's size, tying, biases."""
+    for config in (
+        {**CONFIGS["gemma-3-1b-it"], "tie_word_embeddings": None, "head_dim": None},
+        {key: value for key, value in CONFIGS["Qwen3-0.6B"].items() if key not in ("head_dim", "attention_bias")},
+        {**CONFIGS["SmolLM2-135M-Instruct"], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+        {**CONFIGS["SmolLM2-135M-Instruct"], "model_type": "mistral"},
+    ):
+        config = {key: value for key, value in config.items() if value is not None}
+        assert Shape.from_config(config).parameters == sum(p.numel() for p in on_meta(config).parameters()), config
+
+
+def test_an_unknown_architecture_is_counted_and_said():
+    shape = Shape.from_config({**CONFIGS["SmolLM2-135M-Instruct"], "model_type": "newthing"})
+    assert shape.parameters == 134_515_008 and "newthing" in shape.note
+    with pytest.raises(UserError, match="hidden_size"):
+        Shape.from_config({"model_type": "llama"})
+
+
+def test_shapes_from_a_folder_and_from_a_gguf_file(model_folder, tmp_path):
+    from gguf import GGUFWriter
+
+    assert shape_of(str(model_folder)).parameters == shape_of("quickstart").parameters == 332_928
+    path = tmp_path / "small.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_block_count(2)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_context_length(512)
+    writer.add_tensor("token_embd.weight", torch.zeros(100, 64).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    shape = shape_of(str(path))
+    # Embedding 6400; a layer: q 4096, k and v 2048 each, o 4096, three of 6144, two norms of 64; the last norm 64.
+    assert shape.parameters == 6400 + 2 * (4096 + 2 * 2048 + 4096 + 3 * 6144 + 128) + 64
+    assert shape.tied and shape.max_positions == 512
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen2.5-1.5B", ["there is no model", "did you mean"]),
+        ("./nowhere", ["there is no model"]),
+        ("nobody/nothing", ["nobody/nothing", "hub"]),
+        ("no.gguf", ["no file no.gguf"]),
+    ],
+)
+def test_a_model_that_is_not_there(name, words, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError) as caught:
+        shape_of(name)
+    assert all(word in f"{caught.value.message} {caught.value.hint}" for word in words)
+
+
+# Cards
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("a40", "a40"), ("A40", "a40"), ("A40 48GB", "a40"), ("RTX 4090", "4090"), ("rtx-4090", "4090"), ("H100 80GB", "h100"),
+        ("a100-80gb", "a100"), ("A100 40GB", "a100-40gb"), ("L40S", "l40s"), ("RTX A6000", "a6000"), ("a10", "a10g"),
+    ],
+)  # fmt: skip
+def test_cards_are_found_however_they_are_spelled(spelled, name):
+    assert cards.find(spelled).name == name
+
+
+def test_an_unknown_card_is_an_error_with_the_nearest():
+    with pytest.raises(UserError, match="unknown card `a41`") as caught:
+        cards.find("a41")
+    assert "a40" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_gb", "name"),
+    [
+        ("NVIDIA A40", 47.7, "a40"), ("NVIDIA GeForce RTX 4090", 25.4, "4090"), ("NVIDIA H100 80GB HBM3", 85.0, "h100"),
+        ("NVIDIA H200", 150.1, "h200"), ("NVIDIA A100-SXM4-40GB", 42.3, "a100-40gb"), ("Tesla T4", 15.8, "t4"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.8, "rtx6000ada"),
+    ],
+)  # fmt: skip
+def test_devices_by_the_names_that_drivers_give(device, memory_gb, name):
+    card = cards.of_device(device, memory_gb)
+    assert card.name == name and card.memory_gb <= memory_gb
+
+
+def test_an_unknown_device_is_taken_for_a_slow_one_of_its_size_and_says_so():
+    card = cards.of_device("NVIDIA Something 9000", 50.0)
+    assert (card.memory_gb, card.bandwidth_gb_s) == (50.0, 696) and "unknown" in card.label
+    slice_of_h100 = cards.of_device("NVIDIA H100 80GB HBM3", 11.0)
+    assert slice_of_h100.memory_gb == 11.0 and slice_of_h100.bandwidth_gb_s == 320
+
+
+# Memory
+
+
+def test_what_it_shares_with_the_rooms_above_is_the_same():
+    assert (memory.KV_SLEEP_SHARE, memory.GRAPH_BYTES + memory.WORKSPACE_BYTES) == (gpu.KV_SLEEP_SHARE, gpu.RESERVE_BYTES)
+    assert (memory.BYTES_A_TRAINED_PARAMETER, work.MOST_SEQUENCES) == (engines.BYTES_A_TRAINED_PARAMETER, engines.MOST_SEQUENCES)
+    assert (memory.CHUNK_ELEMENTS, memory.LORA_RANKS) == (logprobs.CHUNK_ELEMENTS, LORA_RANKS)
+    assert memory.BLOCK_TOKENS == 2 * engines.LARGEST_BLOCK
+    network = tiny.build_model(tiny.build_tokenizer())
+    assert shape_of("quickstart").parameters == sum(parameter.numel() for parameter in network.parameters())
+    assert shape_of("quickstart").max_positions == network.config.max_position_embeddings
+
+
+def test_memory_of_the_papers_run_by_hand():
+    """Qwen2.5-1.5B-Instruct at rank 256: 28 layers whose targets' sides sum to 41,216."""
+    found = planned("micro-r256")
+    trained = 256 * 28 * 41_216
+    assert found.trainable_params == trained == 295_436_288
+    assert found.sampling_gb["trainer weights"] == pytest.approx(1_543_714_304 * 2 / 1e9, abs=1e-3)
+    assert found.sampling_gb["engine weights"] == pytest.approx((1_543_714_304 + trained) * 2 / 1e9, abs=1e-3)
+    assert found.updating_gb["adapter"] + found.updating_gb["optimizer"] == pytest.approx(trained * 16 / 1e9, abs=2e-3)
+    # 128 completions of 512 + 3584 tokens and two blocks: keys and values of 2 heads of 128 in 28 layers, 2 bytes each.
+    assert found.sampling_gb["KV cache"] == pytest.approx(128 * (4096 + 256) * 2 * 28 * 2 * 128 * 2 / 1e9, abs=1e-3)
+    assert found.memory_gb["peak"] == pytest.approx(sum(found.updating_gb.values()), abs=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "rank"), [(torch.bfloat16, 8), (torch.bfloat16, 64), (torch.float32, 8)])
+def test_saved_activations_are_what_torch_saves(dtype, rank):
+    """Against the tensors that autograd keeps, for a padded batch, in a network of four layers."""
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    network = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False)
+    wrapped = lora.attach(network, LoraConfig(rank=rank), seed=0)
+    own = {parameter.untyped_storage().data_ptr() for parameter in wrapped.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    rows, length = 2, 128
+    ids, mask = torch.zeros(rows, length, dtype=torch.long), torch.ones(rows, length, dtype=torch.long)
+    mask[0, :9] = 0
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = wrapped.get_base_model().model(input_ids=ids, attention_mask=mask, use_cache=False)
+    assert output.last_hidden_state.requires_grad
+    counted = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (rows * length * 4)
+    shape = Shape.from_config(config.to_dict())
+    expected = memory.saved_bytes(shape.linears, shape, width=dtype.itemsize, rank=rank, length=length)
+    assert expected == pytest.approx(counted, rel=0.02)
+
+
+def test_micro_batches_on_a_cpu_keep_their_rule():
+    shape = shape_of("quickstart")
+    size = memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=1.5e9, checkpointing=False, on_cpu=True)
+    assert size == int(1.5e9 / (2 * (10 * 128 + 5 * 256) * 4)) == 73_242
+    assert memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=0, checkpointing=False, on_cpu=True) == 256
+
+
+def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
+    shape = shape_of("Qwen2.5-1.5B-Instruct")
+
+    def tokens(room_gb, checkpointing=False, rank=64):
+        return memory.micro_batch_tokens(shape, dtype_bytes=2, room_bytes=room_gb * 1e9, checkpointing=checkpointing, rank=rank)
+
+    assert tokens(20) == pytest.approx(2 * tokens(10), abs=2)
+    assert tokens(10, checkpointing=True) > 5 * tokens(10) and tokens(10, rank=256) < tokens(10)
+    # 29 layers' worth of 2 norms, 6 inputs of 1536 and one of 8960 in fp32, 7 rank products, 4 x 1536 + 3 x 8960 + 4096 in bf16.
+    layer = 8 * 1536 + 4 * (6 * 1536 + 8960) + 28 * 64 + 2 * (4 * 1536 + 3 * 8960 + 4096) + 4 * 14
+    assert tokens(10) == int(10e9 / 1.1 / (29 * layer + 3 * 1536 * 2))
+
+
+def test_memory_grows_with_rank_length_and_model():
+    fixed = ["optim.tokens_per_microbatch=8192"]
+    by_rank = [planned("micro-r8", adapter__rank=rank, sets=fixed).memory_gb["peak"] for rank in (8, 64, 256)]
+    assert by_rank == sorted(by_rank) and by_rank[0] < by_rank[2] - 3
+    big = cards.CARDS["b200"]
+    by_length = [planned("micro-r8", card=big, sampling__max_completion_tokens=n).sampling_gb["KV cache"] for n in (1024, 2048)]
+    assert by_length[0] < by_length[1]
+    by_model = [
+        planned("micro-r8", card=big, model__name=name, sets=fixed).memory_gb["peak"]
+        for name in ("Qwen3-0.6B", "Qwen2.5-3B-Instruct")
+    ]
+    assert by_model[0] < by_model[1]
+    assert planned("micro-r8", sets=["engine.sleep=2"]).updating_gb.get("engine weights") is None
+
+
+# Time
+
+
+def test_decoding_by_hand():
+    """Where arithmetic is free, a token of the batch costs one reading of the weights, the cache, and vLLM's own work."""
+    card = cards.Card("x", "x", 1000, 1000, 1e9, 0.0, 1e9)
+    found = planned("micro-r64", card=card, sets=["sync.mode=merge"])
+    steps = 0.9 * 3584
+    body = 28 * (2 * 1536 * 1536 + 1536 + 2 * (1536 * 256 + 256) + 3 * 1536 * 8960)
+    tokens = 128 * 0.5 * 3584
+    cache = tokens * (0.3 * 512 + 0.25 * 3584) * 2 * 28 * 2 * 128 * 2
+    expected = (steps * 2 * (body + 151_936 * 1536) + cache) / (1000e9 * 0.65) + steps * 2e-3
+    assert found.step_parts_s["generate"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_update_by_hand():
+    """Where memory is free: 4 operations a base parameter and token, 6 an adapter's, 4 the head's, attention, and launches."""
+    card = cards.Card("x", "x", 1000, 1e9, 100, 0.0, 10)
+    found = planned("micro-r64", card=card)
+    completion, prompts = 128 * 1792, 16 * 0.3 * 512
+    tokens = completion + prompts
+    attention = 3.5 * 4 * 28 * 1536 * (0.3 * 512 + 896)
+    body = 28 * (2 * 1536 * 1536 + 1536 + 2 * (1536 * 256 + 256) + 3 * 1536 * 8960)
+    base = (4 * body + attention) * tokens + 4 * 151_936 * 1536 * completion
+    launches = tokens / found.micro_batch_tokens * 28 * roofline.UPDATE_LAYER_S
+    expected = base / 50e12 + 6 * found.trainable_params * tokens / 6e12 + launches
+    assert found.step_parts_s["update"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_steps_are_what_is_left_of_the_hours():
+    found = planned("micro-r64", budget__hours=3.0, validate__share=0.2, budget__checkpoint_minutes=15.0)
+    each = found.step_s / 0.8 / (1 - found.save_s / 900)
+    around = found.load_s + found.save_s + 2 * found.evaluation_s + 10
+    assert found.steps == int((3 * 3600 - around) / each)
+    assert found.hours == 3 and found.cost_usd == pytest.approx(0.9)
+    assert found.tokens == pytest.approx(found.steps * 128 * 1792, rel=1e-6)
+
+
+def test_steps_bound_the_run_and_then_the_hours_follow():
+    few = planned("micro-r64", budget__steps=10, budget__hours=24.0)
+    assert few.steps == 10 and few.hours < 1
+    alone = planned("micro-r64", budget__steps=10)
+    assert alone.steps == 10 and alone.hours == pytest.approx(few.hours, rel=0.05)
+    assert planned("micro-r64", budget__hours=0.01).steps == 0
+
+
+@pytest.mark.parametrize(
+    ("sets", "part", "grows"),
+    [
+        (["loss.beta=0.05"], "reference", True),
+        (["model.gradient_checkpointing=true"], "update", True),
+        (["optim.prompts_per_update=4"], "update", True),
+        (["loss.kind=dapo"], "generate", True),
+        (["engine.cuda_graphs=false"], "generate", True),
+        (["engine.kind=transformers"], "generate", True),
+        (["sampling.max_completion_tokens=1024"], "generate", False),
+        (["adapter.rank=8"], "update", False),
+    ],
+)
+def test_what_makes_a_step_longer(sets, part, grows):
+    before, after = planned("micro-r64"), planned("micro-r64", sets=sets)
+    assert (after.step_parts_s[part] > before.step_parts_s.get(part, 0.0)) is grows
+
+
+def test_the_price_is_the_cards_unless_one_is_given():
+    assert planned(budget__hours=10.0).cost_usd == pytest.approx(3.0)
+    assert planned(budget__hours=10.0, budget__price=0.5).cost_usd == pytest.approx(5.0)
+    assert planned("quickstart", card=cards.cpu(2, 16)).cost_usd == 0
+    assert "usually rents" in " ".join(planned("micro-r8", card=cards.CARDS["h200"]).notes)
+
+
+@pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])
+@pytest.mark.parametrize("micro", [name for name in presets.available() if name.startswith("micro-")])
+@pytest.mark.parametrize("card", ["a40", "4090", "h200", "3090", "l4", "h100"])
+def test_budgets_fit_every_card_of_24_gb(budget, micro, card):
+    found = planned(micro, budget, card=cards.CARDS[card])
+    assert found.fits and found.advice == () and found.steps >= 80
+    assert found.hours == {"budget-1h": 1, "budget-6h": 6, "budget-24h": 24, "budget-7usd": 23.33}[budget]
+
+
+def test_seven_dollars_are_seven_dollars():
+    assert 6.98 < planned("micro-r64", "budget-7usd").cost_usd <= 7.0
+
+
+# Advice
+
+
+def follow(found, inside, *arguments):
+    flags = [word for text in found["advice"] for word in shlex.split(text.partition(": ")[0])]
+    done = inside("plan", *arguments, *flags, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["micro-r256", "--gpu", "4090"],
+        ["peft-1.5b", "--gpu", "t4"],
+        ["peft-7b", "--gpu", "4090"],
+        ["ortho-7b", "--gpu", "a40", "--set", "engine.sleep=kv"],
+        ["ortho-1.5b", "--gpu", "l4", "--set", "model.gradient_checkpointing=false"],
+        [
+            "micro-r64",
+            "--gpu",
+            "4090",
+            "--set",
+            "model.gradient_checkpointing=true",
+            "--set",
+            "optim.tokens_per_microbatch=99999",
+        ],
+        ["micro-r64", "--gpu", "a40", "--set", "engine.max_kv_gb=60"],
+        ["--model", "Qwen2.5-7B-Instruct", "--gpu", "4090", "--hours", "6"],
+        ["micro-r8", "--gpu", "a40", "--set", "data.max_prompt_tokens=1024", "--model", "Qwen2.5-Math-1.5B"],
+        ["quickstart", "--gpu", "a40", "--set", "sampling.max_completion_tokens=2000"],
+        ["ortho-1.5b", "--gpu", "a40", "--model", "Qwen2.5-Math-1.5B"],
+        ["micro-r8", "--gpu", "a40", "--set", "model.dtype=float32", "--set", "model.gradient_checkpointing=true"],
+    ],
+)
+def test_advice_that_is_followed_makes_it_fit(inside, arguments):
+    before = json.loads(inside("plan", *arguments, "--json").stdout)
+    assert before["fits"] is False and before["advice"]
+    after = follow(before, inside, *arguments)
+    assert after["fits"] is True and after["advice"] == [], before["advice"]
+
+
+def test_no_single_line_of_the_advice_is_idle(inside):
+    """Where several lines are given, all but one of them are not enough."""
+    arguments = ["--model", "Qwen2.5-7B-Instruct", "--gpu", "4090", "--hours", "6"]
+    before = json.loads(inside("plan", *arguments, "--json").stdout)
+    assert len(before["advice"]) > 1
+    for left_out in before["advice"]:
+        kept = {"advice": [text for text in before["advice"] if text != left_out]}
+        assert follow(kept, inside, *arguments)["fits"] is False
+
+
+def test_a_card_that_nothing_fits_gets_another_card():
+    found = planned("ortho-7b", card=cards.CARDS["t4"])
+    (line,) = found.advice
+    assert line.startswith("--gpu ")
+    better = cards.find(line.split()[1].rstrip(":"))
+    assert planned("ortho-7b", card=better).fits
+
+
+def test_what_is_free_is_what_counts():
+    config = resolve(["micro-r8"])
+    shape = shape_of(config.model.name)
+    assert make(config, shape, A40).fits and not make(config, shape, A40, free_gb=12.0).fits
+
+
+def test_where_there_is_room_it_says_what_would_be_faster():
+    (note,) = [text for text in planned("micro-r8", "budget-24h").notes if "gradient_checkpointing=false" in text]
+    faster = planned("micro-r8", "budget-24h", sets=["model.gradient_checkpointing=false"])
+    assert faster.fits and faster.step_s < planned("micro-r8", "budget-24h").step_s and "s a step less" in note
+
+
+# The command
+
+
+def test_plan_needs_no_heavy_library_and_no_time():
+    program = (
+        "import sys; from microrl.cli import app; "
+        "app('plan --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24 --gpu a40'.split(), standalone_mode=False); "
+        "print([name for name in ('torch', 'transformers', 'peft', 'numpy', 'datasets', 'vllm') if name in sys.modules])"
+    )
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - began < 2.0
+    assert done.stdout.endswith("[]\n")
+    assert "295,436,288" in done.stdout and "fits" in done.stdout and "$7.20" in done.stdout
+
+
+def test_json_has_what_scripts_read(inside):
+    found = json.loads(inside("plan", "micro-r8", "--gpu", "a40", "--json").stdout)
+    assert found["trainable_params"] == 8 * 28 * 41_216 and found["total_params"] == 1_543_714_304
+    assert isinstance(found["steps"], int) and found["cost_usd"] == pytest.approx(7.2)
+    assert found["step_s"] == pytest.approx(sum(found["step_parts_s"].values()))
+    parts = found["memory_gb"]
+    assert {"trainer weights", "adapter", "optimizer", "activations", "log-probability chunk", "KV cache", "CUDA graphs"} <= set(
+        parts
+    )
+    assert parts["peak"] <= found["room_gb"] == 48
+
+
+def test_without_a_card_it_compares_all(inside, monkeypatch):
+    monkeypatch.setattr(here, "gpu", lambda: None)
+    shown = inside("plan", "micro-r64")
+    assert shown.returncode == 0 and all(f"\n{name} " in shown.stdout for name in cards.CARDS)
+    rows = json.loads(inside("plan", "micro-r64", "--json").stdout)
+    assert set(rows["cards"]) == {*cards.CARDS, "cpu"} and rows["gpu"] == "a40"
+    # A preset's price is that of one card; the comparison takes each card's own, unless the command line says one.
+    assert rows["cards"]["h200"]["cost_usd"] == pytest.approx(24 * cards.CARDS["h200"].usd_hour)
+    priced = json.loads(inside("plan", "micro-r64", "--price", 1.0, "--json").stdout)
+    assert {row["cost_usd"] for row in priced["cards"].values()} == {24.0}
+
+
+def test_this_machines_card_is_asked_of_its_driver(monkeypatch, tmp_path, inside):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564, 20000'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    card, free_gb = here.gpu()
+    assert card.name == "4090" and free_gb == pytest.approx(20.97, abs=0.01)
+    assert json.loads(inside("plan", "micro-r8", "--json").stdout)["gpu"] == "4090"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n")
+    assert here.gpu() is None
+
+
+def test_without_a_bound_a_day_is_planned(inside):
+    done = inside("plan", "--model", "Qwen3-0.6B", "--gpu", "h100", "--json")
+    assert json.loads(done.stdout)["hours"] == plan_command.DEFAULT_HOURS and "24 hours" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu", "a400"], ["unknown card `a400`", "a40"]),
+        (["micro-r8", "--rank", "300", "--gpu", "a40"], ["rank 300 is above 256", "k_proj", "--rank 256"]),
+        (["micro-r9"], ["unknown preset", "micro-r8"]),
+        (["--model", "Qwen2.5-1.5B-Instrct"], ["did you mean `Qwen2.5-1.5B-Instruct`"]),
+    ],
+)
+def test_errors_are_one_line_and_a_hint(inside, arguments, words):
+    done = inside("plan", *arguments)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.strip().splitlines()) <= 3
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_the_quickstart_is_forecast_as_it_runs_here():
+    """On two cores of the README's machine: 0.36 s a step, 58 s for 120 steps."""
+    found = planned("quickstart", card=cards.cpu(2, 24.0))
+    assert found.step_s == pytest.approx(0.36, rel=0.15) and found.hours * 3600 == pytest.approx(58, rel=0.15)
+    assert advice.conflicts(work.Work.of(resolve(["quickstart"]), shape_of("quickstart"), cards.cpu(2, 24.0))) == []

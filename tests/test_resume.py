@@ -1,0 +1,230 @@
+"""Killed at any instant, a run goes on to the end that it would have had. All of it through the real command line."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from killed import PLACES
+from test_run import rows
+
+STEPS = 12
+ADAPTER = "final/adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def learning(tiny_arguments):
+    """A tiny run whose rewards differ (by length), whose weights move, and which validates, saves and finds a best."""
+    sets = [
+        "sampling.max_completion_tokens=40",
+        "sampling.group_size=8",
+        "reward.overlong.buffer=39",
+        "optim.lr=0.002",
+        "data.validation=0.2",
+        "validate.share=0.5",
+        "optim.prompts_per_update=2",
+    ]
+    return [*map(str, tiny_arguments), "--steps", str(STEPS), *(part for key in sets for part in ("--set", key))]
+
+
+@pytest.fixture(scope="module")
+def whole(microrl, learning, tmp_path_factory):
+    """The run that nobody kills."""
+    out = tmp_path_factory.mktemp("resume") / "whole"
+    done = microrl("train", *learning, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = rows(out)
+    assert sum(line["update/skipped"] for line in lines) < STEPS and lines[-1]["policy/entropy"] != lines[0]["policy/entropy"]
+    assert sum(line["validate/accuracy"] is not None for line in lines) > 2
+    return out
+
+
+def start(arguments, *, place=None, count=1):
+    program = ["-m", "microrl"] if place is None else [str(Path(__file__).parent / "killed.py"), place, str(count)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *program, *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def same_end(out, whole):
+    assert rows(out, times=False) == rows(whole, times=False)
+    assert (out / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
+    best = "best/adapter_model.safetensors"
+    assert (out / best).read_bytes() == (whole / best).read_bytes()
+    ended, meant = (json.loads((path / "summary.json").read_text()) for path in (out, whole))
+    assert (ended["status"], ended["best"], ended["eval"]) == ("done", meant["best"], meant["eval"])
+    names = [sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (out, whole)]
+    assert names[0] == names[1] and len(names[0]) <= 3
+    assert sorted(path.name for path in (out / "rollouts").iterdir()) == sorted(
+        path.name for path in (whole / "rollouts").iterdir()
+    )
+    for line in (out / "events.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def resumed(microrl, out, whole):
+    done = microrl("train", "--resume", out)
+    assert done.returncode == 0, done.stderr
+    same_end(out, whole)
+
+
+SOME = {("generation", 60), ("tensors of a checkpoint", 7)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [
+        pytest.param(place, count, marks=[pytest.mark.one_of_each] if (place, count) in SOME else [])
+        for place, count in [
+            *SOME, ("update", 9), ("optimizer", 5), ("row", 4), ("adapter of a checkpoint", 4), ("sums of a checkpoint", 33),
+            ("name of a checkpoint", 6), ("best", 1), ("behind best", 1), ("validation", 3), ("evaluation", 1), ("evaluation", 2),
+            ("final", 1), ("answers", 6),
+        ]
+    ],
+)  # fmt: skip
+def test_killed_inside(microrl, learning, whole, tmp_path, place, count):
+    assert place in PLACES
+    out = tmp_path / "killed"
+    process = start(["train", *learning, "--out", out], place=place, count=count)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert not (out / "summary.json").exists()
+    resumed(microrl, out, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2, 3, 4])
+def test_killed_at_random_instants(microrl, learning, whole, tmp_path, seed):
+    """Each of these runs is killed four times, at an instant drawn from the seconds of its training."""
+    draw = random.Random(seed)
+    out = tmp_path / "killed"
+    command = ["train", *learning, "--out", out]
+    for _ in range(4):
+        process = start(command)
+        while process.poll() is None and not (out / "environment.json").exists():
+            time.sleep(0.005)
+        began = (out / "environment.json").stat().st_mtime if command[1] == "--resume" else 0
+        while process.poll() is None and (out / "environment.json").stat().st_mtime == began:
+            time.sleep(0.005)  # a resumed run writes it anew when it is loaded
+        time.sleep(draw.uniform(0, 3.0))
+        process.kill()
+        process.communicate()
+        if process.returncode == 0:
+            break  # faster than the clock; nothing to resume
+        command = ["train", "--resume", out]
+    resumed(microrl, out, whole)
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "metrics"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole, tmp_path, damage):
+    out = tmp_path / "damaged"
+    shutil.copytree(whole, out)
+    *_, before, last = sorted((out / "checkpoints").iterdir())
+    target = last / "optimizer.safetensors"
+    content = target.read_bytes()
+    if damage == "torn":
+        target.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        target.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "gone":
+        target.unlink()
+    else:
+        metrics = out / "metrics.jsonl"
+        os.truncate(metrics, metrics.stat().st_size - 10)
+    (out / "summary.json").unlink()
+    done = inside("train", "--resume", out)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert [event["message"].split()[0] for event in events if event["kind"] == "bad checkpoint"] == [last.name]
+    assert any(f"going on at step {int(before.name[5:])}" in event["message"] for event in events)
+    same_end(out, whole)
+
+
+def test_without_a_whole_checkpoint_a_run_starts_again(inside, whole, tmp_path):
+    out = tmp_path / "damaged"
+    shutil.copytree(whole, out)
+    for folder in (out / "checkpoints").iterdir():
+        (folder / "SHA256SUMS").write_text("torn")
+    (out / "summary.json").unlink()
+    assert inside("train", "--resume", out).returncode == 0
+    same_end(out, whole)
+
+
+def test_a_second_process_is_refused(microrl, learning, tmp_path):
+    out = tmp_path / "one"
+    process = start(["train", *learning, "--out", out])
+    while process.poll() is None and not (out / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    second = microrl("train", "--resume", out)
+    process.kill()
+    process.communicate()
+    assert second.returncode == 2 and f"another process ({process.pid}) is training" in second.stderr, second.stderr
+    assert "hint:" in second.stderr
+
+
+def test_resume_auto_begins_goes_on_and_ends(microrl, learning, whole, tmp_path):
+    command = [*learning, "--resume", "auto"]
+    process = start(["train", *command, "--out", tmp_path / "runs" / "a"], place="row", count=3)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    done = microrl("train", *command, cwd=tmp_path)
+    assert done.returncode == 0 and "going on at step 2" in done.stderr, done.stderr
+    same_end(tmp_path / "runs" / "a", whole)
+    again = microrl("train", *command, "--out", tmp_path / "runs" / "a")
+    assert again.returncode == 0 and "is done already" in again.stderr
+    other = microrl("train", *command, "--seed", 5, "--out", tmp_path / "runs" / "a")
+    assert other.returncode == 2 and "begun with other settings" in other.stderr
+
+
+def test_a_resumed_run_has_what_was_left_of_its_hours(microrl, learning, tmp_path):
+    """Killed in the middle, dead for a while, resumed: dead time is not counted, lost time is."""
+    out = tmp_path / "timed"
+    hours = 20 / 3600
+    at = learning.index("--steps")
+    arguments = [*learning[:at], "--hours", hours, *learning[at + 2 :]]
+    process = start(["train", *arguments, "--out", out])
+    began = time.monotonic()
+    while not (out / "metrics.jsonl").exists() or time.monotonic() - began < 11:
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    first = time.monotonic() - began
+    time.sleep(3)
+    began = time.monotonic()
+    done = microrl("train", "--resume", out, "--hours", 28 / 3600)
+    second = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["hours_budget"] * 3600 == pytest.approx(28)
+    assert 28 - 2.2 - 1.5 < first + second < 28 + 2.2 + 0.5, "up to one heartbeat of the first process is forgotten"
+    phases = summary["seconds_by_phase"]
+    assert sum(phases.values()) == pytest.approx(summary["hours_spent"] * 3600, rel=0.02) and "lost" in phases
+    assert json.loads((out / "config.json").read_text())["budget"]["hours"] * 3600 == pytest.approx(28)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once_and_the_last_checkpoint_stands(learning, whole, microrl, tmp_path, number):
+    out = tmp_path / "cut"
+    process = start(["train", *learning, "--out", out])
+    while process.poll() is None and not (out / "checkpoints" / "step-000003").exists():
+        time.sleep(0.005)
+    process.send_signal(number)
+    time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    resumed(microrl, out, whole)
