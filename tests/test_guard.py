@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from microrl.config.schema import GuardConfig, RuleConfig
+from microrl.config.oversight import GuardConfig, RuleConfig
 from microrl.tracking import metrics
 from microrl.train.guard import RULES, Guard, Verdict
 
@@ -26,6 +26,7 @@ AT_THE_LIMIT = [
     ("grad_norm", {"policy/grad_norm": 1.2}, {"policy/grad_norm": 0.99}, "rollback", 4),
     ("grad_norm", {"policy/grad_norm": None, "update/skipped": 1, "loss": None}, {}, "rollback", 4),
 ]
+COLLAPSING = ["--rank", 64, "--set", "adapter.alpha=64", "--set", "optim.lr=1.3e-2"]
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "guard_runs.json").read_text())
 
 
@@ -238,39 +239,38 @@ def guarded_run(microrl, out: Path, *arguments: object) -> tuple[list[dict], lis
     if any(event["action"] == "stop" for event in verdicts):
         assert (done.returncode, summary["status"]) == (3, "stopped"), done.stderr
         assert verdicts[-1]["action"] == "stop" and verdicts[-1]["step"] == rows[-1]["step"]
-        assert summary["hours_given_back"] > 0
     else:
         assert (done.returncode, summary["status"]) == (0, "done"), done.stderr
-        assert "hours_given_back" not in summary
     return verdicts, rows
 
 
 @pytest.mark.slow
 @pytest.mark.one_of_each
 def test_a_collapse_is_stopped_and_its_hours_are_given_back(microrl, tmp_path):
-    """300 times the rate: from step 5 on no answer is right. With no intervention allowed, the run ends there."""
-    sets = ["--set", "optim.lr=3.9e-2", "--set", "guard.interventions=0"]
-    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 120, *sets)
+    """At 100 times the rate a LoRA of rank 64 is right no more after four steps. With no intervention allowed, the run ends."""
+    out, bounds = tmp_path / "run", ["--steps", 120, "--hours", 0.1]
+    verdicts, rows = guarded_run(microrl, out, *bounds, *COLLAPSING, "--set", "guard.interventions=0")
     assert [verdict["action"] for verdict in verdicts] == ["stop"]
     assert len(rows) <= 40
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["hours_given_back"] == pytest.approx(0.1 - summary["hours_spent"], abs=0.001) and summary["hours_spent"] < 0.05
 
 
 @pytest.mark.slow
 @pytest.mark.one_of_each
 def test_a_collapse_is_rolled_back_and_the_run_goes_on(microrl, tmp_path):
-    """At 300 times the rate nothing is learned ever again; halved a few times and from the best weights, it is."""
-    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 120, "--set", "optim.lr=3.9e-2")
+    """From the best weights and at a lower rate it learns."""
+    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 120, *COLLAPSING)
     first = verdicts[0]
     assert first["action"] == "rollback" and first["step"] <= 40
-    wrong = max(row["step"] for row in rows if row["step"] <= first["step"] and row["reward/accuracy"] < 0.1)
-    assert wrong == first["step"]
-    assert rows[first["step"] + 1]["reward/accuracy"] > 0.2  # the restored weights
-    assert rows[first["step"] + 1]["optim/lr"] == pytest.approx(3.9e-2 / 2)
+    before, after = rows[first["step"] : first["step"] + 2]
+    assert before["reward/accuracy"] < 0.05 and after["reward/accuracy"] > 0.15  # the restored weights
+    assert after["optim/lr"] == pytest.approx(before["optim/lr"] / 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_hundred_times_the_rate_is_seen(microrl, tmp_path, seed):
+def test_a_hundred_times_the_rate_is_seen_at_rank_4_too(microrl, tmp_path, seed):
     """It learns fast, wavers, and falls apart within 200 steps."""
     verdicts, _ = guarded_run(microrl, tmp_path / "run", "--steps", 240, "--seed", seed, "--set", "optim.lr=1.3e-2")
     assert verdicts

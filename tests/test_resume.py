@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from killed import PLACES
 from test_run import rows
 

@@ -55,21 +55,24 @@ def plan(
         model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
         price=price,
     )  # fmt: skip
-    config = resolve(presets or (), flags, sets or ())
-    if config.budget.hours is None and config.budget.steps is None:
-        say(f"note: neither --hours nor --steps: planned for {DEFAULT_HOURS:g} hours")
-        config = config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
+    config = _bounded(resolve(presets or (), flags, sets or ()))
     shape = shape_of(config.model.name)
     card, free_gb = _card(gpu)
-    if card is not None:
-        from microrl.plan import make
-
-        found = make(config, shape, card, free_gb=free_gb)
-        emit(found.to_json()) if as_json else _show(config, found)
+    if card is None:
+        names_price = price is not None or any(text.startswith("budget.price") for text in sets or ())
+        _compare(config, shape, names_price=names_price, as_json=as_json)
         return
-    _compare(
-        config, shape, has_price=price is not None or any(text.startswith("budget.price") for text in sets or ()), as_json=as_json
-    )
+    from microrl.plan import make
+
+    found = make(config, shape, card, free_gb=free_gb)
+    emit(found.to_json()) if as_json else _show(config, found)
+
+
+def _bounded(config: RunConfig) -> RunConfig:
+    if config.budget.hours is not None or config.budget.steps is not None:
+        return config
+    say(f"note: neither --hours nor --steps: planned for {DEFAULT_HOURS:g} hours")
+    return config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
 
 
 def _card(name: str | None) -> tuple[Card | None, float | None]:
@@ -88,11 +91,11 @@ def _show(config: RunConfig, found: Plan) -> None:
     print(show.page(config, found))
 
 
-def _compare(config: RunConfig, shape: Shape, *, has_price: bool, as_json: bool) -> None:
+def _compare(config: RunConfig, shape: Shape, *, names_price: bool, as_json: bool) -> None:
     """All cards. Each at its own usual rent, unless the command line names a price: a preset's is that of one card."""
     from microrl.plan import cards, here, make, show
 
-    if not has_price:
+    if not names_price:
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"price": None})})
     plans = [make(config, shape, card) for card in (here.processor(), *cards.CARDS.values())]
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import OK, STOPPED, crash_here, say
 from microrl.errors import UserError
 
@@ -34,21 +35,17 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    presets: Annotated[
-        list[str] | None, typer.Argument(metavar="[PRESET]...", help="Presets or TOML files; later ones win.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Local folder, hub id, a paper's short name, or a .gguf file.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank of the adapter.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Wall clock of the whole process, loading and evaluation included.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Most training steps.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="lora or rslora.")] = None,
-    loss: Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Known data set, hub id, or a local .jsonl, .json, .csv, .parquet file.")
-    ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, vllm or transformers.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random in training.")] = None,
-    price: Annotated[float | None, typer.Option(help="US dollars an hour of this machine.")] = None,
+    presets: options.Presets = None,
+    model: options.Model = None,
+    rank: options.Rank = None,
+    hours: options.Hours = None,
+    steps: options.Steps = None,
+    adapter: options.Adapter = None,
+    loss: options.Loss = None,
+    data: options.Data = None,
+    engine: options.Engine = None,
+    seed: options.Seed = None,
+    price: options.Price = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/PRESET-TIME if not given.")] = None,
     resume: Annotated[
         str | None,
@@ -57,16 +54,16 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print config, three prompts and a forecast; train nothing.")
     ] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
+    sets: options.Sets = None,
 ) -> int:
     """Train a model by reinforcement learning with verifiable rewards."""
     from microrl.config import resolve
     from microrl.tracking.run_folder import RunFolder
 
-    flags = {
-        "model.name": model, "adapter.rank": rank, "adapter.kind": adapter, "loss.kind": loss, "data.name": data,
-        "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,
-    }  # fmt: skip
+    flags = options.as_flags(
+        model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
+        price=price,
+    )  # fmt: skip
     if resume is not None and resume != AUTO:
         _refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         return _resume(RunFolder.open(Path(resume)), hours, steps)

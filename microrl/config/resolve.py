@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.config import presets
-from microrl.config.schema import RunConfig, Section
+from microrl.config.schema import RunConfig
+from microrl.config.section import Section
 from microrl.errors import UserError, did_you_mean
 
 Tree = dict[str, Any]

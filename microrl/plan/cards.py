@@ -16,7 +16,7 @@ class Card:
     """What `--gpu` takes."""
     label: str
     memory_gb: float
-    """The nominal size, in units of 1e9 bytes: a "24 GB" card has 24 GiB, and the 7 % between go to driver and CUDA context."""
+    """The nominal size, in units of 1e9 bytes, which is a little below what the driver shows."""
     bandwidth_gb_s: float
     tflops: float
     """Dense bfloat16 products with fp32 sums (t4: float16; cpu: float32), in 1e12 operations a second."""

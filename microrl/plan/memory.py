@@ -78,6 +78,15 @@ def micro_batch_tokens(
     return min(max(LEAST_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MOST_TOKENS)
 
 
+def activation_room(free_bytes: float, total_bytes: float, trained: int) -> float:
+    """What a micro-batch may take of a card that holds base, adapter and its moments, and whose engine sleeps.
+
+    Gradients are yet to come, and so is the log-probability chunk; a share of the card stays free.
+    """
+    coming = 4 * trained + 4 * CHUNK_BUFFERS * CHUNK_ELEMENTS
+    return max(free_bytes - coming - SLACK * total_bytes, 0.0)
+
+
 def token_bytes(shape: Shape, linears: tuple[Linear, ...], width: int, rank: int, length: int, *, checkpointing: bool) -> int:
     """Bytes of activations a token of a micro-batch costs at its peak on a GPU.
 
@@ -197,7 +206,8 @@ def _concurrency(work: Work, cache: float) -> float:
     per_row = (work.prompt + LENGTH_SHARE * work.limit + BLOCK_TOKENS / 4) * work.shape.kv_bytes(work.width)
     if not work.has_vllm:  # room is set aside for each at its longest
         per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.width)
-    most = _most_rows(work) if work.has_vllm else float("inf")
+    evaluated = work.config.evaluation.problems * work.config.evaluation.samples
+    most = _most_rows(work) if work.has_vllm else max(work.rows, evaluated)
     return max(1.0, min(cache / per_row, most))
 
 

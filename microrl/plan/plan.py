@@ -85,8 +85,7 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
     step_s = sum(timing.step.values())
     steps, hours = _steps(work, timing, step_s)
     price = card.usd_hour if config.budget.price is None else config.budget.price
-    row = work.prompt + LENGTH_SHARE * work.limit
-    mean_tokens = work.rows * row
+    rows, batches = _micro_batches(work, sizes)
     return Plan(
         model=config.model.name,
         card=card,
@@ -103,9 +102,9 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
         sleep=sizes.sleep,
         completions=work.rows,
         micro_batch_tokens=sizes.micro_batch_tokens,
-        micro_batch_rows=max(1, min(work.rows, int(sizes.micro_batch_tokens / row))),
-        micro_batches=max(work.minibatches, -(-int(mean_tokens) // sizes.micro_batch_tokens)),
-        concurrency=int(min(sizes.concurrency, max(work.rows, config.evaluation.problems * config.evaluation.samples))),
+        micro_batch_rows=rows,
+        micro_batches=batches,
+        concurrency=int(sizes.concurrency),
         step_s=step_s,
         step_parts_s=dict(timing.step),
         load_s=timing.load,
@@ -141,6 +140,13 @@ def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
         used = around + 2 * evaluation + exit_s + budget.steps * each / (1 - saving)
         return budget.steps, min(used / 3600, budget.hours)
     return steps, budget.hours
+
+
+def _micro_batches(work: Work, sizes: Memory) -> tuple[int, int]:
+    """(rows of the assumed mean length that make a micro-batch, micro-batches a step)."""
+    row = work.prompt + LENGTH_SHARE * work.limit
+    rows = max(1, min(work.rows, round(sizes.micro_batch_tokens / row)))
+    return rows, max(work.minibatches, -(-int(work.rows * row) // sizes.micro_batch_tokens))
 
 
 def _validation_share(work: Work, timing: Timing) -> float:

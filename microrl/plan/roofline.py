@@ -1,6 +1,7 @@
 """Seconds by part, from a roofline: each part is bound by memory traffic, by arithmetic, or by the overhead of an operation.
 
-The efficiencies below are stated, not measured by us on any GPU; on a CPU two runs of ours fix them (see `CPU_*`).
+The efficiencies below are stated, not measured by us on any GPU; on a CPU two runs of ours fix them (see `CPU_*`). The one
+anchor for a GPU is not ours either: the micro paper's 24 hours on an A40 were under 300 steps, with code and a batch of its own.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from microrl.algorithm import losses
 from microrl.algorithm.batch import Batch, Row
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
 from microrl.errors import MachineFailure
+from microrl.plan import Shape, memory
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
 from microrl.policy.tally import Tally, Update
@@ -30,8 +31,6 @@ from microrl.rollout.base_model import sequence_logprobs
 from microrl.types import AdapterSnapshot
 
 Result = TypeVar("Result")
-ACTIVATION_BYTES_CPU = 1.5e9
-"""Memory for the activations of a micro-batch on a CPU: beyond it nothing gets faster. On a GPU: 0.3 of what is free."""
 
 
 class Policy:
@@ -60,7 +59,7 @@ class Policy:
         for parameter in self.parameters:
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-        self.max_tokens = config.optim.tokens_per_microbatch or _tokens_that_fit(self._model)
+        self.max_tokens = config.optim.tokens_per_microbatch or _tokens_that_fit(self._model, config, self.trainable)
         self.version = 0
         self.is_whole = True
         """False while an update is half done: the weights then belong to no version."""
@@ -287,15 +286,27 @@ def _stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor
     return stacked_BT
 
 
-def _tokens_that_fit(model: PreTrainedModel) -> int:
-    """Tokens in a micro-batch, from what one token's activations weigh in a decoder layer: norms, attention, MLP."""
-    config: Any = model.config
-    per_token = config.num_hidden_layers * (10 * config.hidden_size + 5 * config.intermediate_size) * model.dtype.itemsize
-    room = ACTIVATION_BYTES_CPU
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        room = free * 0.3  # adapters run in fp32 beside a bf16 base, and prompts' keys are repeated for each row
-    return max(256, int(room / per_token))
+def _tokens_that_fit(model: PreTrainedModel, config: RunConfig, trained: int) -> int:
+    """Tokens in a micro-batch: on a CPU by a fixed rule, on a card what the plan's reckoning gets into the free memory.
+
+    Call it while the engine sleeps and the optimiser's moments are there.
+    """
+    shape, width = Shape.from_config(model.config.to_dict()), model.dtype.itemsize
+    again = config.model.gradient_checkpointing
+    if model.device.type == "cpu":
+        return memory.micro_batch_tokens(
+            shape, dtype_bytes=width, room_bytes=memory.CPU_ROOM_BYTES, checkpointing=again, on_cpu=True
+        )
+    free, total = torch.cuda.mem_get_info(model.device)
+    return memory.micro_batch_tokens(
+        shape,
+        dtype_bytes=width,
+        room_bytes=memory.activation_room(free, total, trained),
+        checkpointing=again,
+        rank=config.adapter.rank,
+        length=config.data.max_prompt_tokens + config.sampling.max_completion_tokens,
+        linears=shape.targets(config.adapter),
+    )
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

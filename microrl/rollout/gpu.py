@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 
 from microrl.errors import UserError
+from microrl.plan.memory import GRAPH_BYTES, KV_SLEEP_SHARE, WORKSPACE_BYTES
 
 GB = 1e9
-RESERVE_BYTES = int(3e9)
+RESERVE_BYTES = int(GRAPH_BYTES + WORKSPACE_BYTES)
 """Left to CUDA graphs, vLLM's own activations and both libraries' workspaces."""
-KV_SLEEP_SHARE = 0.15
-"""Up to this share of the card the engine's weights may stay while it sleeps: 3B parameters in bfloat16 on 48 GB."""
 
 
 _OUT_OF_MEMORY = (

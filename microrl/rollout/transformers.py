@@ -42,8 +42,8 @@ class TransformersEngine:
         self._tokenizer = tokenizer
         self._max_kv_bytes = _kv_room(model) if max_kv_gb is None else max_kv_gb * 1e9
         self._stops = torch.tensor(sorted(stop_tokens(model, tokenizer)), device=model.device)
-        self._wave = (1, 0.0)
-        """Groups that were last decoded together, and the bytes of one's cache."""
+        self._wave = (2, self._max_kv_bytes / 2)
+        """Groups that were last decoded together, and the bytes of one's cache. Before there were any: a guess."""
 
     @contextmanager
     def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
@@ -77,6 +77,7 @@ class TransformersEngine:
                 "out of memory in sampling, with one group at a time",
                 "a smaller sampling.group_size or sampling.max_completion_tokens, or a smaller model",
             )
+        self._wave = (groups // 2, group_bytes)
         self._max_kv_bytes = groups // 2 * group_bytes
         return self._max_kv_bytes / 1e9
 

@@ -12,6 +12,8 @@ from microrl.adapters import lora
 from microrl.config import RunConfig
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
+from microrl.plan.memory import BYTES_A_TRAINED_PARAMETER, CPU_CACHE_BYTES
+from microrl.plan.work import MOST_SEQUENCES
 from microrl.rollout import gpu
 from microrl.rollout.base_model import kv_bytes_per_token
 from microrl.rollout.engine import Engine
@@ -23,14 +25,9 @@ from microrl.rollout.vllm_start import VllmSettings, buffer_rank, can_release_ca
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
 
-MOST_SEQUENCES = 512
-"""Completions that vLLM decodes at a time; the rest wait."""
-CPU_CACHE_BYTES = 4e9
 LARGEST_BLOCK = 128
 """Tokens; vLLM gives its cache out in blocks of 16 on a GPU and 128 on a CPU."""
 SYNC_FILE = "sync.json"
-BYTES_A_TRAINED_PARAMETER = 16
-"""Weight, gradient and AdamW's two moments, in fp32."""
 
 
 def make_engine(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from microrl.config.schema import Action, GuardConfig
+from microrl.config.oversight import Action, GuardConfig
 
 Row = Mapping[str, Any]
 
@@ -171,7 +171,7 @@ def _grad_norm(row: Row, memory: Memory) -> float | None:
     """Infinite where the update was skipped although the batch had a loss: without differing rewards that is exactly 0."""
     norm = row["policy/grad_norm"]
     if norm is None:
-        return math.inf if row["update/skipped"] and row["groups/useful"] and row["loss"] != 0 else None
+        return math.inf if row["update/skipped"] and row["loss"] != 0 else None
     return norm / math.exp(memory.log_norms / memory.norms) if memory.norms else None
 
 

@@ -7,6 +7,7 @@ import os
 import torch
 
 from microrl.config import RunConfig
+from microrl.config.schema import TransformersEngineConfig
 from microrl.plan import cards, plan
 from microrl.plan.cards import Card
 from microrl.plan.plan import Plan
@@ -16,6 +17,8 @@ from microrl.train.setup import Parts
 
 def of_model(config: RunConfig, parts: Parts) -> Plan:
     """What the loaded model's shape and this machine let expect."""
+    if parts.engine.name == "transformers":  # `auto` would stand for vLLM on a card
+        config = config.model_copy(update={"engine": TransformersEngineConfig(max_kv_gb=config.engine.max_kv_gb)})
     return plan.make(config, Shape.from_config(parts.policy.peft_model.get_base_model().config.to_dict()), this_card())
 
 
