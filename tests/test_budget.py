@@ -35,16 +35,21 @@ def test_steps_bound_a_run():
     assert run(Budget(hours=None, steps=3, started=1000.0, now=clock), clock, [100.0]) == [0, 1, 2]
 
 
-def test_a_forecast_is_the_longest_of_the_last_few_with_less_margin_the_more_there_are():
+def test_a_forecast_is_a_high_quantile_of_the_last_few_with_less_margin_the_more_there_are():
     durations = Durations(7.0)
     assert durations.forecast_s() == durations.typical_s() == 7.0
     durations.add(10.0)
     assert durations.forecast_s() == pytest.approx(12.0)
     durations.add(5.0)
     assert durations.forecast_s() == pytest.approx(11.0) and durations.typical_s() == 7.5
-    for _ in range(8):
+    for _ in range(16):
         durations.add(2.0)
-    assert durations.forecast_s() == pytest.approx(2.05), "what is long ago is forgotten"
+    assert durations.forecast_s() == pytest.approx(2.0 * (1 + 0.2 / 16)), "what is long ago is forgotten"
+    for hiccup in (9.0, 8.0):
+        durations.add(hiccup)
+    assert durations.forecast_s() == pytest.approx(2.0 * (1 + 0.2 / 16)), "two hiccups among sixteen"
+    durations.add(3.0)
+    assert durations.forecast_s() == pytest.approx(3.0 * (1 + 0.2 / 16)), "a third slow one is a trend"
 
 
 def test_a_step_starts_only_if_it_and_the_reserve_fit():

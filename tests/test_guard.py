@@ -143,6 +143,11 @@ def test_nothing_left_to_learn_is_either_solved_or_hopeless(right, words):
     assert verdict.action == "stop" and words in verdict.message and f"{right:.0%}" in verdict.message
 
 
+def test_what_never_could_be_learned_from_is_only_warned_of():
+    found = feed(Guard(GuardConfig()), 100, **{"groups/useful": 0.0, "reward/accuracy": 0.0})
+    assert [(number, verdict.action) for number, verdict in enumerate(found, 1) if verdict] == [(30, "warn")]
+
+
 def test_a_solved_model_may_be_sure_of_itself():
     assert feed(started(), 50, **{"policy/entropy": 1e-4, "reward/accuracy": 0.95}) == [None] * 50
     assert any(feed(started(), 50, **{"policy/entropy": 1e-4, "reward/accuracy": 0.85}))

@@ -257,8 +257,8 @@ def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
 
 
 def test_the_room_for_a_micro_batch_by_hand():
-    # 40 GB free of 48: 12 bytes for each of 1e8 parameters, five chunks of 2^24 floats and a twentieth of the card are kept.
-    assert memory.activation_room(40e9, 48e9, 100_000_000) == pytest.approx(40e9 - 1.2e9 - 5 * 4 * 2**24 - 2.4e9)
+    # 40 GB free of 48: 4 bytes for each of 1e8 gradients, five chunks of 2^24 floats and a twentieth of the card are kept.
+    assert memory.activation_room(40e9, 48e9, 100_000_000) == pytest.approx(40e9 - 0.4e9 - 5 * 4 * 2**24 - 2.4e9)
     assert memory.activation_room(1e9, 48e9, 0) == 0
 
 
@@ -345,7 +345,7 @@ def test_the_price_is_the_cards_unless_one_is_given():
     assert planned(budget__hours=10.0).cost_usd == pytest.approx(3.0)
     assert planned(budget__hours=10.0, budget__price=0.5).cost_usd == pytest.approx(5.0)
     assert planned("quickstart", card=cards.cpu(2, 16)).cost_usd == 0
-    assert "usually rents" in " ".join(planned("micro-r8", card=cards.CARDS["h200"]).notes)
+    assert "usually rents" in " ".join(planned("micro-r8", "budget-7usd", card=cards.CARDS["h200"]).notes)
 
 
 @pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])
@@ -461,6 +461,8 @@ def test_without_a_card_it_compares_all(inside, monkeypatch):
     rows = json.loads(inside("plan", "micro-r64", "--json").stdout)
     assert set(rows["cards"]) == {*cards.CARDS, "cpu"} and rows["gpu"] == "a40"
     # A preset's price is that of one card; the comparison takes each card's own, unless the command line says one.
+    dear = json.loads(inside("plan", "micro-r64", "budget-7usd", "--json").stdout)
+    assert dear["cards"]["h200"]["cost_usd"] == pytest.approx(dear["hours"] * cards.CARDS["h200"].usd_hour)
     assert rows["cards"]["h200"]["cost_usd"] == pytest.approx(24 * cards.CARDS["h200"].usd_hour)
     priced = json.loads(inside("plan", "micro-r64", "--price", 1.0, "--json").stdout)
     assert {row["cost_usd"] for row in priced["cards"].values()} == {24.0}

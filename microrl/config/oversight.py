@@ -72,7 +72,8 @@ class GuardConfig(Section):
     entropy_rise: RuleConfig = RuleConfig(limit=3.0)
     """Policy entropy in multiples of step 0's, or of 0.1 nats where step 0's is less."""
     useful_groups: RuleConfig = RuleConfig(limit=0.01, patience=30, action="stop")
-    """Share of groups whose rewards differ, below this. Patient, so that a validation can roll a collapse back first."""
+    """Share of groups whose rewards differ, below this; only a warning where few ever did. Patient, so that a validation can
+    roll a collapse back first."""
     truncated: RuleConfig = RuleConfig(limit=0.3)
     """Share of truncated completions above step 0's by this."""
     length_drift: RuleConfig = RuleConfig(limit=6.0, action="warn")

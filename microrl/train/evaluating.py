@@ -117,7 +117,7 @@ def validate_if_due(run: Run, step: int) -> float | None:
         return None
     state.step, state.accuracy, state.questions = step, result.accuracy().mean, len(result.right)
     state.due_s = run.budget.elapsed_s() + _pause_s(run, result.seconds)
-    run.budget.validation.add(result.seconds)
+    run.forecast.validated(result.seconds, len(result.right) * result.samples)
     if state.best_accuracy is None or state.accuracy > state.best_accuracy:
         state.best_step, state.best_accuracy = step, state.accuracy
         saving.save_checkpoint(run)

@@ -24,6 +24,7 @@ class Forecast:
         budget.evaluation_s = plan.evaluation_s
         self._before: Result | None = None
         self._lengths: deque[float] = deque(maxlen=RECENT)
+        self._completion_s = float("inf")
         self._began: tuple[int, float] | None = None
         self._steps: float | None = None
         self._made_after = 0
@@ -33,13 +34,21 @@ class Forecast:
         self._before = before
         self._budget.evaluation_s = before.seconds if before else 0.0
 
+    def validated(self, seconds: float, completions: int) -> None:
+        """A validation has been measured: newer than the evaluation before training, and without its one-time costs."""
+        self._budget.validation.add(seconds)
+        self._completion_s = seconds / completions
+
     def stepped(self, step: int, length_mean: float) -> None:
         """A step has been made; its completions say how long those of the final evaluation will be."""
         budget = self._budget
         self._lengths.append(length_mean)
         if self._before is not None:
-            longer = statistics.median(self._lengths) / max(self._before.mean_length, 1.0)
-            budget.evaluation_s = self._before.seconds * max(longer, 1.0)
+            before = self._before
+            longer = statistics.median(self._lengths) / max(before.mean_length, 1.0)
+            # Two upper bounds: the first asks for one-time costs again, the second for a batch's overhead once a completion.
+            at_most = self._completion_s * len(before.right) * before.samples
+            budget.evaluation_s = min(before.seconds * max(longer, 1.0), at_most)
         if self._began is None:
             self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves
             return

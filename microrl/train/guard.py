@@ -1,7 +1,10 @@
 """The guard: named rules that watch a run's metrics, see when it falls apart, and say what to do about it.
 
-It reads finished rows of `metrics.jsonl` and nothing else, so that a recorded run can be replayed through it. What a row does
-not say (null) neither adds to a rule's steps on end nor breaks them.
+It reads finished rows of `metrics.jsonl` alone. What is null there neither adds to a rule's steps on end nor breaks them.
+
+How close 18 healthy quickstarts (ten seeds; every loss; rank 64; 3 and 30 times the rate; bfloat16; 600 steps) came to a limit
+for as long as its patience: entropy 0.042 of 0.003 nats, 86 of 95 % lost, 0.99 of 3 times; useful groups 0.81 of 0.01; truncated
+0 of 0.3; length 1.5 of 6 times; KL 3e-5 of 0.1; gradient norm 1.6 of 10 times; accuracy 0.07 of 0.2 below its best.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ Row = Mapping[str, Any]
 STRENGTH: dict[Action, int] = {"warn": 0, "lower": 1, "rollback": 2, "stop": 3}
 SOLVED = 0.9
 """Share of right answers from which a policy may be as sure of itself as it likes."""
+ONCE_USEFUL = 0.1
+"""Share of useful groups in the whole run below which there never was anything to learn."""
 LEAST_ENTROPY = 0.1
 """Nats. A rise is judged against step 0's entropy, but not against less: a few times almost nothing is still little."""
 
@@ -43,6 +48,9 @@ class Memory:
     norms: int = 0
     log_norms: float = 0.0
     """Sum of the logarithms of `norms` gradient norms."""
+    steps: int = 0
+    useful: float = 0.0
+    """Sum of the shares of useful groups over all `steps`."""
     validations: list[float] = field(default_factory=list)
     """The last accuracies, as many as are averaged."""
     average: float | None = None
@@ -71,8 +79,7 @@ class Guard:
         """The strongest of the verdicts on this row; of equals the first in the order of `RULES`."""
         self._look(row)
         found = [verdict for name, rule in RULES.items() if (verdict := self._judge(name, rule, row))]
-        norm = row["policy/grad_norm"]
-        if norm:
+        if norm := row["policy/grad_norm"]:
             self._memory.norms += 1
             self._memory.log_norms += math.log(norm)
         if not found:
@@ -95,6 +102,7 @@ class Guard:
     def _look(self, row: Row) -> None:
         """Take in what this row is measured against: step 0's metrics, and the validations."""
         memory, averaged = self._memory, self._config.accuracy.patience
+        memory.steps, memory.useful = memory.steps + 1, memory.useful + row["groups/useful"]
         for name in ("policy/entropy", "length/mean", "length/truncated"):
             if row[name] is not None:
                 memory.start.setdefault(name, row[name])
@@ -115,6 +123,8 @@ class Guard:
             return None
         memory.passed[name] = memory.passed.get(name, 0) + 1
         action: Action = config.action
+        if name == "useful_groups" and memory.useful < ONCE_USEFUL * memory.steps:
+            action = "warn"  # no run that has broken down, but data that this model was never able to learn from
         if memory.passed[name] < self._needed(name) or (action == "warn" and name in memory.warned):
             return None
         message = rule.sentence(row, value, config.limit) + (
@@ -178,15 +188,19 @@ def _grad_norm(row: Row, memory: Memory) -> float | None:
 def _accuracy(row: Row, memory: Memory) -> float | None:
     """How far the average of the last validations lies below the best one.
 
-    All validations are of the same problems with the same random numbers, so what differs is sampling alone: with the
-    default 64 problems x 2 samples a standard error of at most 0.044, and 0.031 for the average of two. In 50 validations of
-    a policy that stands still the averages' range passes 0.2 in one run of 150 at the worst, where every problem is right
-    half the time, and in none of 500 simulated ones where difficulty is spread. One deep fall followed by a partial
-    recovery shows in an average, but not in two validations on end below a limit.
+    All validations are of the same problems with the same random numbers, so what differs is sampling: with the default
+    64 x 2 answers a standard error of at most 0.031 for an average of two. In 50 validations of a policy that stands still,
+    their range passes 0.2 in one run of 150 at the worst (every problem right half the time), and in none of 200 where
+    difficulty is spread. One deep fall with a partial recovery shows in an average, not in two validations on end.
     """
     if row["validate/accuracy"] is None or memory.average is None:
         return None
     return memory.best_average - memory.average
+
+
+def _gradient(row: Row, value: float, limit: float) -> str:
+    large = f"the gradient norm is {value:.0f} times its usual size, above {limit:g}"
+    return large if math.isfinite(value) else "the gradient is not finite"
 
 
 def _nothing_to_learn(row: Row, value: float, limit: float) -> str:
@@ -195,56 +209,42 @@ def _nothing_to_learn(row: Row, value: float, limit: float) -> str:
     return f"{value:.0%} of the groups have rewards that differ, and the answers are {why} ({right:.0%} right)"
 
 
+def _says(text: str) -> Callable[[Row, float, float], str]:
+    return lambda row, value, limit: text.format(row=row, value=value, limit=limit)
+
+
 RULES: dict[str, Rule] = {
-    "grad_norm": Rule(
-        _grad_norm,
-        lambda row, value, limit: (
-            f"the gradient norm is {value:.0f} times its usual size, above {limit:g}"
-            if math.isfinite(value)
-            else "the gradient is not finite"
-        ),
-    ),
+    "grad_norm": Rule(_grad_norm, _gradient),
     "kl_sampler": Rule(
         lambda row, memory: row["policy/kl_sampler"],
-        lambda row, value, limit: f"engine and trainer are {value:.3g} nats a token apart, more than {limit:g}",
+        _says("engine and trainer are {value:.3g} nats a token apart, more than {limit:g}"),
     ),
     "truncated": Rule(
         lambda row, memory: row["length/truncated"] - memory.start["length/truncated"],
-        lambda row, value, limit: (
-            f"{row['length/truncated']:.0%} of the completions run into the length limit, {value:.0%} more than at step 0"
-        ),
+        _says("{row[length/truncated]:.0%} of the completions run into the length limit, {value:.0%} more than at step 0"),
     ),
     "entropy_rise": Rule(
         _entropy_rise,
-        lambda row, value, limit: (
-            f"the policy's entropy is {row['policy/entropy']:.3f} nats, {value:.1f} times that of step 0: it turns random"
-        ),
+        _says("the policy's entropy is {row[policy/entropy]:.3f} nats, {value:.1f} times that of step 0: it turns random"),
     ),
     "entropy_low": Rule(
         _unsolved_entropy,
-        lambda row, value, limit: (
-            f"the policy's entropy is {value:.4f} nats, below {limit:g}: it has stopped exploring with "
-            f"{row['reward/accuracy']:.0%} of its answers right"
+        _says(
+            "the policy's entropy is {value:.4f} nats: it explores no more, with {row[reward/accuracy]:.0%} of its answers right"
         ),
         below=True,
     ),
     "accuracy": Rule(
         _accuracy,
-        lambda row, value, limit: (
-            f"held-out accuracy, {row['validate/accuracy']:.3f} now, has fallen {value:.3f} below its best on average"
-        ),
+        _says("held-out accuracy, {row[validate/accuracy]:.3f} now, has fallen {value:.3f} below its best on average"),
     ),
     "useful_groups": Rule(lambda row, memory: row["groups/useful"], _nothing_to_learn, below=True),
     "entropy_drop": Rule(
         _entropy_drop,
-        lambda row, value, limit: (
-            f"{value:.1%} of step 0's entropy is gone, with {row['reward/accuracy']:.0%} of the answers right"
-        ),
+        _says("{value:.1%} of step 0's entropy is gone, with {row[reward/accuracy]:.0%} of the answers right"),
     ),
     "length_drift": Rule(
         _length_drift,
-        lambda row, value, limit: (
-            f"completions are {row['length/mean']:.0f} tokens long, {value:.1f} times longer or shorter than at step 0"
-        ),
+        _says("completions are {row[length/mean]:.0f} tokens long, {value:.1f} times longer or shorter than at step 0"),
     ),
 }
