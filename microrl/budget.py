@@ -16,6 +16,15 @@ QUANTILE = 0.85
 FIRST_MARGIN = 0.2
 """On top of a single measurement; n of them need an n-th of it, since their quantile says by itself how much they vary."""
 EVALUATION_MARGIN = 0.1
+BEFORE_SHARE = 0.3
+"""Most of what is left after loading that the evaluation before training may take."""
+VALIDATIONS = 20
+"""A run validates no more often than this, however cheap it is."""
+CHECKPOINTS = 20
+"""A run writes about this many checkpoints; more where they would be further apart than CHECKPOINT_MINUTES."""
+CHECKPOINT_MINUTES = 15.0
+SAVING_SHARE = 0.02
+"""Most of the time that checkpoints may take."""
 LEAST_EVALUATION = 0.25
 """Share of the final evaluation for which a step that takes too long is given up."""
 
@@ -28,6 +37,15 @@ def process_started() -> float:
         return boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, StopIteration, ValueError, IndexError):
         return time.time()  # not Linux: the imports so far, about a second, are not counted
+
+
+def checkpoint_interval_s(minutes: float | None, hours: float | None, save_s: float) -> float:
+    """Seconds between two checkpoints: as configured, or what follows from the budget and from how long one takes."""
+    if minutes is not None:
+        return minutes * 60
+    longest_s = CHECKPOINT_MINUTES * 60
+    derived_s = longest_s if hours is None else min(hours * 3600 / CHECKPOINTS, longest_s)
+    return max(derived_s, save_s / SAVING_SHARE)
 
 
 class Durations:

@@ -308,7 +308,9 @@ def test_the_update_by_hand():
 
 def test_steps_are_what_is_left_of_the_hours():
     found = planned("micro-r64", budget__hours=3.0, validate__share=0.2, budget__checkpoint_minutes=15.0)
-    each = found.step_s / 0.8 / (1 - found.save_s / 900)
+    share = 20 * found.validation_s / (3 * 3600)
+    assert share < 0.2, "a run validates at most 20 times"
+    each = found.step_s / (1 - share) / (1 - found.save_s / 900)
     around = found.load_s + found.save_s + 2 * found.evaluation_s + 10
     assert found.steps == int((3 * 3600 - around) / each)
     assert found.hours == 3 and found.cost_usd == pytest.approx(0.9)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from microrl.budget import BEFORE_SHARE, CHECKPOINT_MINUTES, CHECKPOINTS, VALIDATIONS, checkpoint_interval_s
 from microrl.config import RunConfig
 from microrl.plan import advice, memory, roofline
 from microrl.plan.cards import Card
@@ -15,11 +16,6 @@ from microrl.plan.work import LENGTH_SHARE, Work
 
 EXIT_S = 10.0
 """Most that is kept back for leaving the process (and never more than half a per cent of the budget)."""
-CHECKPOINT_MINUTES, CHECKPOINTS, SAVING_SHARE = 15.0, 20, 0.02
-"""Without `budget.checkpoint_minutes`: every 15 minutes, or a twentieth of the budget where that is shorter, and at most this
-share of the time."""
-EVALUATION_SHARE = 0.3
-"""Most of what is left after loading that the evaluation before training may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +67,8 @@ class Plan:
         return {**asdict(self), "gpu": self.card.name, "advice": list(self.advice), "notes": list(self.notes)}
 
 
-def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None = None) -> Plan:
-    """The plan of this run. `free_gb` is what is free of the card, where that is known.
+def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None = None, load_s: float | None = None) -> Plan:
+    """The plan of this run. `free_gb` is what is free of the card, `load_s` what loading has taken, where these are known.
 
     A run without a bound is planned for a single step. Raises UserError for a rank or targets that the network does not have.
     """
@@ -80,6 +76,8 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
     room = (card.memory_gb if free_gb is None else free_gb) * GB
     sizes = memory.of(work, room)
     timing = roofline.of(work, sizes)
+    if load_s is not None:
+        timing = replace(timing, load=load_s)
     wrong = advice.conflicts(work)
     fits = sizes.fits(room) and not wrong
     step_s = sum(timing.step.values())
@@ -129,11 +127,10 @@ def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
         total = around + 2 * timing.evaluation + steps * each
         return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600
     seconds = budget.hours * 3600
-    derived_s = max(min(CHECKPOINT_MINUTES * 60, seconds / CHECKPOINTS), timing.save / SAVING_SHARE)
-    interval_s = derived_s if budget.checkpoint_minutes is None else budget.checkpoint_minutes * 60
+    interval_s = checkpoint_interval_s(budget.checkpoint_minutes, budget.hours, timing.save)
     saving = min(timing.save / interval_s, 0.5)
     exit_s = min(0.005 * seconds, EXIT_S)
-    evaluation = min(timing.evaluation, EVALUATION_SHARE * max(seconds - around, 0.0))
+    evaluation = min(timing.evaluation, BEFORE_SHARE * max(seconds - around, 0.0))
     left = seconds - around - 2 * evaluation - exit_s
     steps = max(int(left * (1 - saving) / each), 0)
     if budget.steps is not None and budget.steps < steps:
@@ -158,6 +155,8 @@ def _validation_share(work: Work, timing: Timing) -> float:
     share = float(settings.share)
     if settings.every_minutes is not None:
         share = min(share, timing.validation / (settings.every_minutes * 60))
+    elif config.budget.hours is not None and config.budget.steps is None:
+        share = min(share, VALIDATIONS * timing.validation / (config.budget.hours * 3600))
     return min(share, 0.9)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from microrl.config.schema import RunConfig
+from microrl.budget import BEFORE_SHARE, VALIDATIONS
+from microrl.config import RunConfig
 from microrl.evaluation.evaluate import Result, evaluate
 from microrl.rollout.engine import Engine
 from microrl.tracking.console import RunConsole
@@ -15,10 +16,6 @@ from microrl.train.setup import Parts
 from microrl.types import BASE, AdapterSnapshot, Prompt, Sampling
 
 HELD_OUT = "held-out"
-BEFORE_SHARE = 0.3
-"""Most of what is left after loading that the evaluation before training may take."""
-VALIDATIONS = 20
-"""A run validates no more often than this, however cheap it is."""
 
 
 def before(run: Run) -> None:

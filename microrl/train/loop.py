@@ -47,7 +47,7 @@ def train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool 
                 engine = config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})
                 config = config.model_copy(update={"engine": engine})
             parts = setup.build(config, folder, console, tokens_per_microbatch=state.tokens_per_microbatch)
-            plan = planning.of_model(config, parts)
+            plan = planning.of_model(config, parts, state.elapsed_s + time.time() - started)
         try:
             price = plan.price
             budget = Budget(hours=bounds.hours, steps=bounds.steps, price=price, started=started, before_s=state.elapsed_s)
@@ -197,7 +197,7 @@ def _act(run: Run, verdict: Verdict, step: int) -> None:
     run.folder.event("guard", verdict.message, **details)
     run.console.note(f"guard, {verdict.rule}: {verdict.message}; {verdict.action}")
     if verdict.action in ("rollback", "stop"):
-        best = checkpoint.best(run.folder.path / saving.CHECKPOINTS, run.state)
+        best = checkpoint.best(run.folder.path / saving.FOLDER, run.state)
         if best is not None:
             checkpoint.load_weights(best, run.parts.policy)
             run.tell("rolled back", f"the weights are those of {best.name} again", step=step)

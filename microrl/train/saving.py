@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from microrl import checkpoint
+from microrl.budget import CHECKPOINTS, checkpoint_interval_s
 from microrl.checkpoint import State
 from microrl.errors import MachineFailure
 from microrl.tracking import disk, heartbeat
@@ -15,12 +16,7 @@ from microrl.tracking.run_folder import RunFolder
 from microrl.train.run import Run
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-CHECKPOINTS, BEST, FINAL = "checkpoints", "best", "final"
-SAVES = 20
-"""A run writes about this many checkpoints; more where that would be further apart than LONGEST_MINUTES."""
-LONGEST_MINUTES = 15.0
-COST = 0.02
-"""Most of the time that checkpoints may take."""
+FOLDER, BEST, FINAL = "checkpoints", "best", "final"
 
 
 def find_place(folder: RunFolder) -> tuple[Path | None, State]:
@@ -34,7 +30,7 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
 
     (folder.path / "summary.json").unlink(missing_ok=True)
     folder.mend(EVENTS)
-    place = checkpoint.newest(folder.path / CHECKPOINTS, folder.size(METRICS), on_bad)
+    place = checkpoint.newest(folder.path / FOLDER, folder.size(METRICS), on_bad)
     path, state = place if place is not None else (None, State())
     elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
@@ -52,7 +48,7 @@ def _mend_best(folder: RunFolder, state: State) -> None:
     if step is None:
         shutil.rmtree(target, ignore_errors=True)
     elif checkpoint.fault(target) is not None or checkpoint.read_state(target).step != step:
-        found = checkpoint.best(folder.path / CHECKPOINTS, state)
+        found = checkpoint.best(folder.path / FOLDER, state)
         if found is not None:
             checkpoint.publish(found, target)
 
@@ -65,7 +61,7 @@ def save_checkpoint(run: Run) -> bool:
         except Exception as error:
             if not disk.is_full(error):
                 raise
-            good = [path.name for path in checkpoint.all_in(run.folder.path / CHECKPOINTS)[-1:]] or ["none"]
+            good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
             run.tell("disk full", f"no room for a checkpoint of step {run.state.step}; the last good one is {good[0]} ({error})")
             return False
     return True
@@ -82,7 +78,7 @@ def _save(run: Run) -> None:
     state.elapsed_s, state.metrics_offset = began, folder.size(METRICS)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
     state.tokens_per_microbatch = run.parts.policy.max_tokens
-    checkpoint.save(folder.path / CHECKPOINTS, run.parts.policy, state)
+    checkpoint.save(folder.path / FOLDER, run.parts.policy, state)
     run.budget.save.add(run.budget.elapsed_s() - began)
 
 
@@ -93,32 +89,25 @@ def _make_room_and(run: Run, work: Callable[[], None]) -> None:
     except Exception as error:
         if not disk.is_full(error):
             raise
-        checkpoint.prune(run.folder.path / CHECKPOINTS, kept=1)
+        checkpoint.prune(run.folder.path / FOLDER, kept=1)
         work()
 
 
 def save_if_due(run: Run, saved_s: float) -> float:
     """A checkpoint where it is time for one. `saved_s` is the elapsed time of the last; returns that of the now last."""
     steps, step = run.config.budget.steps, run.state.step
-    by_step = steps is not None and step % max(steps // SAVES, 1) == 0
-    if not by_step and run.budget.elapsed_s() - saved_s < _interval_s(run):
+    by_step = steps is not None and step % max(steps // CHECKPOINTS, 1) == 0
+    interval_s = checkpoint_interval_s(run.config.budget.checkpoint_minutes, run.budget.hours, run.budget.save.typical_s())
+    if not by_step and run.budget.elapsed_s() - saved_s < interval_s:
         return saved_s
     save_checkpoint(run)
     return run.budget.elapsed_s()
 
 
-def _interval_s(run: Run) -> float:
-    minutes, hours = run.config.budget.checkpoint_minutes, run.budget.hours
-    if minutes is not None:
-        return minutes * 60
-    derived_s = LONGEST_MINUTES * 60 if hours is None else min(hours * 3600 / SAVES, LONGEST_MINUTES * 60)
-    return max(derived_s, run.budget.save.typical_s() / COST)
-
-
 def publish_best(run: Run) -> None:
     """Let `best/` be the checkpoint that scored best."""
     with run.watch.phase("save"), run.folder.room(f"{BEST}/"):
-        found = checkpoint.best(run.folder.path / CHECKPOINTS, run.state)
+        found = checkpoint.best(run.folder.path / FOLDER, run.state)
         if found is not None:
             checkpoint.publish(found, run.folder.path / BEST)
 
