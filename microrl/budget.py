@@ -109,8 +109,8 @@ class Budget:
         return self.elapsed_s() / 3600 * self.price
 
     def exit_s(self) -> float:
-        """Kept back for closing the engine and leaving the process: half a second and half a per cent, at most ten seconds."""
-        return 0.5 + min(0.005 * (self.hours or 0.0) * 3600, 9.5)
+        """Kept back for closing the engine and leaving the process: 0.7 s and half a per cent, at most ten seconds."""
+        return 0.7 + min(0.005 * (self.hours or 0.0) * 3600, 9.3)
 
     def reserve_s(self) -> float:
         """What must follow the last step: the final save, the final evaluation, the exit."""

@@ -1,10 +1,15 @@
-"""Estimators against numbers worked out by hand, and their coverage."""
+"""Estimators against numbers worked out by hand, their coverage, and evaluations against a deadline."""
 
 import random
 
 import pytest
 
+from microrl.config import resolve
+from microrl.evaluation import evaluate as evaluate_module
 from microrl.evaluation.estimators import mean_share, paired_gain, pass_at_k
+from microrl.evaluation.evaluate import Result, gains
+from microrl.rewards import Judge
+from microrl.types import Completion, Group, Prompt, Sampling
 
 
 @pytest.mark.parametrize(
@@ -66,3 +71,48 @@ def test_no_change_at_all_is_not_certainty():
     same = {str(number): 0.5 for number in range(64)}
     gain = paired_gain(same, same)
     assert gain.mean == 0 and gain.ci95 == pytest.approx((-0.0297, 0.0297), abs=1e-4)
+
+
+class SlowSampler:
+    """Answers every question with its own streams' key, and lets a clock run a second for each chunk and a tenth a question."""
+
+    def __init__(self, clock):
+        self.clock, self.asked = clock, []
+
+    def groups(self, prompts, sampling, *, stream):
+        for position, prompt in enumerate(prompts):
+            self.asked.append((prompt.question, (*stream, position)))
+            yield position, Group(prompt, (Completion((1, 2), (0.0, 0.0), "stop", 0, r"\boxed{1}"),))
+        self.clock[0] += 1 + 0.1 * len(prompts)
+
+
+def asked(monkeypatch, deadline_s, expected_s=0.0):
+    clock = [100.0]
+    monkeypatch.setattr(evaluate_module.time, "monotonic", lambda: clock[0])
+    sampler, judge = SlowSampler(clock), Judge(resolve(()).reward)
+    prompts = [Prompt(f"question {number}", "1", "", (1,)) for number in range(40)]
+    try:
+        result = evaluate_module.evaluate(
+            sampler, judge, prompts, Sampling(1, 8), seed=3, pass_k=(), deadline_s=deadline_s, expected_s=expected_s
+        )
+    finally:
+        judge.close()
+    return result, sampler.asked, clock[0] - 100
+
+
+def test_an_evaluation_shrinks_to_its_deadline_and_asks_the_same_questions_the_same_way(monkeypatch):
+    whole, all_asked, _ = asked(monkeypatch, None)
+    assert len(whole.right) == 40 and whole.accuracy().mean == 1.0
+    # A chunk of 16 takes 2.6 s: two fit into 6.5 s, and of the third (1.3 s left, half of 2.6) nothing.
+    for deadline, count in ((6.5, 32), (7.2, 40), (6.8, 35), (2.0, 16)):
+        part, some, seconds = asked(monkeypatch, deadline)
+        assert len(part.right) == count, deadline
+        assert some == all_asked[:count], "a part of a chunk uses the whole one's random numbers"
+        assert seconds <= max(deadline, 2.6) + 0.05
+    assert asked(monkeypatch, 1.0, expected_s=40 / 16 * 2.6)[0] is None, "it is known beforehand that nothing fits"
+
+
+def test_gains_pair_what_both_sides_have_answered():
+    before = Result(Sampling(2, 8), 0, (), {"a": 2, "b": 0, "c": 1})
+    after = Result(Sampling(2, 8), 0, (), {"a": 1, "b": 2})
+    assert gains(before, after)["paired_gain"]["mean"] == pytest.approx((-0.5 + 1.0) / 2)

@@ -102,7 +102,7 @@ def evaluate(
     """
     result = Result(sampling, seed, tuple(pass_k))
     began = time.monotonic()
-    slowest = expected_s * CHUNK / max(len(prompts), 1)
+    slowest = expected_s * CHUNK / max(len(prompts), CHUNK)
     tokens = cut = 0
     for start in range(0, len(prompts), CHUNK):
         breathe()

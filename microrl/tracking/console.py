@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +26,9 @@ class RunConsole:
 
     def __init__(self, *, title: str = "microrl", total_steps: int | None = None) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._title, self._total = title, total_steps
+        self._title, self._bound = title, total_steps
+        self._total: int | str | None = total_steps
+        self._share = 0.0
         self._row: Mapping[str, Any] | None = None
         self._status = "starting"
         self._said_at = 0.0
@@ -69,9 +72,10 @@ class RunConsole:
             self.status(f"{label}: {number}/{total} groups, {rate:.0f} tokens/s")
             yield position, group
 
-    def step(self, row: Mapping[str, Any]) -> None:
-        """A finished step's metrics."""
-        self._row = row
+    def step(self, row: Mapping[str, Any], *, share: float = 0.0, expected: int | None = None) -> None:
+        """A finished step's metrics, the spent share of the budget, and how many steps it is likely to have room for."""
+        self._row, self._share = row, share
+        self._total = self._bound or (f"~{expected}" if expected else None)
         self._said_at = time.monotonic()
         if not self._console.is_terminal:
             self.note(plain_line(row, self._total))
@@ -114,10 +118,12 @@ class RunConsole:
                 f"[bold]slope[/] {'not measurable' if row['sync/slope'] is None else _number(row['sync/slope'], 2)}",
                 f"[bold]KL to sampler[/] {row['policy/kl_sampler']:.1e} nats",
             )
-        return Group(Panel(table, title=self._title, expand=False), status)
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row("[bold]budget[/]", ProgressBar(total=1.0, completed=self._share, width=60), f"{self._share:.0%}")
+        return Group(Panel(Group(table, bar), title=self._title, expand=False), status)
 
 
-def plain_line(row: Mapping[str, Any], total: int | None) -> str:
+def plain_line(row: Mapping[str, Any], total: int | str | None) -> str:
     """A step as one line of text."""
     left = row["budget/left_s"]
     parts = (
@@ -148,7 +154,7 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def _of(step: int, total: int | None) -> str:
+def _of(step: int, total: int | str | None) -> str:
     return f"{step + 1}/{total}" if total else str(step + 1)
 
 

@@ -11,15 +11,17 @@ from microrl.evaluation.evaluate import Result
 from microrl.plan.plan import Plan
 
 MADE_AT = 0.1
-"""Share of the budget after which the number of steps is forecast from what was measured."""
+"""Share of the time for training after which the number of steps is forecast from what was measured."""
 LEAST_STEPS = 3
 
 
 class Forecast:
     """Fills the budget's guesses from the plan, and keeps them up to date."""
 
-    def __init__(self, plan: Plan, budget: Budget) -> None:
+    def __init__(self, plan: Plan, budget: Budget, *, done: int) -> None:
+        """`done` is how many steps earlier processes of this run have made."""
         self._plan, self._budget = plan, budget
+        self._planned = plan.steps if budget.most_steps is not None else done + plan.steps
         budget.step.guess_s, budget.save.guess_s, budget.validation.guess_s = plan.step_s, plan.save_s, plan.validation_s
         budget.evaluation_s = plan.evaluation_s
         self._before: Result | None = None
@@ -28,6 +30,11 @@ class Forecast:
         self._began: tuple[int, float] | None = None
         self._steps: float | None = None
         self._made_after = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps in the whole run, as far as is known."""
+        return self._planned if self._steps is None else round(self._steps)
 
     def evaluated(self, before: Result | None) -> None:
         """The evaluation before training has been measured."""
@@ -52,22 +59,24 @@ class Forecast:
         if self._began is None:
             self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves
             return
-        done, seconds = step + 1 - self._began[0], budget.elapsed_s() - self._began[1]
-        spent = budget.share(step + 1)
-        if self._steps is None and done >= LEAST_STEPS and spent >= MADE_AT:
-            self._made_after = step + 1
-            self._steps = self._made_after + self.steps_left(seconds / done)
+        if self._steps is None:
+            self._steps = self._measured(step + 1, *self._began)
 
-    def steps_left(self, step_s: float) -> float:
-        """Steps of so many seconds that still fit."""
-        budget, done = self._budget, self._made_after
-        fitting = float("inf") if (left := budget.left_s()) is None else max(left - budget.reserve_s(), 0.0) / max(step_s, 1e-9)
-        return fitting if budget.most_steps is None else min(fitting, budget.most_steps - done)
+    def _measured(self, made: int, began: int, began_s: float) -> float | None:
+        """Steps in the whole run, at the pace since `began`; None while that is too short a time."""
+        budget = self._budget
+        spent_s, left_s = budget.elapsed_s() - began_s, budget.left_s()
+        fitting = float("inf") if left_s is None else made + max(left_s - budget.reserve_s(), 0.0) / (spent_s / (made - began))
+        total = fitting if budget.most_steps is None else min(fitting, budget.most_steps)
+        if made - began < LEAST_STEPS or made - began < MADE_AT * (total - began):
+            return None
+        self._made_after = made
+        return total
 
     def to_json(self, steps: int, step_s: float | None) -> dict[str, Any]:
         """What was forecast before the start and after a tenth of the budget, and what came."""
         return {
-            "planned_steps": self._plan.steps,
+            "planned_steps": self._planned,
             "planned_step_s": self._plan.step_s,
             "steps": None if self._steps is None else round(self._steps),
             "made_after_steps": self._made_after or None,

@@ -49,14 +49,13 @@ def train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool 
             parts = setup.build(config, folder, console, tokens_per_microbatch=state.tokens_per_microbatch)
             plan = planning.of_model(config, parts, state.elapsed_s + time.time() - started)
         try:
-            price = plan.price
-            budget = Budget(hours=bounds.hours, steps=bounds.steps, price=price, started=started, before_s=state.elapsed_s)
-            guard = Guard(config.guard)
+            budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=state.elapsed_s)
+            guard, forecast = Guard(config.guard), Forecast(plan, budget, done=state.step)
             if place is not None:
                 checkpoint.restore(place, parts.policy)
                 guard.restore(state.guard)
                 parts.prompts.position = state.sampler_position
-            run = Run(config, folder, budget, console, interrupts, watch, parts, state, guard, Forecast(plan, budget))
+            run = Run(config, folder, budget, console, interrupts, watch, parts, state, guard, forecast)
             with Heartbeat(folder.path, budget.elapsed_s):
                 return _carry_out(run, resume=resume)
         finally:
@@ -166,13 +165,14 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     with run.interrupts.held("this micro-batch"):
         with watch.phase("update"):
             update = parts.policy.update(to_batch(parts, groups), lr, run.breathe)
-        if state.entropy_start is None:
-            state.entropy_start = update.entropy
-        row = describe(
-            step, sampled, update, parts.engine.report, lr=lr, entropy_start=state.entropy_start, laps=watch.lap(),
-            seconds=time.perf_counter() - began,
-        )  # fmt: skip
-        row = _log(run, step, row | {"validate/accuracy": accuracy}, update.reason)
+        with watch.phase("log"):
+            if state.entropy_start is None:
+                state.entropy_start = update.entropy
+            row = describe(
+                step, sampled, update, parts.engine.report, lr=lr, entropy_start=state.entropy_start, laps=watch.lap(),
+                seconds=time.perf_counter() - began,
+            )  # fmt: skip
+            row = _log(run, step, row | {"validate/accuracy": accuracy}, update.reason)
         with watch.phase("save"), run.folder.room("rollouts"):
             run.folder.log_rollouts(step, sampled)
         state.step, state.sampler_position = step + 1, parts.prompts.position
@@ -185,7 +185,7 @@ def _log(run: Run, step: int, values: dict[str, Any], reason: str | None) -> dic
     values |= {"budget/elapsed_s": budget.elapsed_s(), "budget/left_s": budget.left_s(), "budget/cost_usd": budget.cost_usd()}
     row = metrics.row(values)
     run.folder.append("metrics.jsonl", row)
-    run.console.step(row)
+    run.console.step(row, share=budget.share(step + 1), expected=run.forecast.steps)
     if reason:
         run.folder.event("update skipped", reason, step=step)
     return row
