@@ -64,7 +64,8 @@ def train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool 
 
 
 def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
-    _begin(run, resume=resume)
+    with run.watch.phase("load"):
+        _begin(run, resume=resume)
     status = "failed"
     try:
         evaluating.before(run)
@@ -135,8 +136,6 @@ def _steps(run: Run) -> str:
             row = _step(run, step, accuracy)
             budget.step.add(budget.elapsed_s() - began)
             run.forecast.stepped(step, row["length/mean"])
-            if verdict := run.guard.check(row):
-                _act(run, verdict, step)
             saved_s = saving.save_if_due(run, saved_s)
         if state.step == budget.most_steps:
             evaluating.validate_if_due(run, state.step)  # of the weights that no step samples with any more
@@ -149,7 +148,10 @@ def _steps(run: Run) -> str:
 
 
 def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
-    """Sample, judge, update, log. Before the update nothing is changed; from then on to the logged row nothing comes between."""
+    """Sample, judge, update, log. Before the update nothing is changed; from then on to the end nothing comes between.
+
+    Raises StoppedByGuard behind the step that the guard ends the run with.
+    """
     parts, state, watch = run.parts, run.state, run.watch
     began = time.perf_counter()
     watch.lap()
@@ -176,7 +178,12 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
         with watch.phase("save"), run.folder.room("rollouts"):
             run.folder.log_rollouts(step, sampled)
         state.step, state.sampler_position = step + 1, parts.prompts.position
+        verdict = run.guard.check(row)  # part of the step: a checkpoint never holds a row that the guard has not seen
+        if verdict is not None:
+            _act(run, verdict, step)
         parts.policy.is_whole = True
+    if verdict is not None and verdict.action == "stop":
+        raise StoppedByGuard
     return row
 
 
@@ -192,7 +199,7 @@ def _log(run: Run, step: int, values: dict[str, Any], reason: str | None) -> dic
 
 
 def _act(run: Run, verdict: Verdict, step: int) -> None:
-    """Do what the guard says. Raises StoppedByGuard where that is to stop, with the best weights in place."""
+    """Do what the guard says about the weights: a run that it stops ends with its best ones, too."""
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
     run.folder.event("guard", verdict.message, **details)
     run.console.note(f"guard, {verdict.rule}: {verdict.message}; {verdict.action}")
@@ -201,5 +208,3 @@ def _act(run: Run, verdict: Verdict, step: int) -> None:
         if best is not None:
             checkpoint.load_weights(best, run.parts.policy)
             run.tell("rolled back", f"the weights are those of {best.name} again", step=step)
-    if verdict.action == "stop":
-        raise StoppedByGuard

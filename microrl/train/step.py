@@ -30,6 +30,7 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
     rounds = loss.max_rounds if isinstance(loss, DapoConfig) and dynamic else 1
     kept: list[Group] = []
     sampled: list[Group] = []
+    entered, counted = time.perf_counter(), 0.0
     with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
         for number in range(rounds):
             prompts = parts.prompts.draw(wanted - len(kept))
@@ -42,15 +43,18 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
 
             groups = decoding(sampler.groups(prompts, sampling, stream=(parts.config.seed, step, number)))
             scored = parts.judge.score(progress(groups, len(prompts)))
+            done = time.perf_counter()
             watch.add("generate", ended - began)
-            watch.add("verify", time.perf_counter() - ended)
+            watch.add("verify", done - ended)
+            counted += done - began
             sampled += scored
             kept += [group for group in scored if not dynamic or has_mixed_accuracy(group)]
             if len(kept) >= wanted:
                 break
     report = parts.engine.report
-    watch.add("sync", report.push_s + report.proof_s)
-    watch.add("sleep_wake", report.wake_s + report.sleep_s)
+    sleep_wake = report.wake_s + report.sleep_s
+    watch.add("sleep_wake", sleep_wake)
+    watch.add("sync", time.perf_counter() - entered - counted - sleep_wake)  # push, proof, and what goes with them
     # Nothing mixed in any round: train on what there is, which is a skipped update unless the format parts differ.
     return (kept or sampled[:wanted]), sampled
 
