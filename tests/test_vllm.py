@@ -20,12 +20,13 @@ pytestmark = pytest.mark.vllm
 
 from microrl.algorithm.batch import Batch, Row  # noqa: E402
 from microrl.config import resolve  # noqa: E402
-from microrl.errors import SwapNotProved  # noqa: E402
+from microrl.errors import MachineFailure, SwapNotProved  # noqa: E402
 from microrl.policy.policy import Policy  # noqa: E402
 from microrl.policy.tiny import build_model  # noqa: E402
 from microrl.rollout.base_model import sequence_logprobs  # noqa: E402
 from microrl.rollout.sync import SyncChoice  # noqa: E402
 from microrl.rollout.transformers import TransformersEngine  # noqa: E402
+from microrl.rollout.vllm_driver import VllmDriver  # noqa: E402
 from microrl.train.engines import make_engine  # noqa: E402
 from microrl.types import BASE, LowRank, Prompt, Sampling  # noqa: E402
 
@@ -518,6 +519,48 @@ def test_both_engines_over_five_updates(served):
         assert update.skipped == 0 and update.kl_sampler < (1e-4 if CUDA else 1e-6) and update.outside_share == 0
 
 
+@pytest.mark.parametrize("place", ["wake", "swap", "score", "finished"])
+def test_after_running_out_of_memory_a_smaller_engine_gives_the_same(served, monkeypatch, place):
+    """Wherever the card is full, vLLM is built anew with half of its cache, proved anew, and samples what it would have."""
+    engine, policy = served.in_mode("swap"), served.change("lora", seed=21)
+    meant = rows_of(sampled(engine, policy.snapshot(), prompts(served), stream=(4, 2)))
+    room, original, calls = engine._settings.kv_bytes, getattr(VllmDriver, place), []
+
+    def full(self, *arguments):
+        calls.append(place)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(VllmDriver, place, full)
+    with pytest.raises(torch.OutOfMemoryError):
+        sampled(engine, policy.snapshot(), prompts(served), stream=(4, 2))
+    assert engine.shrink() == pytest.approx(room / 2e9) and engine._settings.kv_bytes == room // 2
+    again = rows_of(sampled(engine, policy.snapshot(), prompts(served), stream=(4, 2)))
+    assert [row.completion_ids for row in again] == [row.completion_ids for row in meant]
+    assert [kind for kind, *_ in served.events].count("probe calibrated") == 1, "a new engine is proved anew"
+    assert gap(policy, sampled(engine, policy.snapshot(), prompts(served))) < CLOSE
+
+
+def test_a_start_that_runs_out_of_memory_takes_a_smaller_cache(served, monkeypatch):
+    engine, room = served.in_mode("swap"), served.engine._settings.kv_bytes
+    original, calls = VllmDriver.__init__, []
+
+    def full(self, *arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`")
+        original(self, *arguments)
+
+    monkeypatch.setattr(VllmDriver, "__init__", full)
+    assert engine.shrink() == pytest.approx(room / 4e9) and len(calls) == 2
+    assert gap(served.policies["lora"], sampled(engine, served.policies["lora"].snapshot(), prompts(served))) < CLOSE
+    engine._settings = replace(engine._settings, kv_bytes=1000)
+    with pytest.raises(MachineFailure, match="a cache for less than two completions"):
+        engine._halve("here")
+    engine._settings = replace(engine._settings, kv_bytes=room)
+
+
 @pytest.fixture
 def arguments(tiny_arguments, tokenizer, tmp_path):
     """The smallest run whose groups differ: completions end at different lengths, and length costs."""
@@ -544,7 +587,7 @@ def test_a_whole_run(microrl, arguments, tmp_path):
         )
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     # Step 0 samples from the base, where there is nothing to see; step 1 from an update that is seen.
-    assert [event["kind"] for event in events if event["kind"] != "warning"] == ["probe calibrated", "probe", "probe"]
+    assert [event["kind"] for event in events if event["kind"] not in ("warning", "best")] == ["probe calibrated", "probe", "probe"]
     assert "not measurable" in events[-2]["message"] and "slope of 1.000" in events[-1]["message"]
     assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
     # Resumed, it measures both modes, stores its choice, and another process takes that up.
