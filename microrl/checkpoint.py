@@ -59,6 +59,8 @@ class State:
     """GB of the engine's cache after it ran out of memory; None: as configured or derived."""
     tokens_per_microbatch: int | None = None
     """As the trainer has derived it and found it to fit; None before the first checkpoint."""
+    checkpoints_activations: bool = False
+    """Whether the trainer computes them again."""
 
 
 def save(root: Path, policy: Policy, state: State) -> Path:

@@ -76,11 +76,25 @@ SAMPLING = {
 }
 
 
-@pytest.mark.parametrize("error", [CARD, HOST], ids=["card", "host"])
-@pytest.mark.parametrize("place", [*UPDATE, *SAMPLING])
+FAST = {"backward", "decoding"}
+ONE_OF_EACH = {"optimizer", "folding", "evaluation before", "reference"}
+
+
+def marks(place):
+    if place in FAST:
+        return ()
+    return (pytest.mark.slow, pytest.mark.one_of_each) if place in ONE_OF_EACH else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        *(pytest.param(place, CARD, marks=marks(place), id=place) for place in [*UPDATE, *SAMPLING]),
+        pytest.param("forward", HOST, marks=pytest.mark.slow, id="forward on the host"),
+        pytest.param("choosing", HOST, marks=pytest.mark.slow, id="choosing on the host"),
+    ],
+)
 def test_the_same_result_after_running_out_of_memory(inside, arguments, whole, tmp_path, monkeypatch, place, error):
-    if error is HOST and place not in ("forward", "decoding"):
-        pytest.skip("one of each is enough")
     owner, name, count = {**UPDATE, **SAMPLING}[place]
     calls = raising(monkeypatch, owner, name, error, lambda number: number == count)
     out = tmp_path / "run"
@@ -119,13 +133,45 @@ def test_what_was_learned_about_memory_outlives_the_process(inside, arguments, t
     assert seen == [before.tokens_per_microbatch] == [after.tokens_per_microbatch] and after.max_kv_gb == before.max_kv_gb
 
 
+def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whole, tmp_path, monkeypatch):
+    """Out of memory until every row stands alone, and once more: then nothing is kept, and the run ends as it would have."""
+    original, single = torch.Tensor.backward, []
+
+    def full(self, *rest):
+        from microrl.policy.policy import Policy as trainer
+
+        policy = policies[-1]
+        assert isinstance(policy, trainer)
+        if not policy.checkpoints_activations:
+            single.append(policy.max_tokens)
+            raise CARD
+        return original(self, *rest)
+
+    policies = []
+    made = Policy.__init__
+    monkeypatch.setattr(Policy, "__init__", lambda self, *rest, **named: (made(self, *rest, **named), policies.append(self))[0])
+    monkeypatch.setattr(torch.Tensor, "backward", full)
+    out = tmp_path / "run"
+    done = inside("train", *arguments, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert len(single) > 3 and single == sorted(single, reverse=True)
+    adapter, wanted = load_file(out / ADAPTER), load_file(whole / ADAPTER)
+    assert max(float((adapter[key] - wanted[key]).abs().max()) for key in wanted) < 2e-5
+    assert checkpoint.read_state(sorted((out / "checkpoints").iterdir())[-1]).checkpoints_activations
+    seen = []
+    update = Policy.update
+    monkeypatch.setattr(Policy, "update", lambda self, *rest: seen.append(self.checkpoints_activations) or update(self, *rest))
+    assert inside("train", "--resume", out, "--steps", 6).returncode == 0
+    assert seen == [True]
+
+
 @pytest.mark.parametrize(("owner", "name", "words"), [
     (torch.Tensor, "backward", "out of memory in the update, with one completion at a time"),
     (engine_module._Wave, "step", "out of memory in sampling, with one group at a time"),
 ])  # fmt: skip
 def test_where_nothing_smaller_is_left_it_says_so(inside, arguments, tmp_path, monkeypatch, owner, name, words):
     raising(monkeypatch, owner, name, CARD, lambda number: True)
-    done = inside("train", *arguments, "--out", tmp_path / "run")
+    done = inside("train", *arguments, "--out", tmp_path / "run", "--set", "model.gradient_checkpointing=false")
     assert done.returncode == 1 and f"error: {words}" in done.stderr and "hint: " in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 

@@ -423,9 +423,23 @@ def test_what_is_free_is_what_counts():
 
 
 def test_where_there_is_room_it_says_what_would_be_faster():
-    (note,) = [text for text in planned("micro-r8", "budget-24h").notes if "gradient_checkpointing=false" in text]
+    slow = planned("micro-r8", "budget-24h", sets=["model.gradient_checkpointing=true"])
+    (note,) = [text for text in slow.notes if "gradient_checkpointing=false" in text]
     faster = planned("micro-r8", "budget-24h", sets=["model.gradient_checkpointing=false"])
-    assert faster.fits and faster.step_s < planned("micro-r8", "budget-24h").step_s and "s a step less" in note
+    assert faster.fits and faster.step_s < slow.step_s and "s a step less" in note
+
+
+@pytest.mark.parametrize(("card", "again"), [("4090", True), ("a40", False), ("h200", False)])
+def test_activations_are_computed_again_only_where_they_would_not_fit(card, again):
+    found = planned("micro-r256", "budget-24h", card=cards.CARDS[card])
+    assert found.fits and found.checkpoints_activations is again
+    never = planned("micro-r256", "budget-24h", card=cards.CARDS[card], sets=["model.gradient_checkpointing=false"])
+    assert never.fits is not again
+    config, shape = resolve(["micro-r256", "budget-24h"]), shape_of("Qwen2.5-1.5B-Instruct")
+    row = {"rank": 256, "length": 512 + 3584, "linears": shape.linears}
+    each = memory.token_bytes(shape, shape.linears, 2, 256, 4096, checkpointing=False)
+    assert memory.fits_a_row(shape, dtype_bytes=2, room_bytes=4096 * each * 1.1 + 1, **row)
+    assert not memory.fits_a_row(shape, dtype_bytes=2, room_bytes=4096 * each * 1.1 - 1, **row) and config.adapter.rank == 256
 
 
 # The command

@@ -587,7 +587,11 @@ def test_a_whole_run(microrl, arguments, tmp_path):
         )
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     # Step 0 samples from the base, where there is nothing to see; step 1 from an update that is seen.
-    assert [event["kind"] for event in events if event["kind"] not in ("warning", "best")] == ["probe calibrated", "probe", "probe"]
+    assert [event["kind"] for event in events if event["kind"] not in ("warning", "best")] == [
+        "probe calibrated",
+        "probe",
+        "probe",
+    ]
     assert "not measurable" in events[-2]["message"] and "slope of 1.000" in events[-1]["message"]
     assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
     # Resumed, it measures both modes, stores its choice, and another process takes that up.

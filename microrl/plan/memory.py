@@ -87,6 +87,12 @@ def activation_room(free_bytes: float, total_bytes: float, trained: int) -> floa
     return max(free_bytes - coming - SLACK * total_bytes, 0.0)
 
 
+def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, rank: int, length: int, linears: tuple[Linear, ...]) -> bool:
+    """Whether one row of this many tokens can be updated in `room_bytes` with all its activations kept."""
+    each = token_bytes(shape, linears, dtype_bytes, rank, length, checkpointing=False)
+    return length * each * (1 + FRAGMENTS) <= room_bytes
+
+
 def token_bytes(shape: Shape, linears: tuple[Linear, ...], width: int, rank: int, length: int, *, checkpointing: bool) -> int:
     """Bytes of activations a token of a micro-batch costs at its peak on a GPU.
 

@@ -45,6 +45,8 @@ class Plan:
     micro_batch_rows: int
     """Rows at the assumed mean length that make a micro-batch."""
     micro_batches: int
+    checkpoints_activations: bool
+    """Whether they are computed again in the backward pass."""
     concurrency: int
     """Completions that decode at a time."""
     step_s: float
@@ -75,6 +77,10 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
     work = Work.of(config, shape, card)
     room = (card.memory_gb if free_gb is None else free_gb) * GB
     sizes = memory.of(work, room)
+    if config.model.gradient_checkpointing == "auto" and not card.is_cpu and not sizes.fits(room):
+        model = config.model.model_copy(update={"gradient_checkpointing": True})
+        work = Work.of(config.model_copy(update={"model": model}), shape, card)
+        sizes = memory.of(work, room)
     timing = roofline.of(work, sizes)
     if load_s is not None:
         timing = replace(timing, load=load_s)
@@ -102,6 +108,7 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
         micro_batch_tokens=sizes.micro_batch_tokens,
         micro_batch_rows=rows,
         micro_batches=batches,
+        checkpoints_activations=work.checkpoints_activations,
         concurrency=int(sizes.concurrency),
         step_s=step_s,
         step_parts_s=dict(timing.step),

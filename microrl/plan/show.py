@@ -81,7 +81,8 @@ def _title(config: RunConfig, plan: Plan) -> Group:
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
             if plan.micro_batches > 1
             else "one micro-batch"
-        ),
+        )
+        + (", activations computed again" if plan.checkpoints_activations else ""),
     )
 
 

@@ -115,7 +115,8 @@ class Work:
 
     @property
     def checkpoints_activations(self) -> bool:
-        return self.config.model.gradient_checkpointing
+        """`auto` is off: where that does not fit, `plan.make` turns it on."""
+        return self.config.model.gradient_checkpointing is True
 
     @property
     def minibatches(self) -> int:

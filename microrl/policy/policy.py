@@ -22,7 +22,7 @@ from microrl.algorithm import losses
 from microrl.algorithm.batch import Batch, Row
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
 from microrl.errors import MachineFailure
-from microrl.plan import Shape, memory
+from microrl.policy.activations import Room, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
 from microrl.policy.tally import Tally, Update
@@ -48,9 +48,6 @@ class Policy:
         self.peft_model = lora.attach(model, config.adapter, seed=config.seed)
         self._model: PreTrainedModel = self.peft_model.get_base_model()
         self._model.eval()
-        self._share_prompts = not config.model.gradient_checkpointing
-        if config.model.gradient_checkpointing:
-            _checkpoint_activations(self._model)
         self.parameters = [parameter for parameter in self.peft_model.parameters() if parameter.requires_grad]
         optim = config.optim
         self.optimizer = torch.optim.AdamW(
@@ -59,7 +56,13 @@ class Policy:
         for parameter in self.parameters:
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-        self.max_tokens = config.optim.tokens_per_microbatch or _tokens_that_fit(self._model, config, self.trainable)
+        self._room = Room.of(self._model, config, self.trainable)
+        self._may_checkpoint = config.model.gradient_checkpointing == "auto"
+        self.checkpoints_activations = False
+        """Whether activations are computed again in the backward pass. Each row then has a prompt of its own."""
+        if config.model.gradient_checkpointing is True or (self._may_checkpoint and not self._room.fits_a_row()):
+            self.checkpoint_activations()
+        self.max_tokens = config.optim.tokens_per_microbatch or self._room.tokens(checkpointing=self.checkpoints_activations)
         self.version = 0
         self.is_whole = True
         """False while an update is half done: the weights then belong to no version."""
@@ -69,6 +72,11 @@ class Policy:
     def trainable(self) -> int:
         """Number of trained parameters."""
         return sum(parameter.numel() for parameter in self.parameters)
+
+    def checkpoint_activations(self) -> None:
+        """From now on keep no activations but each layer's input."""
+        recompute(self._model)
+        self.checkpoints_activations = True
 
     def snapshot(self) -> AdapterSnapshot:
         """What the engine needs to sample from the current weights."""
@@ -149,18 +157,30 @@ class Policy:
             # Only out here have the failed attempt's tensors, which the exception held, been let go.
             self.optimizer.zero_grad(set_to_none=True)
             gpu.empty_cache()
-            batches = plan(rows, self.max_tokens, share_prompts=self._share_prompts)
-            if max(map(len, batches)) == 1:
-                raise MachineFailure(
-                    f"out of memory in the update, with one completion at a time: {said}",
-                    "--set model.gradient_checkpointing=true, or a smaller sampling.max_completion_tokens",
-                )
-            while max(map(len, plan(rows, self.max_tokens, share_prompts=self._share_prompts))) == max(map(len, batches)):
+            self._take_less(rows, said)
+
+    def _take_less(self, rows: Sequence[Row], said: str) -> None:
+        """Halve the micro-batches of these rows; where they are single rows, compute activations again, if that is allowed."""
+        largest = self._largest_microbatch(rows)
+        if largest > 1:
+            while self._largest_microbatch(rows) == largest:
                 self.max_tokens //= 2
-            self._on_event(
-                "out of memory", f"in the update: micro-batches of at most {self.max_tokens} tokens from now on",
-                tokens_per_microbatch=self.max_tokens, error=said,
-            )  # fmt: skip
+            how = f"micro-batches of at most {self.max_tokens} tokens"
+        elif self._may_checkpoint and not self.checkpoints_activations:
+            self.checkpoint_activations()
+            how = "activations are computed again in the backward pass"
+        else:
+            raise MachineFailure(
+                f"out of memory in the update, with one completion at a time: {said}",
+                "a smaller sampling.max_completion_tokens, a lower --rank, or model.gradient_checkpointing=auto",
+            )
+        self._on_event(
+            "out of memory", f"in the update: {how} from now on", tokens_per_microbatch=self.max_tokens,
+            gradient_checkpointing=self.checkpoints_activations, error=said,
+        )  # fmt: skip
+
+    def _largest_microbatch(self, rows: Sequence[Row]) -> int:
+        return max(map(len, plan(rows, self.max_tokens, share_prompts=not self.checkpoints_activations)))
 
     def _minibatch(self, rows: list[Row], old: list[torch.Tensor] | None, tally: Tally, breathe: Callable[[], None]) -> Tally:
         """One optimiser step; returns `tally` with this mini-batch added, and leaves the one it was given alone."""
@@ -245,12 +265,12 @@ class Policy:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _microbatches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        for positions in plan(rows, self.max_tokens, share_prompts=self._share_prompts):
-            yield pad(rows, positions, self._model.device, share_prompts=self._share_prompts)
+        for positions in plan(rows, self.max_tokens, share_prompts=not self.checkpoints_activations):
+            yield pad(rows, positions, self._model.device, share_prompts=not self.checkpoints_activations)
 
     def _score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of every completion token, [B, T] each; padding holds 0."""
-        hidden_BTD = hidden_states(self._model, batch, share_prompts=self._share_prompts)
+        hidden_BTD = hidden_states(self._model, batch, share_prompts=not self.checkpoints_activations)
         mask_BT = batch.mask_BT
         logprobs_N, entropy_N = chosen_logprobs(
             hidden_BTD[mask_BT],
@@ -284,39 +304,3 @@ def _stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor
     for number, part in enumerate(parts):
         stacked_BT[number, : len(part)] = part
     return stacked_BT
-
-
-def _tokens_that_fit(model: PreTrainedModel, config: RunConfig, trained: int) -> int:
-    """Tokens in a micro-batch: on a CPU by a fixed rule, on a card what the plan's reckoning gets into the free memory.
-
-    Call it while the engine sleeps and the optimiser's moments are there.
-    """
-    shape, width = Shape.from_config(model.config.to_dict()), model.dtype.itemsize
-    again = config.model.gradient_checkpointing
-    if model.device.type == "cpu":
-        return memory.micro_batch_tokens(
-            shape, dtype_bytes=width, room_bytes=memory.CPU_ROOM_BYTES, checkpointing=again, on_cpu=True
-        )
-    free, total = torch.cuda.mem_get_info(model.device)
-    return memory.micro_batch_tokens(
-        shape,
-        dtype_bytes=width,
-        room_bytes=memory.activation_room(free, total, trained),
-        checkpointing=again,
-        rank=config.adapter.rank,
-        length=config.data.max_prompt_tokens + config.sampling.max_completion_tokens,
-        linears=shape.targets(config.adapter),
-    )
-
-
-def _checkpoint_activations(model: PreTrainedModel) -> None:
-    # Renamed between the versions of transformers that are supported.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-    # Checkpointing is active in training mode only, and dropout must stay off in every pass that meets the sampler's.
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
-    model.train()

@@ -43,10 +43,7 @@ def train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool 
         Interrupts() as interrupts,
     ):
         with watch.phase("load"):
-            if state.max_kv_gb is not None:
-                engine = config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})
-                config = config.model_copy(update={"engine": engine})
-            parts = setup.build(config, folder, console, tokens_per_microbatch=state.tokens_per_microbatch)
+            parts = setup.build(config, folder, console, state)
             plan = planning.of_model(config, parts, state.elapsed_s + time.time() - started)
         try:
             budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=state.elapsed_s)

@@ -77,8 +77,9 @@ def _save(run: Run) -> None:
     began = run.budget.elapsed_s()
     state.elapsed_s, state.metrics_offset = began, folder.size(METRICS)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
-    state.tokens_per_microbatch = run.parts.policy.max_tokens
-    checkpoint.save(folder.path / FOLDER, run.parts.policy, state)
+    policy = run.parts.policy
+    state.tokens_per_microbatch, state.checkpoints_activations = policy.max_tokens, policy.checkpoints_activations
+    checkpoint.save(folder.path / FOLDER, policy, state)
     run.budget.save.add(run.budget.elapsed_s() - began)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from microrl.adapters import lora
 from microrl.algorithm.losses import soft_overlong_penalty
 from microrl.answers import as_integer
+from microrl.checkpoint import State
 from microrl.config import RunConfig, models
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render_all
@@ -42,11 +43,13 @@ class Parts:
     validation: list[Prompt] = field(default_factory=list)
 
 
-def build(config: RunConfig, folder: RunFolder, console: RunConsole, *, tokens_per_microbatch: int | None = None) -> Parts:
+def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: State) -> Parts:
     """Load the model and the data, and check both. Raises UserError for what a person can mend.
 
-    `tokens_per_microbatch` is what a run that is resumed has found to fit.
+    `state` is where a resumed run stands: what it has found out about memory counts from the start.
     """
+    if state.max_kv_gb is not None:
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})})
     choose_engine(config)  # what cannot run here is said before anything is loaded
     judge = make_judge(config)
     try:
@@ -74,7 +77,9 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, *, tokens_p
         console.status("preparing the engine and the adapter")
         engine = make_engine(config, model, tokenizer, folder=folder, console=console)
         policy = Policy(model, config, folder.event)
-        policy.max_tokens = tokens_per_microbatch or policy.max_tokens
+        policy.max_tokens = state.tokens_per_microbatch or policy.max_tokens
+        if state.checkpoints_activations and not policy.checkpoints_activations:
+            policy.checkpoint_activations()
     except BaseException:
         judge.close()
         raise

@@ -1,0 +1,63 @@
+"""What a micro-batch's activations may take of the memory, and doing without most of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.config import RunConfig
+from microrl.plan import Shape, memory
+
+
+class Room(NamedTuple):
+    """What there is for a micro-batch's activations. Ask while the engine sleeps and the optimiser's moments are there."""
+
+    shape: Shape
+    config: RunConfig
+    width: int
+    bytes: float | None
+    """None on a CPU, where a fixed rule keeps the bits the same."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, config: RunConfig, trained: int) -> Room:
+        room = None
+        if model.device.type == "cuda":
+            room = memory.activation_room(*torch.cuda.mem_get_info(model.device), trained)
+        return cls(Shape.from_config(model.config.to_dict()), config, model.dtype.itemsize, room)
+
+    @property
+    def _row(self) -> dict[str, Any]:
+        length = self.config.data.max_prompt_tokens + self.config.sampling.max_completion_tokens
+        return {"rank": self.config.adapter.rank, "length": length, "linears": self.shape.targets(self.config.adapter)}
+
+    def fits_a_row(self) -> bool:
+        """Whether the longest row fits with all its activations kept."""
+        return self.bytes is None or memory.fits_a_row(self.shape, dtype_bytes=self.width, room_bytes=self.bytes, **self._row)
+
+    def tokens(self, *, checkpointing: bool) -> int:
+        """Tokens of a micro-batch, as the plan reckons them."""
+        room = memory.CPU_ROOM_BYTES if self.bytes is None else self.bytes
+        return memory.micro_batch_tokens(
+            self.shape,
+            dtype_bytes=self.width,
+            room_bytes=room,
+            checkpointing=checkpointing,
+            on_cpu=self.bytes is None,
+            **self._row,
+        )
+
+
+def recompute(model: PreTrainedModel) -> None:
+    """Keep no activations but each layer's input: the rest is computed again in the backward pass."""
+    # Renamed between the versions of transformers that are supported.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    # Checkpointing is active in training mode only, and dropout must stay off in every pass that meets the sampler's.
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    model.train()
