@@ -107,8 +107,8 @@ def prune(root: Path, kept: int = KEPT) -> None:
 
 
 def all_in(root: Path) -> list[Path]:
-    """The checkpoints, oldest first."""
-    return sorted(path for path in root.glob("step-*") if (path / SUMS).is_file())
+    """The checkpoints, oldest first, whole or not."""
+    return sorted(root.glob("step-*"))
 
 
 def fault(folder: Path) -> str | None:
@@ -124,7 +124,10 @@ def fault(folder: Path) -> str | None:
 
 
 def newest(root: Path, metrics_bytes: int, on_bad: Callable[[Path, str], None]) -> tuple[Path, State] | None:
-    """The newest checkpoint that is whole, and whose metrics are all still there; `on_bad` hears of those that are not."""
+    """The newest checkpoint that is whole, and whose metrics are all still there.
+
+    Newer ones that are not get another name, and `on_bad` hears of them.
+    """
     for temporary in root.glob(".step-*.tmp"):  # killed while it was written, or just before it got its name
         target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
         if not target.exists() and fault(temporary) is None:
@@ -137,8 +140,10 @@ def newest(root: Path, metrics_bytes: int, on_bad: Callable[[Path, str], None]) 
             if state.metrics_offset <= metrics_bytes:
                 return folder, state
             wrong = f"metrics.jsonl has {metrics_bytes} bytes, and {state.metrics_offset} were written before it"
-        on_bad(folder, wrong)
-        shutil.rmtree(folder, ignore_errors=True)
+        aside = root / f"bad-{folder.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.replace(aside)
+        on_bad(aside, wrong)
     return None
 
 

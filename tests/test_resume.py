@@ -64,7 +64,7 @@ def same_end(out, whole):
     assert (out / best).read_bytes() == (whole / best).read_bytes()
     ended, meant = (json.loads((path / "summary.json").read_text()) for path in (out, whole))
     assert (ended["status"], ended["best"], ended["eval"]) == ("done", meant["best"], meant["eval"])
-    names = [sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (out, whole)]
+    names = [sorted(path.name for path in (folder / "checkpoints").glob("step-*")) for folder in (out, whole)]
     assert names[0] == names[1] and len(names[0]) <= 3
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == sorted(
         path.name for path in (whole / "rollouts").iterdir()
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole,
     done = inside("train", "--resume", out)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert [event["message"].split()[0] for event in events if event["kind"] == "bad checkpoint"] == [last.name]
+    assert [event["message"].split()[0] for event in events if event["kind"] == "bad checkpoint"] == [f"bad-{last.name}"]
     assert any(f"going on at step {int(before.name[5:])}" in event["message"] for event in events)
     same_end(out, whole)
 

@@ -202,6 +202,8 @@ def _act(run: Run, verdict: Verdict, step: int) -> None:
     run.console.note(f"guard, {verdict.rule}: {verdict.message}; {verdict.action}")
     if verdict.action in ("rollback", "stop"):
         best = checkpoint.best(run.folder.path / saving.FOLDER, run.state)
-        if best is not None:
+        if best is None:
+            run.tell("warning", "no checkpoint has been validated: there is none to roll back to", step=step)
+        else:
             checkpoint.load_weights(best, run.parts.policy)
             run.tell("rolled back", f"the weights are those of {best.name} again", step=step)

@@ -26,7 +26,7 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
     """
 
     def on_bad(path: Path, why: str) -> None:
-        folder.event("bad checkpoint", f"{path.name} is left aside: {why}")
+        folder.event("bad checkpoint", f"{path.name} is what it is called now, and it is not used: {why}")
 
     (folder.path / "summary.json").unlink(missing_ok=True)
     folder.mend(EVENTS)
