@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -191,8 +191,11 @@ class RunFolder:
                 path.unlink()
 
     @contextmanager
-    def room(self, what: str) -> Iterator[None]:
-        """Around writing something the run can do without: where the disk is full it is left out, and an event says so."""
+    def room(self, what: str, tell: Callable[..., None] | None = None) -> Iterator[None]:
+        """Around writing something the run can do without: where the disk is full it is left out.
+
+        An event (or `tell`) says so, once until there has been room again.
+        """
         try:
             yield
         except Exception as error:
@@ -200,7 +203,7 @@ class RunFolder:
                 raise
             if what not in self._left_out:
                 self._left_out.add(what)
-                self.event("disk full", f"no room for {what}: {error}")
+                (tell or self.event)("disk full", f"no room for {what}: {error}")
         else:
             self._left_out.discard(what)
 

@@ -115,11 +115,14 @@ def validate_if_due(run: Run, step: int) -> float | None:
     state.step, state.accuracy, state.questions = step, result.accuracy().mean, len(result.right)
     state.due_s = run.budget.elapsed_s() + _pause_s(run, result.seconds)
     run.forecast.validated(result.seconds, len(result.right) * result.samples)
+    best = (state.best_step, state.best_accuracy)
     if state.best_accuracy is None or state.accuracy > state.best_accuracy:
         state.best_step, state.best_accuracy = step, state.accuracy
-        saving.save_checkpoint(run)
-        saving.publish_best(run)
-        run.folder.event("best", f"accuracy {state.accuracy:.3f} on {state.questions} validation problems", step=step)
+        if saving.save_checkpoint(run):
+            saving.publish_best(run)
+            run.folder.event("best", f"accuracy {state.accuracy:.3f} on {state.questions} validation problems", step=step)
+        else:
+            state.best_step, state.best_accuracy = best  # what could not be kept cannot be gone back to
     return state.accuracy
 
 

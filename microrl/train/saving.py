@@ -55,16 +55,12 @@ def _mend_best(folder: RunFolder, state: State) -> None:
 
 def save_checkpoint(run: Run) -> bool:
     """Write down where the run stands. Where the disk is full the last good one stays, and the run goes on: False."""
-    with run.watch.phase("save"):
-        try:
-            _make_room_and(run, lambda: _save(run))
-        except Exception as error:
-            if not disk.is_full(error):
-                raise
-            good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
-            run.tell("disk full", f"no room for a checkpoint of step {run.state.step}; the last good one is {good[0]} ({error})")
-            return False
-    return True
+    good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
+    saved = False
+    with run.watch.phase("save"), run.folder.room(f"checkpoints ({good[0]} is the last good one)", run.tell):
+        _make_room_and(run, lambda: _save(run))
+        saved = True
+    return saved
 
 
 def _save(run: Run) -> None:
