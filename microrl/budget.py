@@ -32,10 +32,10 @@ LEAST_EVALUATION = 0.25
 def process_started() -> float:
     """When this process was created, in seconds since the epoch, so that the time of importing counts too."""
     try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-        return boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, StopIteration, ValueError, IndexError):
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the machine was booted
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - age_s
+    except (OSError, AttributeError, ValueError, IndexError):
         return time.time()  # not Linux: the imports so far, about a second, are not counted
 
 
@@ -57,6 +57,15 @@ class Durations:
 
     def add(self, seconds: float) -> None:
         self._recent.append(seconds)
+
+    @property
+    def recent(self) -> list[float]:
+        """The last few; a resumed run goes on with them."""
+        return list(self._recent)
+
+    @recent.setter
+    def recent(self, seconds: list[float]) -> None:
+        self._recent.extend(seconds)
 
     def forecast_s(self) -> float:
         """A high quantile of the last few, and a margin that shrinks as they grow in number; the guess before there are any."""
@@ -91,6 +100,8 @@ class Budget:
         self._started, self._before_s, self._now = started, before_s, now
         self.step, self.save, self.validation = Durations(), Durations(), Durations()
         self.evaluation_s = 0.0
+        self.is_by_steps = hours is None
+        """Whether schedule and validation follow the steps, and so repeat, or the clock."""
 
     def elapsed_s(self) -> float:
         """Seconds spent, by this process and those before it."""
@@ -145,10 +156,10 @@ class Budget:
             step += 1
 
     def share(self, step: int) -> float:
-        """The spent share of the budget, 0 to 1, when `step` starts: of the steps where they are bounded, else of the time."""
-        if self.most_steps is not None:
-            return min(step / self.most_steps, 1.0)
-        return min(self.elapsed_s() / (self.hours * 3600), 1.0) if self.hours else 0.0
+        """The spent share of the budget, 0 to 1, when `step` starts: of the steps where these end the run, else of the time."""
+        of_steps = step / self.most_steps if self.most_steps is not None else 0.0
+        of_time = self.elapsed_s() / (self.hours * 3600) if self.hours is not None and not self.is_by_steps else 0.0
+        return min(max(of_steps, of_time), 1.0)
 
     def deadline_s(self) -> float | None:
         """Seconds that the final evaluation may take at the most; None without a time bound."""

@@ -53,6 +53,12 @@ class State:
     metrics_offset: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds by phase so far."""
+    durations: dict[str, list[float]] = field(default_factory=dict)
+    """The last few of each, seconds: what the clock forecasts from."""
+    is_by_steps: bool | None = None
+    """See `Budget`; None before it was decided."""
+    is_stopped: bool = False
+    """Whether the guard has ended the run."""
     validation: Validation = field(default_factory=Validation)
     guard: dict[str, Any] = field(default_factory=dict)
     max_kv_gb: float | None = None
@@ -81,11 +87,12 @@ def save(root: Path, policy: Policy, state: State) -> Path:
         sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(temporary.iterdir()))
         (temporary / SUMS).write_text(sums)
         flush(temporary)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.replace(target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    # From here on the temporary one is whole, and `newest` finds it under either name.
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.replace(target)
     _flush_one(root)
     prune(root)
     return target
@@ -130,7 +137,8 @@ def newest(root: Path, metrics_bytes: int, on_bad: Callable[[Path, str], None]) 
     """
     for temporary in root.glob(".step-*.tmp"):  # killed while it was written, or just before it got its name
         target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
-        if not target.exists() and fault(temporary) is None:
+        if fault(temporary) is None and (not target.exists() or fault(target) is not None):
+            shutil.rmtree(target, ignore_errors=True)
             temporary.replace(target)
         shutil.rmtree(temporary, ignore_errors=True)
     for folder in reversed(all_in(root)):

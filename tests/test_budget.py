@@ -111,7 +111,10 @@ def test_time_of_earlier_processes_counts():
     assert budget.elapsed_s() == 2700 and budget.left_s() == 900 and budget.process_s() == 900
     assert budget.cost_usd() == pytest.approx(0.225)
     assert budget.share(step=5) == pytest.approx(0.75)
-    assert Budget(hours=1.0, steps=10, started=0.0, now=clock).share(step=5) == 0.5
+    both = Budget(hours=1.0, steps=10, started=1000.0, before_s=1800.0, now=clock)
+    assert both.share(step=5) == pytest.approx(0.75) and both.share(step=8) == 0.8, "the nearer end counts"
+    both.is_by_steps = True
+    assert both.share(step=5) == 0.5, "but where steps end the run, it must repeat"
 
 
 def test_the_process_is_older_than_this_test():

@@ -38,6 +38,16 @@ def test_hours_bound_the_whole_process(microrl, tiny_arguments, tmp_path):
     assert (out / "best").is_dir() and len(list((out / "checkpoints").iterdir())) >= 2
 
 
+def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(microrl, tiny_arguments, tmp_path):
+    out = tmp_path / "both"
+    sets = ["--set", "optim.schedule.kind=linear", "--set", "optim.lr=1.0"]
+    done = microrl("train", *tiny_arguments, "--hours", 15 / 3600, "--steps", 100000, *sets, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = rows(out)
+    assert lines[0]["optim/lr"] < 0.9 and lines[-1]["optim/lr"] < 0.2, "loading has been spent too"
+    assert sum(line["validate/accuracy"] is not None for line in lines) >= 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hours", [pytest.param(0.02, marks=pytest.mark.one_of_each), 0.05, 0.1])
 def test_the_quickstart_keeps_its_hours(microrl, tmp_path, monkeypatch, tmp_path_factory, hours):

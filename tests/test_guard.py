@@ -286,3 +286,16 @@ def test_a_hundred_times_the_rate_is_seen_at_rank_4_too(microrl, tmp_path, seed)
 def test_a_healthy_run_is_left_alone(microrl, tmp_path, seed):
     verdicts, rows = guarded_run(microrl, tmp_path / "run", "--seed", seed)
     assert verdicts == [] and len(rows) == 120
+
+
+@pytest.mark.parametrize("questions", [3, 8, 16, 64])
+def test_accuracy_of_few_problems_may_waver(questions):
+    """A policy that stands still, every problem right half the time: forty validations of the same size, independently drawn."""
+    alarms = 0
+    for seed in range(200):
+        draw, guard = random.Random(seed), Guard(GuardConfig())
+        guard.completions = 2 * questions
+        for _ in range(40):
+            right = sum(draw.random() < 0.5 for _ in range(2 * questions))
+            alarms += guard.check(row(**{"validate/accuracy": right / (2 * questions)})) is not None
+    assert alarms <= 4, "of 200 runs"

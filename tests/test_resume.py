@@ -127,6 +127,50 @@ def test_killed_at_random_instants(microrl, learning, whole, tmp_path, seed):
     resumed(microrl, out, whole)
 
 
+STOP = [
+    "--set",
+    "guard.length_drift.limit=0.5",
+    "--set",
+    "guard.length_drift.patience=3",
+    "--set",
+    "guard.length_drift.action=stop",
+]
+
+
+def test_a_run_that_the_guard_has_stopped_stays_stopped(microrl, learning, tmp_path):
+    """Killed in the final evaluation after the stop; given more steps it goes on."""
+    meant, out = tmp_path / "meant", tmp_path / "killed"
+    done = microrl("train", *learning, *STOP, "--out", meant)
+    assert done.returncode == 3 and "stopped early by the guard" in done.stderr, done.stderr
+    process = start(["train", *learning, *STOP, "--out", out], place="evaluation", count=2)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert microrl("train", "--resume", out).returncode == 3
+    assert rows(out, times=False) == rows(meant, times=False) and len(rows(out)) == 3
+    assert (out / ADAPTER).read_bytes() == (meant / ADAPTER).read_bytes()
+    assert json.loads((out / "summary.json").read_text())["status"] == "stopped"
+    again = microrl("train", "--resume", out)
+    assert again.returncode == 0 and "is done already" in again.stderr
+    assert microrl("train", "--resume", out, "--steps", 20).returncode == 3
+    assert len(rows(out)) == 6, "the guard stops it again, three steps later"
+
+
+def test_a_run_killed_at_the_very_end_of_its_hours_is_ended(microrl, learning, tmp_path):
+    out = tmp_path / "late"
+    at = learning.index("--steps")
+    process = start(["train", *learning[:at], "--hours", 13 / 3600, *learning[at + 2 :], "--out", out], place="final", count=1)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    count = len(rows(out))
+    done = microrl("train", "--resume", out)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "done" and summary["steps"] == count and (out / ADAPTER).is_file()
+    refused = microrl("train", "--resume", out, "--hours", 5 / 3600)
+    assert refused.returncode == 2 and "hours already" in refused.stderr
+    assert json.loads((out / "summary.json").read_text()) == summary, "a refusal changes nothing"
+
+
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "metrics"])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole, tmp_path, damage):
     out = tmp_path / "damaged"

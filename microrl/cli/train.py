@@ -96,6 +96,9 @@ def _refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> Non
 
 
 def _resume(folder: RunFolder, hours: float | None, steps: int | None) -> int:
+    from microrl.config import check
+    from microrl.tracking import heartbeat
+
     folder.lock()
     tree = folder.config()
     bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
@@ -103,13 +106,18 @@ def _resume(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         say(f"{folder.path} is done already. Give it more with --resume {folder.path} --hours H, or --steps N")
         return OK
     if bounds:
-        tree["budget"] |= bounds
+        tree["budget"] |= {"hours": None, "steps": None, **bounds}
+        check(tree)
+        spent = heartbeat.last_s(folder.path) / 3600
+        if hours is not None and hours <= spent:
+            raise UserError(f"{folder.path} has spent {spent:.3g} hours already", "--hours bounds the whole run: give it more")
         folder.write_json("config.json", tree)
+        folder.mend("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
-    return _run(folder, tree, resume=True)
+    return _run(folder, tree, resume=True, has_more=bool(bounds))
 
 
-def _run(folder: RunFolder, tree: dict[str, Any], *, resume: bool) -> int:
+def _run(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more: bool = False) -> int:
     from microrl.budget import process_started
     from microrl.cli.target import prepare_hub
     from microrl.config import check
@@ -118,14 +126,15 @@ def _run(folder: RunFolder, tree: dict[str, Any], *, resume: bool) -> int:
     config = check(tree)
     crash_here(folder.path)
     say(f"run folder: {folder.path}; loading")
-    prepare_hub(config)
     from microrl.train.interrupts import Interrupts
 
     try:
-        # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
-        with Interrupts() as interrupts, interrupts.held("loading"):
-            from microrl.train.loop import train as carry_out
-        summary = carry_out(config, folder, started=process_started(), resume=resume)
+        with Interrupts() as interrupts:
+            prepare_hub(config)
+            # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
+            with interrupts.held("loading"):
+                from microrl.train.loop import train as carry_out
+            summary = carry_out(config, folder, started=process_started(), resume=resume, has_more=has_more)
     except UserError:
         if not resume:
             folder.discard()

@@ -91,7 +91,6 @@ def evaluate(
     pass_k: Sequence[int],
     deadline_s: float | None = None,
     expected_s: float = 0.0,
-    breathe: Callable[[], None] = lambda: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result | None:
     """Accuracy of the sampler's weights, question by question.
@@ -102,14 +101,14 @@ def evaluate(
     """
     result = Result(sampling, seed, tuple(pass_k))
     began = time.monotonic()
-    slowest = expected_s * CHUNK / max(len(prompts), CHUNK)
+    slowest = expected_s * CHUNK / max(len(prompts), CHUNK)  # of whole chunks, and of the only one
     tokens = cut = 0
     for start in range(0, len(prompts), CHUNK):
-        breathe()
         chunk_began = time.monotonic()
         left = float("inf") if deadline_s is None else deadline_s - (chunk_began - began)
         # A part of a chunk asks its questions with the same random numbers as the whole one.
-        chunk = prompts[start : start + min(CHUNK, _fitting(left, slowest))]
+        size = min(CHUNK, len(prompts) - start)
+        chunk = prompts[start : start + _fitting(left, slowest, size)]
         if not chunk:
             break
         for group in judge.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start))):
@@ -128,14 +127,14 @@ def evaluate(
     return result
 
 
-def _fitting(left_s: float, chunk_s: float) -> int:
-    """How many questions fit, where a whole chunk takes `chunk_s`; a part takes its share of half of that, and the other half.
+def _fitting(left_s: float, chunk_s: float, size: int) -> int:
+    """How many of `size` questions fit, where a chunk takes `chunk_s`; a part takes its share of one half, and the other half.
 
     Decoding costs by the token that is waited for, as much as by the row.
     """
     if left_s >= chunk_s:
-        return CHUNK
-    return max(int((2 * left_s / chunk_s - 1) * CHUNK), 0)
+        return size
+    return max(min(int((2 * left_s / chunk_s - 1) * CHUNK), size), 0)
 
 
 def gains(before: Result, after: Result) -> dict[str, Any]:

@@ -24,25 +24,33 @@ class Verdict(NamedTuple):
 
 
 class _Child:
-    """One checker process. Started at its first request, and again after a death."""
+    """One checker process. Started at its first request if it has not been before, and again after a death."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def start(self) -> None:
+        """Begin to start it; nobody waits."""
+        self._is_ready = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "microrl.rewards.checker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the parent, which decides
+        )
 
     def ask(self, request: dict[str, str], deadline_s: float) -> bool | None:
         """The child's answer; None where it did not come within the deadline, or the child died. Either way it is gone."""
         if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "microrl.rewards.checker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the parent, which decides
-            )
+            self.start()
+        if not self._is_ready:
             if self._line(START_S) != b"ready":
                 self.close()
                 raise RuntimeError("the maths checker did not start: does `python -c 'import math_verify'` work?")
-        assert self._process.stdin is not None
+            self._is_ready = True
+        assert self._process is not None and self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
             self._process.stdin.flush()
@@ -86,6 +94,12 @@ class AnswerChecker:
         self._known: dict[tuple[str, str], Verdict] = {}
         self._lock = threading.Lock()
         self._closed = False
+
+    def start(self) -> None:
+        """Start the children while others load: their imports take a second, which a run would wait for in its first steps."""
+        if self.kind == "math":
+            for child in self._children:
+                child.start()
 
     def check(self, gold: str, answer: str | None) -> Verdict:
         """Whether `answer` equals `gold`. No answer is wrong; one whose check is killed is wrong, and says so."""

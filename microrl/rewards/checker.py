@@ -32,6 +32,7 @@ def main() -> None:
         """Whether there is mathematics in it, and not only characters (math-verify returns those as a string)."""
         return any(not isinstance(part, str) for part in parsed(text))
 
+    verify(parsed("\\frac{1}{2}"), parsed("x^2"), timeout_seconds=None)  # what is imported at first use is imported now
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -47,6 +47,8 @@ class Engine(Protocol):
     name: str
     report: SyncReport
     """Of the last `awake`; its `sleep_s` is there once that has ended."""
+    breathe: Callable[[], None]
+    """Called between two tokens. What it raises ends the sampling."""
 
     def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> AbstractContextManager[Sampler]:
         """Wake up, take over the snapshot's weights, prove it, yield a sampler, and sleep again on exit.

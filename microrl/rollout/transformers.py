@@ -7,7 +7,7 @@ the adapter is folded into a copy of the targeted weights: decoding runs the bas
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ class TransformersEngine:
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float | None, fp32_head: bool = False) -> None:
         self.report = SyncReport()
+        self.breathe: Callable[[], None] = lambda: None
         self._fp32_head = fp32_head
         self._model = twin(model)
         if model.device.type == "cpu":
@@ -79,7 +80,7 @@ class TransformersEngine:
             )
         self._wave = (groups // 2, group_bytes)
         self._max_kv_bytes = groups // 2 * group_bytes
-        return self._max_kv_bytes / 1e9
+        return (self._max_kv_bytes + 1) / 1e9  # read back it must hold as many groups
 
     def close(self) -> None:
         """Nothing to give back: the weights are the trainer's."""
@@ -132,6 +133,7 @@ class _Sampler:
         stopped: set[int] = set()
 
         for t in range(limit):
+            self._engine.breathe()
             chosen_R, chosen_logprobs_R = choose(
                 wave.logits_RV, uniforms_RT[alive_R, t], sampling, forbidden=self._stops if t < sampling.min_tokens else None
             )

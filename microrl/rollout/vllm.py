@@ -42,6 +42,7 @@ class VllmEngine:
         on_event: Callable[..., None],
     ) -> None:
         self.report = SyncReport(mode="swap")
+        self.breathe: Callable[[], None] = lambda: None
         self._base = twin(model)
         self._settings, self._choice, self._on_event = settings, choice, on_event
         self._tokenizer, self._stops = tokenizer, sorted(stop_tokens(model, tokenizer))
@@ -284,6 +285,7 @@ class _Sampler:
     """See `Sampler`. `tokens` and `decode_s` add up over what it has sampled."""
 
     def __init__(self, engine: VllmEngine, version: int) -> None:
+        self._engine = engine
         self._driver, self._tokenizer, self._stops = engine._driver, engine._tokenizer, engine._stops
         self._version = version
         self.tokens, self.decode_s = 0, 0.0
@@ -298,7 +300,7 @@ class _Sampler:
             for position, prompt in enumerate(prompts)
         }
         began = time.perf_counter()
-        for output in self._driver.finished():
+        for output in self._driver.finished(self._engine.breathe):
             self.decode_s += time.perf_counter() - began
             position = waiting.pop(output.request_id)
             yield position, Group(prompts[position], tuple(self._completion(one) for one in output.outputs))

@@ -6,7 +6,7 @@ vLLM never reads weights from disk: it starts on dummies, and the trainer's own 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,7 +34,9 @@ class VllmDriver:
         """Whether a seed of its own costs a request nothing: on a GPU the older runner draws such rows one by one."""
 
     def close(self) -> None:
-        """Take the engine down and free its memory, on the card too."""
+        """Take the engine down and free its memory, on the card too. A second time there is nothing to do."""
+        if not hasattr(self, "_engine"):
+            return
         from vllm.distributed import cleanup_dist_env_and_memory
 
         with suppress(Exception):  # memory that is asleep cannot be freed (vllm#36651); where it cannot wake, nothing is lost
@@ -193,9 +195,10 @@ class VllmDriver:
             found[output.request_id] = torch.tensor([scores[i][ids[i]].logprob for i in range(1, len(ids))])
         return [found[name] for name in names]
 
-    def finished(self) -> Iterator[Any]:
+    def finished(self, breathe: Callable[[], None] = lambda: None) -> Iterator[Any]:
         """Drive vLLM step by step until nothing is left, and pass each request on as soon as it is finished."""
         while self._unfinished:
+            breathe()
             for output in self._engine.step():
                 if output.finished:
                     self._unfinished.discard(output.request_id)

@@ -78,7 +78,10 @@ class RunFolder:
         try:
             # Of the two kinds of locks the one that a forked child does not inherit: it must not outlive this process.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+        except OSError as error:
+            if not isinstance(error, BlockingIOError | PermissionError):
+                os.close(descriptor)
+                return  # a file system without locks
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise UserError(
@@ -112,7 +115,7 @@ class RunFolder:
             if not path.exists():
                 return None
             folder = cls.open(path)
-            if folder.config() != config:
+            if _without_bounds(folder.config()) != _without_bounds(config):
                 raise UserError(f"{path} was begun with other settings", f"go on with its own: --resume {path}, or another --out")
             return folder
         found = sorted(root.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
@@ -191,7 +194,7 @@ class RunFolder:
                 path.unlink()
 
     @contextmanager
-    def room(self, what: str, tell: Callable[..., None] | None = None) -> Iterator[None]:
+    def left_out_if_full(self, what: str, tell: Callable[..., None] | None = None) -> Iterator[None]:
         """Around writing something the run can do without: where the disk is full it is left out.
 
         An event (or `tell`) says so, once until there has been room again.
@@ -259,6 +262,11 @@ class RunFolder:
         """Remove a folder in which nothing has been run yet, so that its name is free for another try."""
         if not (self.path / "metrics.jsonl").exists() and not (self.path / "environment.json").exists():
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
+    """A run may have been given more hours or steps since."""
+    return config | {"budget": {name: value for name, value in config["budget"].items() if name not in ("hours", "steps")}}
 
 
 @contextmanager

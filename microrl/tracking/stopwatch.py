@@ -13,14 +13,17 @@ class Stopwatch:
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self.totals: dict[str, float] = dict(before or {})
         self._lap: dict[str, float] = {}
+        self.is_in_a_phase = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time inside as this phase's."""
         began = time.perf_counter()
+        self.is_in_a_phase = True
         try:
             yield
         finally:
+            self.is_in_a_phase = False
             self.add(name, time.perf_counter() - began)
 
     def add(self, name: str, seconds: float) -> None:

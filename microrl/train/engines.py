@@ -55,7 +55,9 @@ def make_engine(
 
     def on_choice(mode: Mode, why: str, table: list[dict[str, Any]]) -> None:
         on_event("sync chosen", why, table=table)
-        if folder is not None:
+        if folder is None:
+            return
+        with folder.left_out_if_full(SYNC_FILE):
             folder.write_json(SYNC_FILE, {"mode": mode, "why": why, "table": table})
 
     if console is not None:

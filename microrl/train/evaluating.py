@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 from microrl.budget import BEFORE_SHARE, VALIDATIONS
@@ -25,22 +26,21 @@ def before(run: Run) -> None:
         run.before = Result.from_json(run.folder.read_json(stored))
     else:
         left = run.budget.left_s()
-        deadline_s = None if left is None else left * BEFORE_SHARE
-        run.before = _evaluate(run, BASE, "before", run.parts.held_out, deadline_s)
+        run.before = _evaluate(run, BASE, "before", run.parts.held_out, lambda: None if left is None else left * BEFORE_SHARE)
     run.forecast.evaluated(run.before)
 
 
 def after(run: Run) -> None:
     """The trained model on the problems that the untouched one has answered, as many as there is time for."""
     asked = run.parts.held_out[: len(run.before.right)] if run.before else []
-    run.after = _evaluate(run, run.parts.policy.snapshot(), "after", asked, run.budget.deadline_s())
+    run.after = _evaluate(run, run.parts.policy.snapshot(), "after", asked, run.budget.deadline_s)
     if run.before and (run.after is None or len(run.after.right) < len(asked)):
         count = len(run.after.right) if run.after else 0
         run.tell("warning", f"the time was up: the final evaluation has {count} of {len(asked)} problems, and compares those")
 
 
 def _evaluate(
-    run: Run, snapshot: AdapterSnapshot, name: str, prompts: Sequence[Prompt], deadline_s: float | None
+    run: Run, snapshot: AdapterSnapshot, name: str, prompts: Sequence[Prompt], deadline_s: Callable[[], float | None]
 ) -> Result | None:
     if not prompts:
         return None
@@ -49,13 +49,13 @@ def _evaluate(
 
     def work() -> Result | None:
         return evaluate_snapshot(
-            run.parts.engine, run.parts, snapshot, run.console, name, deadline_s, prompts=prompts, expected_s=expected_s
+            run.parts.engine, run.parts, snapshot, run.console, name, deadline_s(), prompts=prompts, expected_s=expected_s
         )
 
     with run.watch.phase("evaluate"):
         result = run.sampled(work)
     if result is not None:
-        with run.folder.room("evaluations"):
+        with run.folder.left_out_if_full("evaluations"):
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         accuracy = result.accuracy()
         run.console.note(
@@ -76,24 +76,26 @@ def evaluate_snapshot(
     prompts: Sequence[Prompt],
     samples: int | None = None,
     expected_s: float = 0.0,
-    breathe: Callable[[], None] = lambda: None,
 ) -> Result | None:
-    """Accuracy of one snapshot on these problems, with the run's evaluation settings."""
+    """Accuracy of one snapshot on these problems, with the run's evaluation settings. Waking and proving count as its time."""
+    began = time.monotonic()
     config = parts.config.evaluation
     limit = config.max_completion_tokens or parts.sampling.max_tokens
     with engine.awake(snapshot) as sampler:
-        return evaluate(
+        result = evaluate(
             sampler,
             parts.judge,
             prompts,
             Sampling(samples or config.samples, limit, config.temperature, config.top_p),
             seed=config.seed,
             pass_k=config.pass_k if samples is None else (),
-            deadline_s=deadline_s,
+            deadline_s=None if deadline_s is None else deadline_s - (time.monotonic() - began),
             expected_s=expected_s,
-            breathe=breathe,
             on_progress=lambda done, total: console.status(f"{name}: {done}/{total} problems"),
         )
+    if result is not None:
+        result.seconds = time.monotonic() - began
+    return result
 
 
 # ---- validation
@@ -113,6 +115,7 @@ def validate_if_due(run: Run, step: int) -> float | None:
     if result is None:
         return None
     state.step, state.accuracy, state.questions = step, result.accuracy().mean, len(result.right)
+    run.guard.completions = len(result.right) * result.samples
     state.due_s = run.budget.elapsed_s() + _pause_s(run, result.seconds)
     run.forecast.validated(result.seconds, len(result.right) * result.samples)
     best = (state.best_step, state.best_accuracy)
@@ -129,8 +132,8 @@ def validate_if_due(run: Run, step: int) -> float | None:
 def _validate(run: Run) -> Result | None:
     config, hours = run.config.validate, run.budget.hours
     questions, deadline_s = run.state.validation.questions, None
-    if run.config.budget.steps is not None:
-        questions, _ = by_steps(run.config, len(run.parts.validation))
+    if run.budget.is_by_steps:
+        questions = questions or by_steps(run.config, len(run.parts.validation))[0]
     elif questions is None and hours is not None:
         # The first one may take what several later ones will: it settles how many questions they ask.
         deadline_s = config.share * hours * 3600 / 4
@@ -145,7 +148,6 @@ def _validate(run: Run) -> Result | None:
             deadline_s,
             prompts=run.parts.validation[:questions],
             samples=config.samples,
-            breathe=run.breathe,
         )
 
     with run.watch.phase("validate"):
@@ -153,7 +155,7 @@ def _validate(run: Run) -> Result | None:
 
 
 def _is_due(run: Run, step: int) -> bool:
-    if run.config.budget.steps is not None:
+    if run.budget.is_by_steps:
         questions, every = by_steps(run.config, len(run.parts.validation))
         if not questions or (step % every and step != run.config.budget.steps):
             return False

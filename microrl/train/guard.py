@@ -21,6 +21,8 @@ Row = Mapping[str, Any]
 STRENGTH: dict[Action, int] = {"warn": 0, "lower": 1, "rollback": 2, "stop": 3}
 SOLVED = 0.9
 """Share of right answers from which a policy may be as sure of itself as it likes."""
+CHANCE = 4.5
+"""Standard errors, of right and wrong at their most uncertain. With 64 x 2 answers and an average of two: 0.2."""
 ONCE_USEFUL = 0.1
 """Share of useful groups in the whole run below which there never was anything to learn."""
 LEAST_ENTROPY = 0.1
@@ -69,6 +71,8 @@ class Guard:
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
         self._memory = Memory()
+        self.completions = 0
+        """Of one validation, where there has been one: fewer make its accuracy noisier."""
 
     @property
     def lr_factor(self) -> float:
@@ -117,7 +121,8 @@ class Guard:
         value = rule.measure(row, memory) if config.limit is not None else None
         if value is None:
             return None
-        if not (value < config.limit if rule.below else value > config.limit):
+        limit = self._limit(name)
+        if not (value < limit if rule.below else value > limit):
             memory.passed[name] = 0
             memory.warned = [warned for warned in memory.warned if warned != name]
             return None
@@ -127,13 +132,18 @@ class Guard:
             action = "warn"  # no run that has broken down, but data that this model was never able to learn from
         if memory.passed[name] < self._needed(name) or (action == "warn" and name in memory.warned):
             return None
-        message = rule.sentence(row, value, config.limit) + (
-            "" if name == "accuracy" else f" ({memory.passed[name]} steps on end)"
-        )
+        message = rule.sentence(row, value, limit) + ("" if name == "accuracy" else f" ({memory.passed[name]} steps on end)")
         if action in ("lower", "rollback") and memory.interventions >= self._config.interventions:
             action = "stop"
             message += f"; the rate was lowered {memory.interventions} times already"
-        return Verdict(name, action, value if math.isfinite(value) else None, config.limit, message)
+        return Verdict(name, action, value if math.isfinite(value) else None, limit, message)
+
+    def _limit(self, name: str) -> float:
+        """As configured; for accuracy not below what chance makes of the difference between two averages."""
+        config = getattr(self._config, name)
+        if name != "accuracy" or not self.completions:
+            return float(config.limit)
+        return max(float(config.limit), CHANCE * math.sqrt(0.5 / (self.completions * config.patience)))
 
     def _needed(self, name: str) -> int:
         """How often on end the limit must be passed. Accuracy's patience is already in its average."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from microrl import checkpoint
@@ -29,35 +30,44 @@ class StoppedByGuard(Exception):
     """The guard has ended the run."""
 
 
-def train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool = False) -> dict[str, Any]:
+def train(
+    config: RunConfig, folder: RunFolder, *, started: float, resume: bool = False, has_more: bool = False
+) -> dict[str, Any]:
     """Carry a run out and return its summary, which also stands in `summary.json`.
 
-    `started` is when the process was created (seconds since the epoch). Raises KeyboardInterrupt after a clean save.
+    `started` is when the process was created (seconds since the epoch). `has_more` says that a resumed run was given more
+    hours or steps than it had. Raises KeyboardInterrupt after a clean save.
     """
     place, state = saving.find_place(folder) if resume else (None, State())
-    watch = Stopwatch(state.phases)
+    state.is_stopped = state.is_stopped and not has_more
+    state.is_by_steps = None if has_more else state.is_by_steps
+    before_s, watch, bounds = state.elapsed_s, Stopwatch(state.phases), config.budget
     watch.add("load", time.time() - started)
-    bounds = config.budget
     with (
+        Heartbeat(folder.path, lambda: before_s + time.time() - started),
         RunConsole(title=f"microrl  {folder.path}", total_steps=bounds.steps) as console,
         Interrupts() as interrupts,
+        ExitStack() as closing,
     ):
         with watch.phase("load"):
             parts = setup.build(config, folder, console, state)
-            plan = planning.of_model(config, parts, state.elapsed_s + time.time() - started)
-        try:
-            budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=state.elapsed_s)
-            guard, forecast = Guard(config.guard), Forecast(plan, budget, done=state.step)
-            if place is not None:
-                checkpoint.restore(place, parts.policy)
-                guard.restore(state.guard)
-                parts.prompts.position = state.sampler_position
-            run = Run(config, folder, budget, console, interrupts, watch, parts, state, guard, forecast)
-            with Heartbeat(folder.path, budget.elapsed_s):
-                return _carry_out(run, resume=resume)
-        finally:
-            parts.judge.close()
-            parts.engine.close()
+            closing.callback(parts.engine.close)
+            closing.callback(parts.judge.close)
+            config = parts.config
+            plan = planning.of_model(config, parts, before_s + time.time() - started)
+        budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=before_s)
+        if state.is_by_steps is None:  # with both bounds: the one that the plan sees ending the run
+            state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
+        budget.is_by_steps = state.is_by_steps
+        guard, forecast = Guard(config.guard), Forecast(plan, budget, done=state.step)
+        guard.completions = (state.validation.questions or 0) * config.validate.samples
+        if place is not None:
+            checkpoint.restore(place, parts.policy)
+            guard.restore(state.guard)
+            parts.prompts.position = state.sampler_position
+            for name, seconds in state.durations.items():
+                getattr(budget, name).recent = seconds
+        return _carry_out(Run(config, folder, budget, console, interrupts, watch, parts, state, guard, forecast), resume=resume)
 
 
 def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
@@ -68,8 +78,8 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
         evaluating.before(run)
         _refuse_without_room_for_a_step(run)
         status = _steps(run)
-        saving.save_final(run)
         saving.save_checkpoint(run)  # a finished run can be given more steps or hours
+        saving.save_final(run)
         evaluating.after(run)
     except KeyboardInterrupt:
         status = "interrupted"
@@ -88,24 +98,29 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
         raise
     finally:
         summary = summary_of(run, status)
-        with run.folder.room("summary.json"):
+        with run.folder.left_out_if_full("summary.json"):
             run.folder.write_json("summary.json", summary)
     return summary
 
 
 def _begin(run: Run, *, resume: bool) -> None:
-    """Say what is run, and refuse what cannot be: a budget that the loading alone has spent."""
+    """Say what is run, and refuse what cannot be: a budget that the loading alone has spent.
+
+    A run that has made steps is ended as well as can be.
+    """
     budget, state = run.budget, run.state
     needed_s = budget.least_reserve_s() + LEAST_EVALUATION * budget.evaluation_s  # before training and after it
     left = budget.left_s()
-    if left is not None and left < needed_s:
+    if left is not None and left < needed_s and state.step == 0:
         raise UserError(
             f"{budget.hours:g} hours are too few: {budget.elapsed_s():.0f} s are spent now that everything is loaded, and "
             f"evaluating and saving take at least {needed_s:.1f} s more",
             f"--hours {budget.least_hours(needed_s + budget.step.forecast_s()):g}",
         )
     policy = run.parts.policy
-    run.folder.log_environment(engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name())
+    (run.folder.path / "summary.json").unlink(missing_ok=True)
+    with run.folder.left_out_if_full("environment.json"):
+        run.folder.log_environment(engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name())
     run.console.note(f"{run.config.adapter.kind} rank {run.config.adapter.rank}: {policy.trainable:,} trainable parameters")
     if resume:
         run.tell("resumed", f"going on at step {state.step}", elapsed_s=state.elapsed_s)
@@ -126,6 +141,9 @@ def _steps(run: Run) -> str:
     """Train until the budget, the guard or the end of the steps says stop; returns the status that the run ends with."""
     budget, state, parts = run.budget, run.state, run.parts
     saved_s = budget.elapsed_s()
+    if state.is_stopped:
+        return "stopped"  # and killed before its end
+    parts.engine.breathe = run.breathe
     try:
         for step in budget.steps(start=state.step):
             accuracy = evaluating.validate_if_due(run, step)
@@ -138,9 +156,14 @@ def _steps(run: Run) -> str:
             evaluating.validate_if_due(run, state.step)  # of the weights that no step samples with any more
     except OutOfTime:
         parts.prompts.position = state.sampler_position
-        run.tell("warning", f"step {state.step + 1} was given up: it took longer than any before, and the time is up")
+        if state.step == 0:
+            budget.step.guess_s = max(budget.step.guess_s, budget.elapsed_s() - saved_s)
+            _refuse_without_room_for_a_step(run)
+        run.tell("warning", f"the time is up, and what was begun after step {state.step} was given up")
     except StoppedByGuard:
         return "stopped"
+    finally:
+        parts.engine.breathe = lambda: None
     return "done"
 
 
@@ -155,9 +178,7 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     lr = learning_rate(run.config.optim, run.budget.share(step)) * run.guard.lr_factor
 
     def progress(groups, total):  # type: ignore[no-untyped-def]
-        for item in run.console.sampling(groups, total, f"step {step + 1}: sampling"):
-            run.breathe()
-            yield item
+        return run.console.sampling(groups, total, f"step {step + 1}: sampling")
 
     groups, sampled = run.sampled(lambda: sample(parts, step, watch, progress, parts.sampling))
     run.console.status(f"step {step + 1}: update")
@@ -172,14 +193,14 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
                 seconds=time.perf_counter() - began,
             )  # fmt: skip
             row = _log(run, step, row | {"validate/accuracy": accuracy}, update.reason)
-        with watch.phase("save"), run.folder.room("rollouts"):
+        with watch.phase("save"), run.folder.left_out_if_full("rollouts"):
             run.folder.log_rollouts(step, sampled)
         state.step, state.sampler_position = step + 1, parts.prompts.position
         verdict = run.guard.check(row)  # part of the step: a checkpoint never holds a row that the guard has not seen
         if verdict is not None:
             _act(run, verdict, step)
         parts.policy.is_whole = True
-    if verdict is not None and verdict.action == "stop":
+    if state.is_stopped:
         raise StoppedByGuard
     return row
 
@@ -200,10 +221,12 @@ def _act(run: Run, verdict: Verdict, step: int) -> None:
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
     run.folder.event("guard", verdict.message, **details)
     run.console.note(f"guard, {verdict.rule}: {verdict.message}; {verdict.action}")
+    run.state.is_stopped = verdict.action == "stop"
     if verdict.action in ("rollback", "stop"):
         best = checkpoint.best(run.folder.path / saving.FOLDER, run.state)
         if best is None:
             run.tell("warning", "no checkpoint has been validated: there is none to roll back to", step=step)
         else:
-            checkpoint.load_weights(best, run.parts.policy)
+            with run.watch.phase("save"):
+                checkpoint.load_weights(best, run.parts.policy)
             run.tell("rolled back", f"the weights are those of {best.name} again", step=step)

@@ -72,7 +72,8 @@ class Run:
             gpu.empty_cache()
             self.parts.prompts.position = position
             self.state.max_kv_gb = self.parts.engine.shrink()
-            self.watch.add("retry", time.perf_counter() - began)
+            if not self.watch.is_in_a_phase:
+                self.watch.add("retry", time.perf_counter() - began)
             self.tell(
                 "out of memory", f"in sampling: {self.state.max_kv_gb:.3g} GB of keys and values from now on",
                 max_kv_gb=self.state.max_kv_gb, error=said,

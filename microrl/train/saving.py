@@ -16,6 +16,7 @@ from microrl.tracking.run_folder import RunFolder
 from microrl.train.run import Run
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+DURATIONS = ("step", "save", "validation")
 FOLDER, BEST, FINAL = "checkpoints", "best", "final"
 
 
@@ -28,16 +29,18 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
     def on_bad(path: Path, why: str) -> None:
         folder.event("bad checkpoint", f"{path.name} is what it is called now, and it is not used: {why}")
 
-    (folder.path / "summary.json").unlink(missing_ok=True)
     folder.mend(EVENTS)
     place = checkpoint.newest(folder.path / FOLDER, folder.size(METRICS), on_bad)
     path, state = place if place is not None else (None, State())
     elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
+    if path is None and folder.size(METRICS):
+        shutil.copyfile(folder.path / METRICS, folder.path / f"{METRICS}.before")  # all of it is begun again: keep what was seen
     folder.rewind(METRICS, state.metrics_offset)
     folder.forget_rollouts(state.step)
-    _mend_best(folder, state)
+    with folder.left_out_if_full(BEST):
+        _mend_best(folder, state)
     return path, state
 
 
@@ -57,7 +60,7 @@ def save_checkpoint(run: Run) -> bool:
     """Write down where the run stands. Where the disk is full the last good one stays, and the run goes on: False."""
     good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
     saved = False
-    with run.watch.phase("save"), run.folder.room(f"checkpoints ({good[0]} is the last good one)", run.tell):
+    with run.watch.phase("save"), run.folder.left_out_if_full(f"checkpoints ({good[0]} is the last good one)", run.tell):
         _make_room_and(run, lambda: _save(run))
         saved = True
     return saved
@@ -73,6 +76,7 @@ def _save(run: Run) -> None:
     began = run.budget.elapsed_s()
     state.elapsed_s, state.metrics_offset = began, folder.size(METRICS)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
+    state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}
     policy = run.parts.policy
     state.tokens_per_microbatch, state.checkpoints_activations = policy.max_tokens, policy.checkpoints_activations
     checkpoint.save(folder.path / FOLDER, policy, state)
@@ -103,7 +107,7 @@ def save_if_due(run: Run, saved_s: float) -> float:
 
 def publish_best(run: Run) -> None:
     """Let `best/` be the checkpoint that scored best."""
-    with run.watch.phase("save"), run.folder.room(f"{BEST}/"):
+    with run.watch.phase("save"), run.folder.left_out_if_full(f"{BEST}/"):
         found = checkpoint.best(run.folder.path / FOLDER, run.state)
         if found is not None:
             checkpoint.publish(found, run.folder.path / BEST)
@@ -137,6 +141,12 @@ def save_final(run: Run) -> None:
 
 
 def save_what_is_whole(run: Run) -> None:
-    """Checkpoint and adapter as of the last finished step; nothing where an update was cut, and the last checkpoint stands."""
-    if run.parts.policy.is_whole and save_checkpoint(run):
-        save_final(run)
+    """Checkpoint and adapter as of the last finished step; nothing where an update was cut, and the last checkpoint stands.
+
+    It is called when something else has gone wrong, which is what must be heard of: its own failures are events.
+    """
+    try:
+        if run.parts.policy.is_whole and save_checkpoint(run):
+            save_final(run)
+    except Exception as error:
+        run.tell("warning", f"the last steps could not be saved: {type(error).__name__}: {error}")

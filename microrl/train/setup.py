@@ -52,6 +52,7 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})})
     choose_engine(config)  # what cannot run here is said before anything is loaded
     judge = make_judge(config)
+    judge.checker.start()
     try:
         console.status("reading the data")
         # Data first: a wrong path or column is said before minutes are spent on weights.
