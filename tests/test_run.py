@@ -1,5 +1,6 @@
 """Whole runs of the command line on a tiny random model: what they leave behind, repeat, resume, and refuse."""
 
+import io
 import json
 import os
 import shutil
@@ -9,8 +10,10 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from microrl.config import presets
+from microrl.tracking.console import RunConsole
 from microrl.tracking.metrics import METRICS
 
 TIMES = ("time/", "budget/", "memory/", "tokens/per_second")
@@ -56,6 +59,15 @@ def test_metrics_rows(finished):
         assert parts <= line["time/step"] * 1.01
     assert lines[0]["policy/entropy_change_pct"] == 0
     assert lines[5]["budget/cost_usd"] == pytest.approx(lines[5]["budget/elapsed_s"])
+
+
+def test_the_live_view_shows_no_markup_beside_a_note(finished):
+    """A note is printed without markup, and what is live is drawn anew with the note's settings."""
+    console, paper = RunConsole(title="runs/[x]", total_steps=6), Console(file=io.StringIO(), width=120)
+    console.step(rows(finished[0])[1], share=0.25)
+    paper.print(console._view(), markup=False)
+    shown = paper.file.getvalue()
+    assert "step 2/6" in shown and "runs/[x]" in shown and "25%" in shown and "[bold" not in shown
 
 
 def test_summary(finished):

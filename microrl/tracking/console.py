@@ -88,39 +88,44 @@ class RunConsole:
         table = Table.grid(padding=(0, 3))
         left = row["budget/left_s"]
         table.add_row(
-            f"[bold]step[/] {_of(row['step'], self._total)}",
-            f"[bold]reward[/] {_number(row['reward/mean'], 3)}",
-            f"[bold]accuracy[/] {_number(row['reward/accuracy'], 3)}",
-            f"[bold]format[/] {_number(row['reward/format'], 3)}",
+            _cell("step", f"{_of(row['step'], self._total)}"),
+            _cell("reward", f"{_number(row['reward/mean'], 3)}"),
+            _cell("accuracy", f"{_number(row['reward/accuracy'], 3)}"),
+            _cell("format", f"{_number(row['reward/format'], 3)}"),
         )
         table.add_row(
-            f"[bold]entropy[/] {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
-            f"[bold]length[/] {_number(row['length/mean'], 1)}",
-            f"[bold]useful groups[/] {_number(row['groups/useful'], 2)}",
-            f"[bold]grad norm[/] {_number(row['policy/grad_norm'], 3)}",
+            _cell("entropy", f"{_number(row['policy/entropy'], 3)} ({_change(row)} %)"),
+            _cell("length", f"{_number(row['length/mean'], 1)}"),
+            _cell("useful groups", f"{_number(row['groups/useful'], 2)}"),
+            _cell("grad norm", f"{_number(row['policy/grad_norm'], 3)}"),
         )
         table.add_row(
-            f"[bold]s/step[/] {_number(row['time/step'], 2)}",
-            f"[bold]generate[/] {_number(row['time/generate'], 2)} s",
-            f"[bold]verify[/] {_number(row['time/verify'], 2)} s",
-            f"[bold]update[/] {_number(row['time/update'], 2)} s",
+            _cell("s/step", f"{_number(row['time/step'], 2)}"),
+            _cell("generate", f"{_number(row['time/generate'], 2)} s"),
+            _cell("verify", f"{_number(row['time/verify'], 2)} s"),
+            _cell("update", f"{_number(row['time/update'], 2)} s"),
         )
         table.add_row(
-            f"[bold]elapsed[/] {clock(row['budget/elapsed_s'])}",
-            f"[bold]left[/] {clock(left) if left is not None else '-'}",
-            f"[bold]cost[/] ${row['budget/cost_usd']:.2f}",
-            f"[bold]tokens/s[/] {_number(row['tokens/per_second'], 0)}",
+            _cell("elapsed", f"{clock(row['budget/elapsed_s'])}"),
+            _cell("left", f"{clock(left) if left is not None else '-'}"),
+            _cell("cost", f"${row['budget/cost_usd']:.2f}"),
+            _cell("tokens/s", f"{_number(row['tokens/per_second'], 0)}"),
         )
         if row["sync/probe_gap"] is not None:
             table.add_row(
-                f"[bold]sync[/] {_number(row['time/sync'] + row['time/sleep_wake'], 2)} s",
-                f"[bold]probe gap[/] {row['sync/probe_gap']:.1e} nats",
-                f"[bold]slope[/] {'not measurable' if row['sync/slope'] is None else _number(row['sync/slope'], 2)}",
-                f"[bold]KL to sampler[/] {row['policy/kl_sampler']:.1e} nats",
+                _cell("sync", f"{_number(row['time/sync'] + row['time/sleep_wake'], 2)} s"),
+                _cell("probe gap", f"{row['sync/probe_gap']:.1e} nats"),
+                _cell("slope", f"{'not measurable' if row['sync/slope'] is None else _number(row['sync/slope'], 2)}"),
+                _cell("KL to sampler", f"{row['policy/kl_sampler']:.1e} nats"),
             )
         bar = Table.grid(padding=(0, 1))
-        bar.add_row("[bold]budget[/]", ProgressBar(total=1.0, completed=self._share, width=60), f"{self._share:.0%}")
-        return Group(Panel(Group(table, bar), title=self._title, expand=False), status)
+        bar.add_row(Text("budget", "bold"), ProgressBar(total=1.0, completed=self._share, width=60), Text(f"{self._share:.0%}"))
+        return Group(Panel(Group(table, bar), title=Text(self._title), expand=False), status)
+
+
+def _cell(name: str, value: str) -> Text:
+    """No markup: what a note prints beside the live view would have it shown as it is written."""
+    return Text.assemble((name, "bold"), " ", value)
 
 
 def plain_line(row: Mapping[str, Any], total: int | str | None) -> str:

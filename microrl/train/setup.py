@@ -61,7 +61,10 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
         held_out = check_golds(_unique(held_out), judge, config, folder, console)
         validation = check_golds(_unique(validation), judge, config, folder, console)
         if not training:
-            raise UserError("no questions are left to train on", f"data.held_out is {config.data.held_out}: lower it")
+            raise UserError(
+                "no questions are left to train on",
+                f"data.held_out is {config.data.held_out} and data.validation {config.data.validation}: lower them",
+            )
         model, tokenizer = load_model(config, console)
         lora.targets(model, config.adapter)  # what does not fit is said before an engine starts
         progress = partial(console.progress, total=len(training), label="rendering prompts")
