@@ -349,3 +349,34 @@ def test_the_same_seed_starts_the_same_adapter_and_the_first_forward_is_the_base
     first, same, other = ([pair.A_RI for pair in start.pairs.values()] for start in starts)
     assert all(torch.equal(a, b) for a, b in zip(first, same)) and not torch.equal(first[0], other[0])
     assert all(pair.B_OR.abs().max() == 0 for pair in starts[0].pairs.values())
+
+
+@pytest.mark.parametrize(("prompts", "calls"), [(None, 3), (1, 1), (1, 5), (1, 7)])
+def test_an_update_that_is_ended_between_two_micro_batches_has_not_happened(tokenizer, prompts, calls):
+    """One optimiser step, or two: whatever was begun, weights and moments are those of before, and the update can be done."""
+    flags = {} if prompts is None else {"optim.prompts_per_update": prompts}
+    model = random_model("qwen2")
+    policy = with_adapter(model, **flags)
+    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    policy.max_tokens = 40  # several micro-batches
+    policy.update(batch, lr=1e-2)  # moments that are not 0
+    policy.version = batch.version
+    tensors = [*policy.parameters, *(t for state in policy.optimizer.state.values() for t in state.values())]
+    before = [tensor.detach().clone() for tensor in tensors]
+    policy.is_whole, seen = True, []
+
+    def breathe():
+        seen.append(1)
+        if len(seen) == calls:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        policy.update(batch, lr=1e-2, breathe=breathe)
+    assert policy.is_whole and policy.version == batch.version
+    assert all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before, strict=True))
+    assert all(parameter.grad is None for parameter in policy.parameters)
+    done = []
+    policy.update(batch, lr=1e-2, breathe=lambda: done.append(1))
+    assert len(done) > calls, "there would have been more"
+    assert not policy.is_whole, "until the caller has written it down"
+    assert not all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before, strict=True))
