@@ -351,14 +351,14 @@ def test_the_same_seed_starts_the_same_adapter_and_the_first_forward_is_the_base
     assert all(pair.B_OR.abs().max() == 0 for pair in starts[0].pairs.values())
 
 
-@pytest.mark.parametrize(("prompts", "calls"), [(None, 3), (1, 1), (1, 5), (1, 7)])
+@pytest.mark.parametrize(("prompts", "calls"), [(None, 3), (1, 2), (1, 17), (1, 22)])
 def test_an_update_that_is_ended_between_two_micro_batches_has_not_happened(tokenizer, prompts, calls):
     """One optimiser step, or two: whatever was begun, weights and moments are those of before, and the update can be done."""
     flags = {} if prompts is None else {"optim.prompts_per_update": prompts}
     model = random_model("qwen2")
     policy = with_adapter(model, **flags)
     batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
-    policy.max_tokens = 40  # several micro-batches
+    policy.max_tokens = 1  # a micro-batch a row
     policy.update(batch, lr=1e-2)  # moments that are not 0
     policy.version = batch.version
     tensors = [*policy.parameters, *(t for state in policy.optimizer.state.values() for t in state.values())]
@@ -377,6 +377,6 @@ def test_an_update_that_is_ended_between_two_micro_batches_has_not_happened(toke
     assert all(parameter.grad is None for parameter in policy.parameters)
     done = []
     policy.update(batch, lr=1e-2, breathe=lambda: done.append(1))
-    assert len(done) > calls, "there would have been more"
+    assert len(done) >= calls and (prompts is None or len(done) == 24), "twelve rows scored, then three steps of four rows"
     assert not policy.is_whole, "until the caller has written it down"
     assert not all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before, strict=True))
