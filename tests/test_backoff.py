@@ -77,7 +77,7 @@ SAMPLING = {
 
 
 FAST = {"backward", "decoding"}
-ONE_OF_EACH = {"optimizer", "folding", "evaluation before", "reference"}
+ONE_OF_EACH = {"optimizer", "validation"}
 
 
 def marks(place):

@@ -44,6 +44,8 @@ def test_the_quickstart_learns(microrl, tmp_path, seed):
     assert evaluation["paired_gain"]["mean"] >= 0.25
     assert evaluation["paired_gain"]["ci95"][0] > 0
     assert seconds < 180
+    events = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
+    assert "best" in events and "guard" not in events, "a healthy run is left alone"
 
 
 def gain_of(sets: list[str], out: Path, *, steps: int, seed: int = 0) -> dict:

@@ -137,6 +137,8 @@ STOP = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_run_that_the_guard_has_stopped_stays_stopped(microrl, learning, tmp_path):
     """Killed in the final evaluation after the stop; given more steps it goes on."""
     meant, out = tmp_path / "meant", tmp_path / "killed"
@@ -155,6 +157,7 @@ def test_a_run_that_the_guard_has_stopped_stays_stopped(microrl, learning, tmp_p
     assert len(rows(out)) == 6, "the guard stops it again, three steps later"
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_the_very_end_of_its_hours_is_ended(microrl, learning, tmp_path):
     out = tmp_path / "late"
     at = learning.index("--steps")
@@ -232,6 +235,8 @@ def test_resume_auto_begins_goes_on_and_ends(microrl, learning, whole, tmp_path)
     assert other.returncode == 2 and "begun with other settings" in other.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_resumed_run_has_what_was_left_of_its_hours(microrl, learning, tmp_path):
     """Killed in the middle, dead for a while, resumed: dead time is not counted, lost time is."""
     out = tmp_path / "timed"
@@ -258,7 +263,8 @@ def test_a_resumed_run_has_what_was_left_of_its_hours(microrl, learning, tmp_pat
     assert json.loads((out / "config.json").read_text())["budget"]["hours"] * 3600 == pytest.approx(28)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.one_of_each), signal.SIGTERM])
 def test_a_second_signal_stops_at_once_and_the_last_checkpoint_stands(learning, whole, microrl, tmp_path, number):
     out = tmp_path / "cut"
     process = start(["train", *learning, "--out", out])
