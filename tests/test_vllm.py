@@ -540,6 +540,7 @@ def test_after_running_out_of_memory_a_smaller_engine_gives_the_same(served, mon
     assert [row.completion_ids for row in again] == [row.completion_ids for row in meant]
     assert [kind for kind, *_ in served.events].count("probe calibrated") == 1, "a new engine is proved anew"
     assert gap(policy, sampled(engine, policy.snapshot(), prompts(served))) < CLOSE
+    engine._settings = replace(engine._settings, kv_bytes=room)  # for the next time it is built
 
 
 def test_a_start_that_runs_out_of_memory_takes_a_smaller_cache(served, monkeypatch):
@@ -587,11 +588,8 @@ def test_a_whole_run(microrl, arguments, tmp_path):
         )
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     # Step 0 samples from the base, where there is nothing to see; step 1 from an update that is seen.
-    assert [event["kind"] for event in events if event["kind"] not in ("warning", "best")] == [
-        "probe calibrated",
-        "probe",
-        "probe",
-    ]
+    events = [event for event in events if "probe" in event["kind"]]
+    assert [event["kind"] for event in events] == ["probe calibrated", "probe", "probe"]
     assert "not measurable" in events[-2]["message"] and "slope of 1.000" in events[-1]["message"]
     assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
     # Resumed, it measures both modes, stores its choice, and another process takes that up.

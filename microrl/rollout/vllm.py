@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.errors import MachineFailure, SwapNotProved
+from microrl.plan.memory import BLOCK_TOKENS
 from microrl.rollout import gpu, proof
 from microrl.rollout.base_model import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens, twin
 from microrl.rollout.engine import SyncReport
@@ -110,7 +111,7 @@ class VllmEngine:
         """Settings with half of the cache. Raises MachineFailure where that holds no whole completion."""
         gpu.empty_cache()
         kv_bytes = self._settings.kv_bytes // 2
-        if kv_bytes < self._settings.max_model_len * kv_bytes_per_token(self._base):
+        if kv_bytes < (self._settings.max_model_len + BLOCK_TOKENS) * kv_bytes_per_token(self._base):
             raise MachineFailure(
                 f"out of memory {where}, with a cache for less than two completions",
                 "a smaller sampling.max_completion_tokens, a lower --rank, engine.cuda_graphs=false, or --engine transformers",
