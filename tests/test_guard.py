@@ -34,7 +34,7 @@ FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "guard_runs.json").re
 def _one_warm_start(tmp_path_factory):
     """The slow tests share one warm start, as all runs of a user do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "quickstart"))
         yield
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 def _one_warm_start(tmp_path_factory):
     """All tests here share one warm start, as all runs of a user do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "quickstart"))
         yield
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_of_each]
+pytestmark = pytest.mark.slow
 GGUF = os.environ.get("MICRORL_TEST_GGUF")
 THINGS = ("apples", "pens", "coins", "shells")
 
@@ -31,6 +31,7 @@ def word_problems(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.one_of_each
 @pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
 def test_three_steps(microrl, word_problems, tmp_path):
     out = tmp_path / "run"
