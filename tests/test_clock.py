@@ -38,6 +38,7 @@ def test_hours_bound_the_whole_process(microrl, tiny_arguments, tmp_path):
     assert (out / "best").is_dir() and len(list((out / "checkpoints").iterdir())) >= 2
 
 
+@pytest.mark.slow
 def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(microrl, tiny_arguments, tmp_path):
     out = tmp_path / "both"
     sets = ["--set", "optim.schedule.kind=linear", "--set", "optim.lr=1.0"]
