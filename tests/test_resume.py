@@ -88,7 +88,8 @@ SOME = {("tensors of a checkpoint", 7)}
     [
         pytest.param(place, count, marks=[pytest.mark.one_of_each] if (place, count) in SOME else [])
         for place, count in [
-            *SOME, ("generation", 60), ("update", 9), ("optimizer", 5), ("row", 4), ("adapter of a checkpoint", 4), ("sums of a checkpoint", 33),
+            *SOME, ("generation", 60),
+            ("update", 9), ("optimizer", 5), ("row", 4), ("adapter of a checkpoint", 4), ("sums of a checkpoint", 33),
             ("name of a checkpoint", 6), ("best", 1), ("behind best", 1), ("validation", 3), ("evaluation", 1), ("evaluation", 2),
             ("final", 1), ("answers", 6),
         ]
