@@ -51,8 +51,7 @@ def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(micr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hours", [pytest.param(0.02, marks=pytest.mark.one_of_each), 0.05, 0.1])
-def test_the_quickstart_keeps_its_hours(microrl, tmp_path, monkeypatch, tmp_path_factory, hours):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "quickstart"))
+def test_the_quickstart_keeps_its_hours(microrl, tmp_path, hours):
     out = tmp_path / "run"
     seconds, done = timed(microrl, "quickstart", "--hours", hours, "--out", out)
     assert done.returncode == 0, done.stderr

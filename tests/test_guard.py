@@ -30,19 +30,6 @@ COLLAPSING = ["--rank", 64, "--set", "adapter.alpha=64", "--set", "optim.lr=1.3e
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "guard_runs.json").read_text())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_warm_start(tmp_path_factory):
-    """The slow tests share one warm start, as all runs of a user do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "quickstart"))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _own_cache():
-    """Here the module's cache is the one to use."""
-
-
 def row(**changes) -> dict:
     return metrics.row(HEALTHY | changes)
 

@@ -18,19 +18,6 @@ from microrl.tracking.run_folder import RunFolder
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_warm_start(tmp_path_factory):
-    """All tests here share one warm start, as all runs of a user do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "quickstart"))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _own_cache():
-    """Here the module's cache is the one to use."""
-
-
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
 def test_the_quickstart_learns(microrl, tmp_path, seed):
     out = tmp_path / "run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from microrl import checkpoint
@@ -176,10 +177,7 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     began = time.perf_counter()
     watch.lap()
     lr = learning_rate(run.config.optim, run.budget.share(step)) * run.guard.lr_factor
-
-    def progress(groups, total):  # type: ignore[no-untyped-def]
-        return run.console.sampling(groups, total, f"step {step + 1}: sampling")
-
+    progress = partial(run.console.sampling, label=f"step {step + 1}: sampling")
     groups, sampled = run.sampled(lambda: sample(parts, step, watch, progress, parts.sampling))
     run.console.status(f"step {step + 1}: update")
     with run.interrupts.held("this micro-batch"):

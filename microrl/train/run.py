@@ -69,6 +69,7 @@ class Run:
                     raise
                 said = gpu.first_line(error)
             # Only out here has what the exception held been let go.
+            self.console.status("out of memory: giving the engine a smaller cache")
             gpu.empty_cache()
             self.parts.prompts.position = position
             self.state.max_kv_gb = self.parts.engine.shrink()

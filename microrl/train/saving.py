@@ -58,6 +58,7 @@ def _mend_best(folder: RunFolder, state: State) -> None:
 
 def save_checkpoint(run: Run) -> bool:
     """Write down where the run stands. Where the disk is full the last good one stays, and the run goes on: False."""
+    run.console.status("saving a checkpoint")
     good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
     saved = False
     with run.watch.phase("save"), run.folder.left_out_if_full(f"checkpoints ({good[0]} is the last good one)", run.tell):
@@ -128,6 +129,7 @@ def save_final(run: Run) -> None:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
+    run.console.status("saving the adapter")
     with run.watch.phase("save"):
         try:
             _make_room_and(run, work)
