@@ -10,28 +10,30 @@ from test_run import rows
 from microrl.config import resolve
 from microrl.train.evaluating import by_steps
 
+# No plan foresees a machine that stalls in a run's last second, and a shared one does now and then.
+a_second_chance = pytest.mark.flaky(reruns=1)
 
-def timed(microrl, *arguments):
+
+def kept(microrl, budget_s, out, *arguments):
+    """`train` within `budget_s`: between 95 % and 101 % (of the shortest: half a second), nothing idle, evaluated, saved."""
     began = time.monotonic()
-    done = microrl("train", *arguments)
-    return time.monotonic() - began, done
-
-
-def kept(seconds, budget_s, summary):
-    """Between 95 % and 101 % (of the shortest ones: half a second), nothing idle, evaluated and saved."""
-    print(f"{seconds:.2f} of {budget_s:.0f} s, {seconds / budget_s:.1%}; {summary['forecast']}")
-    assert summary["status"] == "done" and summary["eval"]["after"]
-    assert 0.95 * budget_s <= seconds <= budget_s + max(0.01 * budget_s, 0.5)
-    assert summary["seconds_by_phase"]["idle"] < 0.01 * budget_s
-    assert summary["hours_spent"] * 3600 == pytest.approx(seconds, abs=max(0.01 * budget_s, 1.2))
-
-
-def test_hours_bound_the_whole_process(microrl, tiny_arguments, tmp_path):
-    out = tmp_path / "timed"
-    seconds, done = timed(microrl, *tiny_arguments, "--hours", 25 / 3600, "--out", out)
+    done = microrl("train", *arguments, "--hours", budget_s / 3600, "--out", out)
+    seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
-    kept(seconds, 25, summary)
+    print(f"{seconds:.2f} of {budget_s:.0f} s, {seconds / budget_s:.1%}; {summary['forecast']}")
+    assert 0.95 * budget_s <= seconds <= budget_s + max(0.01 * budget_s, 0.5)
+    assert summary["status"] == "done" and summary["eval"]["after"]
+    assert summary["seconds_by_phase"]["idle"] < 0.01 * budget_s
+    # The summary is written before the process ends: what unloading torch takes is not in it.
+    assert -0.5 <= seconds - summary["hours_spent"] * 3600 <= max(0.01 * budget_s, 3)
+    return summary
+
+
+@a_second_chance
+def test_hours_bound_the_whole_process(microrl, tiny_arguments, tmp_path):
+    out = tmp_path / "timed"
+    summary = kept(microrl, 25, out, *tiny_arguments)
     assert summary["steps"] > 20
     validations = [line for line in rows(out) if line["validate/accuracy"] is not None]
     assert len(validations) >= 5 and summary["seconds_by_phase"]["validate"] < 0.1 * 25
@@ -50,13 +52,11 @@ def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(micr
 
 
 @pytest.mark.slow
+@a_second_chance
 @pytest.mark.parametrize("hours", [pytest.param(0.02, marks=pytest.mark.one_of_each), 0.05, 0.1])
 def test_the_quickstart_keeps_its_hours(microrl, tmp_path, hours):
     out = tmp_path / "run"
-    seconds, done = timed(microrl, "quickstart", "--hours", hours, "--out", out)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((out / "summary.json").read_text())
-    kept(seconds, hours * 3600, summary)
+    summary = kept(microrl, hours * 3600, out, "quickstart")
     forecast = summary["forecast"]
     assert forecast["steps"] == pytest.approx(forecast["actual_steps"], rel=0.15)
     assert summary["seconds_by_phase"]["validate"] <= 0.1 * hours * 3600
