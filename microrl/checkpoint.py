@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
+from microrl.adapters.folder import write
 from microrl.policy.policy import Policy
 
 KEPT = 2
 SUMS = "SHA256SUMS"
-_ADAPTER, _OPTIMIZER, _RNG, _STATE = "adapter_model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"
+_ADAPTER, _OPTIMIZER, _RNG, _STATE = "adapter.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"
 
 
 @dataclass(slots=True)
@@ -80,8 +80,10 @@ def save(root: Path, policy: Policy, state: State) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        save_adapter(temporary, policy)
+        save_file({name: tensor.contiguous() for name, tensor in policy.adapter.state().items()}, temporary / _ADAPTER)
         save_file(_optimizer_tensors(policy), temporary / _OPTIMIZER)
+        if state.validation.best_step == state.step:  # `best/` will be a copy of it, and is to be loaded by others
+            write(temporary, policy.adapter)
         save_file(_generators(), temporary / _RNG)
         (temporary / _STATE).write_text(json.dumps({**asdict(state), "version": policy.version}, indent=2))
         sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(temporary.iterdir()))
@@ -96,12 +98,6 @@ def save(root: Path, policy: Policy, state: State) -> Path:
     _flush_one(root)
     prune(root)
     return target
-
-
-def save_adapter(folder: Path, policy: Policy) -> None:
-    """The adapter as PEFT writes it, so that PEFT and vLLM load the folder as it is."""
-    policy.peft_model.save_pretrained(str(folder), save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
 
 
 def prune(root: Path, kept: int = KEPT) -> None:
@@ -171,11 +167,13 @@ def restore(folder: Path, policy: Policy) -> None:
 
 def load_weights(folder: Path, policy: Policy) -> None:
     """A checkpoint's adapter and optimiser alone. The policy's version goes on counting."""
-    set_peft_model_state_dict(policy.peft_model, load_file(folder / _ADAPTER))
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    policy.adapter.load(load_file(folder / _ADAPTER), folder)
+    before = policy.optimizer.state_dict()["state"]
+    state: dict[int, dict[str, Any]] = {}
     for key, tensor in load_file(folder / _OPTIMIZER).items():
         number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = tensor
+        is_number = not torch.is_tensor(before[int(number)][name])  # bitsandbytes counts its steps in plain ones
+        state.setdefault(int(number), {})[name] = int(tensor) if is_number else tensor
     policy.optimizer.load_state_dict({"state": state, "param_groups": policy.optimizer.state_dict()["param_groups"]})
 
 
@@ -235,8 +233,14 @@ def _sha256(path: Path) -> str:
 
 
 def _optimizer_tensors(policy: Policy) -> dict[str, torch.Tensor]:
-    state: dict[int, dict[str, torch.Tensor]] = policy.optimizer.state_dict()["state"]
-    return {f"{number}.{name}": tensor.contiguous() for number, values in state.items() for name, tensor in values.items()}
+    """Every parameter's moments. safetensors wants tensors that share no memory."""
+    state: dict[int, dict[str, Any]] = policy.optimizer.state_dict()["state"]
+    tensors = {}
+    for number, values in state.items():
+        for name, value in values.items():
+            tensor = torch.as_tensor(value)
+            tensors[f"{number}.{name}"] = tensor.clone() if name.startswith("qmap") else tensor.contiguous()  # one for all
+    return tensors
 
 
 def _generators() -> dict[str, torch.Tensor]:

@@ -84,17 +84,28 @@ class LowRank:
     scale: float
 
 
+Merge = Callable[["torch.Tensor"], "torch.Tensor"]
+"""A base tensor to the trained one, in fp32 or finer. Called one tensor at a time: no second model is ever held."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterSnapshot:
-    """The trained state at one version, as plain LoRA pairs by module name. No pairs: the untouched base model.
+    """The trained state at one version, relative to the untouched base model: this is all that an engine knows of it.
 
-    `score` is how the owner of these weights scores token sequences with them: one tensor of log-probabilities (nats,
-    temperature 1) a sequence, of its second token to its last. None where nobody trains them.
+    `pairs` are plain LoRA pairs by module name. What is not low rank comes as `merged` instead, by parameter name. Neither:
+    the base itself. `score` is how the owner of these weights scores token sequences with them: one tensor of
+    log-probabilities (nats, temperature 1) a sequence, of its second token to its last. None where nobody trains them.
     """
 
     version: int
     pairs: Mapping[str, LowRank] = field(default_factory=dict)
+    merged: Mapping[str, Merge] = field(default_factory=dict)
     score: Callable[[Sequence[tuple[int, ...]]], list[torch.Tensor]] | None = field(default=None, compare=False)
+
+    @property
+    def is_base(self) -> bool:
+        """Whether nothing is changed."""
+        return not self.pairs and not self.merged
 
 
 BASE = AdapterSnapshot(version=0)

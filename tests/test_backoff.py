@@ -127,7 +127,9 @@ def test_what_was_learned_about_memory_outlives_the_process(inside, arguments, t
     assert before.max_kv_gb
     seen = []
     original = Policy.update
-    monkeypatch.setattr(Policy, "update", lambda self, *rest: seen.append(self.max_tokens) or original(self, *rest))
+    monkeypatch.setattr(
+        Policy, "update", lambda self, *rest, **more: seen.append(self.max_tokens) or original(self, *rest, **more)
+    )
     assert inside("train", "--resume", out, "--steps", 6).returncode == 0
     after = checkpoint.read_state(sorted((out / "checkpoints").iterdir())[-1])
     assert seen == [before.tokens_per_microbatch] == [after.tokens_per_microbatch] and after.max_kv_gb == before.max_kv_gb
@@ -160,7 +162,9 @@ def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whol
     assert checkpoint.read_state(sorted((out / "checkpoints").iterdir())[-1]).checkpoints_activations
     seen = []
     update = Policy.update
-    monkeypatch.setattr(Policy, "update", lambda self, *rest: seen.append(self.checkpoints_activations) or update(self, *rest))
+    monkeypatch.setattr(
+        Policy, "update", lambda self, *rest, **more: seen.append(self.checkpoints_activations) or update(self, *rest, **more)
+    )
     assert inside("train", "--resume", out, "--steps", 6).returncode == 0
     assert seen == [True]
 

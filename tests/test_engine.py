@@ -75,7 +75,7 @@ def test_engine_and_trainer_agree_on_logprobs(architecture, kind, tokenizer):
     for row, logprobs in zip(rows, policy.logprobs(rows), strict=True):
         assert torch.allclose(torch.tensor(row.engine_logprobs), logprobs, atol=2e-5)
     # The base is another distribution: had the fold been forgotten, this would have been noticed.
-    with policy.base():
+    with policy.adapter.off():
         gap = max((torch.tensor(row.engine_logprobs) - base).abs().max() for row, base in zip(rows, policy.logprobs(rows)))
     assert gap > 0.1
 
@@ -89,7 +89,7 @@ def test_a_small_update_is_not_rounded_away_in_bf16(tokenizer):
         pair.B_OR.mul_(2e-4)
     linear = engine._model.get_submodule("model.layers.0.mlp.up_proj")
     x = torch.randn(4, 64, dtype=torch.bfloat16)
-    theirs = policy.peft_model.get_base_model().get_submodule("model.layers.0.mlp.up_proj")
+    theirs = policy.adapter.model.get_submodule("model.layers.0.mlp.up_proj")
     with engine.awake(policy.snapshot()):
         assert torch.equal(linear(x), theirs(x))
     groups = collect(engine, policy.snapshot(), PROMPTS, Sampling(2, 8))
@@ -103,7 +103,7 @@ def test_the_base_snapshot_samples_the_untouched_model(tokenizer):
     engine = TransformersEngine(model, tokenizer, max_kv_gb=1)
     policy = with_adapter(model)
     rows = rows_of(collect(engine, BASE, PROMPTS, Sampling(2, 8)))
-    with policy.base():
+    with policy.adapter.off():
         for row, logprobs in zip(rows, policy.logprobs(rows), strict=True):
             assert torch.allclose(torch.tensor(row.engine_logprobs), logprobs, atol=2e-5)
 

@@ -10,7 +10,7 @@ PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
 FLOORS = [
     {"errors", "types"},
-    {"config", "budget", "hub", "answers"},
+    {"config", "budget", "hub", "answers", "parameters"},
     {"data", "rewards", "algorithm", "tracking", "plan"},
     {"adapters", "rollout"},
     {"policy", "evaluation"},

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
-from microrl.adapters import lora
+from microrl.adapters.attach import attach
+from microrl.adapters.targets import targets
 from microrl.cli import plan as plan_command
 from microrl.config import models, presets, resolve
 from microrl.config.schema import LoraConfig
@@ -60,7 +61,7 @@ def test_parameters_are_those_of_the_network(name):
     for rank in (1, 8, 64, 256):
         config = LoraConfig(rank=rank)
         try:
-            sides = sum(layer.in_features + layer.out_features for layer in lora.targets(network, config).values())
+            sides = sum(layer.in_features + layer.out_features for layer in targets(network, config).values())
         except UserError as refused:
             with pytest.raises(UserError) as caught:
                 shape.trainable(config)
@@ -68,7 +69,7 @@ def test_parameters_are_those_of_the_network(name):
         else:
             assert shape.trainable(config) == rank * sides
     with torch.device("meta"):
-        wrapped = lora.attach(network, LoraConfig(rank=16), seed=0)
+        wrapped = attach(network, LoraConfig(rank=16), seed=0).model
     trained = sum(parameter.numel() for parameter in wrapped.parameters() if parameter.requires_grad)
     assert shape.trainable(LoraConfig(rank=16)) == trained
     assert shape.trainable(LoraConfig(rank=16, targets=("q_proj", "down_proj"))) < trained
@@ -215,7 +216,7 @@ def test_saved_activations_are_what_torch_saves(dtype, rank):
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
     )  # fmt: skip
     network = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False)
-    wrapped = lora.attach(network, LoraConfig(rank=rank), seed=0)
+    wrapped = attach(network, LoraConfig(rank=rank), seed=0).model
     own = {parameter.untyped_storage().data_ptr() for parameter in wrapped.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -228,7 +229,7 @@ def test_saved_activations_are_what_torch_saves(dtype, rank):
     ids, mask = torch.zeros(rows, length, dtype=torch.long), torch.ones(rows, length, dtype=torch.long)
     mask[0, :9] = 0
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = wrapped.get_base_model().model(input_ids=ids, attention_mask=mask, use_cache=False)
+        output = wrapped.model(input_ids=ids, attention_mask=mask, use_cache=False)
     assert output.last_hidden_state.requires_grad
     counted = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (rows * length * 4)
     shape = Shape.from_config(config.to_dict())

@@ -68,7 +68,7 @@ def test_float16_gradients_survive_small_weights(tokenizer):
         engine = [(1.0, -1.0)[n % 2] * 1e-3 for n in range(4)]
         rows = tuple(Row((5, 6, 7), (8 + n, 9, 10 + n), (-5.0,) * 3, engine[n], True, 0) for n in range(4))
         gradients = []
-        policy._step = lambda has, tally, policy=policy, gradients=gradients: gradients.extend(
+        policy._step = lambda has, tally, share, policy=policy, gradients=gradients: gradients.extend(
             parameter.grad.double().clone() for parameter in policy.parameters
         )
         policy.update(Batch(rows, 1, 0), lr=1.0)
@@ -135,7 +135,7 @@ def gradients(policy, batch, **attributes):
     for name, value in attributes.items():
         setattr(policy, name, value)
     found = []
-    policy._step = lambda has_gradient, tally: found.extend(p.grad.clone() for p in policy.parameters)
+    policy._step = lambda has_gradient, tally, share: found.extend(p.grad.clone() for p in policy.parameters)
     policy.update(batch, 1e-3)
     policy.version -= 1
     return found
@@ -195,11 +195,11 @@ def test_the_gradient_is_that_of_the_plain_formula(tokenizer):
     policy = with_adapter(model, **{"loss.importance_cap": 1e9})
     batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
     ours = gradients(policy, batch)
-    policy.peft_model.zero_grad()
+    policy.adapter.model.zero_grad()
     total = 0.0
     for row in batch.rows:
         ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
-        logits = policy.peft_model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
+        logits = policy.adapter.model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
         chosen = logits.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
         # The importance weight of trainer against sampler, whose log-probabilities are fp32 here.
         weight = (chosen.detach() - torch.tensor(row.engine_logprobs)).exp()

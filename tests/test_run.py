@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -83,10 +84,13 @@ def test_the_final_adapter_is_pefts_own_format(finished, model_folder):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from microrl.adapters import lora
+    from microrl.adapters.export import export
+    from microrl.adapters.folder import read
 
-    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), finished[0] / "final")
-    theirs, ours = lora.snapshot(loaded.get_base_model(), 1), lora.read(finished[0] / "final")
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    ours = read(finished[0] / "final", base)
+    theirs = export(PeftModel.from_pretrained(base, finished[0] / "final"), 1)
+    theirs = replace(theirs, pairs={name.removeprefix("base_model.model."): pair for name, pair in theirs.pairs.items()})
     assert theirs.pairs.keys() == ours.pairs.keys() and len(ours.pairs) == 14
     for name, pair in ours.pairs.items():
         assert pair.scale == theirs.pairs[name].scale == 8.0

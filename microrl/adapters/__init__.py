@@ -1,1 +1,1 @@
-"""Adapters: attach, and export as plain LoRA pairs."""
+"""Adapters: on a model, at their starts, and out again as plain LoRA pairs or merged tensors."""

@@ -133,7 +133,9 @@ def _explain(error: ErrorDetails) -> UserError:
     key = ".".join(path) or "the configuration"
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
-        return UserError(f"unknown key `{key}`", did_you_mean(path[-1], model.model_fields))
+        tag = model.model_fields.get("kind")
+        why = f"unknown key `{key}`" if tag is None else f"`{tag.default}` has no `{path[-1]}`: unknown key `{key}`"
+        return UserError(why, did_you_mean(path[-1], model.model_fields))
     if error["type"].startswith("union_tag"):
         kinds = _kinds(model, path[-1])
         kind = str(context.get("tag", ""))
@@ -142,7 +144,10 @@ def _explain(error: ErrorDetails) -> UserError:
         allowed = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
         return UserError(f"`{key}` cannot be `{error['input']}`", did_you_mean(str(error["input"]), allowed))
     if error["type"] == "value_error":
-        return UserError(str(context.get("error", error["msg"])))
+        raised = context.get("error")
+        return (
+            UserError(*raised.args) if isinstance(raised, ValueError) else UserError(error["msg"])
+        )  # with a hint, if it has one
     return UserError(
         f"`{key}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "it should be").split(" or object")[0]
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.section import Decay, Positive, Section, Seed, Share
 
@@ -19,6 +20,8 @@ class ModelConfig(Section):
     """A local folder, a hub id, one of the papers' short names, a `.gguf` file, or `quickstart`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type; auto is bfloat16 on a GPU and float32 on a CPU."""
+    quant: Literal["nf4"] | None = None
+    """nf4 keeps the trainer's frozen base in 4 bits (QLoRA; bitsandbytes, on a GPU); the engine samples from the same numbers."""
     head_dtype: Literal["model", "float32"] = "model"
     """Type of the output head's logits, in engine and trainer alike; float32 narrows the gap between the two in bfloat16."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
@@ -51,32 +54,6 @@ class DataConfig(Section):
     """Share of the questions kept for the evaluation before and after, chosen by a hash of the question's text."""
     validation: Share = 0.05
     """Share of the questions kept for validation during training: neither trained on nor in the final evaluation."""
-
-
-class LowRankConfig(Section):
-    """What every low-rank adapter shares."""
-
-    rank: Positive = 64
-    """Rank of the update of every targeted linear layer."""
-    alpha: Annotated[float, Field(gt=0)] = 64.0
-    """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank))."""
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Names of the linear layers that get an adapter; all-linear is every one but the head."""
-
-
-class LoraConfig(LowRankConfig):
-    """W0 x + (alpha / rank) B A x, B = 0 at the start (Hu et al. 2021)."""
-
-    kind: Literal["lora"] = "lora"
-
-
-class RsLoraConfig(LowRankConfig):
-    """LoRA scaled by alpha / sqrt(rank) (Kalajdzievski 2023)."""
-
-    kind: Literal["rslora"] = "rslora"
-
-
-AdapterConfig = Annotated[LoraConfig | RsLoraConfig, Field(discriminator="kind")]
 
 
 class SurrogateConfig(Section):
@@ -218,8 +195,10 @@ ScheduleConfig = Annotated[ConstantSchedule | CosineSchedule | LinearSchedule, F
 
 
 class OptimConfig(Section):
-    lr: Annotated[float, Field(ge=0)] = 1e-5
-    """Peak learning rate of AdamW."""
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit keeps its moments in 8 bits (bitsandbytes, on a GPU): a quarter of their memory."""
+    lr: Annotated[float, Field(ge=0)] | Literal["auto"] = 1e-5
+    """Peak learning rate; auto: the scaling law of Schulman and others (2025), ten times as high for adapters as for `full`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -299,6 +278,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
+        if self.model.quant is not None and isinstance(self.adapter, FullConfig):
+            raise ValueError(
+                "model.quant=nf4 keeps a frozen base in 4 bits, and `full` trains it", "--adapter lora, or leave quant out"
+            )
         overlong = self.reward.overlong
         if overlong and overlong.buffer >= self.sampling.max_completion_tokens:
             raise ValueError(

@@ -10,11 +10,9 @@ from microrl.plan import memory, roofline
 from microrl.plan.cards import CARDS
 from microrl.plan.memory import GB, Memory
 from microrl.plan.roofline import Timing
-from microrl.plan.work import LENGTH_SHARE, Work
+from microrl.plan.work import LENGTH_SHARE, MAX_SWAP_RANK, Work
 
 LEAST_LIMIT, LEAST_RANK = 256, 8
-MAX_SWAP_RANK = 512
-"""vLLM's largest adapter."""
 
 
 class Turn(NamedTuple):
@@ -37,13 +35,12 @@ def conflicts(work: Work) -> list[Turn]:
     if not work.card.has_bf16 and work.dtype == "bfloat16":
         why = f"the {work.card.label} has no bfloat16"
         found.append(Turn("--set model.dtype=float16", why, {"model.dtype": "float16"}))
-    if work.has_vllm and config.sync.mode != "merge":
-        if work.dtype == "float32":
-            why = "on a GPU vLLM computes adapters in 16 bits only"
-            found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
-        elif config.adapter.rank > MAX_SWAP_RANK:
-            why = f"vLLM takes adapters up to rank {MAX_SWAP_RANK}"
-            found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
+    if work.has_vllm and work.dtype == "float32" and not work.merges:
+        why = "on a GPU vLLM computes adapters in 16 bits only"
+        found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
+    if work.has_vllm and work.merges and config.sync.mode == "swap":
+        why = f"{config.adapter.name} is served {config.adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}"
+        found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
     return found
 
 
@@ -116,7 +113,7 @@ def _candidates(work: Work) -> Iterator[Turn]:
         values = _limit(work, limit)
         yield Turn(_sets(values), "shorter completions", values)
         limit //= 2
-    rank = config.adapter.rank // 2
+    rank = getattr(config.adapter, "rank", 0) // 2
     while rank >= LEAST_RANK:
         yield Turn(f"--rank {rank}", "a smaller adapter and its optimizer", {"adapter.rank": rank})
         rank //= 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from microrl.config.adapters import FullConfig
 from microrl.plan.shapes import Linear, Shape
 from microrl.plan.work import LENGTH_SHARE, MOST_SEQUENCES, Work
 
@@ -130,11 +131,15 @@ class Memory:
 def of(work: Work, room: float) -> Memory:
     """Memory of a run on a card (or machine) with `room` bytes free."""
     sleep, copy, resident = _sleep_level(work), _engine_bytes(work), _resident(work)
-    trained = {"trainer weights": float(work.weight_bytes), "adapter": 4.0 * work.trained, "optimizer": 8.0 * work.trained}
+    trained = {
+        "trainer weights": work.base_bytes,
+        "adapter": 4.0 * (work.trained + work.shape.frozen(work.config.adapter)),
+        "optimizer": work.moment_bytes,
+    }
     sampling = {**trained, "engine weights": copy, **resident}
     sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - 4.0 * work.trained)  # room for gradients is kept
 
-    trained["optimizer"] = (BYTES_A_TRAINED_PARAMETER - 4.0) * work.trained  # gradients exist only here
+    trained["optimizer"] = work.moment_bytes + 4.0 * work.trained  # gradients exist only here
     updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
     updating["log-probability chunk"] = 4.0 * min(CHUNK_BUFFERS * CHUNK_ELEMENTS, work.rows * work.limit * work.shape.vocab)
@@ -169,13 +174,15 @@ def _resident(work: Work) -> dict[str, float]:
 def _engine_bytes(work: Work) -> float:
     """The engine's own weights: vLLM's copy with its adapter buffers; on a CPU the folded copies; else the trainer's serve."""
     if work.has_vllm:
-        rank = next((size for size in LORA_RANKS if size >= work.config.adapter.rank), work.config.adapter.rank)
-        buffers = 0 if work.config.sync.mode == "merge" else rank * work.adapter_sides * work.width
+        rank = next((size for size in LORA_RANKS if size >= (work.config.adapter.pair_rank or 0)), 0)
+        buffers = 0 if work.merges else rank * work.adapter_sides * work.width
         return float(work.weight_bytes + buffers)
-    if work.width < 4:
+    if work.width < 4 and work.config.adapter.pair_rank is not None:
         return 0.0  # updates run beside the weights
+    if isinstance(work.config.adapter, FullConfig):
+        return 0.0 if work.width == 4 else float(work.weight_bytes)  # the trained copies serve, or are rounded to new ones
     chosen = work.shape.targets(work.config.adapter)
-    return 4.0 * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen)
+    return float(work.width * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
 
 
 def _sleep_level(work: Work) -> str | int | None:
@@ -200,7 +207,7 @@ def _micro_batch(work: Work, left: float) -> int:
             dtype_bytes=work.width,
             room_bytes=max(left, 0.0),
             checkpointing=work.checkpoints_activations,
-            rank=config.adapter.rank,
+            rank=config.adapter.width,
             length=work.training_row,
             linears=work.shape.targets(config.adapter),
         )
@@ -220,7 +227,7 @@ def _concurrency(work: Work, cache: float) -> float:
 def _activations(work: Work, tokens: float) -> float:
     targets = work.shape.targets(work.config.adapter)
     each = token_bytes(
-        work.shape, targets, work.width, work.config.adapter.rank, work.training_row, checkpointing=work.checkpoints_activations
+        work.shape, targets, work.width, work.config.adapter.width, work.training_row, checkpointing=work.checkpoints_activations
     )
     return tokens * each
 

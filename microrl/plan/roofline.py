@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from microrl.config.adapters import FullConfig
 from microrl.plan import memory
 from microrl.plan.memory import Memory
 from microrl.plan.work import LENGTH_SHARE, LONGEST_SHARE, Work
@@ -141,7 +142,7 @@ def _decode(work: Work, rates: Rates, sizes: Memory, rows: float, limit: int, ad
     reading = steps * (computing * work.width + adapter_bytes) / rates.decode_bytes
     arithmetic = 2 * computing * tokens / rates.decode
     if not work.has_vllm and work.width < 4:
-        arithmetic += 2 * work.trained * tokens / rates.fp32
+        arithmetic += 2 * work.shape.products(work.config.adapter) * tokens / rates.fp32
     cache = tokens * (work.prompt + mean / 2) * shape.kv_bytes(work.width) / rates.decode_bytes
     prefill = 2 * shape.body * (rows / work.config.sampling.group_size) * work.prompt / rates.update
     return max(reading, arithmetic) + cache + prefill + steps * _decode_step(work)
@@ -165,13 +166,16 @@ def _update(work: Work, rates: Rates, sizes: Memory) -> float:
     """
     again = work.checkpoints_activations
     completion, tokens = _tokens(work)
-    base = (6 if again else 4) * work.shape.body * tokens + (4.5 if again else 3.5) * _attention(work) * tokens
+    full = isinstance(work.config.adapter, FullConfig)  # gradients of the weights, too
+    base = (4 + 2 * again + 2 * full) * work.shape.body * tokens + (4.5 if again else 3.5) * _attention(work) * tokens
     head = 4 * work.shape.head * completion
-    adapter = (8 if again else 6) * work.trained * tokens
+    adapter = (8 if again else 6) * work.shape.products(work.config.adapter) * tokens
     traffic = completion * work.shape.vocab * 4 * LOGIT_TOUCHES + 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
     if not work.card.is_cpu:  # on a CPU the rates, which are measured, contain them
         linears = work.shape.targets(work.config.adapter)
-        saved = memory.saved_bytes(linears, work.shape, width=work.width, rank=work.config.adapter.rank, length=work.training_row)
+        saved = memory.saved_bytes(
+            linears, work.shape, width=work.width, rank=work.config.adapter.width, length=work.training_row
+        )
         traffic += TOUCHES * work.shape.layers * saved * tokens * (1.5 if again else 1)
     else:
         traffic = 0.0
@@ -204,14 +208,14 @@ def _attention(work: Work) -> float:
 
 def _sync(work: Work, rates: Rates) -> tuple[float, float]:
     """(seconds a step, bytes that the adapter adds to each decode step). `auto` takes the cheaper of swap and merge."""
+    rank = work.config.adapter.pair_rank or work.config.adapter.width
     if not work.has_vllm:
         # In fp32 the update is folded into copies of the weights; beside narrower ones it runs as it is.
-        return (2 * work.shape.body * work.config.adapter.rank / rates.update if work.width == 4 else 0.0), 0.0
-    swap_bytes = work.trained * work.width
+        return (2 * work.shape.body * rank / rates.update if work.width == 4 else 0.0), 0.0
+    swap_bytes = rank * work.adapter_sides * work.width
     swap_s = swap_bytes * LONGEST_SHARE * work.limit / rates.decode_bytes
-    merge_s = 2 * work.shape.body * work.config.adapter.rank / rates.fp32 + 5 * work.weight_bytes / rates.stream
-    mode = work.config.sync.mode
-    if mode == "merge" or (mode == "auto" and merge_s < swap_s):
+    merge_s = 2 * work.shape.body * rank / rates.fp32 + 5 * work.weight_bytes / rates.stream
+    if work.merges or (work.config.sync.mode == "auto" and merge_s < swap_s):
         return PROBE_S + merge_s, 0.0
     return PROBE_S, float(swap_bytes)
 

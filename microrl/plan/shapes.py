@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from microrl.config.schema import LoraConfig, RsLoraConfig
+from microrl.config.adapters import (
+    AdaLoraConfig,
+    Adapter,
+    DoraConfig,
+    FullConfig,
+    Ia3Config,
+    LnConfig,
+    LoraFaConfig,
+    MissConfig,
+    RankedAdapter,
+    ResidualAdapter,
+    TargetedAdapter,
+    TinyLoraConfig,
+    VeraConfig,
+)  # fmt: skip
 from microrl.errors import UserError, did_you_mean
 
 FIRST_LAYER = "model.layers.0."
@@ -83,8 +97,12 @@ class Shape:
         """Bytes of one token's keys and values in all layers, `width` bytes an element."""
         return 2 * self.layers * self.kv_heads * self.head_dim * width
 
-    def targets(self, adapter: LoraConfig | RsLoraConfig) -> tuple[Linear, ...]:
-        """The linear layers of one decoder layer that get an adapter. Raises UserError as `adapters.lora.targets` does."""
+    def targets(self, adapter: Adapter) -> tuple[Linear, ...]:
+        """The linear layers of one decoder layer that this adapter changes. Raises UserError as `adapters.targets` does."""
+        if isinstance(adapter, LnConfig):
+            return ()
+        if not isinstance(adapter, TargetedAdapter):
+            return self.linears
         chosen = self.linears
         if adapter.targets != "all-linear":
             kinds = {linear.kind for linear in self.linears}
@@ -94,26 +112,55 @@ class Shape:
             chosen = tuple(linear for linear in self.linears if linear.kind in adapter.targets)
         if not chosen:
             raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
-        limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
-        if adapter.rank > limit:
-            raise UserError(
-                f"rank {adapter.rank} is above {limit}, the smaller side of {narrowest}",
-                f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
-            )
+        if isinstance(adapter, RankedAdapter) and not isinstance(adapter, TinyLoraConfig):
+            limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
+            if adapter.rank > limit:
+                raise UserError(
+                    f"rank {adapter.rank} is above {limit}, the smaller side of {narrowest}",
+                    f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
+                )
         return chosen
 
-    def trainable(self, adapter: LoraConfig | RsLoraConfig) -> int:
+    def trainable(self, adapter: Adapter) -> int:
         """Parameters that are trained with this adapter. Raises UserError as `targets` does."""
-        return _TRAINED[adapter.kind](self, self.targets(adapter), adapter)
+        chosen = self.targets(adapter)
+        n_in, n_out = sum(linear.n_in for linear in chosen), sum(linear.n_out for linear in chosen)
+        rank = getattr(adapter, "rank", 0)
+        match adapter:
+            case FullConfig():
+                return self.parameters
+            case LnConfig():
+                return self.layers * self.norms_a_layer + self.hidden
+            case Ia3Config():
+                return self.layers * sum(linear.n_in if linear.kind == "down_proj" else linear.n_out for linear in chosen)
+            case TinyLoraConfig():
+                return adapter.size * _groups(self.layers * len(chosen), adapter.tying)
+            case VeraConfig():
+                return self.layers * (rank * len(chosen) + n_out)
+            case LoraFaConfig() | MissConfig():
+                return self.layers * rank * n_out
+            case DoraConfig():
+                return self.layers * (rank * (n_in + n_out) + n_out)
+            case AdaLoraConfig():
+                return self.layers * rank * (n_in + n_out + len(chosen))
+            case _:
+                return self.layers * rank * (n_in + n_out)
+
+    def products(self, adapter: Adapter) -> int:
+        """Elements of the factors that the trainer multiplies with beside the base's weights."""
+        return self.layers * adapter.width * sum(linear.n_in + linear.n_out for linear in self.targets(adapter))
+
+    def frozen(self, adapter: Adapter) -> int:
+        """Elements that an adapter keeps beside what it trains: the start that a residual form takes off, LoRA-FA's A."""
+        if isinstance(adapter, ResidualAdapter):
+            return self.products(adapter) // 2
+        return self.products(adapter) - self.trainable(adapter) if isinstance(adapter, LoraFaConfig) else 0
 
 
-def _low_rank(shape: Shape, linears: tuple[Linear, ...], adapter: LoraConfig | RsLoraConfig) -> int:
-    """A is rank x n_in, B is n_out x rank."""
-    return shape.layers * adapter.rank * sum(linear.n_in + linear.n_out for linear in linears)
-
-
-# Trained parameters by the adapter's kind, from the layers of one decoder layer that get one: a new kind is a function here.
-_TRAINED: dict[str, Callable[[Shape, tuple[Linear, ...], Any], int]] = {"lora": _low_rank, "rslora": _low_rank}
+def _groups(layers: int, tying: float) -> int:
+    """Vectors that so many layers share, as PEFT deals them out."""
+    wanted = max(1, round(layers * (1 - tying)))
+    return min((layers - 1) // max(1, layers // wanted) + 1, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
 def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
     """All cards, a row each."""
     first = plans[0]
-    adapter = f"{config.adapter.kind} rank {config.adapter.rank}"
+    adapter = config.adapter.name
     title = (
         f"{first.model}, {adapter}: {first.total_params:,} parameters, {first.trainable_params:,} trained\n"
         f"{_batch(config, first)}; {_bound(config)}"
@@ -73,7 +73,7 @@ def _title(config: RunConfig, plan: Plan) -> Group:
     engine = plan.engine + (f", asleep at level {plan.sleep} in the update" if plan.sleep not in (None, "off") else "")
     share = plan.trainable_params / plan.total_params
     return Group(
-        f"{plan.model}, {config.adapter.kind} rank {config.adapter.rank}, {config.loss.kind} on {plan.card.label}",
+        f"{plan.model}, {config.adapter.name}, {config.loss.kind} on {plan.card.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
         f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({share:.2%}). Engine: {engine}",
         f"a step: {_batch(config, plan)}; up to {plan.concurrency} decode at a time; "

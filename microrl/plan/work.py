@@ -21,6 +21,10 @@ MIXED_SHARE = 2 / 3
 """Groups whose accuracy is mixed, where DAPO's dynamic sampling drops the others and samples on."""
 MOST_SEQUENCES = 512
 """Completions that vLLM decodes at a time (as in train.engines)."""
+MAX_SWAP_RANK = 512
+"""vLLM's largest adapter."""
+NF4_BYTES = 0.5 + 4 / 64
+"""A weight in 4 bits, with one float32 for each 64."""
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -57,6 +61,25 @@ class Work:
     def weight_bytes(self) -> int:
         """Bytes of one copy of the base."""
         return self.shape.parameters * self.width
+
+    @property
+    def base_bytes(self) -> float:
+        """Bytes of the trainer's base: the embeddings and the head stay as they are where the rest is in 4 bits."""
+        if self.config.model.quant is None:
+            return float(self.weight_bytes)
+        linear = self.shape.layers * sum(one.n_in * one.n_out for one in self.shape.linears)
+        return self.weight_bytes - linear * (self.width - NF4_BYTES)
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of AdamW's two moments."""
+        return (8.0 if self.config.optim.name == "adamw" else 2.03) * self.trained
+
+    @property
+    def merges(self) -> bool:
+        """Whether the engine gets merged weights and nothing else."""
+        rank = self.config.adapter.pair_rank
+        return self.config.sync.mode == "merge" or rank is None or rank > MAX_SWAP_RANK
 
     @property
     def adapter_sides(self) -> int:

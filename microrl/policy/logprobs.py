@@ -17,10 +17,9 @@ def chosen_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For each position the target's log-probability and the entropy over the whole vocabulary (nats), both [N].
 
-    Entropy per position: H = -sum_v p(v) log p(v) (micro, eq. 1). It carries no gradient. The head must be frozen.
+    Entropy per position: H = -sum_v p(v) log p(v) (micro, eq. 1). It carries no gradient.
     Precision is fp32, or the hidden states' own where that is finer; with `fp32_head` the logits are not rounded before it.
     """
-    assert not head.weight.requires_grad, "the head is trained: its gradient is not computed here"
     return _ChosenLogprobs.apply(hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head)
 
 
@@ -28,6 +27,7 @@ class _ChosenLogprobs(torch.autograd.Function):
     """The gradient with respect to the hidden states is worked out in the forward pass, while the logits are there.
 
     d log p(y) / d h = (W_y - sum_v p_v W_v) / temperature: one row of D numbers a token is kept, instead of V logits.
+    Only where the head itself is trained are the logits worked out once more, for d log p(y) / d W_v = (1[v = y] - p_v) h / T.
     """
 
     @staticmethod
@@ -41,6 +41,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         fp32_head: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+        trained_VD, weight_VD = weight_VD, weight_VD.to(hidden_ND.dtype)
+        bias_V = None if bias_V is None else bias_V.to(hidden_ND.dtype)
         count = hidden_ND.shape[0]
         logprobs_N = hidden_ND.new_empty(count, dtype=wide)
         entropy_N = hidden_ND.new_empty(count, dtype=wide)
@@ -61,12 +63,29 @@ class _ChosenLogprobs(torch.autograd.Function):
                 # gradient would be lost in rounding.
                 probabilities_CV.neg_().scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=wide))
                 slope_ND[part] = (probabilities_CV.to(weight_VD.dtype) @ weight_VD) / temperature
-        if slope_ND is not None:
-            ctx.save_for_backward(slope_ND)
+        head = (hidden_ND, targets_N, trained_VD, bias_V) if ctx.needs_input_grad[2] else ()
+        ctx.save_for_backward(slope_ND, *head)
+        ctx.size, ctx.temperature, ctx.fp32_head = size, temperature, fp32_head
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
-        (slope_ND,) = ctx.saved_tensors
-        return (gradients[0].unsqueeze(1) * slope_ND).to(slope_ND.dtype), None, None, None, None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        slope_ND, *head = ctx.saved_tensors
+        given_N1 = gradients[0].unsqueeze(1)
+        to_hidden_ND = None if slope_ND is None else (given_N1 * slope_ND).to(slope_ND.dtype)
+        if not head:
+            return to_hidden_ND, None, None, None, None, None
+        hidden_ND, targets_N, weight_VD, bias_V = head
+        to_weight_VD = torch.zeros_like(weight_VD)
+        to_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        for start in range(0, len(hidden_ND), ctx.size):
+            part = slice(start, start + ctx.size)
+            logits_CV = project(hidden_ND[part], weight_VD.to(hidden_ND.dtype), bias_V, fp32=ctx.fp32_head)
+            slope_CV = -(logits_CV.to(given_N1.dtype) / ctx.temperature).softmax(dim=1)
+            slope_CV.scatter_add_(1, targets_N[part].unsqueeze(1), torch.ones_like(slope_CV[:, :1]))
+            slope_CV *= given_N1[part] / ctx.temperature
+            to_weight_VD.addmm_(slope_CV.t().to(weight_VD.dtype), hidden_ND[part].to(weight_VD.dtype))
+            if to_bias_V is not None:
+                to_bias_V += slope_CV.sum(0)
+        return to_hidden_ND, None, to_weight_VD, to_bias_V, None, None

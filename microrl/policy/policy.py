@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from microrl.adapters import lora
+from microrl.adapters.attach import attach
+from microrl.adapters.starts import Progress
 from microrl.algorithm import losses
 from microrl.algorithm.batch import Batch, Row
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
@@ -25,6 +26,7 @@ from microrl.errors import MachineFailure
 from microrl.policy.activations import Room, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
+from microrl.policy.optimizer import build_optimizer
 from microrl.policy.tally import Tally, Update
 from microrl.rollout import gpu
 from microrl.rollout.base_model import sequence_logprobs
@@ -39,23 +41,24 @@ class Policy:
     `max_tokens` bounds a micro-batch; it is halved where memory runs out, and `on_event` hears of it.
     """
 
-    def __init__(self, model: PreTrainedModel, config: RunConfig, on_event: Callable[..., None] = lambda *_, **__: None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: RunConfig,
+        on_event: Callable[..., None] = lambda *_, **__: None,
+        *,
+        fresh: bool = True,
+        progress: Progress = lambda items, *_: items,
+    ) -> None:
         self._loss: LossConfig = config.loss
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
         self._max_completion = config.sampling.max_completion_tokens
-        self.peft_model = lora.attach(model, config.adapter, seed=config.seed)
-        self._model: PreTrainedModel = self.peft_model.get_base_model()
-        self._model.eval()
-        self.parameters = [parameter for parameter in self.peft_model.parameters() if parameter.requires_grad]
-        optim = config.optim
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
-        )
-        for parameter in self.parameters:
-            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            self.optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
+        self.adapter = attach(model, config.adapter, seed=config.seed, fresh=fresh, progress=progress)
+        self._model = model.eval()
+        self.parameters = list(self.adapter.parameters.values())
+        self.optimizer = build_optimizer(self.adapter.groups(), config.optim)
         self._room = Room.of(self._model, config, self.trainable)
         self._may_checkpoint = config.model.gradient_checkpointing == "auto"
         self.checkpoints_activations = False
@@ -80,17 +83,12 @@ class Policy:
 
     def snapshot(self) -> AdapterSnapshot:
         """What the engine needs to sample from the current weights."""
-        return replace(lora.snapshot(self._model, self.version), score=self.score)
+        return replace(self.adapter.snapshot(self.version), score=self.score)
 
     def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """How likely the current weights find these sequences; see `AdapterSnapshot.score`."""
-        return sequence_logprobs(self._model, sequences, fp32_head=self._fp32_head)
-
-    @contextmanager
-    def base(self) -> Iterator[None]:
-        """The untouched model: adapters off."""
-        with self.peft_model.disable_adapter():
-            yield
+        with self.adapter.precision():
+            return sequence_logprobs(self._model, sequences, fp32_head=self._fp32_head)
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], breathe: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
@@ -103,8 +101,10 @@ class Policy:
                 found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
         return [found[position] for position in range(len(rows))]
 
-    def update(self, batch: Batch, lr: float, breathe: Callable[[], None] = lambda: None) -> Update:
+    def update(self, batch: Batch, lr: float, breathe: Callable[[], None] = lambda: None, *, share: float = 0.0) -> Update:
         """One optimiser step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips.
+
+        `share` of the run's budget is spent: an adapter that moves ranks between its layers goes by it.
 
         `breathe` is called before every micro-batch; what it raises ends the update, with the weights as they were before.
         Where memory runs out the mini-batch is done again in smaller pieces. Afterwards `is_whole` is False until the caller
@@ -112,7 +112,7 @@ class Policy:
         """
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["factor"]
         size = self._optim.prompts_per_update or batch.groups
         minibatches = [[row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)]
         tally = Tally(len(minibatches))
@@ -122,7 +122,7 @@ class Policy:
             if len(minibatches) > 1:
                 olds = [self._with_less_if_needed(rows, partial(self.logprobs, rows, breathe)) for rows in minibatches]
             for rows, old in zip(minibatches, olds, strict=True):
-                tally = self._with_less_if_needed(rows, partial(self._minibatch, rows, old, tally, breathe))
+                tally = self._with_less_if_needed(rows, partial(self._minibatch, rows, old, tally, breathe, share))
         self.is_whole = False
         self.version += 1
         return tally.result()
@@ -130,7 +130,8 @@ class Policy:
     @contextmanager
     def _all_or_nothing(self, *, several: bool) -> Iterator[None]:
         """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
-        tensors = [*self.parameters, *(tensor for state in self.optimizer.state.values() for tensor in state.values())]
+        moments = [value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+        tensors = [*self.adapter.state().values(), *moments]
         kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors] if several else []
         try:
             yield
@@ -182,7 +183,9 @@ class Policy:
     def _largest_microbatch(self, rows: Sequence[Row]) -> int:
         return max(map(len, plan(rows, self.max_tokens, share_prompts=not self.checkpoints_activations)))
 
-    def _minibatch(self, rows: list[Row], old: list[torch.Tensor] | None, tally: Tally, breathe: Callable[[], None]) -> Tally:
+    def _minibatch(
+        self, rows: list[Row], old: list[torch.Tensor] | None, tally: Tally, breathe: Callable[[], None], share: float
+    ) -> Tally:
         """One optimiser step; returns `tally` with this mini-batch added, and leaves the one it was given alone."""
         tally = copy.deepcopy(tally)
         width = max(len(row.completion_ids) for row in rows)
@@ -193,7 +196,7 @@ class Policy:
         # Rows without a gradient are still scored: entropy and mismatch are of all that was sampled.
         carries = [row.counts and (row.advantage != 0 or self._loss.beta > 0) for row in rows]
         self.optimizer.zero_grad(set_to_none=True)
-        scale = _loss_scale(weights_NT, self._model.dtype)
+        scale = _loss_scale(weights_NT, self.adapter.dtype)
         for wanted in (True, False):
             positions = [position for position, carry in enumerate(carries) if carry is wanted]
             for batch in self._microbatches([rows[position] for position in positions]):
@@ -203,9 +206,12 @@ class Policy:
                     loss = self._microbatch(batch, rows, old, weights_NT, tally)
                     if wanted:
                         (loss * scale).backward()
+        if any(carries) and (penalty := self.adapter.regulariser()) is not None:
+            (penalty * scale).backward()
+            tally.add_loss(penalty.detach())
         if scale != 1.0:
             torch._foreach_div_([parameter.grad for parameter in self.parameters if parameter.grad is not None], scale)
-        self._step(any(carries), tally)
+        self._step(any(carries), tally, share)
         return tally
 
     def _microbatch(
@@ -234,7 +240,7 @@ class Policy:
             terms_BT = terms_BT * losses.importance_weights(old_BT, engine_BT, config.importance_cap)
         kl_BT = None
         if config.beta > 0:
-            with torch.no_grad(), self.base():
+            with torch.no_grad(), self.adapter.off():
                 ref_BT, _ = self._score(batch)
             kl_BT = losses.k3(ref_BT, new_BT)
             terms_BT = terms_BT + config.beta * kl_BT
@@ -250,7 +256,7 @@ class Policy:
         )
         return loss
 
-    def _step(self, has_gradient: bool, tally: Tally) -> None:
+    def _step(self, has_gradient: bool, tally: Tally, share: float) -> None:
         if not has_gradient:
             tally.skip("no group's rewards differ: nothing to learn from in this batch")
             return
@@ -262,6 +268,7 @@ class Policy:
             tally.grad_norms.append(norm)
             self.is_whole = False
             self.optimizer.step()
+            self.adapter.allocate(share)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _microbatches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
@@ -270,7 +277,8 @@ class Policy:
 
     def _score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of every completion token, [B, T] each; padding holds 0."""
-        hidden_BTD = hidden_states(self._model, batch, share_prompts=not self.checkpoints_activations)
+        with self.adapter.precision():
+            hidden_BTD = hidden_states(self._model, batch, share_prompts=not self.checkpoints_activations).to(self.adapter.dtype)
         mask_BT = batch.mask_BT
         logprobs_N, entropy_N = chosen_logprobs(
             hidden_BTD[mask_BT],

@@ -9,12 +9,13 @@ from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig
 
 def learning_rate(config: OptimConfig, share: float) -> float:
     """The rate when `share` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or a line."""
-    schedule = config.schedule
+    schedule, lr = config.schedule, config.lr
+    assert not isinstance(lr, str), "auto is a number once the model is known"
     if share < schedule.warmup:
-        return config.lr * share / schedule.warmup
+        return lr * share / schedule.warmup
     left = 1 - (share - schedule.warmup) / max(1 - schedule.warmup, 1e-9)
     if isinstance(schedule, CosineSchedule):
-        return config.lr * (schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2)
+        return lr * (schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2)
     if isinstance(schedule, LinearSchedule):
-        return config.lr * (schedule.floor + (1 - schedule.floor) * left)
-    return config.lr
+        return lr * (schedule.floor + (1 - schedule.floor) * left)
+    return lr

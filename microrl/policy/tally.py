@@ -56,6 +56,10 @@ class Tally:
         if kl_BT is not None:
             self._kl = (self._kl or 0.0) + float((kl_BT * mask_BT).sum(dtype=torch.float64))
 
+    def add_loss(self, penalty: torch.Tensor) -> None:
+        """What an adapter adds to the loss of a mini-batch."""
+        self._loss += float(penalty)
+
     def skip(self, reason: str) -> None:
         self._skipped += 1
         self._reason = reason

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from microrl.types import LowRank
-
-
-def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A second tree of modules over the same tensors: the trainer is then free to wrap its own modules."""
-    assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared).eval()
-
-
-def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
-    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
-    wide = torch.promote_types(base_OI.dtype, torch.float32)
-    B_OR, A_RI = (factor.to(base_OI.device, wide) for factor in (pair.B_OR, pair.A_RI))
-    return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
+from microrl.parameters import merged, replaced
+from microrl.types import AdapterSnapshot, LowRank
 
 
 def beside(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
@@ -38,24 +24,18 @@ def beside(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tu
 
 
 @contextmanager
-def adapted(model: PreTrainedModel, pairs: Mapping[str, LowRank]) -> Iterator[PreTrainedModel]:
-    """The model with these updates running beside its weights."""
+def adapted(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[PreTrainedModel]:
+    """The model with this snapshot: pairs run beside its weights, merged tensors take the base's place."""
     hooks = [
         model.get_submodule(name).register_forward_hook(beside(pair, model.get_submodule(name).weight.device))
-        for name, pair in pairs.items()
+        for name, pair in snapshot.pairs.items()
     ]
     try:
-        yield model
+        with replaced(model, dict(merged(model, snapshot))):
+            yield model
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def weights(model: PreTrainedModel, pairs: Mapping[str, LowRank]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter by its name, those with an update folded: one after the other, so that no second model is ever held."""
-    for name, parameter in model.named_parameters():
-        pair = pairs.get(name.removesuffix(".weight"))
-        yield name, parameter if pair is None else fold(parameter, pair)
 
 
 def project(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, *, fp32: bool) -> torch.Tensor:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from importlib import metadata
 from typing import Literal, NamedTuple
 
 from microrl.config import RunConfig
 from microrl.errors import UserError
+from microrl.plan.work import MAX_SWAP_RANK
 
 OLDEST, NEWEST = (0, 26), (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-MAX_SWAP_RANK = 512
 LEAST_TEMPERATURE = 0.01
 """Below it vLLM takes this one instead, without a word to the caller."""
 INSTALL = "pip install --upgrade 'microrl[gpu]', or take --engine transformers"
@@ -50,7 +51,8 @@ def installed() -> Installed | None:
 
 
 def choose(config: RunConfig) -> Literal["vllm", "transformers"]:
-    """The engine of a run. Raises UserError where the one that was asked for cannot run here."""
+    """The engine of a run. Raises UserError where the one that was asked for cannot run here, or what goes with it."""
+    _check_bitsandbytes(config)
     kind = config.engine.kind
     vllm = installed()
     if kind == "auto":
@@ -63,6 +65,18 @@ def choose(config: RunConfig) -> Literal["vllm", "transformers"]:
         return "transformers"
     check_vllm(config, vllm)
     return "vllm"
+
+
+def _check_bitsandbytes(config: RunConfig) -> None:
+    """Raises UserError for 4-bit weights and 8-bit moments without a GPU, or without the library."""
+    wanted = {"model.quant=nf4": config.model.quant, "optim.name=adamw_8bit": config.optim.name == "adamw_8bit"}
+    named = next((key for key, value in wanted.items() if value), None)
+    if named is None:
+        return
+    if not _has_cuda():
+        raise UserError(f"{named} needs a GPU", "leave it out: on a CPU it would save nothing, and be slower")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(f"{named} needs bitsandbytes", "pip install bitsandbytes, or 'microrl[gpu]'")
 
 
 def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
@@ -85,16 +99,22 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
                 f"vLLM samples at a temperature of {LEAST_TEMPERATURE} at least, and {key}.temperature is {value}",
                 f"--set {key}.temperature={LEAST_TEMPERATURE} or more, or --engine transformers",
             )
-    if config.model.dtype == "float32" and not vllm.is_for_cpu and config.sync.mode != "merge":
+    if config.model.dtype == "float32" and not vllm.is_for_cpu and sync_mode(config) != "merge":
         raise UserError(
             "on a GPU vLLM computes adapters in 16 bits only, and model.dtype is float32",
             "fold them into the weights: --set sync.mode=merge, or --set model.dtype=float16",
         )
-    if config.adapter.rank > MAX_SWAP_RANK and config.sync.mode != "merge":
+    if config.sync.mode == "swap" and sync_mode(config) != "swap":
         raise UserError(
-            f"vLLM takes adapters up to rank {MAX_SWAP_RANK}, and this one has {config.adapter.rank}",
-            f"--rank {MAX_SWAP_RANK}, or fold it into the weights: --set sync.mode=merge",
+            f"sync.mode=swap: {config.adapter.name} is served {config.adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
+            "leave sync.mode out, or --set sync.mode=merge",
         )
+
+
+def sync_mode(config: RunConfig) -> Literal["auto", "swap", "merge"]:
+    """`sync.mode`, or merge where the adapter cannot be handed over as a LoRA pair, or one that vLLM would take."""
+    rank = config.adapter.pair_rank
+    return "merge" if rank is None or rank > MAX_SWAP_RANK else config.sync.mode
 
 
 def _has_cuda() -> bool:

@@ -16,10 +16,11 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.errors import MachineFailure
-from microrl.rollout.base_model import adapted, fold, kv_bytes_per_token, project, stop_tokens, twin
+from microrl.parameters import fold, merged, replaced, twin
+from microrl.rollout.base_model import adapted, kv_bytes_per_token, project, stop_tokens
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.kv_cache import in_place_cache
-from microrl.types import AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
+from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
 
 CPU_KV_BYTES = 4e9
 COMPACT_AT = 1 / 8
@@ -50,25 +51,23 @@ class TransformersEngine:
     def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
         """Take over the snapshot's update, and let it go on exit. The trainer's weights are never written.
 
-        In fp32 the update is folded into copies of the weights. A narrower type would round a small update away, so there
-        it runs beside them, in fp32 as the trainer's does.
+        In fp32 a pair is folded into copies of the weights. A narrower type would round a small update away, so there it runs
+        beside them, in fp32 as the trainer's does.
         """
         began = time.perf_counter()
-        wide: dict[str, LowRank] = {}
-        narrow: dict[str, LowRank] = {}
-        for name, pair in snapshot.pairs.items():
-            (wide if self._model.get_submodule(name).weight.dtype.itemsize >= 4 else narrow)[name] = pair
-        modules = {name: self._model.get_submodule(name) for name in wide}
-        base = {name: module.weight for name, module in modules.items()}
-        try:
-            for name, pair in wide.items():
-                modules[name].weight = torch.nn.Parameter(fold(base[name], pair), requires_grad=False)
-            with adapted(self._model, narrow):
-                self.report = SyncReport(push_s=time.perf_counter() - began)
-                yield _Sampler(self, snapshot.version)
-        finally:
-            for name, module in modules.items():
-                module.weight = base[name]
+        narrow = {name: pair for name, pair in snapshot.pairs.items() if not self._folds(name)}
+        wide = {name: pair for name, pair in snapshot.pairs.items() if name not in narrow}
+        tensors = dict(merged(self._model, snapshot))
+        for name, pair in wide.items():
+            base_OI = self._model.get_submodule(name).weight
+            tensors[f"{name}.weight"] = torch.nn.Parameter(fold(base_OI, pair), requires_grad=False)
+        with replaced(self._model, tensors), adapted(self._model, AdapterSnapshot(snapshot.version, narrow)):
+            self.report = SyncReport(push_s=time.perf_counter() - began)
+            yield _Sampler(self, snapshot.version)
+
+    def _folds(self, name: str) -> bool:
+        weight = self._model.get_submodule(name).weight
+        return weight.is_floating_point() and weight.dtype.itemsize >= 4
 
     def shrink(self) -> float:
         """See `Engine.shrink`: half as many groups decode together."""

@@ -17,9 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.errors import MachineFailure, SwapNotProved
+from microrl.parameters import twin
 from microrl.plan.memory import BLOCK_TOKENS
 from microrl.rollout import gpu, proof
-from microrl.rollout.base_model import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens, twin
+from microrl.rollout.base_model import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.sync import Mode, SyncChoice, Trial
 from microrl.rollout.vllm_driver import VllmDriver
@@ -72,7 +73,7 @@ class VllmEngine:
                     self._sleep()
                 raise
             self._driver.settle()
-            if trial and snapshot.pairs:
+            if trial and not snapshot.is_base:
                 report = self.report
                 cost = Trial(report.push_s, sampler.tokens, sampler.decode_s, report.gap or 0.0, report.slope)
                 self._choice.record("merge" if report.mode == "merge" else "swap", cost)
@@ -151,7 +152,7 @@ class VllmEngine:
                 f"probe gap {reading.gap:.3g} nats a token (floor {reading.floor:.3g}), slope {slope}; nothing was "
                 "sampled from it. Try the other way (--set sync.mode=merge or swap) or another sleep level; see `microrl doctor`",
             )
-        if snapshot.pairs:
+        if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
 
     def _say_what_was_shown(self, version: int, reading: proof.Reading) -> None:
@@ -174,10 +175,10 @@ class VllmEngine:
     def _push(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones."""
         self._driver.settle()
-        merged = bool(snapshot.pairs) and mode == "merge"
+        merged = not snapshot.is_base and mode == "merge"
         self._loaded = merged or self._folded is not False
         if self._loaded:
-            self._driver.load(snapshot.pairs if merged else {})
+            self._driver.load(snapshot if merged else BASE)
             self._folded = merged
         if snapshot.pairs and mode == "swap":
             self._driver.swap(snapshot.pairs)
@@ -198,7 +199,7 @@ class VllmEngine:
         """Push a canary, see it in the scores, take it away, see it gone; the floor follows from how close the sides were."""
         base_N = self._trainer_scores(BASE)
         probe = proof.Probe(self._engine_scores(), base_N)
-        different = self._driver.weights_difference({})
+        different = self._driver.weights_difference(BASE)
         if different or not probe.base_gap < proof.BASE_LIMIT:
             raise SwapNotProved(
                 f"vLLM's base model is not the trainer's: {different or 'the weights are equal, but'} the scores differ by "
@@ -237,7 +238,7 @@ class VllmEngine:
         """Compare the engine's own buffers with the snapshot, bit by bit. None: equal, or nothing to compare."""
         merged = mode == "merge"
         if merged or self._loaded:  # otherwise the base is as it was when it was last compared
-            different = self._driver.weights_difference(snapshot.pairs if merged else {})
+            different = self._driver.weights_difference(snapshot if merged else BASE)
             if different:
                 return different
         return self._driver.adapter_difference(snapshot.pairs) if snapshot.pairs and not merged else None
@@ -249,7 +250,7 @@ class VllmEngine:
         """By the trainer's own forward pass where it has one for these weights."""
         if snapshot.score is not None:
             return proof.flat(snapshot.score(self._sequences))
-        with adapted(self._base, snapshot.pairs) as model:
+        with adapted(self._base, snapshot) as model:
             return proof.flat(sequence_logprobs(model, self._sequences, fp32_head=self._settings.fp32_head))
 
     # ---- memory

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from microrl.rollout.base_model import weights
+from microrl.parameters import weights
 from microrl.rollout.vllm_start import VllmSettings, start
-from microrl.types import LowRank, Sampling
+from microrl.types import AdapterSnapshot, LowRank, Sampling
 
 
 class VllmDriver:
@@ -51,11 +51,11 @@ class VllmDriver:
 
     # ---- weights
 
-    def load(self, pairs: Mapping[str, LowRank]) -> None:
-        """Every weight of the trainer's base, with these updates folded, into the engine's own memory. Adapters are lost."""
+    def load(self, snapshot: AdapterSnapshot) -> None:
+        """Every weight of the trainer's base, with this snapshot merged, into the engine's own memory. Adapters are lost."""
         self._request = None
         wrapped = self._wrapped_layers()
-        named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, pairs))
+        named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, snapshot))
         with torch.no_grad():
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
             head: Any = getattr(self._runner.model, "lm_head", None)
@@ -113,9 +113,9 @@ class VllmDriver:
 
     # ---- what is really in memory
 
-    def weights_difference(self, pairs: Mapping[str, LowRank]) -> str | None:
-        """The first parameter that is not, bit by bit, the trainer's with these updates folded; None: all are."""
-        for name, expected in weights(self._base, pairs):
+    def weights_difference(self, snapshot: AdapterSnapshot) -> str | None:
+        """The first parameter that is not, bit by bit, the trainer's with this snapshot merged; None: all are."""
+        for name, expected in weights(self._base, snapshot):
             try:
                 found = self._stored(name, len(expected))
             except AttributeError:

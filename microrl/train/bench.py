@@ -16,6 +16,7 @@ from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
 from microrl.policy.load import load, use_sensible_threads
 from microrl.policy.policy import Policy
+from microrl.policy.schedule import learning_rate
 from microrl.tracking.stopwatch import Stopwatch
 from microrl.train.engines import make_engine
 from microrl.train.setup import Parts, make_judge
@@ -51,7 +52,8 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             began = time.perf_counter()
             groups, _ = sample(parts, step, watch, _unseen, parts.sampling)
             with watch.phase("update"):
-                update = parts.policy.update(to_batch(parts, [every_useful(group) for group in groups]), config.optim.lr)
+                batch = to_batch(parts, [every_useful(group) for group in groups])
+                update = parts.policy.update(batch, learning_rate(config.optim, 0.0))
             assert update.skipped == 0, update.reason
             seconds.append(time.perf_counter() - began)
             laps.append(watch.lap())

@@ -8,16 +8,17 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from microrl.adapters import lora
+from microrl.adapters.targets import linears, targets
 from microrl.config import RunConfig
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
 from microrl.plan.memory import BYTES_A_TRAINED_PARAMETER, CPU_CACHE_BYTES
+from microrl.plan.shapes import Shape
 from microrl.plan.work import MOST_SEQUENCES
 from microrl.rollout import gpu
 from microrl.rollout.base_model import kv_bytes_per_token
 from microrl.rollout.engine import Engine
-from microrl.rollout.preflight import choose
+from microrl.rollout.preflight import choose, sync_mode
 from microrl.rollout.proof import MOST_TOKENS
 from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine
@@ -27,6 +28,8 @@ from microrl.tracking.run_folder import RunFolder
 
 LARGEST_BLOCK = 128
 """Tokens; vLLM gives its cache out in blocks of 16 on a GPU and 128 on a CPU."""
+CANARY_RANK = 8
+"""Of the probe's own adapter, where the run's is no pair."""
 SYNC_FILE = "sync.json"
 
 
@@ -63,14 +66,14 @@ def make_engine(
     if console is not None:
         console.note("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
     stored = folder.read_json(SYNC_FILE)["mode"] if folder is not None and (folder.path / SYNC_FILE).is_file() else None
-    choice = SyncChoice(config.sync.mode, stored, on_choice)
+    choice = SyncChoice(sync_mode(config), stored, on_choice)
     return VllmEngine(model, tokenizer, _vllm_settings(config, model), choice, on_event)
 
 
 def _vllm_settings(config: RunConfig, model: PreTrainedModel) -> VllmSettings:
     """What vLLM is built for: the run's lengths, batch and adapter, and as much cache as these need and there is room for."""
     engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
-    length, targets = _max_model_len(config, model), lora.targets(model, config.adapter)
+    length, layers = _max_model_len(config, model), targets(model, config.adapter) or linears(model)
     rows = max(config.sampling.prompts_per_step * config.sampling.group_size, config.evaluation.samples)
     sequences = min(rows, MOST_SEQUENCES)
     if engine.max_kv_gb is not None:
@@ -80,26 +83,28 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel) -> VllmSettings:
         if model.device.type == "cpu":
             wanted = min(wanted, int(CPU_CACHE_BYTES))
     settings = VllmSettings(
-        targets=tuple(targets),
-        rank=config.adapter.rank,
+        targets=tuple(layers),
+        rank=config.adapter.pair_rank or CANARY_RANK,
         max_model_len=length,
         max_sequences=sequences,
         kv_bytes=wanted,
-        sync=config.sync.mode,
+        sync=sync_mode(config),
         sleep="off",
         cuda_graphs=engine.cuda_graphs,
         fp32_head=config.model.head_dtype == "float32",
     )
     if model.device.type != "cuda":
         return settings
-    sides = sum(layer.in_features + layer.out_features for layer in targets.values())
-    return _fit_to_card(settings, model, sides, engine.sleep)
+    sides = sum(layer.in_features + layer.out_features for layer in layers.values())
+    trained = Shape.from_config(model.config.to_dict()).trainable(config.adapter)
+    return _fit_to_card(settings, model, sides, trained, engine.sleep)
 
 
-def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, sleep: str | int) -> VllmSettings:
+def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, trained: int, sleep: str | int) -> VllmSettings:
     """The settings with the cache, the share of the card and the sleep level that go with what is free.
 
-    `sides` is the sum of the targeted layers' widths and heights. Raises UserError where it does not fit.
+    `sides` is the sum of the targeted layers' widths and heights, `trained` the number of trained parameters. Raises
+    UserError where it does not fit.
     """
     torch.cuda.empty_cache()  # of an engine before this one
     free, total = torch.cuda.mem_get_info(model.device)
@@ -109,7 +114,7 @@ def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, sle
         free=free,
         total=total,
         engine=engine_bytes,
-        adapter=settings.rank * sides * BYTES_A_TRAINED_PARAMETER,
+        adapter=trained * BYTES_A_TRAINED_PARAMETER,
         wanted=settings.kv_bytes,
         least=_cache_a_sequence(model, settings.max_model_len),
         others=gpu.others_on_card(),

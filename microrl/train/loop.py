@@ -51,7 +51,7 @@ def train(
         ExitStack() as closing,
     ):
         with watch.phase("load"):
-            parts = setup.build(config, folder, console, state)
+            parts = setup.build(config, folder, console, state, fresh=place is None)
             closing.callback(parts.engine.close)
             closing.callback(parts.judge.close)
             config = parts.config
@@ -121,8 +121,10 @@ def _begin(run: Run, *, resume: bool) -> None:
     policy = run.parts.policy
     (run.folder.path / "summary.json").unlink(missing_ok=True)
     with run.folder.left_out_if_full("environment.json"):
-        run.folder.log_environment(engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name())
-    run.console.note(f"{run.config.adapter.kind} rank {run.config.adapter.rank}: {policy.trainable:,} trainable parameters")
+        run.folder.log_environment(
+            engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name(), adapter=policy.adapter.described()
+        )
+    run.console.note(f"{run.config.adapter.name}: {policy.adapter.described()['line']}")
     if resume:
         run.tell("resumed", f"going on at step {state.step}", elapsed_s=state.elapsed_s)
 
@@ -182,7 +184,7 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     run.console.status(f"step {step + 1}: update")
     with run.interrupts.held("this micro-batch"):
         with watch.phase("update"):
-            update = parts.policy.update(to_batch(parts, groups), lr, run.breathe)
+            update = parts.policy.update(to_batch(parts, groups), lr, run.breathe, share=run.budget.share(step))
         with watch.phase("log"):
             if state.entropy_start is None:
                 state.entropy_start = update.entropy

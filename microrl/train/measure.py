@@ -7,7 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from microrl.adapters import lora
+from transformers import PreTrainedModel
+
+from microrl.adapters.folder import read
 from microrl.config import RunConfig
 from microrl.data.load import load_questions, split
 from microrl.data.prompts import none_fits, render, render_all
@@ -29,26 +31,28 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
     choose_engine(config)  # what cannot run here is said before anything is loaded
     name = "held-out" if config.data.held_out < 1 else Path(config.data.name).stem
     judge = make_judge(config)
+    if run is not None:
+        final_of(run)
     try:
         with RunConsole() as console:
-            snapshot = trained(run) if run is not None else BASE
-            result = _evaluate(config, snapshot, judge, console, run.path.name if run is not None else config.model.name)
+            result = _evaluate(config, run, judge, console, run.path.name if run is not None else config.model.name)
             found = result.to_json()
             if base is not None:
                 base_config = config.model_copy(update={"model": config.model.model_copy(update={"name": base})})
-                other = _evaluate(base_config, BASE, judge, console, base)
+                other = _evaluate(base_config, None, judge, console, base)
                 found |= {"base": {"model": base, **other.to_json()}, **gains(other, result)}
     finally:
         judge.close()
     return {"benchmarks": {name: found}}
 
 
-def _evaluate(config: RunConfig, snapshot: AdapterSnapshot, judge: Judge, console: RunConsole, label: str) -> Result:
+def _evaluate(config: RunConfig, run: RunFolder | None, judge: Judge, console: RunConsole, label: str) -> Result:
     held_out = split(load_questions(config.data), config.data.held_out).held_out
     questions = check_golds(choose(held_out, config.evaluation.problems, config.evaluation.seed), judge, config, None, console)
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "name a file: --data FILE.jsonl")
     model, tokenizer = load_model(config, console)
+    snapshot = trained(run, model) if run is not None else BASE
     prompts = render_all(questions, tokenizer, config.data)
     if not prompts:
         raise none_fits(config.data)
@@ -71,19 +75,25 @@ def _evaluate(config: RunConfig, snapshot: AdapterSnapshot, judge: Judge, consol
     return result
 
 
-def trained(run: RunFolder) -> AdapterSnapshot:
-    """The adapter that a run has ended with. Raises UserError where it has none yet."""
+def final_of(run: RunFolder) -> Path:
+    """The folder of what a run has ended with. Raises UserError where it has not."""
     final = run.path / "final"
-    if not (final / "adapter_config.json").is_file():
+    if not final.is_dir():
         raise UserError(f"{run.path} has no trained adapter yet", f"finish it: microrl train --resume {run.path}")
-    return lora.read(final)
+    return final
+
+
+def trained(run: RunFolder, model: PreTrainedModel) -> AdapterSnapshot:
+    """What a run has ended with, on its model."""
+    return read(final_of(run), model)
 
 
 def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> dict[str, list[str]]:
     """`count` answers of the base and of the trained model, drawn with the same random numbers."""
-    snapshot = trained(run)
+    final_of(run)
     with RunConsole() as console:
         model, tokenizer = load_model(config, console)
+        snapshot = trained(run, model)
         engine = make_engine(config, model, tokenizer, console=console)
         prompt = render(question, "", tokenizer, config.data.system)
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)

@@ -19,9 +19,8 @@ def of_model(config: RunConfig, parts: Parts, load_s: float) -> Plan:
     """What the loaded model's shape and this machine let expect, after so many seconds of loading."""
     if parts.engine.name == "transformers":  # `auto` would stand for vLLM on a card
         config = config.model_copy(update={"engine": TransformersEngineConfig(max_kv_gb=config.engine.max_kv_gb)})
-    return plan.make(
-        config, Shape.from_config(parts.policy.peft_model.get_base_model().config.to_dict()), this_card(), load_s=load_s
-    )
+    shape = Shape.from_config(parts.policy.adapter.model.config.to_dict())
+    return plan.make(config, shape, this_card(), load_s=load_s)
 
 
 def this_card() -> Card:

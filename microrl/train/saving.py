@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from microrl import checkpoint
+from microrl.adapters.folder import write
 from microrl.budget import CHECKPOINTS, checkpoint_interval_s
 from microrl.checkpoint import State
 from microrl.errors import MachineFailure
@@ -122,7 +123,7 @@ def save_final(run: Run) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             temporary.mkdir()
-            checkpoint.save_adapter(temporary, run.parts.policy)
+            write(temporary, run.parts.policy.adapter)
             checkpoint.flush(temporary)
             shutil.rmtree(target, ignore_errors=True)
             temporary.replace(target)

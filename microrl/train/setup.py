@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from microrl.adapters import lora
+from microrl.adapters.targets import targets
 from microrl.algorithm.losses import soft_overlong_penalty
 from microrl.answers import as_integer
 from microrl.checkpoint import State
 from microrl.config import RunConfig, models
+from microrl.config.rate import with_rate
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render_all
 from microrl.data.sampler import PromptSampler
@@ -43,10 +44,11 @@ class Parts:
     validation: list[Prompt] = field(default_factory=list)
 
 
-def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: State) -> Parts:
+def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: State, *, fresh: bool = True) -> Parts:
     """Load the model and the data, and check both. Raises UserError for what a person can mend.
 
     `state` is where a resumed run stands: what it has found out about memory counts from the start.
+    Not `fresh`: the adapter's state will be loaded from a checkpoint.
     """
     if state.max_kv_gb is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})})
@@ -66,7 +68,8 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
                 f"data.held_out is {config.data.held_out} and data.validation {config.data.validation}: lower them",
             )
         model, tokenizer = load_model(config, console)
-        lora.targets(model, config.adapter)  # what does not fit is said before an engine starts
+        config = with_rate(config, hidden=model.config.hidden_size, model_type=model.config.model_type)
+        targets(model, config.adapter)  # what does not fit is said before an engine starts
         progress = partial(console.progress, total=len(training), label="rendering prompts")
         prompts = render_all(training, tokenizer, config.data, progress)
         if not prompts:
@@ -80,7 +83,10 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
         validation_prompts = render_all(asked, tokenizer, config.data)
         console.status("preparing the engine and the adapter")
         engine = make_engine(config, model, tokenizer, folder=folder, console=console)
-        policy = Policy(model, config, folder.event)
+        policy = Policy(model, config, folder.event, fresh=fresh, progress=console.progress)
+        for note in policy.adapter.notes:
+            folder.event("warning", note)
+            console.note(f"warning: {note}")
         policy.max_tokens = state.tokens_per_microbatch or policy.max_tokens
         if state.checkpoints_activations and not policy.checkpoints_activations:
             policy.checkpoint_activations()

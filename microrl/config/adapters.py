@@ -1,0 +1,301 @@
+"""Every adapter there is: one class each, whose docstring says its form, its source, and how the engine is served with it.
+
+W0 is a layer's weight (out x in), r the rank, s = alpha / r. A LoRA pair (A, B) stands for the update s B A. What is low rank,
+openly or in disguise, reaches the engine as such a pair, exactly; the rest as merged weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from microrl.config.section import Decay, Positive, Section, Share
+
+
+class Adapter(Section):
+    """What can be asked of every adapter."""
+
+    @property
+    def name(self) -> str:
+        """The kind with its rank, for people."""
+        rank = getattr(self, "rank", None)
+        kind = str(getattr(self, "kind", ""))
+        return kind if rank is None else f"{kind} rank {rank}"
+
+    @property
+    def width(self) -> int:
+        """Rank of the products that the trainer runs beside each targeted layer; 0 where it runs none."""
+        return 0
+
+    @property
+    def pair_rank(self) -> int | None:
+        """Rank of the LoRA pair that the engine is served with; None: merged weights."""
+        return None
+
+    @property
+    def served(self) -> str:
+        """How the engine gets it, for people."""
+        return "as merged weights" if self.pair_rank is None else f"as a LoRA pair of rank {self.pair_rank}"
+
+
+class TargetedAdapter(Adapter):
+    """What sits on linear layers that can be chosen."""
+
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of the linear layers that get an adapter; all-linear is every one but the head."""
+
+
+class RankedAdapter(TargetedAdapter):
+    """What has a rank."""
+
+    rank: Positive = 64
+    """Rank of the update of every targeted linear layer."""
+
+    @property
+    def width(self) -> int:
+        return self.rank
+
+    @property
+    def pair_rank(self) -> int | None:
+        return self.rank
+
+
+class LowRankAdapter(RankedAdapter):
+    """What has a scale, too."""
+
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+    """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank))."""
+
+    @property
+    def scale(self) -> float:
+        """s."""
+        return self.alpha / self.rank
+
+
+class ResidualAdapter(LowRankAdapter):
+    """W0 x + s (B A - B0 A0) x: it starts at B0 A0, taken from W0, which is not written to: the start is taken off again."""
+
+    @property
+    def width(self) -> int:
+        return 2 * self.rank
+
+    @property
+    def pair_rank(self) -> int | None:
+        return 2 * self.rank
+
+
+class LoraConfig(LowRankAdapter):
+    """W0 x + s B A x; A starts Kaiming uniform, B at 0.
+    Hu et al. 2021, arXiv 2106.09685. Served as a pair."""
+
+    kind: Literal["lora"] = "lora"
+
+
+class RsLoraConfig(LowRankAdapter):
+    """LoRA with s = alpha / sqrt(r).
+    Kalajdzievski 2023, arXiv 2312.03732. Served as a pair."""
+
+    kind: Literal["rslora"] = "rslora"
+
+    @property
+    def scale(self) -> float:
+        return float(self.alpha / self.rank**0.5)
+
+
+class LoraPlusConfig(LowRankAdapter):
+    """LoRA whose B learns `ratio` times as fast as A.
+    Hayou et al. 2024, arXiv 2402.12354. Served as a pair."""
+
+    kind: Literal["lora+"] = "lora+"
+    ratio: Annotated[float, Field(gt=0)] = 16.0
+    """Learning rate of B over that of A."""
+
+
+class LoraFaConfig(LowRankAdapter):
+    """LoRA whose A stays as it starts; only B is trained, by plain AdamW.
+    Zhang et al. 2023, arXiv 2308.03303. Served as a pair."""
+
+    kind: Literal["lora-fa"] = "lora-fa"
+
+
+class DoraConfig(LowRankAdapter):
+    """m (W0 + s B A) / |W0 + s B A|, norms by output row; m starts at |W0|, and no gradient runs through the norm.
+    Liu et al. 2024, arXiv 2402.09353. Served as merged weights."""
+
+    kind: Literal["dora"] = "dora"
+
+    @property
+    def pair_rank(self) -> int | None:
+        return None
+
+
+class AdaLoraConfig(LowRankAdapter):
+    """W0 x + alpha / (r + 1e-5) P E Q x, E diagonal; of the E of all layers only the most important stay, fewer and fewer.
+    Zhang et al. 2023, arXiv 2303.10512. Served as a pair."""
+
+    kind: Literal["adalora"] = "adalora"
+    target_rank: Positive | None = None
+    """Mean rank that is left in the end; None: two thirds of `rank`, as in the paper."""
+    hold_first: Share = 0.1
+    """Share of the budget before the first cut."""
+    hold_last: Share = 0.3
+    """Share of the budget behind the last cut."""
+    orthogonality: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of |P^T P - I| and |Q Q^T - I|, averaged over all P and Q, in the loss."""
+    sensitivity_decay: Decay = 0.85
+    """How slowly the averages of sensitivity and its uncertainty move (beta1 and beta2)."""
+
+    @property
+    def final_rank(self) -> int:
+        """`target_rank` with its default."""
+        return self.target_rank or max(1, round(self.rank * 2 / 3))
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (self.rank + 1e-5)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AdaLoraConfig:
+        if self.final_rank > self.rank:
+            why = f"adapter.target_rank {self.target_rank} is above adapter.rank {self.rank}, where it starts"
+            raise ValueError(why, f"--rank {self.final_rank * 3 // 2}, or a lower target")
+        if self.hold_first + self.hold_last >= 1:
+            raise ValueError(
+                "adapter.hold_first and adapter.hold_last leave no time to cut ranks", "together they must be below 1"
+            )
+        return self
+
+
+class MissConfig(RankedAdapter):
+    """W0 x + D^T E x, D (r x out) from 0, E adds up every r-th input: 0/1, fixed.
+    Kang & Yin 2024, arXiv 2409.15371. Served as a pair."""
+
+    kind: Literal["miss"] = "miss"
+
+
+class VeraConfig(RankedAdapter):
+    """W0 x + b * (B (d * (A x))); A and B random, frozen, shared by all layers; the vectors d from 0.1 and b from 0 are trained.
+    Kopiczko et al. 2023, arXiv 2310.11454. Served as a pair."""
+
+    kind: Literal["vera"] = "vera"
+    d_initial: float = 0.1
+    """Where d starts."""
+
+
+class Ia3Config(TargetedAdapter):
+    """Keys, values and the input of the MLP's last layer, each times a vector that starts at ones.
+    Liu et al. 2022, arXiv 2205.05638. Served as merged weights."""
+
+    kind: Literal["ia3"] = "ia3"
+    targets: Literal["all-linear"] | tuple[str, ...] = ("k_proj", "v_proj", "down_proj")
+    """Names of the linear layers whose output is rescaled; of `down_proj` it is the input."""
+
+
+class LnConfig(Adapter):
+    """The gains of all norms.
+    Zhao et al. 2023, arXiv 2312.11420. Served as merged weights."""
+
+    kind: Literal["ln"] = "ln"
+
+
+class FullConfig(Adapter):
+    """W x: every weight, kept in float32.
+    Full fine-tuning. Served as merged weights."""
+
+    kind: Literal["full"] = "full"
+
+
+class PissaConfig(ResidualAdapter):
+    """s (B A - B0 A0), B0 = U_r sqrt(S_r / s), A0 = sqrt(S_r / s) V_r^T: the largest r of the thin SVD W0 = U S V^T.
+    Meng et al. 2024, arXiv 2404.02948. Served as a pair of rank 2r."""
+
+    kind: Literal["pissa"] = "pissa"
+
+
+class MiloraConfig(ResidualAdapter):
+    """As pissa, with the smallest r singular values.
+    Wang et al. 2024, arXiv 2406.09044. Served as a pair of rank 2r."""
+
+    kind: Literal["milora"] = "milora"
+
+
+class OloraConfig(ResidualAdapter):
+    """s (B A - B0 A0), B0 = U_r, A0 = V_r^T: the largest r singular vectors, without their values.
+    The orthonormal-initialisation paper, eq. 7, after OLoRA. Served as a pair of rank 2r."""
+
+    kind: Literal["olora"] = "olora"
+
+
+class OloraQrConfig(ResidualAdapter):
+    """s (B A - B0 A0), B0 = Q_r, A0 = R_r of W0 = Q R.
+    Buyukakyuz 2024, arXiv 2406.01775, and PEFT's `olora`. Served as a pair of rank 2r."""
+
+    kind: Literal["olora-qr"] = "olora-qr"
+
+
+class OloraTailConfig(ResidualAdapter):
+    """As olora, with the smallest r singular vectors.
+    The orthonormal-initialisation paper. Served as a pair of rank 2r."""
+
+    kind: Literal["olora-tail"] = "olora-tail"
+
+
+class RlpoConfig(LowRankAdapter):
+    """LoRA with A = V_r^T, the largest r right singular vectors of W0, and B = 0.
+    LoRA-RLPO of the orthonormal-initialisation paper. Served as a pair."""
+
+    kind: Literal["lora-rlpo"] = "lora-rlpo"
+
+
+class RlmoConfig(LowRankAdapter):
+    """LoRA with A = V_-r^T, the smallest r right singular vectors of W0 (thin SVD), and B = 0.
+    LoRA-RLMO of the orthonormal-initialisation paper. Served as a pair."""
+
+    kind: Literal["lora-rlmo"] = "lora-rlmo"
+
+
+class DctConfig(LowRankAdapter):
+    """LoRA with A = the first r rows of the orthonormal DCT-II matrix, and B = 0.
+    DCT-LoRA of the orthonormal-initialisation paper. Served as a pair."""
+
+    kind: Literal["dct"] = "dct"
+
+
+class WaveletConfig(LowRankAdapter):
+    """LoRA with A = Q^T of the QR of a Haar-transformed Gaussian matrix, and B = 0.
+    Wavelet-LoRA of the orthonormal-initialisation paper. Served as a pair."""
+
+    kind: Literal["wavelet"] = "wavelet"
+
+
+class TinyLoraConfig(RankedAdapter):
+    """W0 x + B (sum_i v_i P_i) A x; B and A from the largest r singular values of W0, P_i random, all frozen; v starts at 0.
+    Morris et al. 2026, arXiv 2602.04118, by PEFT. Served as a pair."""
+
+    kind: Literal["tinylora"] = "tinylora"
+    rank: Positive = 2
+    """Singular directions kept; in a layer that has fewer, all of them."""
+    size: Positive = 64
+    """Numbers in a vector v."""
+    tying: Share = 0.0
+    """0: every layer has a v of its own; 1: all share one."""
+
+
+AdapterConfig = Annotated[
+    LoraConfig | RsLoraConfig | LoraPlusConfig | LoraFaConfig | DoraConfig | AdaLoraConfig | MissConfig | VeraConfig | Ia3Config
+    | LnConfig | FullConfig | PissaConfig | MiloraConfig | OloraConfig | OloraQrConfig | OloraTailConfig | RlpoConfig | RlmoConfig
+    | DctConfig | WaveletConfig | TinyLoraConfig,
+    Field(discriminator="kind"),
+]  # fmt: skip
+
+KINDS: dict[str, type[Adapter]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AdapterConfig)[0])}
+"""The classes by what `--adapter` takes."""
+
+
+def described(cls: type[Adapter]) -> tuple[str, str, str]:
+    """An adapter's form, source, and how it is served, from its docstring."""
+    form, _, rest = (inspect.getdoc(cls) or "").partition("\n")
+    source, _, served = rest.rpartition(" Served as ")
+    return form.rstrip("."), source.rstrip("."), served.rstrip(".")

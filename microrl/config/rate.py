@@ -1,0 +1,32 @@
+"""`lr = "auto"`: the learning rate as a law of the model's width."""
+
+from __future__ import annotations
+
+from microrl.config.adapters import FullConfig
+from microrl.config.schema import RunConfig
+from microrl.errors import UserError
+
+BASE_RATE = 5e-5
+ADAPTER_FACTOR = 10.0
+"""Adapters want about ten times the rate of full fine-tuning."""
+REFERENCE_WIDTH = 2000
+POWERS = {"qwen": 0.0775, "llama": 0.781}
+"""Of the width, by family of models. The constants are those that Tinker's cookbook publishes with the law."""
+
+
+def auto_rate(*, hidden: int, model_type: str, full: bool) -> float:
+    """5e-5 * M * (2000 / hidden)^p, M = 10 for adapters and 1 for `full` (Schulman and Thinking Machines 2025, "LoRA without
+    regret"; peft, section 3.2). Raises UserError for a family that the law has no power for.
+    """
+    power = next((power for family, power in POWERS.items() if model_type.startswith(family)), None)
+    if power is None:
+        raise UserError(f"optim.lr=auto knows Qwen's and Llama's architectures, not `{model_type}`", "--set optim.lr=1e-5")
+    return BASE_RATE * (1.0 if full else ADAPTER_FACTOR) * (REFERENCE_WIDTH / hidden) ** power
+
+
+def with_rate(config: RunConfig, *, hidden: int, model_type: str) -> RunConfig:
+    """The configuration with `auto` as a number."""
+    if config.optim.lr != "auto":
+        return config
+    lr = auto_rate(hidden=hidden, model_type=model_type, full=isinstance(config.adapter, FullConfig))
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": lr})})

@@ -1,0 +1,81 @@
+"""A model's parameters as numbers, with an update merged, and other ones in their place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.types import AdapterSnapshot, LowRank
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A second tree of modules over the same tensors: the trainer is then free to wrap its own modules."""
+    assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()
+
+
+def dense(parameter: torch.Tensor) -> torch.Tensor:
+    """A weight as numbers: one that is stored in 4 bits in the type that its layer computes in, any other as it is."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return parameter
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(parameter.data, state)
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Parameters, tied ones once, however few bits they are stored in."""
+    return sum(getattr(parameter, "quant_state", parameter).shape.numel() for parameter in model.parameters())
+
+
+def put(model: torch.nn.Module, tensors: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """Put these in the place of the parameters of these names, in every module that shares them; returns what was there."""
+    before = {name: model.get_parameter(name) for name in tensors}
+    new = {id(before[name]): tensor for name, tensor in tensors.items()}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if id(parameter) in new:
+                module._parameters[leaf] = new[id(parameter)]
+    return before
+
+
+@contextmanager
+def replaced(model: torch.nn.Module, tensors: Mapping[str, torch.nn.Parameter]) -> Iterator[None]:
+    """The model with these in the place of its own parameters."""
+    before = put(model, tensors)
+    try:
+        yield
+    finally:
+        put(model, before)
+
+
+def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
+    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
+    wide = torch.promote_types(base_OI.dtype, torch.float32)
+    B_OR, A_RI = (factor.to(base_OI.device, wide) for factor in (pair.B_OR, pair.A_RI))
+    return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
+
+
+def merged(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The snapshot's merged tensors in the base's own types, frozen, by name."""
+    for name, merge in snapshot.merged.items():
+        base = model.get_parameter(name)
+        yield name, torch.nn.Parameter(merge(dense(base)).to(dense(base).dtype), requires_grad=False)
+
+
+def weights(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter by its name, as this snapshot has it: one after the other, so that no second model is ever held."""
+    for name, parameter in model.named_parameters():
+        parameter = dense(parameter)
+        if merge := snapshot.merged.get(name):
+            yield name, merge(parameter).to(parameter.dtype)
+        elif pair := snapshot.pairs.get(name.removesuffix(".weight")):
+            yield name, fold(parameter, pair)
+        else:
+            yield name, parameter

@@ -1,0 +1,39 @@
+"""AdamW, in float32 or with its moments in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from microrl.config.schema import OptimConfig
+from microrl.errors import UserError
+
+
+def build_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW over parameter groups whose `factor` multiplies the rate. Its moments exist from the start, so that memory is
+    taken when it is planned for. Raises UserError where bitsandbytes is missing.
+    """
+    settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    if config.name == "adamw_8bit":
+        return _in_8_bits(groups, settings)
+    optimizer = torch.optim.AdamW(groups, fused=True, **settings)  # the faster one on a CPU, too
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
+    return optimizer
+
+
+def _in_8_bits(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:
+    """Block-wise 8-bit moments (Dettmers et al. 2021, arXiv 2110.02861); tensors below 4,096 numbers keep theirs in float32."""
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise UserError("optim.name=adamw_8bit: bitsandbytes is not installed", "pip install bitsandbytes") from error
+    optimizer = bitsandbytes.optim.AdamW8bit(groups, **settings)
+    optimizer.check_overrides()
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            optimizer.init_state(group, parameter, number, place)
+    optimizer.initialized = True
+    return optimizer
