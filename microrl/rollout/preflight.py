@@ -105,8 +105,9 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
             "fold them into the weights: --set sync.mode=merge, or --set model.dtype=float16",
         )
     if config.sync.mode == "swap" and sync_mode(config) != "swap":
+        adapter = config.adapter
         raise UserError(
-            f"sync.mode=swap: {config.adapter.name} is served {config.adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
+            f"sync.mode=swap: {adapter.name} is served {adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
             "leave sync.mode out, or --set sync.mode=merge",
         )
 
