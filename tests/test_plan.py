@@ -266,16 +266,9 @@ def test_memory_of_the_papers_run_by_hand():
     assert found.memory_gb["peak"] == pytest.approx(sum(found.updating_gb.values()), abs=0.01)
 
 
-@pytest.mark.parametrize(("dtype", "rank"), [(torch.bfloat16, 8), (torch.bfloat16, 64), (torch.float32, 8)])
-def test_saved_activations_are_what_torch_saves(dtype, rank):
-    """Against the tensors that autograd keeps, for a padded batch, in a network of four layers."""
-    config = Qwen2Config(
-        vocab_size=64, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-    )  # fmt: skip
-    network = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False)
-    wrapped = attach(network, LoraConfig(rank=rank), seed=0).model
-    own = {parameter.untyped_storage().data_ptr() for parameter in wrapped.parameters()}
+def saved_by_torch(network, precision, rows, length=128):
+    """Bytes of the tensors that autograd keeps for a padded batch."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor):
@@ -283,16 +276,29 @@ def test_saved_activations_are_what_torch_saves(dtype, rank):
             kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    rows, length = 2, 128
     ids, mask = torch.zeros(rows, length, dtype=torch.long), torch.ones(rows, length, dtype=torch.long)
     mask[0, :9] = 0
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = wrapped.model(input_ids=ids, attention_mask=mask, use_cache=False)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), precision:
+        output = network.model(input_ids=ids, attention_mask=mask, use_cache=False)
     assert output.last_hidden_state.requires_grad
-    counted = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (rows * length * 4)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("kind", "rank"), [("lora", 8), ("lora", 64), *((kind, 16) for kind in KINDS if kind != "lora")])
+def test_saved_activations_are_what_torch_saves(dtype, kind, rank):
+    """Against the tensors that autograd keeps for each further token, in a network of four layers."""
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    network = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False)
+    adapter = KINDS[kind].model_validate({"rank": rank} if "rank" in KINDS[kind].model_fields else {})
+    attached = attach(network, adapter, seed=0)
+    few, more = (saved_by_torch(network, attached.precision(), rows) for rows in (2, 4))
     shape = Shape.from_config(config.to_dict())
-    expected = memory.saved_bytes(shape.linears, shape, width=dtype.itemsize, rank=rank, length=length)
-    assert expected == pytest.approx(counted, rel=0.02)
+    expected = memory.saved_bytes(adapter, shape, width=dtype.itemsize, length=128)
+    assert expected == pytest.approx((more - few) / (2 * 128 * 4), rel=0.03 if kind in ("full", "ln") else 0.005)
 
 
 def test_micro_batches_on_a_cpu_keep_their_rule():
@@ -306,7 +312,9 @@ def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
     shape = shape_of("Qwen2.5-1.5B-Instruct")
 
     def tokens(room_gb, checkpointing=False, rank=64):
-        return memory.micro_batch_tokens(shape, dtype_bytes=2, room_bytes=room_gb * 1e9, checkpointing=checkpointing, rank=rank)
+        return memory.micro_batch_tokens(
+            shape, dtype_bytes=2, room_bytes=room_gb * 1e9, checkpointing=checkpointing, adapter=LoraConfig(rank=rank)
+        )
 
     assert tokens(20) == pytest.approx(2 * tokens(10), abs=2)
     assert tokens(10, checkpointing=True) > 5 * tokens(10) and tokens(10, rank=256) < tokens(10)
@@ -495,8 +503,8 @@ def test_activations_are_computed_again_only_where_they_would_not_fit(card, agai
     never = planned("micro-r256", "budget-24h", card=cards.CARDS[card], sets=["model.gradient_checkpointing=false"])
     assert never.fits is not again
     config, shape = resolve(["micro-r256", "budget-24h"]), shape_of("Qwen2.5-1.5B-Instruct")
-    row = {"rank": 256, "length": 512 + 3584, "linears": shape.linears}
-    each = memory.token_bytes(shape, shape.linears, 2, 256, 4096, checkpointing=False)
+    row = {"adapter": config.adapter, "length": 512 + 3584}
+    each = memory.token_bytes(shape, config.adapter, 2, 4096, checkpointing=False)
     assert memory.fits_a_row(shape, dtype_bytes=2, room_bytes=4096 * each * 1.1 + 1, **row)
     assert not memory.fits_a_row(shape, dtype_bytes=2, room_bytes=4096 * each * 1.1 - 1, **row) and config.adapter.rank == 256
 

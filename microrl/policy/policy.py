@@ -131,7 +131,7 @@ class Policy:
     def _all_or_nothing(self, *, several: bool) -> Iterator[None]:
         """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
         moments = [value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-        tensors = [*self.adapter.state().values(), *moments]
+        tensors = [*self.adapter.moving(), *moments]
         kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors] if several else []
         try:
             yield
