@@ -265,7 +265,7 @@ def test_a_rank_above_a_layers_is_capped_only_where_that_is_the_definition():
     assert "rank 40 is more than 6 layers have, such as model.layers.0.self_attn.k_proj" in note
     assert {len(pair.A_RI) for pair in attached.snapshot(0).pairs.values()} == {32, 40}
     for kind in ("pissa", "lora-rlmo", "vera", "miss"):
-        with pytest.raises(UserError, match="rank 40 is above 32, the smaller side of model.layers.0.self_attn.k_proj"):
+        with pytest.raises(UserError, match="rank 40 is above 32, the smaller side of model"):
             attach(small("qwen2"), config_of(kind, rank=40), seed=0)
     (note,) = attach(small("qwen2"), config_of("lora-rlpo", rank=32), seed=0).notes
     assert "span the same space" in note
