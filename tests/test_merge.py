@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,24 @@ LOW_RANK, MERGED = ("lora", "pissa", "miss"), ("dora", "ia3", "ln", "full")
 QUESTION = "What is 12 + 15?"
 
 
+@pytest.fixture(scope="module")
+def made():
+    """The runs of this file by what they were made with."""
+    return {}
+
+
 @pytest.fixture
-def run_of(inside, model_folder, data_file, tmp_path):
-    """A finished run of three steps that changes a tiny model's answers: it is to be brief."""
+def run_of(inside, model_folder, data_file, tmp_path, tmp_path_factory, made):
+    """A finished run of three steps that changes a tiny model's answers (it is to be brief), to do with as one likes."""
 
     def train(kind, *sets, model=model_folder):
         out = tmp_path / f"run-{kind}"
+        if (kind, sets, model) not in made:
+            made[kind, sets, model] = trained(kind, sets, model, tmp_path_factory.mktemp("made") / "run")
+        shutil.copytree(made[kind, sets, model], out)
+        return out
+
+    def trained(kind, sets, model, out):
         rank = ["adapter.rank=8"] if kind not in ("ia3", "ln", "full") else []
         rate = 0.002 if kind == "full" else 0.02
         tiny = ["sampling.prompts_per_step=4", "sampling.group_size=8", "sampling.max_completion_tokens=40", "data.system=",
@@ -208,11 +221,13 @@ import json, os, shlex, sys
 os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOGGING_LEVEL": "ERROR"})
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 from vllm import LLM, SamplingParams
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 base, full, lora, rank, ids = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), json.loads(sys.argv[5])
-parsed = [vars(make_arg_parser(FlexibleArgumentParser()).parse_args(shlex.split(command)[2:])) for command in sys.argv[6:]]
+parser = FlexibleArgumentParser()
+ServeSubcommand().subparser_init(parser.add_subparsers())
+parsed = [vars(parser.parse_args(shlex.split(command)[1:])) for command in sys.argv[6:]]
 wanted = SamplingParams(temperature=0, max_tokens=12)
 options = dict(dtype="float32", max_model_len=128, max_num_seqs=2, enforce_eager=True, disable_log_stats=True)
 found = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from microrl import checkpoint
 from microrl.adapters.folder import read, write_pairs
@@ -38,16 +38,15 @@ def merge(
     Raises UserError for an `out` that is taken, an adapter of another model, and a form that the update has not.
     """
     target = _free(out)
-    source = adapter if adapter is not None or run is None else _final(run)
-    assert source is not None, "a run or an adapter"
+    source = adapter or _final(run)
     if form == "lora" and run is not None and config.adapter.pair_rank is None:
         raise _not_low_rank(config.adapter.name)
     with RunConsole() as console:
         if run is not None and adapter is None and not run.is_done():
             console.note(f"note: {run.path} is not finished: this is its adapter as it stands")
-        changes = {"dtype": dtype or _own_type(config)} | ({"quant": None} if form == "lora" else {})
-        wanted = config.model_copy(update={"model": config.model.model_copy(update=changes)})
-        model, tokenizer = load_model(wanted, console)
+        # A pair is the same for a base in 4 bits; a whole model is made of the numbers that the run has seen.
+        changes = {"quant": None if form == "lora" else config.model.quant, "dtype": dtype or _own_type(config)}
+        model, tokenizer = load_model(config.model_copy(update={"model": config.model.model_copy(update=changes)}), console)
         base = _base(config, model)
         console.status(f"reading {source}")
         snapshot = read(source, model)
@@ -62,9 +61,9 @@ def merge(
             if form == "lora":
                 write_pairs(temporary, snapshot.pairs, base)
             else:
-                merged = _merged(model, snapshot, console)
+                tensors = _merged(model, snapshot, console)
                 console.status(f"writing {target}")
-                merged.save_pretrained(temporary)
+                model.save_pretrained(temporary, state_dict=tensors)
                 tokenizer.save_pretrained(temporary)
             (temporary / "README.md").write_text(card.text(), encoding="utf-8")
     files = sorted(path for path in target.iterdir() if path.is_file())
@@ -80,7 +79,8 @@ def merge(
     }
 
 
-def _final(run: RunFolder) -> Path:
+def _final(run: RunFolder | None) -> Path:
+    assert run is not None, "a run or an adapter"
     if not (run.path / "final").is_dir() and (run.path / BEST).is_dir():
         raise UserError(
             f"{run.path} has not come to its end", f"finish it: microrl train --resume {run.path}; or take {run.path / BEST}"
@@ -127,16 +127,15 @@ def _not_low_rank(what: str) -> UserError:
 
 
 def _own_type(config: RunConfig) -> str:
-    """The type in which a model's weights are stored; a `.gguf` file has many, and is taken as the run takes it."""
+    """The type in which a model's weights are stored; the run's own, where a `.gguf` file has many or 4 bits follow from it."""
     name = config.model.name
-    if name.endswith(".gguf"):
+    if name.endswith(".gguf") or config.model.quant is not None:
         return config.model.dtype
-    known = models.find(name)
-    source = name if known is None or Path(name).exists() else known.hub_id
+    path, known = Path(name).expanduser(), models.find(name)
     try:
-        stored = AutoConfig.from_pretrained(Path(source).expanduser() if Path(source).expanduser().exists() else source).dtype
+        stored = AutoConfig.from_pretrained(path if path.exists() else known.hub_id if known else name).dtype
     except (OSError, ValueError):
-        return "float32"  # for the quickstart's; of any other name loading it says what is wrong
+        return "float32"  # the quickstart's; of any other name loading it says what is wrong
     found = str(stored).removeprefix("torch.")
     return found if found in TYPES else "float32"
 
@@ -149,30 +148,16 @@ def _base(config: RunConfig, model: PreTrainedModel) -> str:
 
 
 @torch.no_grad()
-def _merged(model: PreTrainedModel, snapshot: AdapterSnapshot, console: RunConsole) -> PreTrainedModel:
-    """The model with the update in its weights, which are changed in place one after the other: there is never a second model.
+def _merged(model: PreTrainedModel, snapshot: AdapterSnapshot, console: RunConsole) -> dict[str, torch.Tensor]:
+    """Every tensor with the update in it, in the place of the base's own where that is a plain one: there is no second model.
 
-    A base in 4 bits becomes a plain model of the numbers that it computed with.
+    What the base holds in 4 bits becomes the numbers that it computed with.
     """
-    packed: dict[str, torch.Tensor] = {}
-    is_packed = any(hasattr(parameter, "quant_state") for parameter in model.parameters())
+    found = {}
     total = sum(1 for _ in model.parameters())
     for name, tensor in console.progress(weights(model, snapshot), total, "merging tensors"):
-        if is_packed:
-            packed[name] = tensor.detach()
-        else:
-            model.get_parameter(name).data = tensor.detach()
-    return _unpacked(model, packed) if is_packed else model
-
-
-def _unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """A plain model of the same configuration with these tensors."""
-    config = type(model.config).from_dict(
-        {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    )
-    with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
-    plain.load_state_dict(tensors, strict=False, assign=True)
-    plain.tie_weights()
-    plain.generation_config = model.generation_config
-    return plain
+        parameter = model.get_parameter(name)
+        if getattr(parameter, "quant_state", None) is None:
+            parameter.data = tensor.detach()
+        found[name] = tensor.detach()
+    return found
