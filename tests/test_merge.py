@@ -245,11 +245,10 @@ print("FOUND" + json.dumps(found))
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("kind", LOW_RANK)
-def test_vllm_loads_both_forms_and_says_the_same(kind, inside, run_of, model_folder, tmp_path):
+def test_vllm_loads_both_forms_and_says_the_same(inside, run_of, model_folder, tmp_path):
     """The real vLLM, started as a user starts it, in a process of its own."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    run = run_of(kind)
+    run = run_of("pissa")
     found = {form: merged(inside, run, "--as", form, "--out", tmp_path / form) for form in ("full", "lora")}
     commands = [found[form]["serve"] for form in ("full", "lora")]
     ids = prompt(AutoTokenizer.from_pretrained(model_folder))
