@@ -135,7 +135,7 @@ def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
 def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     """A model's own tensors, for every parameter that this one has."""
     found: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("model*.safetensors")):  # a checkpoint's other tensors lie beside them
         found |= _tensors(path)
     merged = {}
     for name, parameter in model.named_parameters():
