@@ -15,7 +15,7 @@ PLACES = {
     "update": (policy.Policy, "_microbatch"),
     "optimizer": (policy.Policy, "_step"),
     "row": (RunFolder, "log_rollouts"),
-    "adapter of a checkpoint": (checkpoint, "save_adapter"),
+    "export of a checkpoint": (checkpoint, "write"),
     "tensors of a checkpoint": (checkpoint, "save_file"),
     "sums of a checkpoint": (checkpoint, "_sha256"),
     "name of a checkpoint": (checkpoint, "prune"),
