@@ -31,7 +31,8 @@ class LoadedModel(NamedTuple):
 def load(config: ModelConfig) -> LoadedModel:
     """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer.
 
-    With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
+    With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated
+    model, or a hub out of reach.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

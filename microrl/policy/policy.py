@@ -131,7 +131,8 @@ class Policy:
     def _all_or_nothing(self, *, several: bool) -> Iterator[None]:
         """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
         states = list(self.optimizer.state.values())
-        tensors = [*self.adapter.state().values(), *(value for state in states for value in state.values() if torch.is_tensor(value))]
+        moments = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        tensors = [*self.adapter.state().values(), *moments]
         kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors] if several else []
         # bitsandbytes counts its steps in plain numbers
         counts = [{name: value for name, value in state.items() if not torch.is_tensor(value)} for state in states]
