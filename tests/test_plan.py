@@ -14,6 +14,7 @@ from microrl.adapters.attach import attach
 from microrl.adapters.targets import targets
 from microrl.cli import plan as plan_command
 from microrl.config import models, presets, resolve
+from microrl.config.adapters import KINDS
 from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
 from microrl.plan import Shape, advice, cards, here, make, memory, roofline, work
@@ -73,6 +74,63 @@ def test_parameters_are_those_of_the_network(name):
     trained = sum(parameter.numel() for parameter in wrapped.parameters() if parameter.requires_grad)
     assert shape.trainable(LoraConfig(rank=16)) == trained
     assert shape.trainable(LoraConfig(rank=16, targets=("q_proj", "down_proj"))) < trained
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-1.5B-Instruct", "Llama-3.2-1B-Instruct", "Qwen3-0.6B", "gemma-3-1b-it", "quickstart"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_adapter_trains_what_is_counted(name, kind):
+    """The instantiated network with the adapter on it, against the shape alone."""
+    shape = shape_of(name)
+    for rank in (8, 64) if "rank" in KINDS[kind].model_fields else (None,):
+        config = KINDS[kind].model_validate({} if rank is None else {"rank": rank})
+        with torch.device("meta"):
+            attached = attach(on_meta(CONFIGS[name]), config, seed=0)
+        assert shape.trainable(config) == sum(parameter.numel() for parameter in attached.parameters.values())
+
+
+def test_tied_vectors_are_counted_as_they_are_dealt_out():
+    shape = shape_of("quickstart")  # 14 layers
+    for tying, vectors in ((0.0, 14), (0.5, 7), (0.6, 6), (0.9, 1), (1.0, 1)):
+        config = KINDS["tinylora"](size=3, tying=tying)
+        with torch.device("meta"):
+            attached = attach(on_meta(CONFIGS["quickstart"]), config, seed=0)
+        trained = sum(parameter.numel() for parameter in attached.parameters.values())
+        assert shape.trainable(config) == trained == 3 * vectors
+
+
+def test_the_law_of_the_rate_by_hand():
+    # 5e-5 * 10 * (2000 / 1536)^0.0775 for Qwen2.5-1.5B; a tenth for all weights; 0.781 for Llama's 2048
+    assert planned(optim__lr="auto").lr == pytest.approx(5e-4 * (2000 / 1536) ** 0.0775)
+    assert planned(optim__lr="auto", adapter__kind="full").lr == pytest.approx(5e-5 * (2000 / 1536) ** 0.0775)
+    assert planned(optim__lr="auto", model__name="Llama-3.2-1B-Instruct").lr == pytest.approx(5e-4 * (2000 / 2048) ** 0.781)
+    assert planned().lr == 1e-5
+    with pytest.raises(UserError, match="knows Qwen's and Llama's"):
+        planned(optim__lr="auto", model__name="gemma-3-1b-it")
+
+
+def test_adapters_side_by_side(inside):
+    done = inside("presets", "adapters", "--json", "--rank", 8, "--rank", 512)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and list(found) == list(KINDS)
+    assert found["lora"]["trained"] == {"8": 9232384, "512": None}, "keys and values have 256 rows only"
+    assert found["full"]["trained"] == {"0": 1543714304} and found["full"]["served"] == "merged weights"
+    text = inside("presets", "adapters", "--model", "quickstart").stdout
+    assert all(f"\n{kind} " in f"\n{text}" for kind in KINDS) and "r = 64" in text
+    assert inside("presets", "adapters", "--model", "nothing").returncode == 2
+
+
+def test_what_is_merged_has_no_buffers_and_residual_forms_have_two_ranks():
+    """Engine weights: a copy of 3.09 GB, and buffers for rank 64 or 128 at 28 * (sum of sides) * 2 bytes."""
+    sides = 28 * (3072 + 2 * 1792 + 3072 + 2 * 10496 + 10496)
+    copy = 2 * 1_543_714_304
+    for kind, rank in (("lora", 64), ("pissa", 128), ("dora", 0), ("full", 0)):
+        found = planned("micro-r64", adapter__kind=kind)
+        assert found.sampling_gb["engine weights"] == pytest.approx((copy + rank * sides * 2) / 1e9, abs=1e-3), kind
+    residual, plain = planned("micro-r64", adapter__kind="pissa"), planned("micro-r64")
+    assert residual.memory_gb["adapter"] == pytest.approx(2 * plain.memory_gb["adapter"], abs=2e-3), "the frozen start"
+    # Master copies, gradients and two moments, all of them in float32.
+    whole = planned("micro-r64", adapter__kind="full")
+    assert whole.updating_gb["adapter"] + whole.updating_gb["optimizer"] == pytest.approx(16 * 1.543714304, abs=1e-2)
 
 
 def test_targets_count_alone_and_a_wrong_one_is_named():
