@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_adapters import IDS, config_of, logits, small, train
 from test_engine import PROMPTS, collect, random_model, rows_of, with_adapter
+from test_run import rows
 
 from microrl import checkpoint
 from microrl.adapters import folder, starts
@@ -171,6 +172,30 @@ def test_a_merged_model_is_written_as_numbers(tmp_path):
     folder.write_model(tmp_path, base, attached.snapshot(1))
     with adapted(base, folder.read(tmp_path, base)):
         assert (logits(base) - logits(model)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_a_whole_run_in_4_and_8_bits(kind, inside, tiny_arguments, tmp_path, monkeypatch):
+    """Through the command line, which is told that this machine may: trained, saved, evaluated."""
+    monkeypatch.setattr("microrl.rollout.preflight._check_bitsandbytes", lambda config: None)
+    flags = [
+        "--adapter",
+        kind,
+        "--set",
+        "model.quant=nf4",
+        "--set",
+        "optim.name=adamw_8bit",
+        "--set",
+        "optim.prompts_per_update=2",
+    ]
+    flags += ["--set", "model.gradient_checkpointing=true", "--set", "optim.lr=0.002", "--set", "reward.overlong.buffer=11"]
+    run = tmp_path / "run"
+    done = inside("train", *tiny_arguments, *flags, "--steps", 3, "--out", run)
+    assert done.returncode == 0, done.stderr
+    lines = rows(run)
+    assert not lines[0]["update/skipped"] and max(line["policy/kl_sampler"] for line in lines) < 1e-5
+    done = inside("eval", run)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.vllm
