@@ -21,7 +21,7 @@ from microrl.adapters.attach import Attached
 from microrl.adapters.export import export, instead
 from microrl.adapters.targets import kind_of
 from microrl.errors import UserError
-from microrl.parameters import twin, weights
+from microrl.parameters import shape_of, twin, weights
 from microrl.types import AdapterSnapshot, LowRank
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -139,7 +139,7 @@ def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
         found |= _tensors(path)
     merged = {}
     for name, parameter in model.named_parameters():
-        if name not in found or found[name].shape != parameter.shape:
+        if name not in found or found[name].shape != shape_of(parameter):
             raise _for_another_model(folder, {}, name)
         merged[name] = partial(instead, found[name].to(model.device))
     return merged

@@ -177,8 +177,9 @@ def _kept(layers: Mapping[str, torch.nn.Linear], end: End, rank: int) -> Path:
     """The cache's file for the singular vectors of just these weights."""
     digest = hashlib.sha256()
     for name, layer in layers.items():
-        digest.update(f"{name} {layer.weight.dtype} {tuple(layer.weight.shape)}".encode())
-        digest.update(layer.weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        weight_OI = dense(layer.weight)
+        digest.update(f"{name} {weight_OI.dtype} {tuple(weight_OI.shape)}".encode())
+        digest.update(weight_OI.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return cache_folder() / "starts" / f"{digest.hexdigest()[:16]}-{end}-{rank}.safetensors"
 
 
