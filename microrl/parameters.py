@@ -73,8 +73,8 @@ def fold(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
 def merged(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """The snapshot's merged tensors in the base's own types, frozen, by name."""
     for name, merge in snapshot.merged.items():
-        base = model.get_parameter(name)
-        yield name, torch.nn.Parameter(merge(dense(base)).to(dense(base).dtype), requires_grad=False)
+        base = dense(model.get_parameter(name))
+        yield name, torch.nn.Parameter(merge(base).to(base.dtype), requires_grad=False)
 
 
 def weights(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.Tensor]]:
