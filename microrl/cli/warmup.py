@@ -69,14 +69,12 @@ def warmup(
 
 
 def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:
-    """The configuration of a run without a training step. Raises UserError where it has no model or no end."""
+    """The configuration of a run without a training step. Raises UserError."""
     from microrl.config import models, resolve
 
     if flags["model.name"] is None:
         raise UserError("which model?", "microrl warmup MODEL --data FILE, or --resume RUN")
     presets = [models.QUICKSTART] if flags["model.name"] == models.QUICKSTART else []
     config = resolve(presets, {**flags, "warmup.only": True}, sets or ())
-    if config.budget.hours is None and config.warmup.steps is None and config.warmup.minutes is None:
-        raise UserError("the warm-up has no end", "say how long: --hours H, or --steps N")
     # A preset's steps are training steps, of which there are none here.
     return config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})

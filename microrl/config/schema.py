@@ -293,6 +293,8 @@ class RunConfig(Section):
                 f"{self.sampling.max_completion_tokens}"
             )
         hours, minutes = self.budget.hours, self.warmup.minutes
+        if self.warmup.only and hours is None and minutes is None and self.warmup.steps is None:
+            raise ValueError("the warm-up has no end", "say how long: --hours H, or --steps N")
         if hours is not None and minutes is not None and minutes >= hours * 60:
             raise ValueError(
                 f"a warm-up of {minutes:g} minutes leaves nothing of {hours:g} hours",

@@ -114,7 +114,7 @@ def _traces(solutions: list[Solution], tokenizer: Any, config: RunConfig, folder
     found = to_traces(solutions, tokenizer, config, progress)
     if found.left_out:
         said = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
-        folder.event("solutions left out", f"{said}; {len(found.traces)} are left to imitate", **found.left_out)
+        folder.event("solutions left out", f"{said}; {len(found.traces)} are left to imitate", reasons=found.left_out)
     console.note(f"warm-up: {len(found.traces)} solutions to imitate")
     return found.traces
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from microrl.data.sampler import PromptSampler
@@ -39,11 +40,10 @@ def warm_up(run: Run) -> None:
     with run.watch.phase(PHASE):
         run.parts.policy.forget_moments()
     state.is_done = True
-    run.tell(
-        "warmed up",
-        f"{state.steps} supervised steps in {spent_s(run):.0f} s, loss {state.first_loss:.3f} -> {state.last_loss:.3f}",
-        steps=state.steps,
+    said = (
+        f"{state.steps} supervised steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
     )
+    run.tell("warmed up", said, steps=state.steps)
     saving.save_checkpoint(run)
 
 
@@ -87,19 +87,24 @@ def _step(run: Run, draws: PromptSampler[Trace]) -> None:
     spent = done if config.warmup.only else run.budget.share(0)
     with run.interrupts.held("this micro-batch"), run.watch.phase(PHASE):
         found = policy.imitate(draws.draw(config.warmup.batch), lr, run.breathe, share=spent)
+        loss = found.loss if math.isfinite(found.loss) else None
         row = {
-            "step": state.steps, "loss": found.loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
+            "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
             "seconds": time.perf_counter() - began,
         }  # fmt: skip
         run.folder.append(saving.WARMUP, row)
         if found.reason:
             run.folder.event("update skipped", found.reason, warmup_step=state.steps)
         state.steps += 1
-        state.first_loss = found.loss if state.first_loss is None else state.first_loss
-        state.last_loss = found.loss
+        state.first_loss = loss if state.first_loss is None else state.first_loss
+        state.last_loss = loss
         policy.is_whole = True
     of = f"/{config.warmup.steps}" if config.warmup.steps is not None else ""
-    run.console.status(f"warm-up: step {state.steps}{of}, loss {found.loss:.3f}, {done:.0%} of it spent")
+    run.console.status(f"warm-up: step {state.steps}{of}, loss {_number(loss)}, {done:.0%} of it spent")
+
+
+def _number(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.3f}"
 
 
 def _refuse_without_a_step(run: Run) -> None:
