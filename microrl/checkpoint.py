@@ -185,13 +185,14 @@ def restore(folder: Path, policy: Policy) -> None:
 def load_weights(folder: Path, policy: Policy) -> None:
     """A checkpoint's adapter and optimiser alone. The policy's version goes on counting."""
     load_adapter(folder, policy)
-    before = policy.optimizer.state_dict()["state"]
-    state: dict[int, dict[str, Any]] = {}
+    states = _optimizer_states(policy)
     for key, tensor in load_file(folder / _OPTIMIZER).items():
         number, name = key.split(".", 1)
-        is_number = not torch.is_tensor(before[int(number)][name])  # bitsandbytes counts its steps in plain ones
-        state.setdefault(int(number), {})[name] = int(tensor) if is_number else tensor
-    policy.optimizer.load_state_dict({"state": state, "param_groups": policy.optimizer.state_dict()["param_groups"]})
+        state = states[int(number)]
+        if torch.is_tensor(state[name]):
+            state[name].copy_(tensor)
+        else:  # bitsandbytes counts its steps in plain numbers
+            state[name] = int(tensor)
 
 
 def load_adapter(folder: Path, policy: Policy) -> None:
@@ -261,13 +262,17 @@ def _sha256(path: Path) -> str:
 
 def _optimizer_tensors(policy: Policy) -> dict[str, torch.Tensor]:
     """Every parameter's moments. safetensors wants tensors that share no memory."""
-    state: dict[int, dict[str, Any]] = policy.optimizer.state_dict()["state"]
     tensors = {}
-    for number, values in state.items():
+    for number, values in enumerate(_optimizer_states(policy)):
         for name, value in values.items():
             tensor = torch.as_tensor(value)
             tensors[f"{number}.{name}"] = tensor.clone() if name.startswith("qmap") else tensor.contiguous()  # one for all
     return tensors
+
+
+def _optimizer_states(policy: Policy) -> list[dict[str, Any]]:
+    """The live state of every parameter. Not by `state_dict`, in which bitsandbytes hides its tensors one level deeper."""
+    return [policy.optimizer.state[parameter] for group in policy.optimizer.param_groups for parameter in group["params"]]
 
 
 def _generators() -> dict[str, torch.Tensor]:

@@ -15,7 +15,10 @@ from microrl.types import AdapterSnapshot, LowRank
 def twin(model: PreTrainedModel) -> PreTrainedModel:
     """A second tree of modules over the same tensors: the trainer is then free to wrap its own modules."""
     assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for parameter in model.parameters():
+        if (state := getattr(parameter, "quant_state", None)) is not None:
+            shared[id(state)] = state  # the scales of a weight in 4 bits, which its layer holds on to as well
     return copy.deepcopy(model, shared).eval()
 
 
@@ -29,9 +32,14 @@ def dense(parameter: torch.Tensor) -> torch.Tensor:
     return dequantize_4bit(parameter.data, state)
 
 
+def shape_of(parameter: torch.Tensor) -> torch.Size:
+    """The shape of a weight's numbers, however few bits they are stored in."""
+    return torch.Size(getattr(parameter, "quant_state", parameter).shape)
+
+
 def parameter_count(model: torch.nn.Module) -> int:
     """Parameters, tied ones once, however few bits they are stored in."""
-    return sum(getattr(parameter, "quant_state", parameter).shape.numel() for parameter in model.parameters())
+    return sum(shape_of(parameter).numel() for parameter in model.parameters())
 
 
 def put(model: torch.nn.Module, tensors: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:

@@ -17,7 +17,7 @@ PLACES = {
     "imitation": (policy.Policy, "imitate"),
     "behind the warm-up": (policy.Policy, "forget_moments"),
     "row": (RunFolder, "log_rollouts"),
-    "adapter of a checkpoint": (checkpoint, "save_adapter"),
+    "export of a checkpoint": (checkpoint, "write"),
     "tensors of a checkpoint": (checkpoint, "save_file"),
     "sums of a checkpoint": (checkpoint, "_sha256"),
     "name of a checkpoint": (checkpoint, "prune"),

@@ -259,6 +259,18 @@ def test_residual_starts_have_a_norm_and_others_none():
     assert values["pissa"] > values["milora"] > 0
 
 
+def test_a_rank_above_a_layers_is_capped_only_where_that_is_the_definition():
+    attached = attach(small("qwen2"), config_of("tinylora", rank=40), seed=0)
+    (note,) = attached.notes
+    assert "rank 40 is more than 6 layers have, such as model.layers.0.self_attn.k_proj" in note
+    assert {len(pair.A_RI) for pair in attached.snapshot(0).pairs.values()} == {32, 40}
+    for kind in ("pissa", "lora-rlmo", "vera", "miss"):
+        with pytest.raises(UserError, match="rank 40 is above 32, the smaller side of model"):
+            attach(small("qwen2"), config_of(kind, rank=40), seed=0)
+    (note,) = attach(small("qwen2"), config_of("lora-rlpo", rank=32), seed=0).notes
+    assert "span the same space" in note
+
+
 def test_a_state_goes_back_bit_by_bit_and_no_other_kind_takes_it(tmp_path):
     for kind in KINDS:
         attached = attach(small("qwen2"), config_of(kind), seed=1)
@@ -329,6 +341,40 @@ def test_what_cannot_be_is_refused_with_a_hint(inside, model_folder, data_file, 
     done = inside("train", "--model", model_folder, "--data", data_file, "--steps", 1, "--out", tmp_path / "x", *arguments)
     assert done.returncode == 2 and said in done.stderr and "hint:" in done.stderr, done.stderr
     assert not (tmp_path / "x").exists()
+
+
+TEN_STEPS = [pytest.param(kind, marks=[pytest.mark.one_of_each] if kind in ("pissa", "dora") else []) for kind in KINDS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEN_STEPS)
+def test_ten_steps_of_every_kind(inside, tiny_arguments, tmp_path, kind):
+    ten_steps(inside, tiny_arguments, tmp_path, kind, "transformers")
+
+
+def ten_steps(run, tiny_arguments, tmp_path, kind, engine):
+    """Whole runs by the command line, rewarded by length: what is written down of them, and that they can be evaluated."""
+    place = tiny_arguments.index("--rank")
+    rank = ["--rank", 4] if "rank" in KINDS[kind].model_fields else []
+    sets = ["reward.overlong.buffer=10", "optim.lr=1e-3", "sampling.max_completion_tokens=24", "sampling.group_size=8"]
+    arguments = [*tiny_arguments[:place], *tiny_arguments[place + 2 :], *rank, *(part for key in sets for part in ("--set", key))]
+    out = tmp_path / "run"
+    done = run("train", *arguments, "--adapter", kind, "--engine", engine, "--steps", 10, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 10 and sum(line["update/skipped"] for line in lines) < 10
+    assert max(line["policy/kl_sampler"] for line in lines) < 1e-5, "engine and trainer agree"
+    if engine == "vllm":
+        assert all(line["sync/probe_gap"] is not None for line in lines)
+    described = json.loads((out / "environment.json").read_text())["adapter"]
+    assert described["name"].split()[0] == kind and set(described["trained"]) == TRAINED[kind]
+    assert described["line"] in done.stderr
+    assert 0 < described["trained_share"] <= 1
+    again = run("eval", out, "--json")
+    assert again.returncode == 0, again.stderr
+    (found,) = json.loads(again.stdout)["benchmarks"].values()
+    after = json.loads((out / "summary.json").read_text())["eval"]["after"]
+    assert found["avg@2"]["mean"] == pytest.approx(after["accuracy"])
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path):

@@ -18,8 +18,11 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.vllm
 
+from test_adapters import RESIDUAL, TEN_STEPS, config_of, ten_steps, train  # noqa: E402
+
 from microrl.algorithm.batch import Batch, Row  # noqa: E402
 from microrl.config import resolve  # noqa: E402
+from microrl.config.adapters import KINDS  # noqa: E402
 from microrl.errors import MachineFailure, SwapNotProved  # noqa: E402
 from microrl.policy.policy import Policy  # noqa: E402
 from microrl.policy.tiny import build_model  # noqa: E402
@@ -28,7 +31,7 @@ from microrl.rollout.sync import SyncChoice  # noqa: E402
 from microrl.rollout.transformers import TransformersEngine  # noqa: E402
 from microrl.rollout.vllm_driver import VllmDriver  # noqa: E402
 from microrl.train.engines import make_engine  # noqa: E402
-from microrl.types import BASE, LowRank, Prompt, Sampling  # noqa: E402
+from microrl.types import BASE, AdapterSnapshot, LowRank, Prompt, Sampling  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -145,8 +148,26 @@ def test_logprobs_agree_with_the_trainer(served, kind, mode):
     groups = sampled(served.in_mode(mode), policy.snapshot(), prompts(served))
     assert gap(policy, groups) < CLOSE
     assert served.engine.report.mode == mode and served.engine.report.slope == pytest.approx(1, abs=NEAR)
-    with policy.base():
+    with policy.adapter.off():
         assert gap(policy, groups) > 0.1, "the base is another distribution: the adapter is really there"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_adapter_is_served_as_it_is_trained(served, kind):
+    """Trained for some steps, handed over in every way that it can be, and proved; a second version after the first."""
+    config = config_of(kind, rank=3 if kind in RESIDUAL else 6, alpha=6.0)  # the engine's buffers are for rank 6
+    flags = {f"adapter.{name}": value for name, value in config.model_dump().items()}
+    policy = Policy(
+        copy.deepcopy(served.engine._base), resolve((), {**SETTINGS, "adapter.rank": None, "adapter.alpha": None, **flags})
+    )
+    for mode in ("swap", "merge") if config.pair_rank else ("merge",):
+        for _ in range(2):
+            train(policy.adapter, steps=2, lr=0.02 if kind in ("ln", "ia3", "vera", "tinylora") else 0.005)
+            policy.version += 1
+            groups = sampled(served.in_mode(mode), policy.snapshot(), prompts(served))
+            assert served.engine.report.mode == mode and gap(policy, groups) < CLOSE
+            assert served.engine.report.slope == pytest.approx(1.0, abs=NEAR)
+    assert not served.events
 
 
 @pytest.mark.parametrize("mode", ["swap", "merge"])
@@ -154,7 +175,7 @@ def test_the_base_comes_back(served, mode):
     policy = served.change("lora", seed=6)
     sampled(served.in_mode(mode), policy.snapshot(), prompts(served, 1))
     groups = sampled(served.engine, BASE, prompts(served))
-    with policy.base():
+    with policy.adapter.off():
         assert gap(policy, groups) < CLOSE
 
 
@@ -298,7 +319,7 @@ def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypa
     engine, policy = served.in_mode("swap"), served.change("lora", seed=49)
     load, name = engine._driver.load, "model.layers.0.mlp.up_proj"
     stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-4)
-    monkeypatch.setattr(engine._driver, "load", lambda pairs: load({name: stale}))
+    monkeypatch.setattr(engine._driver, "load", lambda snapshot: load(AdapterSnapshot(0, {name: stale})))
     monkeypatch.setattr(engine, "_folded", None)
     with pytest.raises(SwapNotProved, match=rf"`{name}\.weight` in vLLM's memory"), engine.awake(policy.snapshot()):
         pass
@@ -324,7 +345,7 @@ def test_the_canary_catches(served, monkeypatch, breaks, says):
     swapped = []
     if breaks == "base":
         stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-3)
-        monkeypatch.setattr(driver, "load", lambda pairs: load({"model.layers.0.mlp.up_proj": stale}))
+        monkeypatch.setattr(driver, "load", lambda snapshot: load(AdapterSnapshot(0, {"model.layers.0.mlp.up_proj": stale})))
     if breaks in ("pushed", "seen"):
         monkeypatch.setattr(driver, "swap", lambda pairs: drop())
     if breaks == "seen":
@@ -600,6 +621,12 @@ def test_a_whole_run(microrl, arguments, tmp_path):
     assert stored["mode"] in ("swap", "merge") and len(stored["table"]) == 6
     events = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
     assert events.count("sync chosen") == 1 and events.count("resumed") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEN_STEPS)
+def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
+    ten_steps(microrl, arguments, tmp_path, kind, "vllm")
 
 
 @pytest.mark.parametrize(("dtype", "mode"), [("bfloat16", "swap"), ("float16", "merge")])

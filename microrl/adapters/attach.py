@@ -134,6 +134,10 @@ class Attached:
             for name, tensor in own.items():
                 tensor.copy_(state[name])
 
+    def moving(self) -> list[torch.Tensor]:
+        """The live tensors that an update changes."""
+        return [*self.parameters.values(), *(self._allocator.state().values() if self._allocator is not None else ())]
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Trained tensors and parameters by kind of tensor (`lora_A`, `ia3_l`, ...)."""
         found: dict[str, dict[str, int]] = {}
@@ -209,6 +213,12 @@ def attach(
     _freeze(model, config)
     attached = Attached(model, config, wrapped, total)
     attached.start = start
+    if isinstance(config, TinyLoraConfig):
+        narrow = [name for name, layer in layers.items() if config.rank > min(layer.in_features, layer.out_features)]
+        if narrow:
+            attached.notes.append(
+                f"rank {config.rank} is more than {len(narrow)} layers have, such as {narrow[0]}: they take all they have"
+            )
     if isinstance(config, RlpoConfig | RlmoConfig):
         whole = [name for name, layer in layers.items() if config.rank == min(layer.in_features, layer.out_features)]
         if whole:

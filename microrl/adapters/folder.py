@@ -21,7 +21,7 @@ from microrl.adapters.attach import Attached
 from microrl.adapters.export import export, instead
 from microrl.adapters.targets import kind_of
 from microrl.errors import UserError
-from microrl.parameters import twin, weights
+from microrl.parameters import shape_of, twin, weights
 from microrl.types import AdapterSnapshot, LowRank
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -135,11 +135,11 @@ def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
 def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     """A model's own tensors, for every parameter that this one has."""
     found: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("model*.safetensors")):  # a checkpoint's other tensors lie beside them
         found |= _tensors(path)
     merged = {}
     for name, parameter in model.named_parameters():
-        if name not in found or found[name].shape != parameter.shape:
+        if name not in found or found[name].shape != shape_of(parameter):
             raise _for_another_model(folder, {}, name)
         merged[name] = partial(instead, found[name].to(model.device))
     return merged

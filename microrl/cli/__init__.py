@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from microrl import __version__
-from microrl.cli import bench, doctor, evaluate, plan, presets, sample, train, warmup
+from microrl.cli import bench, doctor, evaluate, merge, plan, presets, sample, train, warmup
 from microrl.cli.output import guarded
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ warmup.register(app)
 plan.register(app)
 evaluate.register(app)
 sample.register(app)
+merge.register(app)
 presets.register(app)
 bench.register(app)
 doctor.register(app)

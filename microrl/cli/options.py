@@ -11,7 +11,7 @@ Model = Annotated[str | None, typer.Option(help="Local folder, hub id, a paper's
 Rank = Annotated[int | None, typer.Option(help="Rank of the adapter.")]
 Hours = Annotated[float | None, typer.Option(help="Wall clock of the whole process, loading and evaluation included.")]
 Steps = Annotated[int | None, typer.Option(help="Most training steps.")]
-Adapter = Annotated[str | None, typer.Option(help="lora or rslora.")]
+Adapter = Annotated[str | None, typer.Option(help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.")]
 Loss = Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.")]
 Data = Annotated[str | None, typer.Option(help="Known data set, hub id, or a local .jsonl, .json, .csv, .parquet file.")]
 Engine = Annotated[str | None, typer.Option(help="auto, vllm or transformers.")]

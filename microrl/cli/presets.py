@@ -1,4 +1,4 @@
-"""`microrl presets`: what ships, and what is in it."""
+"""`microrl presets`: what ships, and what is in it; and the adapters that there are."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from microrl.cli.output import emit
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="List the presets, or show one.", invoke_without_command=True)
+    group = typer.Typer(help="List the presets, show one, or list the adapters.", invoke_without_command=True)
     group.callback()(listing)
     group.command("show")(show)
+    group.command("adapters")(adapters)
     app.add_typer(group, name="presets")
 
 
 def listing(
     context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON: names and descriptions.")] = False
 ) -> None:
-    """List the presets, or show one."""
+    """List the presets, show one, or list the adapters."""
     if context.invoked_subcommand is not None:
         return
     from microrl.config import presets
@@ -45,3 +46,16 @@ def show(
         return
     for name in names:
         print(presets.find(name).read_text(encoding="utf-8").rstrip())
+
+
+def adapters(
+    model: Annotated[str, typer.Option(help="Whose parameters are counted: as for `train`.")] = "Qwen2.5-1.5B-Instruct",
+    rank: Annotated[list[int] | None, typer.Option(min=1, help="Ranks to count for; again for more of them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List every adapter: its form, its source, how it is served, and what it trains of a model."""
+    from microrl.plan import adapters as table
+    from microrl.plan.source import shape_of
+
+    rows = table.rows(shape_of(model), tuple(rank or table.RANKS))
+    emit({row.kind: row.to_json() for row in rows}) if as_json else print(table.page(model, rows))

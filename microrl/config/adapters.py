@@ -272,7 +272,7 @@ class WaveletConfig(LowRankAdapter):
 
 class TinyLoraConfig(RankedAdapter):
     """W0 x + B (sum_i v_i P_i) A x; B and A from the largest r singular values of W0, P_i random, all frozen; v starts at 0.
-    Morris et al. 2026, arXiv 2602.04118, by PEFT. Served as a pair."""
+    TinyLoRA, "Learning to reason in 13 parameters", arXiv 2602.04118, by PEFT. Served as a pair."""
 
     kind: Literal["tinylora"] = "tinylora"
     rank: Positive = 2

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig
+from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig, TinyLoraConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.section import Decay, Positive, Section, Seed, Share
 from microrl.config.warmup import WarmupConfig
@@ -285,6 +285,11 @@ class RunConfig(Section):
         if self.model.quant is not None and isinstance(self.adapter, FullConfig):
             raise ValueError(
                 "model.quant=nf4 keeps a frozen base in 4 bits, and `full` trains it", "--adapter lora, or leave quant out"
+            )
+        if self.model.quant is not None and isinstance(self.adapter, TinyLoraConfig):
+            raise ValueError(
+                "model.quant=nf4: PEFT's tinylora reads the singular vectors of weights that are not in 4 bits",
+                "--adapter lora with a low rank, or leave quant out",
             )
         overlong = self.reward.overlong
         if overlong and overlong.buffer >= self.sampling.max_completion_tokens:

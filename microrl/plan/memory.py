@@ -1,15 +1,28 @@
 """Memory by part, in the two phases of a step: while the engine samples, and while the trainer updates. Bytes.
 
-What one token keeps for the backward pass was counted with torch's hooks on saved tensors, for a frozen bfloat16 base with
-PEFT's fp32 adapters: the formula of `saved_bytes` agrees with that count to half a per cent. Peaks on a GPU are not measured.
+What one token keeps for the backward pass was counted with torch's hooks on saved tensors, for every adapter on a float32 and
+a bfloat16 base: the formula of `saved_bytes` agrees with that count to 2 per cent. Peaks on a GPU are not measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from microrl.config.adapters import FullConfig
-from microrl.plan.shapes import Linear, Shape
+from microrl.config.adapters import (
+    AdaLoraConfig,
+    Adapter,
+    DoraConfig,
+    FullConfig,
+    Ia3Config,
+    LnConfig,
+    LoraConfig,
+    LoraFaConfig,
+    MissConfig,
+    ResidualAdapter,
+    TinyLoraConfig,
+    VeraConfig,
+)  # fmt: skip
+from microrl.plan.shapes import Shape
 from microrl.plan.work import LENGTH_SHARE, MOST_SEQUENCES, Work
 
 GB = 1e9
@@ -37,23 +50,46 @@ SLACK = 0.05
 CPU_CACHE_BYTES = 4e9
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Sizes of vLLM's adapter buffers."""
-DEFAULT_RANK, DEFAULT_LENGTH = 64, 4096
+DEFAULT_LENGTH = 4096
 
 
-def saved_bytes(linears: tuple[Linear, ...], shape: Shape, *, width: int, rank: int, length: int) -> int:
-    """Bytes that one token keeps in one decoder layer for the backward pass. `linears` are those with an adapter.
+def saved_bytes(adapter: Adapter, shape: Shape, *, width: int, length: int) -> int:
+    """Bytes that one token keeps in one decoder layer for the backward pass.
 
-    With the base frozen its linear layers keep nothing. What is kept:
-    each norm its input in fp32; each adapter its input (of a narrow base an fp32 copy of its own) and its rank products in
-    fp32; attention the queries, the keys and values repeated for every query head, its output, and a row of the mask;
-    the gated MLP three tensors of its inner width.
+    With the base frozen its linear layers keep nothing. What is kept: each norm its input in fp32; attention the queries, the
+    keys and values repeated for every query head, its output, and a row of the mask; the gated MLP three tensors of its
+    inner width; and what the adapter keeps.
     """
     queries = shape.heads * shape.head_dim
     norms = shape.norms_a_layer // shape.hidden * 4 * shape.hidden
-    inputs = sum(linear.n_in for linear in linears) * 4 if width < 4 else (2 * shape.hidden + shape.intermediate) * 4
-    return (
-        norms + inputs + 4 * rank * len(linears) + width * (4 * queries + 3 * shape.intermediate + length) + 4 * (shape.heads + 2)
-    )
+    attention_and_mlp = width * (4 * queries + 3 * shape.intermediate + length) + 4 * (shape.heads + 2)
+    return norms + attention_and_mlp + _saved_by(adapter, shape, width)
+
+
+def _saved_by(adapter: Adapter, shape: Shape, width: int) -> int:
+    """The adapter's part: inputs (of a narrow base an fp32 copy for each adapter), rank products, outputs, all in fp32."""
+    linears = shape.targets(adapter)
+    n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
+    distinct = 2 * shape.hidden + shape.intermediate  # inputs that several layers share count once where they are not copied
+    inputs = 4 * (n_in if width < 4 else distinct)
+    products = 4 * getattr(adapter, "rank", 0) * len(linears)
+    match adapter:
+        case FullConfig():
+            return width * distinct + 4 * shape.norms_a_layer + (6 * shape.hidden if width < 4 else 0)
+        case LnConfig():
+            return width * shape.norms_a_layer
+        case Ia3Config():
+            return sum(4 * linear.n_in if linear.kind == "down_proj" else width * linear.n_out for linear in linears)
+        case LoraFaConfig() | MissConfig() | TinyLoraConfig():
+            return products
+        case VeraConfig():
+            return products + 4 * n_out
+        case DoraConfig():
+            return inputs + products + (width + 4) * n_out
+        case AdaLoraConfig():
+            return inputs + products + (4 * n_out if width < 4 else 0)
+        case _:
+            return inputs + products
 
 
 def micro_batch_tokens(
@@ -63,19 +99,18 @@ def micro_batch_tokens(
     room_bytes: float,
     checkpointing: bool,
     on_cpu: bool = False,
-    rank: int = DEFAULT_RANK,
+    adapter: Adapter | None = None,
     length: int = DEFAULT_LENGTH,
-    linears: tuple[Linear, ...] | None = None,
 ) -> int:
     """Tokens (prompts and padding included) of one forward and backward pass that fit into `room_bytes`, within bounds.
 
-    `length` is the longest row, in tokens, `linears` are the layers with an adapter (None: all). On a CPU the rule is a plain
-    one and stays as it is: a micro-batch of another size changes the last bit of the gradients.
+    `length` is the longest row, in tokens; no adapter stands for the default one. On a CPU the rule is a plain one and stays
+    as it is: a micro-batch of another size changes the last bit of the gradients.
     """
     if on_cpu:
         per_token = shape.layers * (10 * shape.hidden + 5 * shape.intermediate) * dtype_bytes
         return max(LEAST_TOKENS, int(room_bytes / per_token))
-    per_token = token_bytes(shape, linears or shape.linears, dtype_bytes, rank, length, checkpointing=checkpointing)
+    per_token = token_bytes(shape, adapter or LoraConfig(), dtype_bytes, length, checkpointing=checkpointing)
     return min(max(LEAST_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MOST_TOKENS)
 
 
@@ -88,19 +123,19 @@ def activation_room(free_bytes: float, total_bytes: float, trained: int) -> floa
     return max(free_bytes - coming - SLACK * total_bytes, 0.0)
 
 
-def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, rank: int, length: int, linears: tuple[Linear, ...]) -> bool:
+def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, adapter: Adapter, length: int) -> bool:
     """Whether one row of this many tokens can be updated in `room_bytes` with all its activations kept."""
-    each = token_bytes(shape, linears, dtype_bytes, rank, length, checkpointing=False)
+    each = token_bytes(shape, adapter, dtype_bytes, length, checkpointing=False)
     return length * each * (1 + FRAGMENTS) <= room_bytes
 
 
-def token_bytes(shape: Shape, linears: tuple[Linear, ...], width: int, rank: int, length: int, *, checkpointing: bool) -> int:
+def token_bytes(shape: Shape, adapter: Adapter, width: int, length: int, *, checkpointing: bool) -> int:
     """Bytes of activations a token of a micro-batch costs at its peak on a GPU.
 
     One layer more than there are, for the gradients on their way through one. With checkpointing each layer keeps its
     input only, and one layer at a time is computed again. The head keeps a state and its slope.
     """
-    layer = saved_bytes(linears, shape, width=width, rank=rank, length=length)
+    layer = saved_bytes(adapter, shape, width=width, length=length)
     head = 3 * shape.hidden * width
     if checkpointing:
         return shape.layers * shape.hidden * width + 2 * layer + head
@@ -136,7 +171,7 @@ def of(work: Work, room: float) -> Memory:
         "adapter": 4.0 * (work.trained + work.shape.frozen(work.config.adapter)),
         "optimizer": work.moment_bytes,
     }
-    sampling = {**trained, "engine weights": copy, **resident}
+    sampling = {**trained, "engine weights": copy, "exported pairs": _exported(work), **resident}
     sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - 4.0 * work.trained)  # room for gradients is kept
 
     trained["optimizer"] = work.moment_bytes + 4.0 * work.trained  # gradients exist only here
@@ -185,6 +220,13 @@ def _engine_bytes(work: Work) -> float:
     return float(work.width * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
 
 
+def _exported(work: Work) -> float:
+    """Pairs that are not the trained factors themselves, while the engine has them: fp32."""
+    adapter = work.config.adapter
+    made = isinstance(adapter, ResidualAdapter | AdaLoraConfig | MissConfig | VeraConfig | TinyLoraConfig)
+    return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if made else 0.0
+
+
 def _sleep_level(work: Work) -> str | int | None:
     if not work.has_vllm:
         return None
@@ -207,9 +249,8 @@ def _micro_batch(work: Work, left: float) -> int:
             dtype_bytes=work.width,
             room_bytes=max(left, 0.0),
             checkpointing=work.checkpoints_activations,
-            rank=config.adapter.width,
+            adapter=config.adapter,
             length=work.training_row,
-            linears=work.shape.targets(config.adapter),
         )
     return max(tokens, work.training_row)
 
@@ -225,11 +266,8 @@ def _concurrency(work: Work, cache: float) -> float:
 
 
 def _activations(work: Work, tokens: float) -> float:
-    targets = work.shape.targets(work.config.adapter)
-    each = token_bytes(
-        work.shape, targets, work.width, work.config.adapter.width, work.training_row, checkpointing=work.checkpoints_activations
-    )
-    return tokens * each
+    adapter = work.config.adapter
+    return tokens * token_bytes(work.shape, adapter, work.width, work.training_row, checkpointing=work.checkpoints_activations)
 
 
 def _cache(work: Work, left: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from microrl.budget import BEFORE_SHARE, CHECKPOINT_MINUTES, CHECKPOINTS, VALIDATIONS, checkpoint_interval_s
 from microrl.config import RunConfig
+from microrl.config.rate import with_rate
 from microrl.plan import advice, memory, roofline
 from microrl.plan.cards import Card
 from microrl.plan.memory import GB, Memory
@@ -26,6 +27,10 @@ class Plan:
     card: Card
     total_params: int
     trainable_params: int
+    served: str
+    """How the engine gets the trained weights."""
+    lr: float
+    """Peak learning rate, `auto` as a number."""
     memory_gb: dict[str, float]
     """Each part at its largest, and `peak`: the larger of the two phases."""
     sampling_gb: dict[str, float]
@@ -76,6 +81,8 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
 
     A run without a bound is planned for a single step. Raises UserError for a rank or targets that the network does not have.
     """
+    config = with_rate(config, hidden=shape.hidden, model_type=shape.model_type)
+    assert not isinstance(config.optim.lr, str)
     work = Work.of(config, shape, card)
     room = (card.memory_gb if free_gb is None else free_gb) * GB
     sizes = memory.of(work, room)
@@ -97,6 +104,8 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
         card=card,
         total_params=shape.parameters,
         trainable_params=work.trained,
+        served=config.adapter.served if config.adapter.pair_rank is None or not work.merges else "as merged weights",
+        lr=config.optim.lr,
         memory_gb={**_gb(_largest(sizes)), "peak": round(sizes.peak / GB, 3)},
         sampling_gb=_gb(sizes.sampling),
         updating_gb=_gb(sizes.updating),

@@ -172,10 +172,7 @@ def _update(work: Work, rates: Rates, sizes: Memory) -> float:
     adapter = (8 if again else 6) * work.shape.products(work.config.adapter) * tokens
     traffic = completion * work.shape.vocab * 4 * LOGIT_TOUCHES + 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
     if not work.card.is_cpu:  # on a CPU the rates, which are measured, contain them
-        linears = work.shape.targets(work.config.adapter)
-        saved = memory.saved_bytes(
-            linears, work.shape, width=work.width, rank=work.config.adapter.width, length=work.training_row
-        )
+        saved = memory.saved_bytes(work.config.adapter, work.shape, width=work.width, length=work.training_row)
         traffic += TOUCHES * work.shape.layers * saved * tokens * (1.5 if again else 1)
     else:
         traffic = 0.0

@@ -21,7 +21,7 @@ def page(config: RunConfig, plan: Plan) -> str:
     """One card in detail."""
     tables = Table.grid(padding=(0, 6))
     tables.add_row(_memory(plan), _seconds(plan))
-    return _text(Group(_title(config, plan), "", tables, "", Text(_budget(config, plan), style="bold"), *_words(plan)))
+    return as_text(Group(_title(config, plan), "", tables, "", Text(_budget(config, plan), style="bold"), *_words(plan)))
 
 
 def brief(config: RunConfig, plan: Plan) -> list[str]:
@@ -55,7 +55,7 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
             _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
             _verdict(plan, flags),
         )  # fmt: skip
-    return _text(Group(title, "", table, "", _caution()))
+    return as_text(Group(title, "", table, "", _caution()))
 
 
 def _verdict(plan: Plan, flags: str) -> str:
@@ -75,7 +75,9 @@ def _title(config: RunConfig, plan: Plan) -> Group:
     return Group(
         f"{plan.model}, {config.adapter.name}, {config.loss.kind} on {plan.card.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
-        f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({share:.2%}). Engine: {engine}",
+        f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({share:.2%}), at a learning rate of "
+        f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
+        f"engine: {engine}; served {plan.served}",
         f"a step: {_batch(config, plan)}; up to {plan.concurrency} decode at a time; "
         + (
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
@@ -167,7 +169,7 @@ def _short(count: float) -> str:
     return f"{count:.0f}"
 
 
-def _text(content: Group) -> str:
+def as_text(content: Group) -> str:
     """As the terminal can show it: in colour where somebody looks, as plain text in a file or pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -30,7 +30,7 @@ class Room(NamedTuple):
     @property
     def _row(self) -> dict[str, Any]:
         length = self.config.data.max_prompt_tokens + self.config.sampling.max_completion_tokens
-        return {"rank": self.config.adapter.width, "length": length, "linears": self.shape.targets(self.config.adapter)}
+        return {"adapter": self.config.adapter, "length": length}
 
     def fits_a_row(self) -> bool:
         """Whether the longest row fits with all its activations kept."""

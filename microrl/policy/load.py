@@ -17,6 +17,7 @@ from microrl import hub
 from microrl.config import models
 from microrl.config.schema import ModelConfig
 from microrl.errors import UserError, did_you_mean
+from microrl.parameters import parameter_count
 from microrl.rollout import gpu
 
 SMALL_PARAMETERS = 20_000_000
@@ -30,14 +31,16 @@ class LoadedModel(NamedTuple):
 def load(config: ModelConfig) -> LoadedModel:
     """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer.
 
-    Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
+    With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated
+    model, or a hub out of reach.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = _dtype(config.dtype, device)
     path = Path(config.name).expanduser()
-    gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0, config.name)
+    if config.quant is None and path.is_dir():
+        gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")), config.name)
     if config.name.endswith(".gguf"):
         model, tokenizer = _load_gguf(path, dtype)
     else:
@@ -45,9 +48,21 @@ def load(config: ModelConfig) -> LoadedModel:
     _refuse_scaled_logits(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    gpu.require_room(gpu.weight_bytes(model), config.name)
+    if config.quant is None:
+        gpu.require_room(gpu.weight_bytes(model), config.name)
+    else:
+        _to_4_bits(model, device, config.name)
     model.to(device).eval().requires_grad_(False)
     return LoadedModel(model, tokenizer)
+
+
+def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    try:
+        from microrl.policy import nf4
+    except ImportError as error:
+        raise UserError("model.quant=nf4: bitsandbytes is not installed", "pip install bitsandbytes") from error
+    gpu.require_room(nf4.bytes_in_4_bits(model), name)
+    nf4.quantize(model, device)
 
 
 def use_sensible_threads(model: PreTrainedModel) -> None:
@@ -55,7 +70,7 @@ def use_sensible_threads(model: PreTrainedModel) -> None:
 
     A rule and not a measurement: on a CPU the number of threads can change the last bit, and a run must repeat.
     """
-    if sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS:
+    if parameter_count(model) < SMALL_PARAMETERS:
         torch.set_num_threads(1)
     else:
         torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -168,9 +168,12 @@ class Policy:
     @contextmanager
     def _all_or_nothing(self, *, several: bool) -> Iterator[None]:
         """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
-        moments = [value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-        tensors = [*self.adapter.state().values(), *moments]
+        states = list(self.optimizer.state.values())
+        moments = [value for state in states for value in state.values() if torch.is_tensor(value)]
+        tensors = [*self.adapter.moving(), *moments]
         kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors] if several else []
+        # bitsandbytes counts its steps in plain numbers
+        counts = [{name: value for name, value in state.items() if not torch.is_tensor(value)} for state in states]
         try:
             yield
         except BaseException:
@@ -178,6 +181,8 @@ class Policy:
             with torch.no_grad():
                 for tensor, before in zip(tensors, kept, strict=False):
                     tensor.copy_(before)
+            for state, numbers in zip(states, counts if several else [], strict=False):
+                state.update(numbers)
             self.is_whole = self.is_whole or several
             raise
 

@@ -35,8 +35,9 @@ class Other(NamedTuple):
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a model's parameters, tied ones once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    """Bytes of a model's parameters as numbers, tied ones once: of an engine's copy, also where the model's own is in 4 bits."""
+    as_numbers = (getattr(parameter, "quant_state", parameter) for parameter in model.parameters())
+    return sum(numbers.shape.numel() * numbers.dtype.itemsize for numbers in as_numbers)
 
 
 def sleep_level(wanted: str | int, *, engine_bytes: int, total_bytes: int, can_release_cache: bool) -> str | int:

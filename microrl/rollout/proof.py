@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from microrl.parameters import dense
 from microrl.types import LowRank
 
 TEXTS = (
@@ -144,7 +145,7 @@ def canary(
     generator = torch.Generator().manual_seed(20)
     factors, size = {}, []
     for name in targets:
-        weight_OI = model.get_submodule(name).weight
+        weight_OI = dense(model.get_submodule(name).weight)
         out, width = weight_OI.shape
         R = min(rank, out, width)
         factors[name] = (

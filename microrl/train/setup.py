@@ -74,7 +74,9 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
                 f"data.held_out is {config.data.held_out} and data.validation {config.data.validation}: lower them",
             )
         model, tokenizer = load_model(config, console)
-        config = with_rate(config, hidden=model.config.hidden_size, model_type=model.config.model_type)
+        rate, config = config.optim.lr, with_rate(config, hidden=model.config.hidden_size, model_type=model.config.model_type)
+        if rate == "auto":
+            console.note(f"learning rate {config.optim.lr:.3g}, by the scaling law")
         targets(model, config.adapter)  # what does not fit is said before an engine starts
         progress = partial(console.progress, total=len(training), label="rendering prompts")
         prompts = render_all(training, tokenizer, config.data, progress)

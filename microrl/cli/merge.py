@@ -1,0 +1,108 @@
+"""`microrl merge`: a trained adapter as a folder that others load as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from microrl.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from microrl.config import RunConfig
+    from microrl.tracking.run_folder import RunFolder
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl merge --out my-adapter                   [dim]the newest run; a LoRA where it is low rank, else a whole model[/]
+
+  microrl merge runs/quickstart-1 --as full --out my-model && vllm serve my-model
+
+  microrl merge runs/quickstart-1/best --out best --json
+
+  microrl merge some-peft-adapter --model Qwen2.5-1.5B-Instruct --as full --out my-model
+"""
+FORMS = ("lora", "full")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("merge", epilog=EXAMPLES)(merge)
+
+
+def merge(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A run folder, its best/, or an adapter folder; the newest run.")
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not exist, or be empty.")],
+    form: Annotated[
+        str | None, typer.Option("--as", metavar="lora|full", help="An adapter or a whole model; lora where that is possible.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of a whole model's weights: float32 loses nothing; the base's own.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The adapter's base; the one it names itself.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write a run's adapter as a folder that transformers and `vllm serve` load as it is, with a model card."""
+    from microrl.cli.target import prepare_hub
+    from microrl.errors import UserError, did_you_mean
+
+    if form is not None and form not in FORMS:
+        raise UserError(f"--as {form} is no form", did_you_mean(form, FORMS))
+    if dtype is not None and dtype not in (types := ("float32", "bfloat16", "float16")):
+        raise UserError(f"--dtype {dtype} is no type of weights", did_you_mean(dtype, types))
+    if dtype is not None and form == "lora":
+        raise UserError("--dtype is for --as full: an adapter stays in float32", "leave it out")
+    config, folder, adapter = _find(run, model)
+    prepare_hub(config)
+    from microrl.train.merging import merge
+
+    found = merge(config, folder, adapter, out, form=form, dtype=dtype)
+    if as_json:
+        emit(found)
+        return
+    is_lora = found["as"] == "lora"
+    what = f"a LoRA of rank {found['rank']} for {found['base']}" if is_lora else f"a whole model in {found['dtype']}"
+    say(f"{out}: {what}, {found['bytes'] / 1e6:,.1f} MB in {len(found['files'])} files; its README.md says how to load it")
+    if found["serve"] is not None:
+        say(f"serve it: {found['serve']}")
+
+
+def _find(name: str | None, model: str | None) -> tuple[RunConfig, RunFolder | None, Path | None]:
+    """The configuration with the base model, the run if there is one, and the adapter's folder where it was named itself."""
+    from microrl.cli.target import find
+    from microrl.config import resolve
+    from microrl.errors import UserError
+    from microrl.tracking.run_folder import RunFolder
+
+    path = Path(name).expanduser() if name is not None else None
+    if path is None or RunFolder.is_one(path):
+        found = find(None if path is None else str(path))
+        return found.with_settings({"model.name": model}, ()), found.run, None
+    if not path.is_dir():
+        raise UserError(f"there is no run and no adapter at {name}", "see `ls runs`, or start one with `microrl train`")
+    is_adapter = (path / "adapter_config.json").is_file()
+    parent = path.resolve().parent
+    if RunFolder.is_one(parent) and (is_adapter or (path / "config.json").is_file()):
+        found = find(str(parent))
+        return found.with_settings({"model.name": model}, ()), found.run, path
+    if not is_adapter:
+        raise UserError(f"{name} is neither a run nor an adapter in PEFT's format", "name a run folder, or its best/")
+    base = model or _base_of(path)
+    if base is None:
+        raise UserError(f"{name} does not say which model it is for", "--model BASE")
+    return resolve((), {"model.name": base}), None, path
+
+
+def _base_of(path: Path) -> str | None:
+    import json
+
+    from microrl.errors import UserError
+
+    try:
+        return json.loads((path / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path / 'adapter_config.json'} cannot be read: {error}", "was it written to its end?") from error

@@ -1,0 +1,63 @@
+"""Every adapter side by side: what it is, how it is served, and what it trains of a model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+
+from microrl.config.adapters import KINDS, described
+from microrl.errors import UserError
+from microrl.plan.shapes import Shape
+from microrl.plan.show import as_text
+
+RANKS = (8, 64, 256)
+"""The micro paper's."""
+
+
+class Row(NamedTuple):
+    """One adapter. `trained` has the parameters by rank, None where the network is too narrow; without a rank the key is 0."""
+
+    kind: str
+    form: str
+    source: str
+    served: str
+    trained: dict[int, int | None]
+    total: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts as they are; `shares` are of all the model's parameters."""
+        shares = {rank: None if count is None else count / self.total for rank, count in self.trained.items()}
+        return {"form": self.form, "source": self.source, "served": self.served, "trained": self.trained, "shares": shares}
+
+
+def rows(shape: Shape, ranks: tuple[int, ...]) -> list[Row]:
+    """All adapters with their defaults, at these ranks, for a network of this shape."""
+    found = []
+    for kind, cls in KINDS.items():
+        counts: dict[int, int | None] = {}
+        for rank in ranks if "rank" in cls.model_fields else (0,):
+            try:
+                counts[rank] = shape.trainable(cls.model_validate({"rank": rank} if rank else {}))
+            except UserError:
+                counts[rank] = None
+        found.append(Row(kind, *described(cls), counts, shape.parameters))
+    return found
+
+
+def page(model: str, found: list[Row]) -> str:
+    """The table as text."""
+    ranks = max((row.trained for row in found), key=len)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("adapter", no_wrap=True)
+    table.add_column("form; source")
+    table.add_column("served as")
+    for rank in ranks:
+        table.add_column(f"r = {rank}", justify="right", no_wrap=True)
+    for row in found:
+        counts = [row.trained.get(rank, row.trained.get(0)) for rank in ranks]
+        shares = ["-" if count is None else f"{count / row.total:.3%}" for count in counts]
+        table.add_row(row.kind, f"{row.form}; {row.source}", row.served, *shares)
+    total = found[0].total
+    return as_text(Group(table, "", f"Trained share of {model} ({total:,} parameters). Take one by --adapter NAME."))
