@@ -82,8 +82,8 @@ class Durations:
 class Budget:
     """Bounds a run by `hours`, by `steps`, or by both. `before_s` is what earlier processes of this run have spent.
 
-    `step`, `save`, `validation` are forecast from what was measured. The final evaluation's seconds are set from outside: it
-    is measured once, before training, and grows with the completions.
+    `step`, `save`, `validation` and `imitation` (a supervised step) are forecast from what was measured. The final
+    evaluation's seconds are set from outside: it is measured once, before training, and grows with the completions.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Budget:
     ) -> None:
         self.hours, self.most_steps, self.price = hours, steps, price
         self._started, self._before_s, self._now = started, before_s, now
-        self.step, self.save, self.validation = Durations(), Durations(), Durations()
+        self.step, self.save, self.validation, self.imitation = Durations(), Durations(), Durations(), Durations()
         self.evaluation_s = 0.0
         self.is_by_steps = hours is None
         """Whether schedule and validation follow the steps, and so repeat, or the clock."""
@@ -138,8 +138,12 @@ class Budget:
 
     def fits_a_step(self) -> bool:
         """Whether a run that has made none yet can make one step, at the price of most of the final evaluation if need be."""
+        return self.fits_barely(self.step.forecast_s())
+
+    def fits_barely(self, seconds: float) -> bool:
+        """Whether something this long can start now and still leave the least reserve."""
         left = self.left_s()
-        return left is None or self.step.forecast_s() + self.least_reserve_s() <= left
+        return left is None or seconds + self.least_reserve_s() <= left
 
     def is_over(self) -> bool:
         """Whether what is running must be given up now, or not even a part of the final evaluation would fit."""

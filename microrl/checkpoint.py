@@ -23,6 +23,8 @@ from safetensors.torch import load_file, save_file
 from microrl.adapters.folder import write
 from microrl.policy.policy import Policy
 
+FOLDER = "checkpoints"
+"""Of a run folder."""
 KEPT = 2
 SUMS = "SHA256SUMS"
 _ADAPTER, _OPTIMIZER, _RNG, _STATE = "adapter.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"
@@ -43,6 +45,19 @@ class Validation:
 
 
 @dataclass(slots=True)
+class Warmup:
+    """Where the supervised phase before the first step stands."""
+
+    steps: int = 0
+    is_done: bool = False
+    first_loss: float | None = None
+    """Of the first step and of the last, nats a token."""
+    last_loss: float | None = None
+    offset: int = 0
+    """Bytes of warmup.jsonl."""
+
+
+@dataclass(slots=True)
 class State:
     """Where a run stands between two steps. `step` is the next one; the offset is in bytes of metrics.jsonl."""
 
@@ -59,6 +74,7 @@ class State:
     """See `Budget`; None before it was decided."""
     is_stopped: bool = False
     """Whether the guard has ended the run."""
+    warmup: Warmup = field(default_factory=Warmup)
     validation: Validation = field(default_factory=Validation)
     guard: dict[str, Any] = field(default_factory=dict)
     max_kv_gb: float | None = None
@@ -155,7 +171,8 @@ def read_state(folder: Path) -> State:
     """Where the run stood."""
     values: dict[str, Any] = json.loads((folder / _STATE).read_text())
     del values["version"]
-    return State(**values | {"validation": Validation(**values["validation"])})
+    parts = {"validation": Validation(**values["validation"]), "warmup": Warmup(**values.get("warmup", {}))}
+    return State(**values | parts)
 
 
 def restore(folder: Path, policy: Policy) -> None:
@@ -167,7 +184,7 @@ def restore(folder: Path, policy: Policy) -> None:
 
 def load_weights(folder: Path, policy: Policy) -> None:
     """A checkpoint's adapter and optimiser alone. The policy's version goes on counting."""
-    policy.adapter.load(load_file(folder / _ADAPTER), folder)
+    load_adapter(folder, policy)
     states = _optimizer_states(policy)
     for key, tensor in load_file(folder / _OPTIMIZER).items():
         number, name = key.split(".", 1)
@@ -176,6 +193,16 @@ def load_weights(folder: Path, policy: Policy) -> None:
             state[name].copy_(tensor)
         else:  # bitsandbytes counts its steps in plain numbers
             state[name] = int(tensor)
+
+
+def load_adapter(folder: Path, policy: Policy) -> None:
+    """A checkpoint's adapter without its optimiser. Raises UserError for another variant's."""
+    policy.adapter.load(load_file(folder / _ADAPTER), folder)
+
+
+def newest_whole(root: Path) -> Path | None:
+    """The newest checkpoint that is whole. Nothing is renamed: it may be another run's."""
+    return next((folder for folder in reversed(all_in(root)) if fault(folder) is None), None)
 
 
 def best(root: Path, state: State) -> Path | None:

@@ -1,4 +1,4 @@
-"""The nouns every room shares: prompt, completion, score, group, adapter snapshot. Frozen, and free of heavy imports.
+"""The nouns every room shares: prompt, trace, completion, score, group, adapter snapshot. Frozen, and free of heavy imports.
 
 Dimension letters in tensor names, everywhere in microrl:
 B sequences, T completion tokens, P prompt tokens, G completions of one prompt, V vocabulary, D hidden size.
@@ -23,6 +23,14 @@ class Prompt:
     question: str
     answer: str
     text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A solution to imitate: token ids, end of sequence included."""
+
+    prompt: Prompt
     token_ids: tuple[int, ...]
 
 

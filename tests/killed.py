@@ -14,6 +14,8 @@ PLACES = {
     "generation": (transformers._Wave, "step"),
     "update": (policy.Policy, "_microbatch"),
     "optimizer": (policy.Policy, "_step"),
+    "imitation": (policy.Policy, "imitate"),
+    "behind the warm-up": (policy.Policy, "forget_moments"),
     "row": (RunFolder, "log_rollouts"),
     "export of a checkpoint": (checkpoint, "write"),
     "tensors of a checkpoint": (checkpoint, "save_file"),

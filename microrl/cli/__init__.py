@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from microrl import __version__
-from microrl.cli import bench, doctor, evaluate, merge, plan, presets, sample, train
+from microrl.cli import bench, doctor, evaluate, merge, plan, presets, sample, train, warmup
 from microrl.cli.output import guarded
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def _options(
 
 
 train.register(app)
+warmup.register(app)
 plan.register(app)
 evaluate.register(app)
 sample.register(app)

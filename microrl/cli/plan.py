@@ -41,6 +41,7 @@ def plan(
     engine: options.Engine = None,
     seed: options.Seed = None,
     price: options.Price = None,
+    warmup_minutes: options.WarmupMinutes = None,
     sets: options.Sets = None,
     gpu: Annotated[
         str | None, typer.Option(help="a40, 3090, 4090, l4, a100, h100, h200, ..., or cpu; this machine's, or all.")
@@ -53,7 +54,7 @@ def plan(
 
     flags = options.as_flags(
         model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
-        price=price,
+        price=price, warmup_minutes=warmup_minutes,
     )  # fmt: skip
     config = _bounded(resolve(presets or (), flags, sets or ()))
     shape = shape_of(config.model.name)

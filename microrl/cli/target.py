@@ -28,7 +28,8 @@ class Target:
 
 def prepare_hub(config: RunConfig, *more: str) -> None:
     """See `hub.prepare`; call it before anything heavy is imported."""
-    hub.prepare(config.model.name, config.data.name, *more, local=(models.QUICKSTART, "arithmetic"))
+    warmup = [config.warmup.data] if config.warmup.data is not None else []
+    hub.prepare(config.model.name, config.data.name, *warmup, *more, local=(models.QUICKSTART, "arithmetic"))
 
 
 def find(name: str | None) -> Target:

@@ -26,6 +26,8 @@ EXAMPLES = """
 
   microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
 
+  microrl train --model Qwen2.5-0.5B --warmup-minutes 20 --hours 6   [dim]solutions first, for a cold model[/]
+
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
 """
 
@@ -46,6 +48,8 @@ def train(
     engine: options.Engine = None,
     seed: options.Seed = None,
     price: options.Price = None,
+    warmup_minutes: options.WarmupMinutes = None,
+    init: Annotated[str | None, typer.Option(metavar="RUN", help="Start from the trained adapter of this run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/PRESET-TIME if not given.")] = None,
     resume: Annotated[
         str | None,
@@ -62,11 +66,12 @@ def train(
 
     flags = options.as_flags(
         model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
-        price=price,
+        price=price, warmup_minutes=warmup_minutes,
     )  # fmt: skip
+    flags["init"] = None if init is None else str(Path(init).absolute())  # resumed from wherever, it is the same run
     if resume is not None and resume != AUTO:
-        _refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
-        return _resume(RunFolder.open(Path(resume)), hours, steps)
+        refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
+        return go_on(RunFolder.open(Path(resume)), hours, steps)
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
         raise UserError("the run has no end", "say how long: --hours H, or --steps N")
@@ -80,13 +85,14 @@ def train(
         return OK
     tree = config.model_dump(mode="json")
     if resume == AUTO and (begun := RunFolder.begun_with(tree, out)) is not None:
-        return _resume(begun, None, None)
+        return go_on(begun, None, None)
     name = "-".join(Path(preset).stem for preset in presets) if presets else Path(config.model.name).stem
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return _run(RunFolder.create(path, tree), tree, resume=False)
+    return carry_out(RunFolder.create(path, tree), tree, resume=False)
 
 
-def _refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:
+def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:
+    """Raise UserError where anything but the bounds is given to a run that exists."""
     given = [name for name, value in flags.items() if value is not None and name not in ("budget.hours", "budget.steps")]
     if presets or given:
         raise UserError(
@@ -95,7 +101,8 @@ def _refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> Non
         )
 
 
-def _resume(folder: RunFolder, hours: float | None, steps: int | None) -> int:
+def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
+    """Resume a run, with other bounds where they are given; returns the exit status."""
     from microrl.config import check
     from microrl.tracking import heartbeat
 
@@ -107,6 +114,9 @@ def _resume(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         return OK
     if bounds:
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
+        if tree.get("warmup", {}).get("only"):  # its steps are the supervised ones
+            tree["warmup"] |= {"minutes": None, "steps": steps}
+            tree["budget"]["steps"] = None
         check(tree)
         spent = heartbeat.last_s(folder.path) / 3600
         if hours is not None and hours <= spent:
@@ -114,10 +124,11 @@ def _resume(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         folder.write_json("config.json", tree)
         folder.mend("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
-    return _run(folder, tree, resume=True, has_more=bool(bounds))
+    return carry_out(folder, tree, resume=True, has_more=bool(bounds))
 
 
-def _run(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more: bool = False) -> int:
+def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more: bool = False) -> int:
+    """Load and carry out a run whose folder exists; returns the exit status."""
     from microrl.budget import process_started
     from microrl.cli.target import prepare_hub
     from microrl.config import check
@@ -133,8 +144,8 @@ def _run(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more: boo
             prepare_hub(config)
             # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
             with interrupts.held("loading"):
-                from microrl.train.loop import train as carry_out
-            summary = carry_out(config, folder, started=process_started(), resume=resume, has_more=has_more)
+                from microrl.train.loop import train as run
+            summary = run(config, folder, started=process_started(), resume=resume, has_more=has_more)
     except UserError:
         if not resume:
             folder.discard()
@@ -167,5 +178,8 @@ def _report(summary: dict[str, Any], path: Path) -> None:
         back = summary["hours_given_back"]
         say("stopped early by the guard" + (f": {back:.2f} hours are given back" if back is not None else ""))
     minutes = summary["hours_spent"] * 60
-    say(f"{summary['steps']} steps in {minutes:.1f} minutes, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
+    steps, warmup = f"{summary['steps']} steps", summary["warmup"]
+    if warmup:
+        steps = f"{warmup['steps']} supervised steps" + (f", {steps}" if summary["steps"] else "")
+    say(f"{steps} in {minutes:.1f} minutes, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
     say(f"try it: microrl sample {path} 'your question'")

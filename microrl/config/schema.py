@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig, TinyLoraConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.section import Decay, Positive, Section, Seed, Share
+from microrl.config.warmup import WarmupConfig
 
 # A method of pydantic's first version has the name of one of our sections; nobody calls it.
 warnings.filterwarnings("ignore", message='Field name "validate"')
@@ -159,20 +160,20 @@ class SyncConfig(Section):
     """swap hands it over as an adapter, merge folds it into the engine's weights; auto measures both and keeps the cheaper."""
 
 
-class WarmupConfig(Section):
+class RisingConfig(Section):
     """What every schedule shares."""
 
     warmup: Share = 0.0
     """Share of the budget over which the rate rises from 0."""
 
 
-class ConstantSchedule(WarmupConfig):
+class ConstantSchedule(RisingConfig):
     """The full rate to the end."""
 
     kind: Literal["constant"] = "constant"
 
 
-class DecayConfig(WarmupConfig):
+class DecayConfig(RisingConfig):
     """What falling schedules share."""
 
     floor: Share = 0.0
@@ -262,6 +263,8 @@ class RunConfig(Section):
 
     seed: Seed = 0
     """Seed of everything random in training; the quickstart's warm start has its own."""
+    init: str | None = None
+    """A run whose trained adapter this one starts from: of the same model, and the same `adapter` to the last key."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     adapter: AdapterConfig = LoraConfig()
@@ -269,6 +272,7 @@ class RunConfig(Section):
     engine: EngineConfig = AutoEngineConfig()
     sync: SyncConfig = SyncConfig()
     optim: OptimConfig = OptimConfig()
+    warmup: WarmupConfig = WarmupConfig()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -292,5 +296,13 @@ class RunConfig(Section):
             raise ValueError(
                 f"reward.overlong.buffer {overlong.buffer} must be below sampling.max_completion_tokens "
                 f"{self.sampling.max_completion_tokens}"
+            )
+        hours, minutes = self.budget.hours, self.warmup.minutes
+        if self.warmup.only and hours is None and minutes is None and self.warmup.steps is None:
+            raise ValueError("the warm-up has no end", "say how long: --hours H, or --steps N")
+        if hours is not None and minutes is not None and minutes >= hours * 60:
+            raise ValueError(
+                f"a warm-up of {minutes:g} minutes leaves nothing of {hours:g} hours",
+                f"--warmup-minutes {hours * 6:.2g} would be a tenth; the supervised phase alone is `microrl warmup`",
             )
         return self

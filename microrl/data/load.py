@@ -46,15 +46,19 @@ def load_questions(config: DataConfig) -> list[Question]:
     """Every question of the data set, in its own order. Raises UserError for what a person can mend."""
     if config.name == ARITHMETIC:
         return [Question(row, *pair) for row, pair in enumerate(arithmetic.problems(), 1)]
-    known = KNOWN.get(config.name.lower())
-    rows: Iterable[Mapping[str, Any]]
-    if Path(config.name).is_dir():
-        raise UserError(f"{config.name} is a folder", "name a .jsonl, .json, .csv or .parquet file in it")
-    rows = _file_rows(Path(config.name)) if Path(config.name).suffix.lower() in FILE_KINDS else _hub_rows(config, known)
-    questions = list(_questions(rows, config, known))
+    questions = list(_questions(rows_of(config), config, KNOWN.get(config.name.lower())))
     if not questions:
         raise UserError(f"{config.name} holds no questions", "a row needs a question and an answer")
     return questions
+
+
+def rows_of(config: DataConfig) -> Iterable[Mapping[str, Any]]:
+    """The rows of a file or of a hub data set, as they are. Raises UserError."""
+    if Path(config.name).is_dir():
+        raise UserError(f"{config.name} is a folder", "name a .jsonl, .json, .csv or .parquet file in it")
+    if Path(config.name).suffix.lower() in FILE_KINDS:
+        return _file_rows(Path(config.name))
+    return _hub_rows(config, KNOWN.get(config.name.lower()))
 
 
 def _file_rows(path: Path) -> list[Mapping[str, Any]]:
@@ -112,21 +116,22 @@ def _questions(rows: Iterable[Mapping[str, Any]], config: DataConfig, known: Kno
         if columns is None:
             wanted = (config.question or (known.question if known else None), config.answer or (known.answer if known else None))
             columns = (
-                _column("question", wanted[0], QUESTION_COLUMNS, row),
-                _column("answer", wanted[1], ANSWER_COLUMNS, row),
+                column("question", wanted[0], QUESTION_COLUMNS, row),
+                column("answer", wanted[1], ANSWER_COLUMNS, row),
             )
-        for column in columns:
-            if row.get(column) in (None, ""):
-                raise UserError(f"{config.name}, row {number}: `{column}` is empty", "mend the row or leave it out")
-        text = _as_text(row[columns[0]])
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        for name in columns:
+            if row.get(name) in (None, ""):
+                raise UserError(f"{config.name}, row {number}: `{name}` is empty", "mend the row or leave it out")
+        text = as_text(row[columns[0]])
+        if is_torn(text):
             raise UserError(
                 f"{config.name}, row {number}: the question is not valid text (half a surrogate pair)", "mend the row"
             )
         yield Question(number, text, gold_answer(str(row[columns[1]])))
 
 
-def _column(role: str, wanted: str | None, usual: Iterable[str], row: Mapping[str, Any]) -> str:
+def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[str], section: str = "data") -> str:
+    """Which of a row's columns has this role: the one that is `wanted`, or the first of the usual names. Raises UserError."""
     if wanted is not None:
         if wanted not in row:
             raise UserError(f"the data has no column `{wanted}`", did_you_mean(wanted, row))
@@ -134,10 +139,17 @@ def _column(role: str, wanted: str | None, usual: Iterable[str], row: Mapping[st
     for name in usual:
         if name in row:
             return name
-    raise UserError(f"no column of the data looks like the {role}: it has {', '.join(row)}", f"name it: --set data.{role}=COLUMN")
+    raise UserError(
+        f"no column of the data looks like the {role}: it has {', '.join(row)}", f"name it: --set {section}.{role}=COLUMN"
+    )
 
 
-def _as_text(value: Any) -> str:
+def is_torn(text: str) -> bool:
+    """Whether a text holds half a surrogate pair, which no tokenizer takes."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def as_text(value: Any) -> str:
     """A question is text, or a chat of messages whose last one asks."""
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         return str(value[-1].get("content", ""))

@@ -5,21 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Generic, TypeVar
 
-from microrl.types import Prompt
+Item = TypeVar("Item")
 
 
-class PromptSampler:
-    """Draws prompts without end. `position` counts all draws so far and is the whole state."""
+class PromptSampler(Generic[Item]):
+    """Draws prompts, or solutions, without end. `position` counts all draws so far and is the whole state."""
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, position: int = 0) -> None:
+    def __init__(self, prompts: Sequence[Item], seed: int, position: int = 0) -> None:
         self._prompts = prompts
         self._seed = seed
         self.position = position
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
-    def draw(self, count: int) -> list[Prompt]:
-        """The next `count` prompts."""
+    def draw(self, count: int) -> list[Item]:
+        """The next `count`."""
         drawn = []
         for position in range(self.position, self.position + count):
             epoch, place = divmod(position, len(self._prompts))

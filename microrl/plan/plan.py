@@ -61,6 +61,8 @@ class Plan:
     """One side of the evaluation before and after."""
     validation_s: float
     save_s: float
+    imitation_s: float
+    """A supervised step of the warm-up."""
     steps: int
     tokens: int
     """Sampled in all steps, at the assumed mean length."""
@@ -125,6 +127,7 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
         evaluation_s=timing.evaluation,
         validation_s=timing.validation,
         save_s=timing.save,
+        imitation_s=_imitation_s(work, timing),
         steps=steps,
         tokens=int(steps * work.sampled_rows * LENGTH_SHARE * work.limit),
         hours=hours,
@@ -137,9 +140,9 @@ def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
     """(steps, hours): what is left of the hours after loading, two evaluations, validation and saves; bounded by the steps."""
     budget = work.config.budget
     each = step_s / (1 - _validation_share(work, timing))
-    around = timing.load + timing.save
+    around = timing.load + timing.save + _warmup_s(work, timing)
     if budget.hours is None:
-        steps = budget.steps or 1
+        steps = 0 if work.config.warmup.only else budget.steps or 1
         total = around + 2 * timing.evaluation + steps * each
         return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600
     seconds = budget.hours * 3600
@@ -148,11 +151,24 @@ def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
     exit_s = min(0.005 * seconds, EXIT_S)
     evaluation = min(timing.evaluation, BEFORE_SHARE * max(seconds - around, 0.0))
     left = seconds - around - 2 * evaluation - exit_s
-    steps = max(int(left * (1 - saving) / each), 0)
+    steps = 0 if work.config.warmup.only else max(int(left * (1 - saving) / each), 0)
     if budget.steps is not None and budget.steps < steps:
         used = around + 2 * evaluation + exit_s + budget.steps * each / (1 - saving)
         return budget.steps, min(used / 3600, budget.hours)
     return steps, budget.hours
+
+
+def _imitation_s(work: Work, timing: Timing) -> float:
+    """A supervised step: its share of an update's rows."""
+    return timing.step["update"] * work.config.warmup.batch / work.rows
+
+
+def _warmup_s(work: Work, timing: Timing) -> float:
+    """The supervised phase before the first step: by its minutes, or by its steps where these end sooner."""
+    warmup = work.config.warmup
+    bounds = [warmup.minutes * 60] if warmup.minutes is not None else []
+    bounds += [warmup.steps * _imitation_s(work, timing)] if warmup.steps is not None else []
+    return min(bounds, default=0.0)
 
 
 def _micro_batches(work: Work, sizes: Memory) -> tuple[int, int]:

@@ -27,10 +27,10 @@ from microrl.policy.activations import Room, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
 from microrl.policy.optimizer import build_optimizer
-from microrl.policy.tally import Tally, Update
+from microrl.policy.tally import Imitation, Tally, Update
 from microrl.rollout import gpu
 from microrl.rollout.base_model import sequence_logprobs
-from microrl.types import AdapterSnapshot
+from microrl.types import AdapterSnapshot, Trace
 
 Result = TypeVar("Result")
 
@@ -111,8 +111,7 @@ class Policy:
         has written down that the update happened.
         """
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["factor"]
+        self._set_rate(lr)
         size = self._optim.prompts_per_update or batch.groups
         minibatches = [[row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)]
         tally = Tally(len(minibatches))
@@ -126,6 +125,45 @@ class Policy:
         self.is_whole = False
         self.version += 1
         return tally.result()
+
+    def imitate(
+        self, traces: Sequence[Trace], lr: float, breathe: Callable[[], None] = lambda: None, *, share: float = 0.0
+    ) -> Imitation:
+        """One optimiser step towards these solutions: supervised, by their mean cross-entropy in nats a token.
+
+        The loss is -sum of log p(token) over the tokens of all solutions / their number, at the training temperature: what is
+        made likely is what the engine samples. Everything else is as in `update`.
+        """
+        self._set_rate(lr)
+        rows = [Row(trace.prompt.token_ids, trace.token_ids, (), 0.0, True, number) for number, trace in enumerate(traces)]
+        with self._all_or_nothing(several=False):
+            found = self._with_less_if_needed(rows, partial(self._imitate, rows, breathe, share))
+        self.is_whole = False
+        self.version += 1
+        return found
+
+    def _imitate(self, rows: Sequence[Row], breathe: Callable[[], None], share: float) -> Imitation:
+        tokens, loss, tally = sum(len(row.completion_ids) for row in rows), 0.0, Tally(1)
+        self.optimizer.zero_grad(set_to_none=True)
+        scale = _loss_scale(torch.tensor(1 / tokens), self.adapter.dtype)
+        for batch in self._microbatches(rows):
+            breathe()
+            logprobs_BT, _ = self._score(batch)  # 0 where there is padding
+            part = -logprobs_BT.sum() / tokens
+            (part * scale).backward()
+            loss += float(part.detach())
+        self._regularise(scale)
+        self._step(True, tally, share)
+        return Imitation(loss, tokens, tally.grad_norms[0] if tally.grad_norms else None, tally.reason)
+
+    def forget_moments(self) -> None:
+        """A fresh optimiser: what comes now is another loss."""
+        self.optimizer.state.clear()  # before the new ones are there: memory has room for one set
+        self.optimizer = build_optimizer(self.adapter.groups(), self._optim)
+
+    def _set_rate(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["factor"]
 
     @contextmanager
     def _all_or_nothing(self, *, several: bool) -> Iterator[None]:
@@ -211,13 +249,19 @@ class Policy:
                     loss = self._microbatch(batch, rows, old, weights_NT, tally)
                     if wanted:
                         (loss * scale).backward()
-        if any(carries) and (penalty := self.adapter.regulariser()) is not None:
-            (penalty * scale).backward()
-            tally.add_loss(penalty.detach())
-        if scale != 1.0:
-            torch._foreach_div_([parameter.grad for parameter in self.parameters if parameter.grad is not None], scale)
+        if any(carries) and (penalty := self._regularise(scale)) is not None:
+            tally.add_loss(penalty)
         self._step(any(carries), tally, share)
         return tally
+
+    def _regularise(self, scale: float) -> torch.Tensor | None:
+        """Add the gradient of what the adapter adds to the loss, and take the loss scale off; returns what is added."""
+        penalty = self.adapter.regulariser()
+        if penalty is not None:
+            (penalty * scale).backward()
+        if scale != 1.0:
+            torch._foreach_div_([parameter.grad for parameter in self.parameters if parameter.grad is not None], scale)
+        return None if penalty is None else penalty.detach()
 
     def _microbatch(
         self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, tally: Tally

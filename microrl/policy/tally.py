@@ -22,6 +22,17 @@ class Update:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Imitation:
+    """What a supervised step did. `loss` is the mean cross-entropy before it, nats a token."""
+
+    loss: float
+    tokens: int
+    grad_norm: float | None
+    reason: str | None
+    """Why the step was skipped; None: it was not."""
+
+
 class Tally:
     """The sums. See `Update` for what becomes of them."""
 
@@ -34,7 +45,7 @@ class Tally:
         self._mismatch = self._outside = self._clipped = 0.0
         self._kl: float | None = None
         self._skipped = 0
-        self._reason: str | None = None
+        self.reason: str | None = None
 
     def add(
         self,
@@ -62,7 +73,7 @@ class Tally:
 
     def skip(self, reason: str) -> None:
         self._skipped += 1
-        self._reason = reason
+        self.reason = reason
 
     def result(self) -> Update:
         return Update(
@@ -74,5 +85,5 @@ class Tally:
             kl_ref=None if self._kl is None else self._kl / self._tokens,
             grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
             skipped=self._skipped,
-            reason=self._reason,
+            reason=self.reason,
         )

@@ -23,6 +23,7 @@ class Forecast:
         self._plan, self._budget = plan, budget
         self._planned = plan.steps if budget.most_steps is not None else done + plan.steps
         budget.step.guess_s, budget.save.guess_s, budget.validation.guess_s = plan.step_s, plan.save_s, plan.validation_s
+        budget.imitation.guess_s = plan.imitation_s
         budget.evaluation_s = plan.evaluation_s
         self._before: Result | None = None
         self._lengths: deque[float] = deque(maxlen=RECENT)
@@ -40,6 +41,12 @@ class Forecast:
         """The evaluation before training has been measured."""
         self._before = before
         self._budget.evaluation_s = before.seconds if before else 0.0
+
+    def imitates(self, length_mean: float) -> None:
+        """From now on the answers come to resemble solutions of this many tokens."""
+        if self._before is not None:
+            longer = length_mean / max(self._before.mean_length, 1.0)
+            self._budget.evaluation_s = self._before.seconds * max(longer, 1.0)
 
     def validated(self, seconds: float, completions: int) -> None:
         """A validation has been measured: newer than the evaluation before training, and without its one-time costs."""

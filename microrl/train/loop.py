@@ -1,4 +1,4 @@
-"""The run: evaluate, train within the budget, save, evaluate again, sum up."""
+"""The run: evaluate, warm up, train within the budget, save, evaluate again, sum up."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from microrl.train.interrupts import Interrupts
 from microrl.train.run import OutOfTime, Run
 from microrl.train.step import describe, gpu_name, sample, to_batch
 from microrl.train.summary import summary_of
+from microrl.train.warmup import warm_up
 
 
 class StoppedByGuard(Exception):
@@ -42,6 +43,7 @@ def train(
     place, state = saving.find_place(folder) if resume else (None, State())
     state.is_stopped = state.is_stopped and not has_more
     state.is_by_steps = None if has_more else state.is_by_steps
+    state.warmup.is_done = state.warmup.is_done and not (has_more and config.warmup.only)
     before_s, watch, bounds = state.elapsed_s, Stopwatch(state.phases), config.budget
     watch.add("load", time.time() - started)
     with (
@@ -78,6 +80,7 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
     try:
         evaluating.before(run)
         _refuse_without_room_for_a_step(run)
+        warm_up(run)
         status = _steps(run)
         saving.save_checkpoint(run)  # a finished run can be given more steps or hours
         saving.save_final(run)
@@ -112,11 +115,12 @@ def _begin(run: Run, *, resume: bool) -> None:
     budget, state = run.budget, run.state
     needed_s = budget.least_reserve_s() + LEAST_EVALUATION * budget.evaluation_s  # before training and after it
     left = budget.left_s()
-    if left is not None and left < needed_s and state.step == 0:
+    first = budget.imitation if run.config.warmup.only else budget.step
+    if left is not None and left < needed_s and state.step == 0 and not state.warmup.steps:
         raise UserError(
             f"{budget.hours:g} hours are too few: {budget.elapsed_s():.0f} s are spent now that everything is loaded, and "
             f"evaluating and saving take at least {needed_s:.1f} s more",
-            f"--hours {budget.least_hours(needed_s + budget.step.forecast_s()):g}",
+            f"--hours {budget.least_hours(needed_s + first.forecast_s()):g}",
         )
     policy = run.parts.policy
     (run.folder.path / "summary.json").unlink(missing_ok=True)
@@ -126,11 +130,15 @@ def _begin(run: Run, *, resume: bool) -> None:
         )
     run.console.note(f"{run.config.adapter.name}: {policy.adapter.described()['line']}")
     if resume:
-        run.tell("resumed", f"going on at step {state.step}", elapsed_s=state.elapsed_s)
+        is_warming_up = run.config.warmup.is_on and not state.warmup.is_done
+        at = f"supervised step {state.warmup.steps}" if is_warming_up else f"step {state.step}"
+        run.tell("resumed", f"going on at {at}", elapsed_s=state.elapsed_s)
 
 
 def _refuse_without_room_for_a_step(run: Run) -> None:
     budget = run.budget
+    if run.config.warmup.only:  # which looks for itself
+        return
     if run.state.step == 0 and not budget.fits_a_step():
         missing_s = budget.step.forecast_s() + budget.least_reserve_s()
         raise UserError(
@@ -146,6 +154,8 @@ def _steps(run: Run) -> str:
     saved_s = budget.elapsed_s()
     if state.is_stopped:
         return "stopped"  # and killed before its end
+    if run.config.warmup.only:
+        return "done"
     parts.engine.breathe = run.breathe
     try:
         for step in budget.steps(start=state.step):
@@ -154,7 +164,7 @@ def _steps(run: Run) -> str:
             row = _step(run, step, accuracy)
             budget.step.add(budget.elapsed_s() - began)
             run.forecast.stepped(step, row["length/mean"])
-            saved_s = saving.save_if_due(run, saved_s)
+            saved_s = saving.save_if_due(run, saved_s, state.step, budget.most_steps)
         if state.step == budget.most_steps:
             evaluating.validate_if_due(run, state.step)  # of the weights that no step samples with any more
     except OutOfTime:

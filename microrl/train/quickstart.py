@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -23,16 +22,17 @@ from microrl.config.schema import RewardConfig
 from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.data.prompts import render
+from microrl.data.traces import trace
 from microrl.evaluation.evaluate import evaluate
 from microrl.hub import cache_folder
 from microrl.policy import tiny
 from microrl.rewards import Judge
 from microrl.rollout.transformers import TransformersEngine
 from microrl.tracking.console import RunConsole
-from microrl.train.warmup import Example, WarmupSettings, warm_up
-from microrl.types import BASE, Prompt, Sampling
+from microrl.train.warm_start import WarmStartSettings, warm_start
+from microrl.types import BASE, Sampling, Trace
 
-SETTINGS = WarmupSettings()
+SETTINGS = WarmStartSettings()
 TRAIN_FROM, VALIDATE_FROM = 0.5, 0.3
 """Shares of the content hash: the run's held-out questions come from below data.held_out, these never meet them."""
 WORKED_SHARE = 0.37
@@ -71,13 +71,11 @@ def _make(folder: Path, console: RunConsole) -> None:
     validation = random.Random(SETTINGS.seed).sample(validation, VALIDATION)
     judge = Judge(RewardConfig())
 
-    def draw(rng: random.Random, count: int) -> list[list[Example]]:
-        chosen = rng.sample(training, count)
+    def draw(rng: random.Random, count: int) -> list[Trace]:
+        chosen = [(prompt, arithmetic.solve(prompt.question)) for prompt in rng.sample(training, count)]
         worked = round(count * WORKED_SHARE)
-        return [
-            [_example(prompt, arithmetic.solve(prompt.question).worked, tokenizer) for prompt in chosen[:worked]],
-            [_example(prompt, arithmetic.solve(prompt.question).guessed, tokenizer) for prompt in chosen[worked:]],
-        ]
+        solutions = [solved.worked for _, solved in chosen[:worked]] + [solved.guessed for _, solved in chosen[worked:]]
+        return [trace(prompt, solution, tokenizer) for (prompt, _), solution in zip(chosen, solutions, strict=True)]
 
     def accuracy(candidate: PreTrainedModel) -> float:
         engine = TransformersEngine(candidate, tokenizer, max_kv_gb=1.0)
@@ -86,12 +84,12 @@ def _make(folder: Path, console: RunConsole) -> None:
         assert result is not None
         return result.accuracy().mean
 
-    def progress(step: int, reached: float | None) -> None:
+    def progress(step: int, reached: float) -> None:
         console.status(f"warm start of the quickstart's model: step {step}, accuracy {reached:.2f}")
 
     try:
         console.status("warm start of the quickstart's model (once; it is cached)")
-        steps, reached = warm_up(model, draw, accuracy, SETTINGS, progress)
+        model, steps, reached = warm_start(model, draw, accuracy, SETTINGS, progress)
     finally:
         judge.close()
         torch.set_num_threads(threads)
@@ -99,7 +97,3 @@ def _make(folder: Path, console: RunConsole) -> None:
     transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _example(prompt: Prompt, solution: str, tokenizer: Any) -> Example:
-    return prompt.token_ids, tokenizer(solution + tokenizer.eos_token, add_special_tokens=False)["input_ids"]

@@ -16,9 +16,9 @@ from microrl.tracking import disk, heartbeat
 from microrl.tracking.run_folder import RunFolder
 from microrl.train.run import Run
 
-METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-DURATIONS = ("step", "save", "validation")
-FOLDER, BEST, FINAL = "checkpoints", "best", "final"
+METRICS, EVENTS, WARMUP = "metrics.jsonl", "events.jsonl", "warmup.jsonl"
+DURATIONS = ("step", "save", "validation", "imitation")
+FOLDER, BEST, FINAL = checkpoint.FOLDER, "best", "final"
 
 
 def find_place(folder: RunFolder) -> tuple[Path | None, State]:
@@ -39,6 +39,7 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
     if path is None and folder.size(METRICS):
         shutil.copyfile(folder.path / METRICS, folder.path / f"{METRICS}.before")  # all of it is begun again: keep what was seen
     folder.rewind(METRICS, state.metrics_offset)
+    folder.rewind(WARMUP, min(state.warmup.offset, folder.size(WARMUP)))
     folder.forget_rollouts(state.step)
     with folder.left_out_if_full(BEST):
         _mend_best(folder, state)
@@ -70,13 +71,14 @@ def save_checkpoint(run: Run) -> bool:
 
 def _save(run: Run) -> None:
     state, folder = run.state, run.folder
-    if not folder.flush(METRICS):
-        raise OSError(28, "the metrics are not written")
-    if folder.size(METRICS):
-        with (folder.path / METRICS).open("rb") as file:
-            os.fsync(file.fileno())
+    for name in (METRICS, WARMUP):
+        if not folder.flush(name):
+            raise OSError(28, f"{name} is not written")
+        if folder.size(name):
+            with (folder.path / name).open("rb") as file:
+                os.fsync(file.fileno())
     began = run.budget.elapsed_s()
-    state.elapsed_s, state.metrics_offset = began, folder.size(METRICS)
+    state.elapsed_s, state.metrics_offset, state.warmup.offset = began, folder.size(METRICS), folder.size(WARMUP)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
     state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}
     policy = run.parts.policy
@@ -96,9 +98,11 @@ def _make_room_and(run: Run, work: Callable[[], None]) -> None:
         work()
 
 
-def save_if_due(run: Run, saved_s: float) -> float:
-    """A checkpoint where it is time for one. `saved_s` is the elapsed time of the last; returns that of the now last."""
-    steps, step = run.config.budget.steps, run.state.step
+def save_if_due(run: Run, saved_s: float, step: int, steps: int | None) -> float:
+    """A checkpoint where it is time for one, `step` of `steps` having been made.
+
+    `saved_s` is the elapsed time of the last; returns that of the now last.
+    """
     by_step = steps is not None and step % max(steps // CHECKPOINTS, 1) == 0
     interval_s = checkpoint_interval_s(run.config.budget.checkpoint_minutes, run.budget.hours, run.budget.save.typical_s())
     if not by_step and run.budget.elapsed_s() - saved_s < interval_s:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from microrl.adapters.targets import targets
 from microrl.algorithm.losses import soft_overlong_penalty
@@ -17,6 +18,7 @@ from microrl.config.rate import with_rate
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render_all
 from microrl.data.sampler import PromptSampler
+from microrl.data.traces import Solution, load_solutions, to_traces
 from microrl.errors import UserError
 from microrl.policy.load import LoadedModel, load, use_sensible_threads
 from microrl.policy.policy import Policy
@@ -25,9 +27,9 @@ from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import choose as choose_engine
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
-from microrl.train import quickstart
+from microrl.train import initial, quickstart
 from microrl.train.engines import make_engine
-from microrl.types import Prompt, Sampling
+from microrl.types import Prompt, Sampling, Trace
 
 
 @dataclass(slots=True)
@@ -38,10 +40,12 @@ class Parts:
     engine: Engine
     policy: Policy
     judge: Judge
-    prompts: PromptSampler
+    prompts: PromptSampler[Prompt]
     held_out: list[Prompt]
     sampling: Sampling
     validation: list[Prompt] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    """What the warm-up imitates; empty without one, and where it is over."""
 
 
 def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: State, *, fresh: bool = True) -> Parts:
@@ -62,6 +66,8 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
         training = check_golds(training, judge, config, folder, console)
         held_out = check_golds(_unique(held_out), judge, config, folder, console)
         validation = check_golds(_unique(validation), judge, config, folder, console)
+        solutions = load_solutions(config) if config.warmup.is_on and not state.warmup.is_done else None
+        start = initial.find(config) if fresh else None
         if not training:
             raise UserError(
                 "no questions are left to train on",
@@ -83,9 +89,14 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
         held_out_prompts = render_all(chosen, tokenizer, config.data)
         asked = choose(validation, config.validate.problems, config.evaluation.seed)
         validation_prompts = render_all(asked, tokenizer, config.data)
+        traces = _traces(solutions, tokenizer, config, folder, console) if solutions is not None else []
         console.status("preparing the engine and the adapter")
         engine = make_engine(config, model, tokenizer, folder=folder, console=console)
-        policy = Policy(model, config, folder.event, fresh=fresh, progress=console.progress)
+        policy = Policy(model, config, folder.event, fresh=fresh and start is None, progress=console.progress)
+        if start is not None:
+            initial.begin_at(start, policy)
+            folder.event("init", f"the adapter starts as in {start}")
+            console.note(f"the adapter starts as in {start}")
         for note in policy.adapter.notes:
             folder.event("warning", note)
             console.note(f"warning: {note}")
@@ -97,7 +108,17 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
         raise
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
     sampler = PromptSampler(prompts, config.seed)
-    return Parts(config, engine, policy, judge, sampler, held_out_prompts, sampling, validation_prompts)
+    return Parts(config, engine, policy, judge, sampler, held_out_prompts, sampling, validation_prompts, traces)
+
+
+def _traces(solutions: list[Solution], tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole) -> list[Trace]:
+    progress = partial(console.progress, total=len(solutions), label="rendering solutions")
+    found = to_traces(solutions, tokenizer, config, progress)
+    if found.left_out:
+        said = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
+        folder.event("solutions left out", f"{said}; {len(found.traces)} are left to imitate", reasons=found.left_out)
+    console.note(f"warm-up: {len(found.traces)} solutions to imitate")
+    return found.traces
 
 
 def make_judge(config: RunConfig) -> Judge:

@@ -6,6 +6,7 @@ from typing import Any
 
 from microrl.evaluation.evaluate import gains
 from microrl.train.run import Run
+from microrl.train.warmup import spent_s
 
 
 def summary_of(run: Run, status: str) -> dict[str, Any]:
@@ -13,7 +14,7 @@ def summary_of(run: Run, status: str) -> dict[str, Any]:
     budget, state = run.budget, run.state
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
-    best = state.validation
+    best, warmup = state.validation, state.warmup
     return {
         "status": status,
         "steps": state.step,
@@ -23,7 +24,10 @@ def summary_of(run: Run, status: str) -> dict[str, Any]:
         "seconds_by_phase": {**phases, "idle": round(max(elapsed_s - sum(phases.values()), 0.0), 3)},
         "cost_usd": budget.cost_usd(),
         "trainable_params": run.parts.policy.trainable,
-        "forecast": run.forecast.to_json(state.step, budget.step.typical_s() or None),
+        "forecast": None if run.config.warmup.only else run.forecast.to_json(state.step, budget.step.typical_s() or None),
+        "warmup": None
+        if not run.config.warmup.is_on
+        else {"steps": warmup.steps, "seconds": spent_s(run), "first_loss": warmup.first_loss, "last_loss": warmup.last_loss},
         "best": None if best.best_step is None else {"step": best.best_step, "accuracy": best.best_accuracy},
         "eval": {
             "before": run.before.summary() if run.before else None,

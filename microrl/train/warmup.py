@@ -1,127 +1,120 @@
-"""A short supervised phase on correct solutions, which stops as soon as the model is right some of the time."""
+"""The supervised phase before the first step: for models that are right too seldom for reinforcement learning to begin."""
 
 from __future__ import annotations
 
-import copy
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+import time
 
-import torch
-from transformers import PreTrainedModel
+from microrl.data.sampler import PromptSampler
+from microrl.errors import UserError
+from microrl.train import saving
+from microrl.train.run import OutOfTime, Run
+from microrl.types import Trace
 
-IGNORED = -100
-
-
-@dataclass(frozen=True, slots=True)
-class WarmupSettings:
-    """Full-parameter AdamW with a falling rate. What is measured and kept is a moving average of the weights."""
-
-    seed: int = 7
-    lr: float = 3e-3
-    weight_decay: float = 0.01
-    batch: int = 64
-    rising_steps: int = 20
-    falling_steps: int = 350
-    floor: float = 0.2
-    average: float = 0.95
-    first_check: int = 100
-    check_every: int = 20
-    most_steps: int = 800
-    stop_between: tuple[float, float] = (0.31, 0.37)
+PHASE = "warmup"
 
 
-Example = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt and of its solution, end of sequence included."""
+def warm_up(run: Run) -> None:
+    """Imitate solutions until the phase's steps are made, its minutes spent, or the budget has no room for more; once a run.
 
-
-def warm_up(
-    model: PreTrainedModel,
-    draw: Callable[[random.Random, int], list[list[Example]]],
-    accuracy: Callable[[PreTrainedModel], float],
-    settings: WarmupSettings,
-    on_progress: Callable[[int, float | None], None] = lambda step, accuracy: None,
-) -> tuple[int, float]:
-    """Train `model` until its sampled accuracy lies in `stop_between`; return (steps, accuracy).
-
-    `draw(rng, count)` gives a batch as lists of examples, each list padded together. Where one interval between two
-    checks jumps over the band, the phase goes back to its start and checks twice as often. Raises RuntimeError where
-    the band is not reached.
+    The clock's reserve stays: the final evaluation, the save, and a first step where the run is not the warm-up alone. The
+    optimiser's moments are forgotten at the end.
     """
-    low, high = settings.stop_between
-    rng = random.Random(settings.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
-    averaged = copy.deepcopy(model).eval()
-    step, interval = 0, settings.check_every
-    before = _keep(step, model, averaged, optimizer, rng)
-    for _ in range(settings.most_steps // interval + 20):
-        for _ in range(settings.first_check if step == 0 else interval):
-            _step(model, averaged, optimizer, draw(rng, settings.batch), step, settings)
-            step += 1
-        reached = accuracy(averaged)
-        on_progress(step, reached)
-        if low <= reached <= high:
-            model.load_state_dict(averaged.state_dict())
-            return step, reached
-        if reached > high:
-            step = _put_back(before, model, averaged, optimizer, rng)
-            interval = max(interval // 2, 1)
-        else:
-            before = _keep(step, model, averaged, optimizer, rng)
-    raise RuntimeError(f"the warm start did not reach an accuracy in [{low}, {high}] within {step} steps")
+    config, state = run.config.warmup, run.state.warmup
+    if not config.is_on or state.is_done:
+        return
+    traces, saved_s = run.parts.traces, run.budget.elapsed_s()
+    began = saved_s
+    draws = PromptSampler(traces, run.config.seed, position=state.steps * config.batch)
+    run.forecast.imitates(sum(len(trace.token_ids) for trace in traces) / len(traces))
+    try:
+        while _fits(run):
+            began = run.budget.elapsed_s()
+            _step(run, draws)
+            run.budget.imitation.add(run.budget.elapsed_s() - began)
+            saved_s = saving.save_if_due(run, saved_s, state.steps, config.steps)
+    except OutOfTime:
+        run.budget.imitation.guess_s = max(run.budget.imitation.guess_s, run.budget.elapsed_s() - began)
+        run.tell("warning", f"the time is up, and what was begun after supervised step {state.steps} was given up")
+    _refuse_without_a_step(run)
+    with run.watch.phase(PHASE):
+        run.parts.policy.forget_moments()
+    state.is_done = True
+    said = (
+        f"{state.steps} supervised steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
+    )
+    run.tell("warmed up", said, steps=state.steps)
+    saving.save_checkpoint(run)
 
 
-def _step(
-    model: PreTrainedModel,
-    averaged: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    lists: list[list[Example]],
-    step: int,
-    settings: WarmupSettings,
-) -> None:
-    rising = min((step + 1) / settings.rising_steps, 1.0)
-    for group in optimizer.param_groups:
-        group["lr"] = settings.lr * rising * max(settings.floor, 1 - step / settings.falling_steps)
-    tokens = sum(len(solution) for examples in lists for _, solution in examples)
-    optimizer.zero_grad()
-    for examples in lists:
-        ids_BL, labels_BL = _pad(examples)
-        # Padding stands on the right, where causal attention does not look: no mask is needed.
-        logits_BLV = model(input_ids=ids_BL, use_cache=False).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(
-            logits_BLV.flatten(0, 1), labels_BL[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        (loss / tokens).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    share = 1 - min(settings.average, (step + 1) / (step + 11))
-    with torch.no_grad():
-        for mean, parameter in zip(averaged.parameters(), model.parameters(), strict=True):
-            mean.lerp_(parameter, share)
+def spent_s(run: Run) -> float:
+    """Seconds of the phase so far, those of earlier processes included."""
+    return run.watch.totals.get(PHASE, 0.0)
 
 
-def _pad(examples: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, labels), [B, L] each: right-padded, with labels on the solutions only."""
-    width = max(len(prompt) + len(solution) for prompt, solution in examples)
-    ids_BL = torch.zeros(len(examples), width, dtype=torch.long)
-    labels_BL = torch.full((len(examples), width), IGNORED)
-    for row, (prompt, solution) in enumerate(examples):
-        end = len(prompt) + len(solution)
-        ids_BL[row, :end] = torch.tensor([*prompt, *solution])
-        labels_BL[row, len(prompt) : end] = torch.tensor([*solution])
-    return ids_BL, labels_BL
+def share(run: Run) -> float:
+    """The share of the phase that is over, 0 to 1: of its steps where they are given, so that it repeats, or of its time."""
+    config, budget = run.config.warmup, run.budget
+    if config.steps is not None:
+        return run.state.warmup.steps / config.steps
+    if config.minutes is not None:
+        return min(spent_s(run) / (config.minutes * 60), 1.0)
+    left = budget.left_s()
+    assert left is not None, "the run has an end"
+    after_s = max(left - budget.reserve_s(), 0.0)
+    return spent_s(run) / max(spent_s(run) + after_s, 1e-9)
 
 
-def _keep(step: int, model: Any, averaged: Any, optimizer: Any, rng: random.Random) -> tuple[Any, ...]:
-    states = (model.state_dict(), averaged.state_dict(), optimizer.state_dict())
-    return step, copy.deepcopy(states), rng.getstate()
+def _fits(run: Run) -> bool:
+    config, budget, steps = run.config.warmup, run.budget, run.state.warmup.steps
+    step_s = budget.imitation.forecast_s()
+    if config.steps is not None and steps >= config.steps:
+        return False
+    if config.minutes is not None and steps and spent_s(run) + step_s > config.minutes * 60:
+        return False
+    needed_s = step_s + (0.0 if config.only else budget.step.forecast_s())
+    return budget.fits(needed_s) or (steps == 0 and budget.fits_barely(needed_s))
 
 
-def _put_back(kept: tuple[Any, ...], model: Any, averaged: Any, optimizer: Any, rng: random.Random) -> int:
-    step, (weights, means, moments), state = kept
-    model.load_state_dict(weights)
-    averaged.load_state_dict(means)
-    optimizer.load_state_dict(copy.deepcopy(moments))
-    rng.setstate(state)
-    return step
+def _step(run: Run, draws: PromptSampler[Trace]) -> None:
+    config, state, policy = run.config, run.state.warmup, run.parts.policy
+    began = time.perf_counter()
+    rate = config.optim.lr if config.warmup.lr is None else config.warmup.lr
+    assert not isinstance(rate, str), "auto is a number once the model is known"
+    done = share(run)
+    lr = rate * (1 - done)
+    # An adapter that moves ranks goes by the run's budget, of which this phase is a part.
+    spent = done if config.warmup.only else run.budget.share(0)
+    with run.interrupts.held("this micro-batch"), run.watch.phase(PHASE):
+        found = policy.imitate(draws.draw(config.warmup.batch), lr, run.breathe, share=spent)
+        loss = found.loss if math.isfinite(found.loss) else None
+        row = {
+            "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
+            "seconds": time.perf_counter() - began,
+        }  # fmt: skip
+        run.folder.append(saving.WARMUP, row)
+        if found.reason:
+            run.folder.event("update skipped", found.reason, warmup_step=state.steps)
+        state.steps += 1
+        state.first_loss = loss if state.first_loss is None else state.first_loss
+        state.last_loss = loss
+        policy.is_whole = True
+    of = f"/{config.warmup.steps}" if config.warmup.steps is not None else ""
+    run.console.status(f"warm-up: step {state.steps}{of}, loss {_number(loss)}, {done:.0%} of it spent")
+
+
+def _number(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.3f}"
+
+
+def _refuse_without_a_step(run: Run) -> None:
+    budget = run.budget
+    if run.state.warmup.steps:
+        return
+    needed_s = budget.imitation.forecast_s() + budget.least_reserve_s()
+    needed_s += 0.0 if run.config.warmup.only else budget.step.forecast_s()
+    raise UserError(
+        f"{budget.hours:g} hours have no room for a supervised step: it and what must follow may take {needed_s:.1f} s, and "
+        f"{budget.left_s():.1f} s are left",
+        f"microrl train --resume {run.folder.path} --hours {budget.least_hours(needed_s):g}",
+    )
