@@ -160,7 +160,7 @@ class Attached:
         counts, total = self.counts(), self._base_parameters
         trained = sum(entry["parameters"] for entry in counts.values())
         kinds = ", ".join(f"{entry['tensors']} {kind}" for kind, entry in counts.items())
-        found: dict[str, Any] = {
+        return {
             "name": self.config.name,
             "trained": counts,
             "trained_params": trained,
@@ -170,9 +170,6 @@ class Attached:
             "served": self.config.served,
             "line": f"{trained:,} trainable parameters ({trained / total:.3%}) in {kinds}; served {self.config.served}",
         }
-        if self.start is not None:
-            found["start"] = {"seconds": self.start.seconds, "peak_gb": self.start.peak_gb, "cached": self.start.cached}
-        return found
 
     @property
     def dtype(self) -> torch.dtype:

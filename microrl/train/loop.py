@@ -123,12 +123,13 @@ def _begin(run: Run, *, resume: bool) -> None:
             f"--hours {budget.least_hours(needed_s + first.forecast_s()):g}",
         )
     policy = run.parts.policy
+    adapter = policy.adapter.described()
     (run.folder.path / "summary.json").unlink(missing_ok=True)
     with run.folder.left_out_if_full("environment.json"):
         run.folder.log_environment(
-            engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name(), adapter=policy.adapter.described()
+            engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name(), adapter=adapter
         )
-    run.console.note(f"{run.config.adapter.name}: {policy.adapter.described()['line']}")
+    run.console.note(f"{adapter['name']}: {adapter['line']}")
     if resume:
         is_warming_up = run.config.warmup.is_on and not state.warmup.is_done
         at = f"supervised step {state.warmup.steps}" if is_warming_up else f"step {state.step}"

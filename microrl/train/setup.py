@@ -97,6 +97,10 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
             initial.begin_at(start, policy)
             folder.event("init", f"the adapter starts as in {start}")
             console.note(f"the adapter starts as in {start}")
+        if (begun := policy.adapter.start) is not None:
+            took = f"{begun.seconds:.1f} s, at most {begun.peak_gb:.2f} GB more" + (", from the cache" if begun.cached else "")
+            folder.event("adapter start", took, seconds=begun.seconds, peak_gb=begun.peak_gb, cached=begun.cached)
+            console.note(f"start of {config.adapter.name}: {took}")
         for note in policy.adapter.notes:
             folder.event("warning", note)
             console.note(f"warning: {note}")
