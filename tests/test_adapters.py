@@ -307,6 +307,44 @@ def test_lora_plus_has_two_rates(tokenizer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_first_forward_on_a_narrow_base_is_the_bases(kind):
+    """Whatever PEFT rounds to the base's type at its start (DoRA's m, VeRA's d) begins where the definition says."""
+    model = small("qwen2").to(torch.bfloat16)
+    before = logits(model)
+    attached = attach(model, config_of(kind), seed=1)
+    with attached.precision():
+        after = logits(model)
+    assert (after - before).abs().max() < (0.03 if kind == "full" else 1e-6), "full's residual stream is wider"
+    if kind in ("ia3", "ln"):
+        assert "is no change" in attached.notes[0]
+    if kind == "vera":
+        assert all((p == 0.1).all() for name, p in attached.parameters.items() if "lambda_d" in name)
+
+
+def test_an_update_of_a_residual_base_is_refused(tmp_path):
+    """PEFT's own PiSSA writes the base: without that base its pair is another update."""
+    settings = {"peft_type": "LORA", "init_lora_weights": "pissa_niter_4", "r": 4, "lora_alpha": 4}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="an update of a residual base"):
+        folder.read(tmp_path, small("qwen2"))
+
+
+@pytest.mark.parametrize("kind", ["full", "ln"])
+@torch.no_grad()
+def test_trained_base_weights_are_scored_as_the_base_was(kind):
+    """bfloat16 with a float32 head: under autocast the logits would be rounded, and the probe would see a difference."""
+    model = small("qwen2").to(torch.bfloat16)
+    policy = Policy(model, resolve((), {"adapter.kind": kind, "model.head_dtype": "float32"}))
+    (ours,) = policy.score([tuple(IDS[0].tolist())])
+    with policy.adapter.precision():
+        states = model.base_model(input_ids=IDS[:1]).last_hidden_state[0].to(torch.bfloat16)
+    exact = (states.double() @ model.get_output_embeddings().weight.to(torch.bfloat16).double().t()).log_softmax(-1)
+    expected = exact[:-1].gather(1, IDS[0, 1:, None])[:, 0]
+    assert (ours.double() - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_engine_and_trainer_agree_in_bfloat16(kind, tokenizer):
     """Trained tensors are float32 whatever the base is; the engine follows to bfloat16's accuracy."""
     model = small("qwen2").to(torch.bfloat16)

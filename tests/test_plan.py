@@ -245,7 +245,7 @@ def test_an_unknown_device_is_taken_for_a_slow_one_of_its_size_and_says_so():
 
 def test_what_it_shares_with_the_rooms_above_is_the_same():
     assert (memory.KV_SLEEP_SHARE, memory.GRAPH_BYTES + memory.WORKSPACE_BYTES) == (gpu.KV_SLEEP_SHARE, gpu.RESERVE_BYTES)
-    assert (memory.BYTES_A_TRAINED_PARAMETER, work.MOST_SEQUENCES) == (engines.BYTES_A_TRAINED_PARAMETER, engines.MOST_SEQUENCES)
+    assert work.MOST_SEQUENCES == engines.MOST_SEQUENCES
     assert (memory.CHUNK_ELEMENTS, memory.LORA_RANKS) == (logprobs.CHUNK_ELEMENTS, LORA_RANKS)
     assert memory.BLOCK_TOKENS == 2 * engines.LARGEST_BLOCK
     network = tiny.build_model(tiny.build_tokenizer())

@@ -186,11 +186,11 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     monkeypatch.setattr(gpu, "others_on_card", lambda: ())
     wanted = engines._vllm_settings(config, model)
     assert wanted.sleep == "off" and wanted.max_model_len == 4096 and wanted.max_sequences == 128
-    fitted = engines._fit_to_card(wanted, model, sides, 256 * sides, "auto")
+    fitted = engines._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
     assert fitted.sleep == "kv" and fitted.kv_bytes == 128 * (4096 + 256) * 28672
     assert fitted.memory_share == pytest.approx((3.0874e9 + 0.5909e9 + 15.97e9) / 48e9, rel=1e-3)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(20e9), int(24e9)))
-    tight = engines._fit_to_card(wanted, model, sides, 256 * sides, "auto")
+    tight = engines._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
     assert tight.kv_bytes == pytest.approx(20e9 - 3.0874e9 - 0.5909e9 - 4.727e9 - 3e9, rel=1e-3)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import peft
 import torch
+from peft.tuners.tinylora import TinyLoraLayer
 from transformers import PreTrainedModel
 
 from microrl.adapters import starts
@@ -28,6 +29,7 @@ from microrl.config.adapters import (
     LoraPlusConfig,
     LowRankAdapter,
     MissConfig,
+    RankedAdapter,
     ResidualAdapter,
     RlmoConfig,
     RlpoConfig,
@@ -36,7 +38,7 @@ from microrl.config.adapters import (
     VeraConfig,
 )  # fmt: skip
 from microrl.errors import UserError
-from microrl.parameters import parameter_count, put, replaced
+from microrl.parameters import dense, parameter_count, put, replaced
 from microrl.types import AdapterSnapshot
 
 ADAPTER, START = "default", "start"
@@ -198,18 +200,26 @@ def attach(
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers under a name that is being retired
         warnings.simplefilter("ignore", UserWarning)  # and is not sure of norms and of schedules that are not used
         torch.manual_seed(seed)
-        wrapped = peft.get_peft_model(model, settings, adapter_name=ADAPTER)
+        with _no_decomposition():
+            wrapped = peft.get_peft_model(model, settings, adapter_name=ADAPTER)
         if isinstance(config, ResidualAdapter):
             wrapped.add_adapter(START, _settings(model, config, settings.target_modules, seed))
             wrapped.base_model.set_adapter([ADAPTER, START])
     start = None
-    if isinstance(config, LowRankAdapter) and starts.has_start(config) and not next(iter(layers.values())).weight.is_meta:
+    if isinstance(config, RankedAdapter) and starts.has_start(config) and not next(iter(layers.values())).weight.is_meta:
         if fresh:
             start = starts.compute(layers, config, seed=seed, progress=progress)
         _begin_at(model, config, start)
     _freeze(model, config)
+    _begin_exactly(model, config)
     attached = Attached(model, config, wrapped, total)
-    attached.start = start
+    attached.start = start and start._replace(pairs={})  # which are in the layers now
+    if isinstance(config, Ia3Config | LnConfig) and attached.dtype.itemsize < 4:
+        step = torch.finfo(attached.dtype).eps
+        attached.notes.append(
+            f"{config.kind} multiplies what is rounded to {str(attached.dtype).removeprefix('torch.')} at once: a change of less "
+            f"than about {step / 2:.1g} of a gain is no change. It wants a rate that gets there, such as --set optim.lr=3e-3"
+        )
     if isinstance(config, TinyLoraConfig):
         narrow = [name for name, layer in layers.items() if config.rank > min(layer.in_features, layer.out_features)]
         if narrow:
@@ -258,10 +268,32 @@ def _settings(model: PreTrainedModel, config: Adapter, kinds: Sequence[str], see
     return peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=list(norms(model)))
 
 
+@contextmanager
+def _no_decomposition() -> Iterator[None]:
+    """PEFT's TinyLoRA decomposes every weight as it is wrapped: here it only makes room, and `starts` fills that."""
+
+    def make_room(layer: Any, adapter: str, rank: int, fan_in_fan_out: bool) -> None:
+        layer.r[adapter] = rank = min(rank, layer.in_features, layer.out_features)
+        layer.tinylora_A[adapter] = torch.zeros(rank, layer.in_features)
+        layer.tinylora_B[adapter] = torch.zeros(layer.out_features, rank)
+
+    original = TinyLoraLayer._init_svd
+    TinyLoraLayer._init_svd = make_room
+    try:
+        yield
+    finally:
+        TinyLoraLayer._init_svd = original
+
+
 @torch.no_grad()
-def _begin_at(model: PreTrainedModel, config: LowRankAdapter, start: Start | None) -> None:
+def _begin_at(model: PreTrainedModel, config: RankedAdapter, start: Start | None) -> None:
     """Give every layer its start, and residual forms the frozen copy that is taken off."""
     for name, layer in tuned(model).items():
+        if isinstance(config, TinyLoraConfig):
+            if start is not None:
+                layer.tinylora_A[ADAPTER].copy_(start.pairs[name].A_RI)
+                layer.tinylora_B[ADAPTER].copy_(start.pairs[name].B_OR)
+            continue
         names = [ADAPTER, START] if isinstance(config, ResidualAdapter) else [ADAPTER]
         for adapter in names:
             if start is not None:
@@ -269,8 +301,21 @@ def _begin_at(model: PreTrainedModel, config: LowRankAdapter, start: Start | Non
                 layer.lora_A[adapter].weight.copy_(A_RI)
                 if B_OR is not None:
                     layer.lora_B[adapter].weight.copy_(B_OR)
-        if START in names:
+        if isinstance(config, ResidualAdapter):
             layer.scaling[START] = -config.scale
+
+
+@torch.no_grad()
+def _begin_exactly(model: PreTrainedModel, config: Adapter) -> None:
+    """What PEFT begins with in the base's own type, where it is rounded: the first forward would not be the base's."""
+    for layer in tuned(model).values():
+        if isinstance(config, DoraConfig):
+            base_OI = dense(layer.get_base_layer().weight)
+            wide = torch.promote_types(base_OI.dtype, torch.float32)
+            layer.lora_magnitude_vector[ADAPTER].weight.data = torch.linalg.vector_norm(base_OI.to(wide), dim=1)
+        if isinstance(config, VeraConfig):
+            d_R = layer.vera_lambda_d[ADAPTER]
+            d_R.data = torch.full_like(d_R, config.d_initial, dtype=torch.promote_types(d_R.dtype, torch.float32))
 
 
 def _freeze(model: PreTrainedModel, config: Adapter) -> None:

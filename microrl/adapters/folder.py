@@ -24,6 +24,8 @@ from microrl.errors import UserError
 from microrl.parameters import shape_of, twin, weights
 from microrl.types import AdapterSnapshot, LowRank
 
+RESIDUAL_STARTS = ("pissa", "olora", "corda", "loftq")
+"""PEFT's own starts that take something off the base's weights."""
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -68,7 +70,7 @@ def write_pairs(folder: Path, pairs: Mapping[str, LowRank], base: str | None) ->
 
 def write_model(folder: Path, model: PreTrainedModel, snapshot: AdapterSnapshot) -> None:
     """A whole model, this untouched one with the snapshot merged, in its own type."""
-    tensors = {name: tensor.detach() for name, tensor in weights(model, snapshot)}
+    tensors = {name: tensor.detach().cpu() for name, tensor in weights(model, snapshot)}
     model.save_pretrained(folder, state_dict=tensors)
 
 
@@ -85,6 +87,12 @@ def read(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
         settings = json.loads((folder / SETTINGS).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / SETTINGS} cannot be read: {error}") from error
+    start = str(settings.get("init_lora_weights") or "")
+    if start.startswith(RESIDUAL_STARTS):
+        raise UserError(
+            f"{folder} is an update of a residual base: it began with init_lora_weights={start}",
+            "save it again relative to the base itself, by PEFT's path_initial_model_for_weight_conversion",
+        )
     if settings.get("peft_type") == "LORA" and not settings.get("use_dora"):
         return AdapterSnapshot(1, _pairs(folder, settings, model))
     return _by_peft(folder, model)

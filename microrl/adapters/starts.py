@@ -25,14 +25,15 @@ from safetensors.torch import load_file, save_file
 from microrl.config.adapters import (
     Adapter,
     DctConfig,
-    LowRankAdapter,
     MiloraConfig,
     OloraConfig,
     OloraQrConfig,
     OloraTailConfig,
     PissaConfig,
+    RankedAdapter,
     RlmoConfig,
     RlpoConfig,
+    TinyLoraConfig,
     WaveletConfig,
 )  # fmt: skip
 from microrl.hub import cache_folder
@@ -65,7 +66,7 @@ class Start(NamedTuple):
 
 ENDS: dict[type[Adapter], End] = {
     PissaConfig: "largest", MiloraConfig: "smallest", OloraConfig: "largest", OloraTailConfig: "smallest",
-    RlpoConfig: "largest", RlmoConfig: "smallest",
+    RlpoConfig: "largest", RlmoConfig: "smallest", TinyLoraConfig: "largest",
 }  # fmt: skip
 """Which end of the spectrum a start is taken from."""
 
@@ -77,7 +78,7 @@ def has_start(config: Adapter) -> bool:
 
 @torch.no_grad()
 def compute(
-    layers: Mapping[str, torch.nn.Linear], config: LowRankAdapter, *, seed: int, progress: Progress = lambda items, *_: items
+    layers: Mapping[str, torch.nn.Linear], config: RankedAdapter, *, seed: int, progress: Progress = lambda items, *_: items
 ) -> Start:
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
     began, before = time.perf_counter(), _memory_mark()
@@ -92,7 +93,8 @@ def compute(
     for name in progress(layers, len(layers), f"start of {config.name}"):
         weight_OI = dense(layers[name].weight)
         if end is not None and not cached:
-            spectra[name] = singular(weight_OI, config.rank, end)
+            # In float32, as the cache gives them back: a second run starts from the same bits.
+            spectra[name] = Spectrum(*(part.float() for part in singular(weight_OI, min(config.rank, *weight_OI.shape), end)))
         pairs[name] = _pair(config, weight_OI, spectra.get(name), generator)
     seconds = time.perf_counter() - began
     if kept is not None and not cached and seconds > LEAST_CACHED_S:
@@ -100,7 +102,7 @@ def compute(
     return Start(pairs, time.perf_counter() - began, _memory_mark(before), cached)
 
 
-def _pair(config: LowRankAdapter, weight_OI: torch.Tensor, spectrum: Spectrum | None, generator: torch.Generator) -> Pair:
+def _pair(config: RankedAdapter, weight_OI: torch.Tensor, spectrum: Spectrum | None, generator: torch.Generator) -> Pair:
     rank, width, device = config.rank, weight_OI.shape[1], weight_OI.device
     if isinstance(config, DctConfig):
         return Pair(dct(rank, width).to(device))
@@ -113,8 +115,8 @@ def _pair(config: LowRankAdapter, weight_OI: torch.Tensor, spectrum: Spectrum | 
     U_OR, S_R, V_IR = spectrum
     if isinstance(config, RlpoConfig | RlmoConfig):
         return Pair(V_IR.t())
-    if isinstance(config, PissaConfig | MiloraConfig):
-        root_R = (S_R / config.scale).sqrt()
+    if isinstance(config, PissaConfig | MiloraConfig | TinyLoraConfig):
+        root_R = (S_R / getattr(config, "scale", 1.0)).sqrt()
         return Pair(root_R[:, None] * V_IR.t(), U_OR * root_R)
     return Pair(V_IR.t(), U_OR)
 

@@ -287,10 +287,8 @@ class RunConfig(Section):
                 "model.quant=nf4 keeps a frozen base in 4 bits, and `full` trains it", "--adapter lora, or leave quant out"
             )
         if self.model.quant is not None and isinstance(self.adapter, TinyLoraConfig):
-            raise ValueError(
-                "model.quant=nf4: PEFT's tinylora reads the singular vectors of weights that are not in 4 bits",
-                "--adapter lora with a low rank, or leave quant out",
-            )
+            why = "model.quant=nf4: PEFT gives tinylora's vectors the type that the weights are stored in"
+            raise ValueError(why, "--adapter lora with a low rank, or leave quant out")
         overlong = self.reward.overlong
         if overlong and overlong.buffer >= self.sampling.max_completion_tokens:
             raise ValueError(

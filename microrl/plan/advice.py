@@ -114,7 +114,7 @@ def _candidates(work: Work) -> Iterator[Turn]:
         yield Turn(_sets(values), "shorter completions", values)
         limit //= 2
     rank = getattr(config.adapter, "rank", 0) // 2
-    while rank >= LEAST_RANK:
+    while rank >= max(LEAST_RANK, getattr(config.adapter, "target_rank", None) or 0):
         yield Turn(f"--rank {rank}", "a smaller adapter and its optimizer", {"adapter.rank": rank})
         rank //= 2
     if work.has_vllm:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from microrl.config import RunConfig
 from microrl.config.adapters import (
     AdaLoraConfig,
     Adapter,
@@ -23,7 +24,7 @@ from microrl.config.adapters import (
     VeraConfig,
 )  # fmt: skip
 from microrl.plan.shapes import Shape
-from microrl.plan.work import LENGTH_SHARE, MOST_SEQUENCES, Work
+from microrl.plan.work import LENGTH_SHARE, MOMENT_BYTES, MOST_SEQUENCES, Work
 
 GB = 1e9
 BYTES_A_TRAINED_PARAMETER = 16
@@ -123,6 +124,17 @@ def activation_room(free_bytes: float, total_bytes: float, trained: int) -> floa
     return max(free_bytes - coming - SLACK * total_bytes, 0.0)
 
 
+def trained_bytes(shape: Shape, config: RunConfig) -> int:
+    """What a trainer holds for its adapter: trained and frozen factors, gradients, AdamW's moments."""
+    trained = shape.trainable(config.adapter)
+    return int((8.0 + MOMENT_BYTES[config.optim.name]) * trained + 4.0 * shape.frozen(config.adapter))
+
+
+def narrow_copy(adapter: Adapter, trained: int, width: int) -> float:
+    """Bytes of the rounded copy of every weight that a forward pass over float32 ones keeps until its backward pass."""
+    return float(width * trained) if isinstance(adapter, FullConfig) and width < 4 else 0.0
+
+
 def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, adapter: Adapter, length: int) -> bool:
     """Whether one row of this many tokens can be updated in `room_bytes` with all its activations kept."""
     each = token_bytes(shape, adapter, dtype_bytes, length, checkpointing=False)
@@ -171,12 +183,13 @@ def of(work: Work, room: float) -> Memory:
         "adapter": 4.0 * (work.trained + work.shape.frozen(work.config.adapter)),
         "optimizer": work.moment_bytes,
     }
-    sampling = {**trained, "engine weights": copy, "exported pairs": _exported(work), **resident}
+    sampling = {**trained, "engine weights": copy, "export": _exported(work), **resident}
     sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - 4.0 * work.trained)  # room for gradients is kept
 
     trained["optimizer"] = work.moment_bytes + 4.0 * work.trained  # gradients exist only here
     updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
+    updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.width)
     updating["log-probability chunk"] = 4.0 * min(CHUNK_BUFFERS * CHUNK_ELEMENTS, work.rows * work.limit * work.shape.vocab)
     tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
@@ -216,15 +229,22 @@ def _engine_bytes(work: Work) -> float:
         return 0.0  # updates run beside the weights
     if isinstance(work.config.adapter, FullConfig):
         return 0.0 if work.width == 4 else float(work.weight_bytes)  # the trained copies serve, or are rounded to new ones
-    chosen = work.shape.targets(work.config.adapter)
-    return float(work.width * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
+    return _targeted(work)
 
 
 def _exported(work: Work) -> float:
-    """Pairs that are not the trained factors themselves, while the engine has them: fp32."""
+    """Pairs that are not the trained factors themselves, fp32; merged tensors, of which the proof needs a second copy."""
     adapter = work.config.adapter
+    if adapter.pair_rank is None and work.has_vllm and work.width < 4:
+        return _targeted(work)
     made = isinstance(adapter, ResidualAdapter | AdaLoraConfig | MissConfig | VeraConfig | TinyLoraConfig)
     return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if made else 0.0
+
+
+def _targeted(work: Work) -> float:
+    """Bytes of the weights that the adapter changes, in the base's type."""
+    chosen = work.shape.targets(work.config.adapter)
+    return float(work.width * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
 
 
 def _sleep_level(work: Work) -> str | int | None:

@@ -23,6 +23,8 @@ MOST_SEQUENCES = 512
 """Completions that vLLM decodes at a time (as in train.engines)."""
 MAX_SWAP_RANK = 512
 """vLLM's largest adapter."""
+MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256}
+"""AdamW's two moments of a number; in 8 bits with a float32 scale for each 256."""
 NF4_BYTES = 0.5 + 4 / 64
 """A weight in 4 bits, with one float32 for each 64."""
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -73,7 +75,7 @@ class Work:
     @property
     def moment_bytes(self) -> float:
         """Bytes of AdamW's two moments."""
-        return (8.0 if self.config.optim.name == "adamw" else 2.03) * self.trained
+        return MOMENT_BYTES[self.config.optim.name] * self.trained
 
     @property
     def merges(self) -> bool:

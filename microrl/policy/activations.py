@@ -21,11 +21,13 @@ class Room(NamedTuple):
     """None on a CPU, where a fixed rule keeps the bits the same."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, config: RunConfig, trained: int) -> Room:
+    def of(cls, model: PreTrainedModel, config: RunConfig, trained: int, dtype: torch.dtype) -> Room:
+        """`dtype` is what the base computes in: trained base weights are wider."""
         room = None
         if model.device.type == "cuda":
             room = memory.activation_room(*torch.cuda.mem_get_info(model.device), trained)
-        return cls(Shape.from_config(model.config.to_dict()), config, model.dtype.itemsize, room)
+            room = max(room - memory.narrow_copy(config.adapter, trained, dtype.itemsize), 0.0)
+        return cls(Shape.from_config(model.config.to_dict()), config, dtype.itemsize, room)
 
     @property
     def _row(self) -> dict[str, Any]:

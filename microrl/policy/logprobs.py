@@ -77,11 +77,11 @@ class _ChosenLogprobs(torch.autograd.Function):
         if not head:
             return to_hidden_ND, None, None, None, None, None
         hidden_ND, targets_N, weight_VD, bias_V = head
-        to_weight_VD = torch.zeros_like(weight_VD)
+        to_weight_VD, narrow_VD = torch.zeros_like(weight_VD), weight_VD.to(hidden_ND.dtype)
         to_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         for start in range(0, len(hidden_ND), ctx.size):
             part = slice(start, start + ctx.size)
-            logits_CV = project(hidden_ND[part], weight_VD.to(hidden_ND.dtype), bias_V, fp32=ctx.fp32_head)
+            logits_CV = project(hidden_ND[part], narrow_VD, bias_V, fp32=ctx.fp32_head)
             slope_CV = -(logits_CV.to(given_N1.dtype) / ctx.temperature).softmax(dim=1)
             slope_CV.scatter_add_(1, targets_N[part].unsqueeze(1), torch.ones_like(slope_CV[:, :1]))
             slope_CV *= given_N1[part] / ctx.temperature

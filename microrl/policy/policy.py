@@ -59,7 +59,7 @@ class Policy:
         self._model = model.eval()
         self.parameters = list(self.adapter.parameters.values())
         self.optimizer = build_optimizer(self.adapter.groups(), config.optim)
-        self._room = Room.of(self._model, config, self.trainable)
+        self._room = Room.of(self._model, config, self.trainable, self.adapter.dtype)
         self._may_checkpoint = config.model.gradient_checkpointing == "auto"
         self.checkpoints_activations = False
         """Whether activations are computed again in the backward pass. Each row then has a prompt of its own."""
@@ -67,6 +67,7 @@ class Policy:
             self.checkpoint_activations()
         self.max_tokens = config.optim.tokens_per_microbatch or self._room.tokens(checkpointing=self.checkpoints_activations)
         self.version = 0
+        self._is_stepping = False
         self.is_whole = True
         """False while an update is half done: the weights then belong to no version."""
         self._on_event = on_event
@@ -87,8 +88,9 @@ class Policy:
 
     def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """How likely the current weights find these sequences; see `AdapterSnapshot.score`."""
-        with self.adapter.precision():
-            return sequence_logprobs(self._model, sequences, fp32_head=self._fp32_head)
+        return sequence_logprobs(
+            self._model, sequences, fp32_head=self._fp32_head, precision=self.adapter.precision(), dtype=self.adapter.dtype
+        )
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], breathe: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
@@ -195,7 +197,7 @@ class Policy:
             try:
                 return attempt()
             except Exception as error:
-                if not gpu.is_out_of_memory(error):
+                if not gpu.is_out_of_memory(error) or self._is_stepping:  # a step that is half done must not be done again
                     raise
                 said = gpu.first_line(error)
             # Only out here have the failed attempt's tensors, which the exception held, been let go.
@@ -315,9 +317,10 @@ class Policy:
             tally.skip(f"gradient norm is {norm}: the weights are left as they were")
         else:
             tally.grad_norms.append(norm)
-            self.is_whole = False
+            self.is_whole, self._is_stepping = False, True
             self.optimizer.step()
             self.adapter.allocate(share)
+            self._is_stepping = False
         self.optimizer.zero_grad(set_to_none=True)
 
     def _microbatches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -49,18 +49,30 @@ def project(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tens
 
 
 @torch.no_grad()
-def sequence_logprobs(model: PreTrainedModel, sequences: Sequence[tuple[int, ...]], *, fp32_head: bool) -> list[torch.Tensor]:
+def sequence_logprobs(
+    model: PreTrainedModel,
+    sequences: Sequence[tuple[int, ...]],
+    *,
+    fp32_head: bool,
+    precision: AbstractContextManager[Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> list[torch.Tensor]:
     """Log-probabilities (nats, fp32 or finer) of each sequence's second token to its last, at temperature 1; [length - 1] each.
 
-    Sequences are padded on the right, where a causal model does not look.
+    Sequences are padded on the right, where a causal model does not look. Weights that are wider than what is computed with
+    come with the `precision` of the forward pass, and the `dtype` of the head.
     """
     width = max(map(len, sequences))
     ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=model.device)
-    hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    with precision or nullcontext():
+        hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
     head: Any = model.get_output_embeddings()
+    dtype = dtype or hidden_BTD.dtype
+    hidden_BTD, weight_VD = hidden_BTD.to(dtype), head.weight.to(dtype)
+    bias_V = None if head.bias is None else head.bias.to(dtype)
     found = []
     for row, ids in enumerate(sequences):
-        logits_TV = project(hidden_BTD[row, : len(ids) - 1], head.weight, head.bias, fp32=fp32_head)
+        logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head)
         logprobs_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(dim=-1)
         found.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
     return found

@@ -149,8 +149,9 @@ class VllmEngine:
             slope = "not measurable" if reading.slope is None else f"{reading.slope:.3f}"
             raise SwapNotProved(
                 f"version {snapshot.version} of the adapter did not reach vLLM, twice: {fault}",
-                f"probe gap {reading.gap:.3g} nats a token (floor {reading.floor:.3g}), slope {slope}; nothing was "
-                "sampled from it. Try the other way (--set sync.mode=merge or swap) or another sleep level; see `microrl doctor`",
+                f"probe gap {reading.gap:.3g} nats a token (floor {reading.floor:.3g}), slope {slope}; nothing was sampled from "
+                f"it. Try {'' if snapshot.merged else 'the other way (--set sync.mode=merge or swap) or '}another sleep level; "
+                "see `microrl doctor`",
             )
         if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
@@ -247,8 +248,12 @@ class VllmEngine:
         return proof.flat(self._driver.score(self._sequences))
 
     def _trainer_scores(self, snapshot: AdapterSnapshot) -> torch.Tensor:
-        """By the trainer's own forward pass where it has one for these weights."""
-        if snapshot.score is not None:
+        """By the trainer's own forward pass where it has one for these weights.
+
+        Merged tensors are compared as they were handed over, rounded: that rounding takes something away is no fault of the
+        hand-over, there is no other way for them, and `policy/kl_sampler` says every step what it comes to.
+        """
+        if snapshot.score is not None and not (snapshot.merged and self._base.dtype.itemsize < 4):
             return proof.flat(snapshot.score(self._sequences))
         with adapted(self._base, snapshot) as model:
             return proof.flat(sequence_logprobs(model, self._sequences, fp32_head=self._settings.fp32_head))

@@ -12,7 +12,7 @@ from microrl.adapters.targets import linears, targets
 from microrl.config import RunConfig
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
-from microrl.plan.memory import BYTES_A_TRAINED_PARAMETER, CPU_CACHE_BYTES
+from microrl.plan.memory import CPU_CACHE_BYTES, trained_bytes
 from microrl.plan.shapes import Shape
 from microrl.plan.work import MOST_SEQUENCES
 from microrl.rollout import gpu
@@ -96,15 +96,15 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel) -> VllmSettings:
     if model.device.type != "cuda":
         return settings
     sides = sum(layer.in_features + layer.out_features for layer in layers.values())
-    trained = Shape.from_config(model.config.to_dict()).trainable(config.adapter)
-    return _fit_to_card(settings, model, sides, trained, engine.sleep)
+    kept = trained_bytes(Shape.from_config(model.config.to_dict()), config)
+    return _fit_to_card(settings, model, sides, kept, engine.sleep)
 
 
-def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, trained: int, sleep: str | int) -> VllmSettings:
+def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, kept: int, sleep: str | int) -> VllmSettings:
     """The settings with the cache, the share of the card and the sleep level that go with what is free.
 
-    `sides` is the sum of the targeted layers' widths and heights, `trained` the number of trained parameters. Raises
-    UserError where it does not fit.
+    `sides` is the sum of the targeted layers' widths and heights, `kept` what the trainer will hold for its adapter, in
+    bytes. Raises UserError where it does not fit.
     """
     torch.cuda.empty_cache()  # of an engine before this one
     free, total = torch.cuda.mem_get_info(model.device)
@@ -114,7 +114,7 @@ def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, tra
         free=free,
         total=total,
         engine=engine_bytes,
-        adapter=trained * BYTES_A_TRAINED_PARAMETER,
+        adapter=kept,
         wanted=settings.kv_bytes,
         least=_cache_a_sequence(model, settings.max_model_len),
         others=gpu.others_on_card(),

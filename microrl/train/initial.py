@@ -28,6 +28,11 @@ def find(config: RunConfig) -> Path | None:
             f"init: {path} trained an adapter of {other.model.name}, and this run's model is {config.model.name}",
             f"--model {other.model.name}, or another run",
         )
+    if other.model.quant != config.model.quant:
+        raise UserError(
+            f"init: {path} was trained on a base with model.quant={other.model.quant}, and here it is {config.model.quant}",
+            f"--set model.quant={other.model.quant or 'none'}: an update of other numbers is another update",
+        )
     theirs, ours = other.adapter.model_dump(), config.adapter.model_dump()
     differing = next((name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)), None)
     if differing is not None:
