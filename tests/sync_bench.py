@@ -1,4 +1,4 @@
-"""What handing every adapter over to vLLM costs: push and proof, in each way that it can be served, on one engine.
+"""What handing every adapter over to vLLM costs, in each way that it can be served, on one engine; the proof apart.
 
     python tests/sync_bench.py --shape 1.5b --layers 4 --rank 64
 
@@ -18,8 +18,8 @@ from microrl.config import resolve
 from microrl.config.adapters import KINDS
 from microrl.policy.policy import Policy
 from microrl.policy.tiny import build_tokenizer
-from microrl.rollout.sync import SyncChoice
 from microrl.train.engines import make_engine
+from microrl.types import BASE
 
 
 def main():
@@ -45,6 +45,8 @@ def main():
     settings = resolve((), {"engine.kind": "vllm", "adapter.kind": "pissa", "adapter.rank": args.rank, "engine.max_kv_gb": 0.5,
                             "sampling.max_completion_tokens": 64, "data.max_prompt_tokens": 128})  # fmt: skip
     engine = make_engine(settings, model, tokenizer)
+    with engine.awake(BASE):
+        pass  # the trainer's base is in it from here on
     for kind in args.kinds:
         for row in measure(engine, model, kind, args.rank, args.versions):
             print(json.dumps(row), flush=True)
@@ -52,32 +54,23 @@ def main():
 
 
 def measure(engine, model, kind, rank, versions):
-    """Median seconds of push and proof, for swap and merge or for merge alone."""
+    """Median seconds of a push, for swap and merge or for merge alone."""
     flags = {"adapter.kind": kind} | ({"adapter.rank": rank} if "rank" in KINDS[kind].model_fields else {})
     config = resolve((), flags)
     policy = Policy(copy.deepcopy(engine._base), config, fresh=False)
     generator = torch.Generator(device=model.device).manual_seed(1)
     for mode in ("swap", "merge") if config.adapter.pair_rank else ("merge",):
-        engine._choice = SyncChoice(mode, None, lambda *_: None)
-        reports = []
+        seconds = []
         for _ in range(versions):
             with torch.no_grad():
                 for parameter in policy.parameters:
                     step = 0.002 * float(parameter.abs().mean()) + 1e-4
                     parameter += step * torch.randn(parameter.shape, generator=generator, device=parameter.device)
             policy.version += 1
-            with engine.awake(policy.snapshot()):
-                pass
-            reports.append(engine.report)
-        yield {
-            "kind": kind,
-            "mode": mode,
-            "trained": policy.trainable,
-            "push_s": statistics.median(report.push_s for report in reports),
-            "proof_s": statistics.median(report.proof_s for report in reports),
-            "gap": max(report.gap for report in reports),
-        }
-    del policy
+            engine._push_timed(policy.snapshot(), mode)
+            seconds.append(engine.report.push_s)
+        yield {"kind": kind, "mode": mode, "trained": policy.trainable, "push_s": statistics.median(seconds), "all_s": seconds}
+        engine._push(BASE, mode)
 
 
 if __name__ == "__main__":

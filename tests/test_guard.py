@@ -80,7 +80,8 @@ def test_accuracy_is_averaged_and_measured_against_its_best_average():
     assert validate(0.1, 0.6, 0.6, 0.41, 0.41, 0.41) == [None] * 6
     assert validate(0.6, 0.6, 0.39, 0.39) == [None, None, None, "rollback"]
     assert validate(0.6, 0.6, 0.1, 0.55) == [None, None, "rollback", None]  # 0.35 on average: deep enough for one to do
-    assert validate(0.9, 0.3, 0.4) == [None, None, "rollback"]  # 0.6, then 0.35
+    assert validate(0.9, 0.3, 0.4) == [None, "rollback", None]  # 0.6 on average, after a start of 0.9
+    assert validate(0.31, 0.0, 0.0) == [None, None, "rollback"]  # 0.155, then 0: it has fallen at once
     assert validate(0.6, 0.6, 0.1, 0.1, 0.1) == [None, None, "rollback", None, "rollback"]  # an average is of two again
 
 

@@ -111,6 +111,9 @@ class Guard:
             if row[name] is not None:
                 memory.start.setdefault(name, row[name])
         if row["validate/accuracy"] is not None:
+            if not memory.validations and memory.average is None:
+                # The start's counts alone: a policy may fall at once.
+                memory.best_average = max(memory.best_average, row["validate/accuracy"])
             memory.validations = [*memory.validations, row["validate/accuracy"]][-averaged:]
             if len(memory.validations) == averaged:
                 memory.average = sum(memory.validations) / averaged
@@ -196,7 +199,7 @@ def _grad_norm(row: Row, memory: Memory) -> float | None:
 
 
 def _accuracy(row: Row, memory: Memory) -> float | None:
-    """How far the average of the last validations lies below the best one.
+    """How far the average of the last validations lies below the best one, and below the first validation.
 
     All validations are of the same problems with the same random numbers, so what differs is sampling: with the default
     64 x 2 answers a standard error of at most 0.031 for an average of two. In 50 validations of a policy that stands still,
