@@ -317,8 +317,10 @@ class Policy:
             tally.skip(f"gradient norm is {norm}: the weights are left as they were")
         else:
             tally.grad_norms.append(norm)
-            self.is_whole, self._is_stepping = False, True
+            # AdamW steps all of them or none; bitsandbytes' goes from one parameter to the next.
+            self.is_whole, self._is_stepping = False, self._optim.name == "adamw_8bit"
             self.optimizer.step()
+            self._is_stepping = True
             self.adapter.allocate(share)
             self._is_stepping = False
         self.optimizer.zero_grad(set_to_none=True)
