@@ -58,7 +58,8 @@ def test_the_quickstart_keeps_its_hours(microrl, tmp_path, hours):
     out = tmp_path / "run"
     summary = kept(microrl, hours * 3600, out, "quickstart")
     forecast = summary["forecast"]
-    assert forecast["steps"] == pytest.approx(forecast["actual_steps"], rel=0.15)
+    # The shortest is forecast after eight steps: a job that begins or ends beside it then is a fifth of what is to come.
+    assert forecast["steps"] == pytest.approx(forecast["actual_steps"], rel=0.15 if hours > 0.02 else 0.3)
     assert summary["seconds_by_phase"]["validate"] <= 0.1 * hours * 3600
     assert not [line for line in (out / "events.jsonl").read_text().splitlines() if json.loads(line)["kind"] == "guard"]
 
