@@ -25,8 +25,7 @@ def kept(microrl, budget_s, out, *arguments):
     assert 0.95 * budget_s <= seconds <= budget_s + max(0.01 * budget_s, 0.5)
     assert summary["status"] == "done" and summary["eval"]["after"]
     assert summary["seconds_by_phase"]["idle"] < 0.01 * budget_s
-    # The summary is written before the process ends: what unloading torch takes is not in it.
-    assert -0.5 <= seconds - summary["hours_spent"] * 3600 <= max(0.01 * budget_s, 3)
+    assert summary["hours_spent"] * 3600 == pytest.approx(seconds, abs=max(0.01 * budget_s, 1.2))
     return summary
 
 
@@ -58,8 +57,7 @@ def test_the_quickstart_keeps_its_hours(microrl, tmp_path, hours):
     out = tmp_path / "run"
     summary = kept(microrl, hours * 3600, out, "quickstart")
     forecast = summary["forecast"]
-    # The shortest is forecast after eight steps: a job that begins or ends beside it then is a fifth of what is to come.
-    assert forecast["steps"] == pytest.approx(forecast["actual_steps"], rel=0.15 if hours > 0.02 else 0.3)
+    assert forecast["steps"] == pytest.approx(forecast["actual_steps"], rel=0.15)
     assert summary["seconds_by_phase"]["validate"] <= 0.1 * hours * 3600
     assert not [line for line in (out / "events.jsonl").read_text().splitlines() if json.loads(line)["kind"] == "guard"]
 
