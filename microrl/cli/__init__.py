@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from microrl import __version__
 from microrl.cli import bench, doctor, evaluate, merge, plan, presets, sample, train, warmup
-from microrl.cli.output import guarded
+from microrl.cli.output import FAILED, guarded
 
 app = typer.Typer(
     name="microrl",
@@ -52,4 +54,16 @@ def main() -> None:
     # Threads that wait should sleep: where another process wants a core, spinning ones make a step several times slower.
     # It is read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(guarded(lambda: app(standalone_mode=False)))
+    status = FAILED
+
+    def leave() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # whoever read it has left
+                stream.flush()
+        os._exit(status)
+
+    # Registered first it runs last, when every library has tidied up: freeing torch's modules one by one takes another second or
+    # two, which a run within hours has no use for.
+    atexit.register(leave)
+    status = guarded(lambda: app(standalone_mode=False))
+    sys.exit(status)
