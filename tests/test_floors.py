@@ -9,8 +9,8 @@ import microrl
 PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
 FLOORS = [
-    {"errors", "types"},
-    {"config", "budget", "hub", "answers", "parameters"},
+    {"errors", "types", "clock"},
+    {"config", "budget", "hub", "answers", "parameters", "files"},
     {"data", "rewards", "algorithm", "tracking", "plan"},
     {"adapters", "rollout"},
     {"policy", "evaluation"},

@@ -1,0 +1,78 @@
+"""Files that somebody else may have written: regular files only, no links, of bounded size, read through a typed model."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from microrl.errors import UserError
+
+Value = TypeVar("Value")
+MAX_JSON_BYTES = 64 * 2**20
+
+
+class BadFile(UserError):
+    """A file that is missing, damaged, or no regular file."""
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+    """Open a regular file without following a link at `path` itself, and without waiting for a pipe's other end.
+
+    `flags` as for `os.open`; a file that `os.O_CREAT` makes is readable by all. Raises BadFile for a link, a device, a pipe
+    or a folder, and OSError as `open` does otherwise.
+    """
+    nofollow, nonblock = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags | nofollow | nonblock | os.O_CLOEXEC, 0o644)
+    except OSError:
+        if path.is_symlink():
+            raise BadFile(f"{path} is a symbolic link", "replace it by the file itself") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadFile(f"{path} is not a regular file", "remove it, or replace it by the file itself")
+    is_read = flags & (os.O_WRONLY | os.O_RDWR) == 0
+    return os.fdopen(descriptor, "rb" if is_read else "ab" if flags & os.O_APPEND else "r+b", buffering=-1 if is_read else 0)
+
+
+def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
+    """A whole file of at most `limit` bytes. Raises BadFile."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(content) > limit:
+        raise BadFile(f"{path} is larger than {limit / 2**20:.0f} MiB", "it is not what microrl wrote")
+    return content
+
+
+def read_json(path: Path, kind: type[Value] | TypeAdapter[Value] | Any, limit: int = MAX_JSON_BYTES) -> Value:
+    """A JSON file as `kind`: a pydantic model, a dataclass, or any type that pydantic knows. Raises BadFile."""
+    adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
+    content = read_bytes(path, limit)
+    try:
+        return adapter.validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadFile(f"{path} is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
+
+
+def refuse_links(root: Path) -> None:
+    """Raise BadFile where anything below `root` is neither a folder nor a regular file. `root` itself may be a link."""
+
+    def unreadable(error: OSError) -> None:
+        raise BadFile(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    for folder, folders, files in os.walk(root, onerror=unreadable):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+                raise BadFile(f"{path} is {what}", "a run folder holds regular files only: remove it, or copy it with `cp -rL`")

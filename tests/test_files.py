@@ -1,0 +1,89 @@
+"""Files of strangers: links, pipes, devices, sizes and types are said in one line, and nothing is followed or waited for."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from microrl import clock, files
+from microrl.errors import UserError
+
+
+@dataclass
+class Pair:
+    name: str
+    count: int
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"name": "a"}', "`count`"),
+        (b'{"name": "a", "count": "x"}', "`count`"),
+        (b"[1, 2]", "damaged"),
+        (b"\xff\xfe{", "damaged"),
+        (b"[" * 100_000, "damaged"),
+        (b"", "damaged"),
+    ],
+)
+def test_what_is_not_of_the_type_is_said_in_one_line(tmp_path, content, said):
+    path = tmp_path / "pair.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        files.read_json(path, Pair)
+    assert said in caught.value.message and str(path) in caught.value.message and "\n" not in caught.value.message
+
+
+def test_a_good_file_is_read(tmp_path):
+    path = tmp_path / "pair.json"
+    path.write_text('{"name": "a", "count": 3}')
+    assert files.read_json(path, Pair) == Pair("a", 3)
+
+
+@pytest.mark.parametrize("make", ["link", "pipe", "device", "folder"])
+def test_only_regular_files_are_opened(tmp_path, make):
+    path = tmp_path / "it"
+    if make == "link":
+        (tmp_path / "target").write_text("{}")
+        path.symlink_to(tmp_path / "target")
+    elif make == "pipe":
+        os.mkfifo(path)
+    elif make == "folder":
+        path.mkdir()
+    else:
+        path = Path("/dev/zero")
+    with pytest.raises(files.BadFile):
+        files.read_bytes(path)
+
+
+def test_appending_does_not_follow_a_link(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("before")
+    (tmp_path / "log").symlink_to(target)
+    with pytest.raises(files.BadFile):
+        files.open_regular(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    assert target.read_text() == "before"
+    with files.open_regular(tmp_path / "new", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+        file.write(b"line\n")
+    assert (tmp_path / "new").read_text() == "line\n"
+
+
+def test_links_anywhere_below_are_refused_but_the_root_may_be_one(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    files.refuse_links(tmp_path / "latest")
+    (tmp_path / "run" / "checkpoints" / "step-000001").symlink_to(tmp_path)
+    with pytest.raises(files.BadFile, match="step-000001 is a symbolic link"):
+        files.refuse_links(tmp_path / "latest")
+
+
+def test_too_large_a_file_is_not_read_whole(tmp_path):
+    (tmp_path / "big").write_bytes(b"x" * 11)
+    with pytest.raises(files.BadFile, match="larger"):
+        files.read_bytes(tmp_path / "big", limit=10)
+
+
+def test_the_process_began_before_now_on_the_same_clock():
+    assert 0 < clock.now_s() - clock.process_started_s() < 3600
