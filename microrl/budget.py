@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
+
+from microrl.clock import now_s
 
 RECENT = 16
 QUANTILE = 0.85
@@ -27,16 +26,6 @@ SAVING_SHARE = 0.02
 """Most of the time that checkpoints may take."""
 LEAST_EVALUATION = 0.25
 """Share of the final evaluation for which a step that takes too long is given up."""
-
-
-def process_started() -> float:
-    """When this process was created, in seconds since the epoch, so that the time of importing counts too."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the machine was booted
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return time.time() - age_s
-    except (OSError, AttributeError, ValueError, IndexError):
-        return time.time()  # not Linux: the imports so far, about a second, are not counted
 
 
 def checkpoint_interval_s(minutes: float | None, hours: float | None, save_s: float) -> float:
@@ -94,7 +83,7 @@ class Budget:
         price: float = 0.0,
         started: float,
         before_s: float = 0.0,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = now_s,
     ) -> None:
         self.hours, self.most_steps, self.price = hours, steps, price
         self._started, self._before_s, self._now = started, before_s, now

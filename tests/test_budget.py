@@ -1,10 +1,8 @@
 """The clock, with an injected one."""
 
-import time
-
 import pytest
 
-from microrl.budget import EVALUATION_MARGIN, Budget, Durations, process_started
+from microrl.budget import EVALUATION_MARGIN, Budget, Durations
 
 
 class Clock:
@@ -115,7 +113,3 @@ def test_time_of_earlier_processes_counts():
     assert both.share(step=5) == pytest.approx(0.75) and both.share(step=8) == 0.8, "the nearer end counts"
     both.is_by_steps = True
     assert both.share(step=5) == 0.5, "but where steps end the run, it must repeat"
-
-
-def test_the_process_is_older_than_this_test():
-    assert 0 < time.time() - process_started() < 24 * 3600

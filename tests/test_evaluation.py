@@ -88,7 +88,7 @@ class SlowSampler:
 
 def asked(monkeypatch, deadline_s, expected_s=0.0):
     clock = [100.0]
-    monkeypatch.setattr(evaluate_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(evaluate_module.clock, "now_s", lambda: clock[0])
     sampler, judge = SlowSampler(clock), Judge(resolve(()).reward)
     prompts = [Prompt(f"question {number}", "1", "", (1,)) for number in range(40)]
     try:

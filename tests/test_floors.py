@@ -1,6 +1,7 @@
 """The house: rooms import only from lower floors, and rooms on one floor do not know each other."""
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -67,3 +68,10 @@ def test_only_the_agreed_names_are_tracked_at_the_root():
 def test_files_stay_small_enough_to_hold_in_mind():
     long = {str(path.relative_to(ROOT)): count for path in sources() if (count := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+def test_spans_are_measured_by_a_clock_that_cannot_be_set():
+    """Time stamps of events may be the wall clock's; nothing else may, and `clock` alone knows which clock to read."""
+    calls = re.compile(r"\btime\.(time|monotonic|perf_counter|clock_gettime)|from time import")
+    wrong = [str(path.relative_to(ROOT)) for path in sources() if room_of(path) != "clock" and calls.search(path.read_text())]
+    assert not wrong

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from microrl import clock
 from microrl.config import resolve
 from microrl.data import arithmetic
 from microrl.data.load import Question, split
@@ -41,7 +42,7 @@ def gain_of(sets: list[str], out: Path, *, steps: int, seed: int = 0) -> dict:
 
     config = resolve(["quickstart"], {"seed": seed, "budget.steps": steps}, sets)
     folder = RunFolder.create(out, config.model_dump(mode="json"))
-    summary = train(config, folder, started=time.time())
+    summary = train(config, folder, started=clock.now_s())
     assert summary["steps"] == steps
     return summary["eval"]["paired_gain"]
 

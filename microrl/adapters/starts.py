@@ -13,7 +13,6 @@ import math
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from microrl import clock
 from microrl.config.adapters import (
     Adapter,
     DctConfig,
@@ -81,7 +81,7 @@ def compute(
     layers: Mapping[str, torch.nn.Linear], config: RankedAdapter, *, seed: int, progress: Progress = lambda items, *_: items
 ) -> Start:
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
-    began, before = time.perf_counter(), _memory_mark()
+    began, before = clock.now_s(), _memory_mark()
     end = ENDS.get(type(config))
     kept = _kept(layers, end, config.rank) if end is not None else None
     spectra = _read(kept, layers) if kept is not None else None
@@ -96,10 +96,10 @@ def compute(
             # In float32, as the cache gives them back: a second run starts from the same bits.
             spectra[name] = Spectrum(*(part.float() for part in singular(weight_OI, min(config.rank, *weight_OI.shape), end)))
         pairs[name] = _pair(config, weight_OI, spectra.get(name), generator)
-    seconds = time.perf_counter() - began
+    seconds = clock.now_s() - began
     if kept is not None and not cached and seconds > LEAST_CACHED_S:
         _keep(kept, spectra)
-    return Start(pairs, time.perf_counter() - began, _memory_mark(before), cached)
+    return Start(pairs, clock.now_s() - began, _memory_mark(before), cached)
 
 
 def _pair(config: RankedAdapter, weight_OI: torch.Tensor, spectrum: Spectrum | None, generator: torch.Generator) -> Pair:

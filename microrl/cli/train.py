@@ -129,7 +129,7 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
 
 def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more: bool = False) -> int:
     """Load and carry out a run whose folder exists; returns the exit status."""
-    from microrl.budget import process_started
+    from microrl import clock
     from microrl.cli.target import prepare_hub
     from microrl.config import check
 
@@ -145,7 +145,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more
             # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
-            summary = run(config, folder, started=process_started(), resume=resume, has_more=has_more)
+            summary = run(config, folder, started=clock.process_started_s(), resume=resume, has_more=has_more)
     except UserError:
         if not resume:
             folder.discard()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from microrl import clock
 from microrl.evaluation.estimators import Estimate, mean_share, paired_gain, pass_at_k
 from microrl.rewards.judge import Judge
 from microrl.rollout.engine import Sampler
@@ -100,11 +100,11 @@ def evaluate(
     everything. `expected_s` is how long all of it is likely to take, before anything has been measured.
     """
     result = Result(sampling, seed, tuple(pass_k))
-    began = time.monotonic()
+    began = clock.now_s()
     slowest = expected_s * CHUNK / max(len(prompts), CHUNK)  # of whole chunks, and of the only one
     tokens = cut = 0
     for start in range(0, len(prompts), CHUNK):
-        chunk_began = time.monotonic()
+        chunk_began = clock.now_s()
         left = float("inf") if deadline_s is None else deadline_s - (chunk_began - began)
         # A part of a chunk asks its questions with the same random numbers as the whole one.
         size = min(CHUNK, len(prompts) - start)
@@ -115,7 +115,7 @@ def evaluate(
             result.right[group.prompt.question] = sum(score.accuracy > 0 for score in group.scores)
             tokens += sum(len(completion.token_ids) for completion in group.completions)
             cut += sum(completion.finish == "length" for completion in group.completions)
-        slowest = max(slowest if start else 0.0, time.monotonic() - chunk_began)
+        slowest = max(slowest if start else 0.0, clock.now_s() - chunk_began)
         on_progress(len(result.right), len(prompts))
         if len(chunk) < CHUNK:
             break
@@ -123,7 +123,7 @@ def evaluate(
         return None
     answers = len(result.right) * result.samples
     result.mean_length, result.truncated = tokens / answers, cut / answers
-    result.seconds = time.monotonic() - began
+    result.seconds = clock.now_s() - began
     return result
 
 

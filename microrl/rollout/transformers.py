@@ -6,7 +6,6 @@ the adapter is folded into a copy of the targeted weights: decoding runs the bas
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from microrl import clock
 from microrl.errors import MachineFailure
 from microrl.parameters import fold, merged, replaced, twin
 from microrl.rollout.base_model import adapted, kv_bytes_per_token, project, stop_tokens
@@ -54,7 +54,7 @@ class TransformersEngine:
         In fp32 a pair is folded into copies of the weights. A narrower type would round a small update away, so there it runs
         beside them, in fp32 as the trainer's does.
         """
-        began = time.perf_counter()
+        began = clock.now_s()
         narrow = {name: pair for name, pair in snapshot.pairs.items() if not self._folds(name)}
         wide = {name: pair for name, pair in snapshot.pairs.items() if name not in narrow}
         tensors = dict(merged(self._model, snapshot))
@@ -62,7 +62,7 @@ class TransformersEngine:
             base_OI = self._model.get_submodule(name).weight
             tensors[f"{name}.weight"] = torch.nn.Parameter(fold(base_OI, pair), requires_grad=False)
         with replaced(self._model, tensors), adapted(self._model, AdapterSnapshot(snapshot.version, narrow)):
-            self.report = SyncReport(push_s=time.perf_counter() - began)
+            self.report = SyncReport(push_s=clock.now_s() - began)
             yield _Sampler(self, snapshot.version)
 
     def _folds(self, name: str) -> bool:

@@ -6,7 +6,6 @@ engine and trainer score the same tokens, and the engine's own buffers are compa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from microrl import clock
 from microrl.errors import MachineFailure, SwapNotProved
 from microrl.parameters import twin
 from microrl.plan.memory import BLOCK_TOKENS
@@ -281,11 +281,11 @@ class VllmEngine:
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
         """Add the seconds inside to this part of the report, the card's work included."""
-        began = time.perf_counter()
+        began = clock.now_s()
         yield
         if self._base.device.type == "cuda":
             torch.cuda.synchronize()
-        setattr(self.report, part, getattr(self.report, part) + time.perf_counter() - began)
+        setattr(self.report, part, getattr(self.report, part) + clock.now_s() - began)
 
 
 class _Sampler:
@@ -306,12 +306,12 @@ class _Sampler:
             self._driver.sample(prompt.token_ids, sampling, self._stops, _seed((*stream, position))): position
             for position, prompt in enumerate(prompts)
         }
-        began = time.perf_counter()
+        began = clock.now_s()
         for output in self._driver.finished(self._engine.breathe):
-            self.decode_s += time.perf_counter() - began
+            self.decode_s += clock.now_s() - began
             position = waiting.pop(output.request_id)
             yield position, Group(prompts[position], tuple(self._completion(one) for one in output.outputs))
-            began = time.perf_counter()
+            began = clock.now_s()
 
     def _completion(self, output: Any) -> Completion:
         ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from microrl.clock import now_s
 from microrl.types import Group as Rollouts
 
 Item = TypeVar("Item")
@@ -51,8 +51,8 @@ class RunConsole:
     def status(self, text: str) -> None:
         """What is going on now."""
         self._status = text
-        if not self._console.is_terminal and time.monotonic() - self._said_at > QUIET_S:
-            self._said_at = time.monotonic()
+        if not self._console.is_terminal and now_s() - self._said_at > QUIET_S:
+            self._said_at = now_s()
             self.note(text)
 
     def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
@@ -64,11 +64,11 @@ class RunConsole:
 
     def sampling(self, groups: Iterable[tuple[int, Rollouts]], total: int, label: str) -> Iterator[tuple[int, Rollouts]]:
         """Pass finished groups through, and show how many there are and how fast their tokens came."""
-        began, tokens = time.monotonic(), 0
+        began, tokens = now_s(), 0
         self.status(f"{label}: 0/{total} groups")
         for number, (position, group) in enumerate(groups, 1):
             tokens += sum(len(completion.token_ids) for completion in group.completions)
-            rate = tokens / max(time.monotonic() - began, 1e-9)
+            rate = tokens / max(now_s() - began, 1e-9)
             self.status(f"{label}: {number}/{total} groups, {rate:.0f} tokens/s")
             yield position, group
 
@@ -76,7 +76,7 @@ class RunConsole:
         """A finished step's metrics, the spent share of the budget, and how many steps it is likely to have room for."""
         self._row, self._share = row, share
         self._total = self._bound or (f"~{expected}" if expected else None)
-        self._said_at = time.monotonic()
+        self._said_at = now_s()
         if not self._console.is_terminal:
             self.note(plain_line(row, self._total))
 

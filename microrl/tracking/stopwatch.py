@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+from microrl import clock
 
 
 class Stopwatch:
@@ -18,13 +19,13 @@ class Stopwatch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time inside as this phase's."""
-        began = time.perf_counter()
+        began = clock.now_s()
         self.is_in_a_phase = True
         try:
             yield
         finally:
             self.is_in_a_phase = False
-            self.add(name, time.perf_counter() - began)
+            self.add(name, clock.now_s() - began)
 
     def add(self, name: str, seconds: float) -> None:
         for book in (self.totals, self._lap):

@@ -6,11 +6,11 @@ import random
 import resource
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from microrl import clock
 from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
@@ -49,13 +49,13 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
     try:
         watch = Stopwatch()
         for step in range(config.budget.steps or 1):
-            began = time.perf_counter()
+            began = clock.now_s()
             groups, _ = sample(parts, step, watch, _unseen, parts.sampling)
             with watch.phase("update"):
                 batch = to_batch(parts, [every_useful(group) for group in groups])
                 update = parts.policy.update(batch, learning_rate(config.optim, 0.0))
             assert update.skipped == 0, update.reason
-            seconds.append(time.perf_counter() - began)
+            seconds.append(clock.now_s() - began)
             laps.append(watch.lap())
             on_step(step, seconds[-1])
     finally:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 
+from microrl import clock
 from microrl.budget import BEFORE_SHARE, VALIDATIONS
 from microrl.config import RunConfig
 from microrl.evaluation.evaluate import Result, evaluate
@@ -78,7 +78,7 @@ def evaluate_snapshot(
     expected_s: float = 0.0,
 ) -> Result | None:
     """Accuracy of one snapshot on these problems, with the run's evaluation settings. Waking and proving count as its time."""
-    began = time.monotonic()
+    began = clock.now_s()
     config = parts.config.evaluation
     limit = config.max_completion_tokens or parts.sampling.max_tokens
     with engine.awake(snapshot) as sampler:
@@ -89,12 +89,12 @@ def evaluate_snapshot(
             Sampling(samples or config.samples, limit, config.temperature, config.top_p),
             seed=config.seed,
             pass_k=config.pass_k if samples is None else (),
-            deadline_s=None if deadline_s is None else deadline_s - (time.monotonic() - began),
+            deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
             expected_s=expected_s,
             on_progress=lambda done, total: console.status(f"{name}: {done}/{total} problems"),
         )
     if result is not None:
-        result.seconds = time.monotonic() - began
+        result.seconds = clock.now_s() - began
     return result
 
 

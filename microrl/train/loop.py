@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from microrl import checkpoint
+from microrl import checkpoint, clock
 from microrl.budget import LEAST_EVALUATION, Budget
 from microrl.checkpoint import State
 from microrl.config import RunConfig
@@ -37,7 +36,7 @@ def train(
 ) -> dict[str, Any]:
     """Carry a run out and return its summary, which also stands in `summary.json`.
 
-    `started` is when the process was created (seconds since the epoch). `has_more` says that a resumed run was given more
+    `started` is when the process was created, on the clock of `clock.now_s`. `has_more` says that a resumed run was given more
     hours or steps than it had. Raises KeyboardInterrupt after a clean save.
     """
     place, state = saving.find_place(folder) if resume else (None, State())
@@ -45,9 +44,9 @@ def train(
     state.is_by_steps = None if has_more else state.is_by_steps
     state.warmup.is_done = state.warmup.is_done and not (has_more and config.warmup.only)
     before_s, watch, bounds = state.elapsed_s, Stopwatch(state.phases), config.budget
-    watch.add("load", time.time() - started)
+    watch.add("load", clock.now_s() - started)
     with (
-        Heartbeat(folder.path, lambda: before_s + time.time() - started),
+        Heartbeat(folder.path, lambda: before_s + clock.now_s() - started),
         RunConsole(title=f"microrl  {folder.path}", total_steps=bounds.steps) as console,
         Interrupts() as interrupts,
         ExitStack() as closing,
@@ -57,7 +56,7 @@ def train(
             closing.callback(parts.engine.close)
             closing.callback(parts.judge.close)
             config = parts.config
-            plan = planning.of_model(config, parts, before_s + time.time() - started)
+            plan = planning.of_model(config, parts, before_s + clock.now_s() - started)
         budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=before_s)
         if state.is_by_steps is None:  # with both bounds: the one that the plan sees ending the run
             state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
@@ -187,7 +186,7 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     Raises StoppedByGuard behind the step that the guard ends the run with.
     """
     parts, state, watch = run.parts, run.state, run.watch
-    began = time.perf_counter()
+    began = clock.now_s()
     watch.lap()
     lr = learning_rate(run.config.optim, run.budget.share(step)) * run.guard.lr_factor
     progress = partial(run.console.sampling, label=f"step {step + 1}: sampling")
@@ -201,7 +200,7 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
                 state.entropy_start = update.entropy
             row = describe(
                 step, sampled, update, parts.engine.report, lr=lr, entropy_start=state.entropy_start, laps=watch.lap(),
-                seconds=time.perf_counter() - began,
+                seconds=clock.now_s() - began,
             )  # fmt: skip
             row = _log(run, step, row | {"validate/accuracy": accuracy}, update.reason)
         with watch.phase("save"), run.folder.left_out_if_full("rollouts"):

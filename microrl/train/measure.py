@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from microrl import clock
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
 from microrl.data.load import load_questions, split
@@ -59,7 +59,7 @@ def _evaluate(config: RunConfig, run: RunFolder | None, judge: Judge, console: R
     settings = config.evaluation
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
     sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)
-    began = time.monotonic()
+    began = clock.now_s()
     with closing(make_engine(config, model, tokenizer, console=console)) as engine, engine.awake(snapshot) as sampler:
         result = evaluate(
             sampler,
@@ -71,7 +71,7 @@ def _evaluate(config: RunConfig, run: RunFolder | None, judge: Judge, console: R
             on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
         )
     assert result is not None, "without a deadline every problem is answered"
-    console.note(f"{label}: evaluated in {time.monotonic() - began:.1f} s")
+    console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")
     return result
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from microrl import clock
 from microrl.budget import Budget
 from microrl.checkpoint import State
 from microrl.config import RunConfig
@@ -61,7 +61,7 @@ class Run:
         Raises MachineFailure where that cannot get smaller.
         """
         while True:
-            position, began = self.parts.prompts.position, time.perf_counter()
+            position, began = self.parts.prompts.position, clock.now_s()
             try:
                 return work()
             except Exception as error:
@@ -74,7 +74,7 @@ class Run:
             self.parts.prompts.position = position
             self.state.max_kv_gb = self.parts.engine.shrink()
             if not self.watch.is_in_a_phase:
-                self.watch.add("retry", time.perf_counter() - began)
+                self.watch.add("retry", clock.now_s() - began)
             self.tell(
                 "out of memory", f"in sampling: {self.state.max_kv_gb:.3g} GB of keys and values from now on",
                 max_kv_gb=self.state.max_kv_gb, error=said,

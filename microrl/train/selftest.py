@@ -9,12 +9,12 @@ import dataclasses
 import json
 import os
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from microrl import clock
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
 from microrl.policy.policy import Policy
@@ -59,29 +59,29 @@ def run() -> Passed:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = build_tokenizer()
     model = build_model(tokenizer).to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval().requires_grad_(False)
-    began = time.perf_counter()
+    began = clock.now_s()
     engine = make_engine(config, model, tokenizer)
     policy = Policy(model, config)
     texts = [f"What is {n} + {n}?" for n in range(11, 15)]
     prompts = [Prompt(text, "", text, tuple(tokenizer(text)["input_ids"])) for text in texts]
 
     def generate(snapshot: AdapterSnapshot, step: int) -> tuple[list[Group], float]:
-        began = time.perf_counter()
+        began = clock.now_s()
         with engine.awake(snapshot) as sampler:
             groups = [group for _, group in sorted(sampler.groups(prompts, SAMPLING, stream=(0, step)), key=lambda one: one[0])]
-        return groups, time.perf_counter() - began
+        return groups, clock.now_s() - began
 
     generate(BASE, 0)
-    start_s = time.perf_counter() - began
+    start_s = clock.now_s() - began
     groups, _ = generate(policy.snapshot(), 1)
-    began = time.perf_counter()
+    began = clock.now_s()
     rows = tuple(
         Row(group.prompt.token_ids, completion.token_ids, completion.logprobs, (-1.0) ** number, True, place)
         for place, group in enumerate(groups)
         for number, completion in enumerate(group.completions)
     )
     update = policy.update(Batch(rows, len(groups), policy.version), lr=0.01)
-    update_s = time.perf_counter() - began
+    update_s = clock.now_s() - began
     assert update.skipped == 0, f"the update was skipped: {update.reason}"
     assert update.kl_sampler < LARGEST_KL, f"engine and trainer disagree: KL {update.kl_sampler:.2g} nats a token"
     groups, generate_s = generate(policy.snapshot(), 2)

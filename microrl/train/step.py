@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from microrl import clock
 from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config.schema import DapoConfig
@@ -30,20 +30,20 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
     rounds = loss.max_rounds if isinstance(loss, DapoConfig) and dynamic else 1
     kept: list[Group] = []
     sampled: list[Group] = []
-    entered, counted = time.perf_counter(), 0.0
+    entered, counted = clock.now_s(), 0.0
     with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
         for number in range(rounds):
             prompts = parts.prompts.draw(wanted - len(kept))
-            began = ended = time.perf_counter()
+            began = ended = clock.now_s()
 
             def decoding(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
                 nonlocal ended
                 yield from groups
-                ended = time.perf_counter()
+                ended = clock.now_s()
 
             groups = decoding(sampler.groups(prompts, sampling, stream=(parts.config.seed, step, number)))
             scored = parts.judge.score(progress(groups, len(prompts)))
-            done = time.perf_counter()
+            done = clock.now_s()
             watch.add("generate", ended - began)
             watch.add("verify", done - ended)
             counted += done - began
@@ -54,7 +54,7 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
     report = parts.engine.report
     sleep_wake = report.wake_s + report.sleep_s
     watch.add("sleep_wake", sleep_wake)
-    watch.add("sync", time.perf_counter() - entered - counted - sleep_wake)  # push, proof, and what goes with them
+    watch.add("sync", clock.now_s() - entered - counted - sleep_wake)  # push, proof, and what goes with them
     # Nothing mixed in any round: train on what there is, which is a skipped update unless the format parts differ.
     return (kept or sampled[:wanted]), sampled
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 
+from microrl import clock
 from microrl.data.sampler import PromptSampler
 from microrl.errors import UserError
 from microrl.train import saving
@@ -78,7 +78,7 @@ def _fits(run: Run) -> bool:
 
 def _step(run: Run, draws: PromptSampler[Trace]) -> None:
     config, state, policy = run.config, run.state.warmup, run.parts.policy
-    began = time.perf_counter()
+    began = clock.now_s()
     rate = config.optim.lr if config.warmup.lr is None else config.warmup.lr
     assert not isinstance(rate, str), "auto is a number once the model is known"
     done = share(run)
@@ -90,7 +90,7 @@ def _step(run: Run, draws: PromptSampler[Trace]) -> None:
         loss = found.loss if math.isfinite(found.loss) else None
         row = {
             "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
-            "seconds": time.perf_counter() - began,
+            "seconds": clock.now_s() - began,
         }  # fmt: skip
         run.folder.append(saving.WARMUP, row)
         if found.reason:
