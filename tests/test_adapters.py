@@ -96,6 +96,33 @@ def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
     assert all(len(pair.A_RI) == pair_rank for pair in snapshot.pairs.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_trained_does_not_depend_on_the_type_of_the_base(kind, dtype):
+    model = small("qwen2").to(dtype)
+    attached = attach(model, config_of(kind), seed=1)
+    assert set(attached.counts()) == TRAINED[kind]
+    assert {p.dtype for p in attached.parameters.values()} == {torch.float32}
+    trained = {id(p) for p in attached.parameters.values()}
+    with attached.off():
+        pass
+    assert {id(p) for p in model.parameters() if p.requires_grad} == trained
+
+
+def test_adaloras_scale_is_not_rounded_to_the_type_of_the_base():
+    """bfloat16 has no 301: a rank counter of that type would give another scale."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = small("qwen2").to(dtype)
+        layer = torch.nn.Linear(320, 320, bias=False, dtype=dtype).requires_grad_(False)
+        model.get_submodule("model.layers.0.mlp").add_module("up_proj", layer)
+        config = config_of("adalora", rank=301, alpha=301.0, targets=["up_proj"])
+        model.model.layers = model.model.layers[:1]
+        (pair,) = attach(model, config, seed=1).snapshot(0).pairs.values()
+        found[dtype] = pair.scale
+    assert found[torch.bfloat16] == found[torch.float32] == pytest.approx(1.0, abs=1e-6)
+
+
 def test_every_kind_says_what_it_is():
     assert len(KINDS) == 21 and len(TRAINED) == 21
     for kind, cls in KINDS.items():

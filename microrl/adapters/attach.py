@@ -316,6 +316,9 @@ def _begin_exactly(model: PreTrainedModel, config: Adapter) -> None:
         if isinstance(config, VeraConfig):
             d_R = layer.vera_lambda_d[ADAPTER]
             d_R.data = torch.full_like(d_R, config.d_initial, dtype=torch.promote_types(d_R.dtype, torch.float32))
+        if isinstance(config, AdaLoraConfig):
+            ranks = layer.ranknum[ADAPTER]
+            ranks.data = torch.full_like(ranks, config.rank, dtype=torch.promote_types(ranks.dtype, torch.float32))
 
 
 def _freeze(model: PreTrainedModel, config: Adapter) -> None:
@@ -326,6 +329,8 @@ def _freeze(model: PreTrainedModel, config: Adapter) -> None:
         if isinstance(config, ResidualAdapter):
             layer.lora_A[START].weight.requires_grad_(False)
             layer.lora_B[START].weight.requires_grad_(False)
+        if isinstance(config, AdaLoraConfig):  # PEFT thaws its rank counter where it makes 16 bits of it
+            layer.ranknum[ADAPTER].requires_grad_(False)
 
 
 def _widen(model: PreTrainedModel) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from microrl.config import RunConfig
+from microrl.errors import UserError
 from microrl.plan import Shape, memory
 
 
@@ -51,15 +55,23 @@ class Room(NamedTuple):
         )
 
 
+def can_recompute(model: PreTrainedModel) -> bool:
+    """Whether the model's layers are marked as ones whose activations can be computed again."""
+    return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+
+
 def recompute(model: PreTrainedModel) -> None:
-    """Keep no activations but each layer's input: the rest is computed again in the backward pass."""
-    # Renamed between the versions of transformers that are supported.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-    # Checkpointing is active in training mode only, and dropout must stay off in every pass that meets the sampler's.
+    """Keep no activations but each layer's input: the rest is computed again in the backward pass.
+
+    transformers' own switch works in training mode only, which turns dropout on; here the model stays in eval mode.
+    Raises UserError where no layer is marked as one that can be checkpointed.
+    """
+    if not can_recompute(model):
+        raise UserError(
+            f"{model.config.model_type} models do not support model.gradient_checkpointing",
+            "--set model.gradient_checkpointing=false",
+        )
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
-    model.train()
+        if isinstance(module, GradientCheckpointingLayer):
+            # Nothing is random without dropout, so that there is no generator's state to keep.
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)

@@ -23,7 +23,7 @@ from microrl.algorithm import losses
 from microrl.algorithm.batch import Batch, Row
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
 from microrl.errors import MachineFailure
-from microrl.policy.activations import Room, recompute
+from microrl.policy.activations import Room, can_recompute, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
 from microrl.policy.optimizer import build_optimizer
@@ -60,7 +60,7 @@ class Policy:
         self.parameters = list(self.adapter.parameters.values())
         self.optimizer = build_optimizer(self.adapter.groups(), config.optim)
         self._room = Room.of(self._model, config, self.trainable, self.adapter.dtype)
-        self._may_checkpoint = config.model.gradient_checkpointing == "auto"
+        self._may_checkpoint = config.model.gradient_checkpointing == "auto" and can_recompute(model)
         self.checkpoints_activations = False
         """Whether activations are computed again in the backward pass. Each row then has a prompt of its own."""
         if config.model.gradient_checkpointing is True or (self._may_checkpoint and not self._room.fits_a_row()):

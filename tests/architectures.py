@@ -1,0 +1,47 @@
+"""Tiny random models of the architectures that transformers has, sized by the names that their configurations use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "padded_vocab_size"), 300),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size", "emb_dim"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp", "d_inner", "dim_ff"), 96),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "attention_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_head_kv"), 2),
+    **dict.fromkeys(("head_dim", "dim_head", "v_head_dim", "qk_nope_head_dim", "kv_channels"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 24),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
+    **dict.fromkeys(("decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 96),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 128),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None),
+}
+"""For every name that a configuration has."""
+DROPOUT = 0.5
+
+
+def tiny(model_type: str, dropout: float = 0.0, **fields: Any) -> PreTrainedModel:
+    """A random model in float32, in eval mode, with weights that make the next token matter. `fields` go into its configuration.
+
+    Every dropout that the configuration knows has this probability.
+    """
+    cls = CONFIG_MAPPING[model_type]
+    known = cls().to_dict() | {name: None for name in cls.attribute_map}
+    wanted = {name: value for name, value in SIZES.items() if name in known}
+    wanted |= {name: dropout for name, value in known.items() if "drop" in name and isinstance(value, float | int)}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(cls(**wanted | fields)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(4)
+    return model
