@@ -19,17 +19,18 @@ class BadFile(UserError):
     """A file that is missing, damaged, or no regular file."""
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open a regular file without following a link at `path` itself, and without waiting for a pipe's other end.
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> BinaryIO:
+    """Open a regular file without waiting for a pipe's other end, and unless `follow` without following a link at `path` itself.
 
-    `flags` as for `os.open`; a file that `os.O_CREAT` makes is readable by all. Raises BadFile for a link, a device, a pipe
-    or a folder, and OSError as `open` does otherwise.
+    `flags` as for `os.open`; a file that `os.O_CREAT` makes is readable by all. `follow` is for what a person has named, such
+    as a model in a hub's cache, whose files are links. Raises BadFile for a link, a device, a pipe or a folder, and OSError
+    as `open` does otherwise.
     """
-    nofollow, nonblock = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
+    nofollow, nonblock = 0 if follow else getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
     try:
         descriptor = os.open(path, flags | nofollow | nonblock | os.O_CLOEXEC, 0o644)
     except OSError:
-        if path.is_symlink():
+        if path.is_symlink() and not follow:
             raise BadFile(f"{path} is a symbolic link", "replace it by the file itself") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -39,10 +40,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     return os.fdopen(descriptor, "rb" if is_read else "ab" if flags & os.O_APPEND else "r+b", buffering=-1 if is_read else 0)
 
 
-def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """A whole file of at most `limit` bytes. Raises BadFile."""
+def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False) -> bytes:
+    """A whole file of at most `limit` bytes; `follow` as for `open_regular`. Raises BadFile."""
     try:
-        with open_regular(path) as file:
+        with open_regular(path, follow=follow) as file:
             content = file.read(limit + 1)
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror or error}") from error
@@ -51,10 +52,12 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     return content
 
 
-def read_json(path: Path, kind: type[Value] | TypeAdapter[Value] | Any, limit: int = MAX_JSON_BYTES) -> Value:
+def read_json(
+    path: Path, kind: type[Value] | TypeAdapter[Value] | Any, limit: int = MAX_JSON_BYTES, *, follow: bool = False
+) -> Value:
     """A JSON file as `kind`: a pydantic model, a dataclass, or any type that pydantic knows. Raises BadFile."""
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
-    content = read_bytes(path, limit)
+    content = read_bytes(path, limit, follow=follow)
     try:
         return adapter.validate_json(content)
     except ValidationError as error:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft.tuners.tuners_utils import check_target_module_exists
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from microrl.adapters.attach import Attached
-from microrl.adapters.export import export, instead
-from microrl.adapters.targets import kind_of
+from microrl.adapters.attach import Attached, no_decomposition
+from microrl.adapters.export import export, instead, tuned
+from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnSettings, base_of, read_settings
+from microrl.adapters.targets import kind_of, linears, norms
 from microrl.errors import UserError
-from microrl.parameters import shape_of, twin, weights
+from microrl.parameters import is_real, not_finite, shape_of, twin, weights
 from microrl.types import AdapterSnapshot, LowRank
 
-RESIDUAL_STARTS = ("pissa", "olora", "corda", "loftq")
-"""PEFT's own starts that take something off the base's weights."""
-SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
+PREFIX = "base_model.model."
+"""Of PEFT's names for tensors."""
 
 
 def write(folder: Path, attached: Attached) -> None:
@@ -77,99 +77,137 @@ def write_model(folder: Path, model: PreTrainedModel, snapshot: AdapterSnapshot)
 def read(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
     """The update in a folder, for this untouched model: PEFT's format, or a whole model.
 
-    Raises UserError for what cannot be read, is for another model, or has no exact form.
+    The folder may be a stranger's: no code of it is run, and what does not fit the model to the last tensor is refused.
+    Raises UserError for what cannot be read, is for another model, is not finite, or has no exact form.
     """
-    if not (folder / SETTINGS).is_file():
-        if (folder / "config.json").is_file():
-            return AdapterSnapshot(1, merged=_whole(folder, model))
-        raise UserError(f"{folder} is neither an adapter nor a model: it has no {SETTINGS} and no config.json")
-    try:
-        settings = json.loads((folder / SETTINGS).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / SETTINGS} cannot be read: {error}") from error
-    start = str(settings.get("init_lora_weights") or "")
-    if start.startswith(RESIDUAL_STARTS):
-        raise UserError(
-            f"{folder} is an update of a residual base: it began with init_lora_weights={start}",
-            "save it again relative to the base itself, by PEFT's path_initial_model_for_weight_conversion",
-        )
-    if settings.get("peft_type") == "LORA" and not settings.get("use_dora"):
-        return AdapterSnapshot(1, _pairs(folder, settings, model))
-    return _by_peft(folder, model)
-
-
-def _pairs(folder: Path, settings: dict[str, Any], model: PreTrainedModel) -> dict[str, LowRank]:
-    tensors = _tensors(folder / WEIGHTS)
-    pairs = {}
-    for key, A_RI in tensors.items():
-        if not key.endswith(".lora_A.weight"):
-            continue
-        name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        B_OR = tensors.get(key.replace(".lora_A.", ".lora_B."))
-        layer = _find(model, name)
-        sides = (A_RI.shape[1], None if B_OR is None else len(B_OR))
-        if B_OR is None or not isinstance(layer, torch.nn.Linear) or (layer.in_features, layer.out_features) != sides:
-            raise _for_another_model(folder, settings, name)
-        alpha = _pattern(settings.get("alpha_pattern"), name, settings["lora_alpha"])
-        scale = alpha / (math.sqrt(len(A_RI)) if settings.get("use_rslora") else len(A_RI))
-        pairs[name] = LowRank(A_RI.to(model.device), B_OR.to(model.device), scale)
-    unread = len(tensors) - 2 * len(pairs)
-    if unread or not pairs:
-        raise UserError(
-            f"{folder} holds {unread or 'no'} tensors that are no LoRA pairs of linear layers",
-            "is it a LoRA of a language model?",
-        )
-    return pairs
-
-
-def _pattern(patterns: Mapping[str, float] | None, name: str, default: float) -> float:
-    """PEFT's rule: the first pattern that the module's name ends with."""
-    return next((value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", name)), default)
+    if (folder / SETTINGS).is_file():
+        return _by_peft(folder, model)
+    if (folder / "config.json").is_file():
+        return AdapterSnapshot(1, merged=_whole(folder, model))
+    raise UserError(
+        f"{folder} is neither an adapter nor a model: it has no {SETTINGS} and no config.json", "name a run, or its best/"
+    )
 
 
 def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
     """What PEFT knows how to load, through the same export as a trained one."""
-    tree = twin(model)
+    settings, tree = read_settings(folder), twin(model)
+    # In float32 or finer, as a trained one: what is exported is computed in the tensors' own type.
+    tensors = {
+        name: tensor.to(model.device, torch.promote_types(tensor.dtype, torch.float32))
+        for name, tensor in _tensors(folder, folder / WEIGHTS).items()
+    }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            peft.PeftModel.from_pretrained(tree, str(folder))
-    except (RuntimeError, ValueError, KeyError, OSError, TypeError, SafetensorError) as error:
+            config = PEFT_TYPE_TO_CONFIG_MAPPING[settings.kind](inference_mode=True, **settings.for_peft())
+            _refuse_other_modules(folder, settings, config, model)
+            # On the meta device: a rank that is only claimed takes no memory.
+            with no_decomposition():
+                wrapped = peft.get_peft_model(tree, config, low_cpu_mem_usage=True)
+            _refuse_misfits(folder, peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False), tensors, [*tuned(tree)])
+            peft.set_peft_model_state_dict(wrapped, tensors, low_cpu_mem_usage=True)
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{folder} cannot be loaded: {lines[-1].strip()[:200]}", "is it an adapter for this model?") from error
     return export(tree, 1)
+
+
+def _refuse_other_modules(folder: Path, settings: AdapterSettings, config: Any, model: PreTrainedModel) -> None:
+    """Only linear layers and, for their own kind, norms: of an embedding, or a head that shares it, half would be lost."""
+    if settings.target_modules == ALL_LINEAR:
+        return
+    fitting = {*norms(model)} if settings.kind == LnSettings.kind else {*linears(model)}
+    fitting |= {name for name, layer in model.named_modules() if layer is model.get_output_embeddings() and not _is_tied(model)}
+    for name, _ in model.named_modules():
+        if name not in fitting and check_target_module_exists(config, name):
+            raise UserError(
+                f"{folder} adapts `{name}`, and this model has no {settings.kind} layer there",
+                _made_for(folder) or "an adapter of linear layers, or of norms, can be read",
+            )
+
+
+def _is_tied(model: PreTrainedModel) -> bool:
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is not None and table is not None and head.weight is table.weight
+
+
+def _refuse_misfits(
+    folder: Path, expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], names: Sequence[str]
+) -> None:
+    """Raise UserError where the tensors are not those that the settings make of this model, name by name and shape by shape."""
+    wrong = next((key for key in expected if key in found and found[key].shape != expected[key].shape), None)
+    if wrong is not None:
+        name = next((name for name in names if wrong.startswith(f"{PREFIX}{name}.")), wrong.removeprefix(PREFIX))
+        shapes = f"{wrong.rpartition(name)[2].strip('.')} is {tuple(found[wrong].shape)}, not {tuple(expected[wrong].shape)}"
+        raise _for_another_model(folder, name, f" ({shapes})")
+    missing = [key for key in expected if key not in found]
+    unexpected = [key for key in found if key not in expected]
+    if missing or unexpected:
+        parts = [
+            f"{len(keys)} {what}, the first `{_shown(keys[0])}`"
+            for what, keys in (("are missing", missing), ("have no place", unexpected))
+            if keys
+        ]
+        raise UserError(
+            f"{folder} does not hold the tensors of its adapter on this model: {'; '.join(parts)}",
+            _made_for(folder) or "is it an adapter for this model, and written to its end?",
+        )
 
 
 def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     """A model's own tensors, for every parameter that this one has."""
     found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):  # a checkpoint's other tensors lie beside them
-        found |= _tensors(path)
-    merged = {}
-    for name, parameter in model.named_parameters():
-        if name not in found or found[name].shape != shape_of(parameter):
-            raise _for_another_model(folder, {}, name)
-        merged[name] = partial(instead, found[name].to(model.device))
-    return merged
+        tensors = _tensors(folder, path)
+        if twice := found.keys() & tensors.keys():
+            raise UserError(f"{folder} holds `{_shown(min(twice))}` twice", "remove the files that do not belong to this model")
+        found |= tensors
+    expected = {name: shape_of(parameter) for name, parameter in model.named_parameters()}
+    for name, shape in expected.items():
+        if name not in found or found[name].shape != shape:
+            raise _for_another_model(folder, name)
+    known = model.state_dict().keys()  # with the tied ones under each of their names
+    if (unexpected := next((name for name in found if name not in known), None)) is not None:
+        raise _for_another_model(folder, unexpected)
+    return {name: partial(instead, found[name].to(model.device)) for name in expected}
 
 
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
+def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file; nothing is unpickled. Raises UserError for what cannot be read and for numbers that are not finite."""
+    if not path.is_file():
+        if (folder / PICKLED).exists():
+            raise UserError(
+                f"{folder} holds its weights as a pickle ({PICKLED}), which can run code: it is not loaded",
+                f"ask for the same adapter as {WEIGHTS}, or convert it where you trust it",
+            )
+        raise UserError(f"{path} is missing, or not a regular file", "was the adapter written to its end?")
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}", "was it written to its end?") from error
+        tensors = load_file(path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} cannot be read: {_shown(said)}", "was it written to its end?") from error
+    if (other := next((name for name, tensor in tensors.items() if not is_real(tensor)), None)) is not None:
+        kind = str(tensors[other].dtype).removeprefix("torch.")
+        raise UserError(f"{path}: `{_shown(other)}` is stored as {kind}, which weights are not", "is it an adapter's or a model's?")
+    if (broken := not_finite(tensors)) is not None:
+        raise UserError(
+            f"{path} holds weights that are not finite: `{_shown(broken)}`", "take an earlier checkpoint: this one is of no use"
+        )
+    return tensors
 
 
-def _find(model: PreTrainedModel, name: str) -> torch.nn.Module | None:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
+def _shown(name: str) -> str:
+    """A stranger's word, fit for a line on a terminal."""
+    return ascii(name)[1:-1][:200]
 
 
-def _for_another_model(folder: Path, settings: Mapping[str, Any], name: str) -> UserError:
-    made_for = settings.get("base_model_name_or_path")
+def _made_for(folder: Path) -> str | None:
+    base = base_of(folder) if (folder / SETTINGS).is_file() else None
+    return f"it was made for {base}" if base else None
+
+
+def _for_another_model(folder: Path, name: str, more: str = "") -> UserError:
     return UserError(
-        f"{folder} is for another model: `{name}` does not fit",
-        f"it was made for {made_for}" if made_for else "name its own model",
+        f"{folder} is for another model: `{_shown(name)}` does not fit{more}", _made_for(folder) or "name its own model"
     )

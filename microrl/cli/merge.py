@@ -91,18 +91,9 @@ def _find(name: str | None, model: str | None) -> tuple[RunConfig, RunFolder | N
         return found.with_settings({"model.name": model}, ()), found.run, path
     if not is_adapter:
         raise UserError(f"{name} is neither a run nor an adapter in PEFT's format", "name a run folder, or its best/")
-    base = model or _base_of(path)
+    from microrl.adapters.settings import base_of
+
+    base = model or base_of(path)
     if base is None:
         raise UserError(f"{name} does not say which model it is for", "--model BASE")
     return resolve((), {"model.name": base}), None, path
-
-
-def _base_of(path: Path) -> str | None:
-    import json
-
-    from microrl.errors import UserError
-
-    try:
-        return json.loads((path / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path / 'adapter_config.json'} cannot be read: {error}", "was it written to its end?") from error
