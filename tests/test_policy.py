@@ -4,9 +4,11 @@ import pytest
 import torch
 from test_engine import ARCHITECTURES, PROMPTS, collect, random_model, with_adapter
 
-from microrl.algorithm.batch import Batch, Row, assemble
+from microrl.algorithm import losses
+from microrl.algorithm.batch import Batch, Row, assemble, split_evenly
 from microrl.config import resolve
 from microrl.errors import UserError
+from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
 from microrl.policy.policy import Policy
@@ -291,6 +293,70 @@ def test_mini_batches_take_several_steps_against_the_sampling_weights(tokenizer)
     assert steps == 3
     assert update.clip_fraction > 0, "after the first step the ratios have moved"
     assert update.kl_sampler < 1e-6, "old log-probabilities are those of the weights that sampled"
+
+
+def ragged_batch(groups, size=4):
+    """Rows of all lengths; every third group has no gradient, and in each the second row is left out of the loss."""
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(count):
+        return tuple(torch.randint(5, 250, (count,), generator=generator).tolist())
+
+    rows = []
+    for group in range(groups):
+        prompt = ids(6 + 3 * group)
+        for number in range(size):
+            completion = ids(int(torch.randint(3, 40, (), generator=generator)))
+            advantage = 0.0 if group % 3 == 2 else (-1.0) ** number
+            rows.append(Row(prompt, completion, (-5.0,) * len(completion), advantage, number != 1, group))
+    return Batch(tuple(rows), groups, 0)
+
+
+@pytest.mark.parametrize("recomputing", [False, True], ids=["shared prompts", "recomputed"])
+@pytest.mark.parametrize(
+    ("loss", "failing"),
+    [
+        *((loss, "never") for loss in ("grpo", "dapo", "dr_grpo", "gspo")),
+        *(("gspo", place) for place in ("before the steps", "in the first step", "in the second step")),
+    ],
+)
+def test_at_rate_0_every_ratio_is_exactly_1(loss, recomputing, failing, monkeypatch):
+    """In bfloat16 a row's log-probabilities depend on its neighbours: `old` and `new` must be computed beside the same ones."""
+    policy = with_adapter(
+        random_model("qwen2").to(torch.bfloat16),
+        **{"loss.kind": loss, "optim.prompts_per_update": 2, "model.gradient_checkpointing": recomputing},
+    )
+    policy.max_tokens, calls, exact = 400, [], []
+    plain_states, plain_surrogate = policy_module.hidden_states, losses.surrogate
+
+    def states(*args, **kwargs):
+        before = not torch.is_grad_enabled() and not exact
+        stepped = next(iter(policy.optimizer.state.values()))["step"] > 0
+        here = "before the steps" if before else "in the second step" if stepped else "in the first step"
+        calls.append(here)
+        if here == failing and policy.max_tokens == 400 and calls.count(here) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return plain_states(*args, **kwargs)
+
+    def surrogate(new_BT, old_BT, *args, **kwargs):
+        exact.append(torch.equal(new_BT, old_BT))
+        return plain_surrogate(new_BT, old_BT, *args, **kwargs)
+
+    monkeypatch.setattr(policy_module, "hidden_states", states)
+    monkeypatch.setattr(losses, "surrogate", surrogate)
+    update = policy.update(ragged_batch(groups=6), 0.0)
+    assert len(exact) >= 5 and all(exact), exact
+    assert update.clip_fraction == 0 and update.skipped == 0
+    assert (policy.max_tokens < 400) is (failing != "never")
+
+
+def test_mini_batches_are_of_one_size():
+    """65 groups by at most 32: three steps of 22, 22 and 21 groups, and not a whole step on the last one."""
+    for groups, most, sizes in ((65, 32, [21, 22, 22]), (64, 32, [32, 32]), (3, 32, [3]), (5, None, [5]), (7, 1, [1] * 7)):
+        batch = ragged_batch(groups, size=2)
+        parts = split_evenly(batch, most)
+        assert sorted(len({row.group for row in part}) for part in parts) == sizes
+        assert [row for part in parts for row in part] == list(batch.rows), "every row once, in order"
 
 
 def test_truncated_completions_can_be_left_out(tokenizer):

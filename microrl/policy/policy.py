@@ -6,7 +6,6 @@ the work is cut up so that it fits, and it must not show in the gradient how it 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from microrl.adapters.attach import attach
 from microrl.adapters.starts import Progress
 from microrl.algorithm import losses
-from microrl.algorithm.batch import Batch, Row
+from microrl.algorithm.batch import Batch, Row, split_evenly
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
 from microrl.errors import MachineFailure
 from microrl.policy.activations import Room, can_recompute, recompute
@@ -94,9 +93,12 @@ class Policy:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], breathe: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """Log-probabilities of each row's completion tokens at the training temperature, [T] each, in the rows' order."""
+        """Log-probabilities of each row's completion tokens at the training temperature, [T] each, in the rows' order.
+
+        They are those that an update of the same rows computes, to the last bit: the micro-batches are the same.
+        """
         found: dict[int, torch.Tensor] = {}
-        for batch in self._microbatches(rows):
+        for _, batch in self._cut(rows):
             breathe()
             logprobs_BT, _ = self._score(batch)
             for number, position in enumerate(batch.rows):
@@ -109,24 +111,32 @@ class Policy:
         `share` of the run's budget is spent: an adapter that moves ranks between its layers goes by it.
 
         `breathe` is called before every micro-batch; what it raises ends the update, with the weights as they were before.
-        Where memory runs out the mini-batch is done again in smaller pieces. Afterwards `is_whole` is False until the caller
+        Where memory runs out the whole update is done again in smaller pieces. Afterwards `is_whole` is False until the caller
         has written down that the update happened.
         """
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
         self._set_rate(lr)
-        size = self._optim.prompts_per_update or batch.groups
-        minibatches = [[row for row in batch.rows if start <= row.group < start + size] for start in range(0, batch.groups, size)]
-        tally = Tally(len(minibatches))
-        with self._all_or_nothing(several=len(minibatches) > 1):
-            # One update a batch: the weights that sampled are the current ones, and `old` is `new` itself.
-            olds: list[Any] = [None] * len(minibatches)
-            if len(minibatches) > 1:
-                olds = [self._with_less_if_needed(rows, partial(self.logprobs, rows, breathe)) for rows in minibatches]
-            for rows, old in zip(minibatches, olds, strict=True):
-                tally = self._with_less_if_needed(rows, partial(self._minibatch, rows, old, tally, breathe, share))
+        minibatches = split_evenly(batch, self._optim.prompts_per_update)
+        tally = self._with_less_if_needed(minibatches, partial(self._steps, minibatches, breathe, share))
         self.is_whole = False
         self.version += 1
         return tally.result()
+
+    def _steps(self, minibatches: list[list[Row]], breathe: Callable[[], None], share: float) -> Tally:
+        """One optimiser step a mini-batch: all of them or none.
+
+        Several are clipped against the log-probabilities of the weights that sampled. These hold for one way to cut the rows
+        into micro-batches only, so an attempt that runs out of memory leaves nothing to the next.
+        """
+        tally = Tally(len(minibatches))
+        with self._all_or_nothing(several=len(minibatches) > 1):
+            # With one mini-batch the weights that sampled are the current ones, and `old` is `new` itself.
+            olds: list[Any] = [None] * len(minibatches)
+            if len(minibatches) > 1:
+                olds = [self.logprobs(rows, breathe) for rows in minibatches]
+            for rows, old in zip(minibatches, olds, strict=True):
+                self._minibatch(rows, old, tally, breathe, share)
+        return tally
 
     def imitate(
         self, traces: Sequence[Trace], lr: float, breathe: Callable[[], None] = lambda: None, *, share: float = 0.0
@@ -139,7 +149,7 @@ class Policy:
         self._set_rate(lr)
         rows = [Row(trace.prompt.token_ids, trace.token_ids, (), 0.0, True, number) for number, trace in enumerate(traces)]
         with self._all_or_nothing(several=False):
-            found = self._with_less_if_needed(rows, partial(self._imitate, rows, breathe, share))
+            found = self._with_less_if_needed([rows], partial(self._imitate, rows, breathe, share))
         self.is_whole = False
         self.version += 1
         return found
@@ -148,7 +158,7 @@ class Policy:
         tokens, loss, tally = sum(len(row.completion_ids) for row in rows), 0.0, Tally(1)
         self.optimizer.zero_grad(set_to_none=True)
         scale = _loss_scale(torch.tensor(1 / tokens), self.adapter.dtype)
-        for batch in self._microbatches(rows):
+        for _, batch in self._cut(rows):
             breathe()
             logprobs_BT, _ = self._score(batch)  # 0 where there is padding
             part = -logprobs_BT.sum() / tokens
@@ -188,7 +198,7 @@ class Policy:
             self.is_whole = self.is_whole or several
             raise
 
-    def _with_less_if_needed(self, rows: Sequence[Row], attempt: Callable[[], Result]) -> Result:
+    def _with_less_if_needed(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:
         """What `attempt` returns, with micro-batches halved as often as it runs out of memory.
 
         Raises MachineFailure where they hold a single completion already.
@@ -203,13 +213,13 @@ class Policy:
             # Only out here have the failed attempt's tensors, which the exception held, been let go.
             self.optimizer.zero_grad(set_to_none=True)
             gpu.empty_cache()
-            self._take_less(rows, said)
+            self._take_less(minibatches, said)
 
-    def _take_less(self, rows: Sequence[Row], said: str) -> None:
-        """Halve the micro-batches of these rows; where they are single rows, compute activations again, if that is allowed."""
-        largest = self._largest_microbatch(rows)
+    def _take_less(self, minibatches: Sequence[Sequence[Row]], said: str) -> None:
+        """Halve the micro-batches; where they are single rows, compute activations again, if that is allowed."""
+        largest = self._largest_microbatch(minibatches)
         if largest > 1:
-            while self._largest_microbatch(rows) == largest:
+            while self._largest_microbatch(minibatches) == largest:
                 self.max_tokens //= 2
             how = f"micro-batches of at most {self.max_tokens} tokens"
         elif self._may_checkpoint and not self.checkpoints_activations:
@@ -225,36 +235,30 @@ class Policy:
             gradient_checkpointing=self.checkpoints_activations, error=said,
         )  # fmt: skip
 
-    def _largest_microbatch(self, rows: Sequence[Row]) -> int:
-        return max(map(len, plan(rows, self.max_tokens, share_prompts=not self.checkpoints_activations)))
+    def _largest_microbatch(self, minibatches: Sequence[Sequence[Row]]) -> int:
+        return max(len(positions) for rows in minibatches for _, positions in self._planned(rows))
 
     def _minibatch(
         self, rows: list[Row], old: list[torch.Tensor] | None, tally: Tally, breathe: Callable[[], None], share: float
-    ) -> Tally:
-        """One optimiser step; returns `tally` with this mini-batch added, and leaves the one it was given alone."""
-        tally = copy.deepcopy(tally)
+    ) -> None:
+        """One optimiser step, added to `tally`."""
         width = max(len(row.completion_ids) for row in rows)
         counted_NT = torch.zeros(len(rows), width)
         for number, row in enumerate(rows):
             counted_NT[number, : len(row.completion_ids)] = float(row.counts)
         weights_NT = losses.token_weights(counted_NT, _averaging(self._loss), max_tokens=self._max_completion)
-        # Rows without a gradient are still scored: entropy and mismatch are of all that was sampled.
-        carries = [row.counts and (row.advantage != 0 or self._loss.beta > 0) for row in rows]
+        has_gradient = any(map(self._carries, rows))
         self.optimizer.zero_grad(set_to_none=True)
         scale = _loss_scale(weights_NT, self.adapter.dtype)
-        for wanted in (True, False):
-            positions = [position for position, carry in enumerate(carries) if carry is wanted]
-            for batch in self._microbatches([rows[position] for position in positions]):
-                breathe()
-                batch = batch._replace(rows=tuple(positions[number] for number in batch.rows))
-                with torch.set_grad_enabled(wanted):
-                    loss = self._microbatch(batch, rows, old, weights_NT, tally)
-                    if wanted:
-                        (loss * scale).backward()
-        if any(carries) and (penalty := self._regularise(scale)) is not None:
+        for carries, batch in self._cut(rows):
+            breathe()
+            with torch.set_grad_enabled(carries):
+                loss = self._microbatch(batch, rows, old, weights_NT, tally)
+                if carries:
+                    (loss * scale).backward()
+        if has_gradient and (penalty := self._regularise(scale)) is not None:
             tally.add_loss(penalty)
-        self._step(any(carries), tally, share)
-        return tally
+        self._step(has_gradient, tally, share)
 
     def _regularise(self, scale: float) -> torch.Tensor | None:
         """Add the gradient of what the adapter adds to the loss, and take the loss scale off; returns what is added."""
@@ -325,9 +329,27 @@ class Policy:
             self._is_stepping = False
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _microbatches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        for positions in plan(rows, self.max_tokens, share_prompts=not self.checkpoints_activations):
-            yield pad(rows, positions, self._model.device, share_prompts=not self.checkpoints_activations)
+    def _carries(self, row: Row) -> bool:
+        """Whether the row has a gradient. One without is still scored: entropy and mismatch are of all that was sampled."""
+        return row.counts and (row.advantage != 0 or self._loss.beta > 0)
+
+    def _planned(self, rows: Sequence[Row]) -> Iterator[tuple[bool, tuple[int, ...]]]:
+        """The micro-batches of a mini-batch, as positions of rows: first those with a gradient (True), then the others.
+
+        In 16 bits a row's log-probabilities depend on the rows beside it, by rounding. What is compared must therefore be
+        computed in the same micro-batches, and this is the one place that cuts them.
+        """
+        for carries in (True, False):
+            chosen = [position for position, row in enumerate(rows) if self._carries(row) is carries]
+            for batch in plan(
+                [rows[position] for position in chosen], self.max_tokens, share_prompts=not self.checkpoints_activations
+            ):
+                yield carries, tuple(chosen[number] for number in batch)
+
+    def _cut(self, rows: Sequence[Row]) -> Iterator[tuple[bool, MicroBatch]]:
+        """`_planned`, as padded tensors."""
+        for carries, positions in self._planned(rows):
+            yield carries, pad(rows, positions, self._model.device, share_prompts=not self.checkpoints_activations)
 
     def _score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of every completion token, [B, T] each; padding holds 0."""
