@@ -51,7 +51,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A completion's reward and its parts. `total` is the weighted sum, `killed` says its checker hit the deadline.
+    """A completion's reward and its parts. `total` is the weighted sum, `killed` says its check hung.
 
     `overlong` is the length penalty; None where it is off.
     """

@@ -63,8 +63,8 @@ def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch, seed):
     questions = [Question(0, *pair) for pair in arithmetic.problems()]
     held_out = {question.text for question in split(questions, 0.1)[1]}
 
-    def shuffled(self, groups):
-        groups = judged(self, groups)
+    def shuffled(self, groups, **more):
+        groups = judged(self, groups, **more)
         if groups[0].prompt.question in held_out:
             return groups
         scores = [score for group in groups for score in group.scores]

@@ -137,7 +137,8 @@ def test_the_judge_keeps_the_parts_apart_and_the_order():
 def test_a_template_that_opens_the_thinking_counts():
     judge = Judge(RewardConfig())
     try:
-        score = judge.one(Prompt("q", "1", "<|Assistant|><think>\n", ()), completion(r"x</think> \boxed{1}"))
+        group = Group(Prompt("q", "1", "<|Assistant|><think>\n", ()), (completion(r"x</think> \boxed{1}"),))
+        score = judge.score([(0, group)])[0].scores[0]
     finally:
         judge.close()
     assert (score.format, score.accuracy) == (1, 1)

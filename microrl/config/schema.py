@@ -255,7 +255,7 @@ class RewardConfig(Section):
     overlong: OverlongConfig | None = None
     """Soft penalty for length; None is off."""
     deadline_s: Annotated[float, Field(gt=0)] = 5.0
-    """A checker that takes longer is killed and its answer counts as wrong."""
+    """A checker that takes longer is killed and its answer counts as wrong. After two in a step its other slow ones are, too."""
 
 
 class RunConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from microrl import clock
@@ -29,6 +30,8 @@ class Result:
     mean_length: float = 0.0
     truncated: float = 0.0
     seconds: float = 0.0
+    killed: int = 0
+    """Answers that count as wrong because their checks hung."""
 
     @property
     def samples(self) -> int:
@@ -52,6 +55,7 @@ class Result:
             **{f"pass@{k}": mean_share(list(self.by_question(k).values())).to_json() for k in self.pass_k},
             "length_mean": self.mean_length,
             "truncated": self.truncated,
+            "killed": self.killed,
             "seconds": self.seconds,
             "settings": {
                 "temperature": self.sampling.temperature,
@@ -97,27 +101,36 @@ def evaluate(
 
     A question's random streams follow from the seed and its place in `prompts`: two calls with other weights differ in
     nothing else. With a deadline, the last chunk is cut to what fits, and what does not is left out; None where that is
-    everything. `expected_s` is how long all of it is likely to take, before anything has been measured.
+    everything. Where the time is up while answers are still being checked, the first question without all its verdicts and
+    those behind it are left out: to leave out that one alone would favour weights whose wrong answers take long to check.
+    `expected_s` is how long all of it is likely to take, before anything has been measured.
     """
     result = Result(sampling, seed, tuple(pass_k))
     began = clock.now_s()
     slowest = expected_s * CHUNK / max(len(prompts), CHUNK)  # of whole chunks, and of the only one
     tokens = cut = 0
+
+    def left_s() -> float:
+        return float("inf") if deadline_s is None else deadline_s - (clock.now_s() - began)
+
     for start in range(0, len(prompts), CHUNK):
         chunk_began = clock.now_s()
-        left = float("inf") if deadline_s is None else deadline_s - (chunk_began - began)
         # A part of a chunk asks its questions with the same random numbers as the whole one.
         size = min(CHUNK, len(prompts) - start)
-        chunk = prompts[start : start + _fitting(left, slowest, size)]
+        chunk = prompts[start : start + _fitting(left_s(), slowest, size)]
         if not chunk:
             break
-        for group in judge.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start))):
+        judge.renew()
+        groups = judge.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start)), left_s=left_s)
+        scored = list(takewhile(lambda group: group.scores, groups))
+        for group in scored:
             result.right[group.prompt.question] = sum(score.accuracy > 0 for score in group.scores)
+            result.killed += sum(score.killed for score in group.scores)
             tokens += sum(len(completion.token_ids) for completion in group.completions)
             cut += sum(completion.finish == "length" for completion in group.completions)
         slowest = max(slowest if start else 0.0, clock.now_s() - chunk_began)
         on_progress(len(result.right), len(prompts))
-        if len(chunk) < CHUNK:
+        if len(scored) < CHUNK:
             break
     if not result.right:
         return None

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, NamedTuple
 
 from microrl.answers import as_integer, is_prose, same_text
+from microrl.errors import MachineFailure
 
 START_S = 60.0
+GIVE_UP_S = 1.0
+"""How long a child has to say that it has given a check up; one that does not is itself killed."""
+LOOK_S = 0.1
+"""How often a wait looks whether it is still wanted."""
+LONGEST = 10_000
+"""Characters. A longer text is no answer, and is not sent."""
 REMEMBERED = 100_000
+
+Gone = Callable[[], bool]
+"""Whether nobody wants the result of a check any more."""
 
 
 class Verdict(NamedTuple):
@@ -23,66 +35,108 @@ class Verdict(NamedTuple):
     killed: bool = False
 
 
+def _never() -> bool:
+    return False
+
+
 class _Child:
-    """One checker process. Started at its first request if it has not been before, and again after a death."""
+    """One checker process, used by one thread at a time. Started at its first request, and again after a death."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._unread = b""
 
     def start(self) -> None:
         """Begin to start it; nobody waits."""
-        self._is_ready = False
+        self._is_ready, self._unread = False, b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "microrl.rewards.checker"],
+            [sys.executable, "-m", "microrl.rewards.checker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,
             start_new_session=True,  # Ctrl-C is for the parent, which decides
         )
+        for descriptor in self._pipes():
+            os.set_blocking(descriptor, False)
 
-    def ask(self, request: dict[str, str], deadline_s: float) -> bool | None:
-        """The child's answer; None where it did not come within the deadline, or the child died. Either way it is gone."""
+    def ask(self, request: dict[str, Any], deadline_s: float, gone: Gone = _never) -> bool | None:
+        """The child's answer; None where it did not come within the deadline, the check died, or nobody wants it any more."""
         if self._process is None:
             self.start()
         if not self._is_ready:
-            if self._line(START_S) != b"ready":
-                self.close()
-                raise RuntimeError("the maths checker did not start: does `python -c 'import math_verify'` work?")
+            line = self._line(monotonic() + START_S, gone)
+            if line != b"ready":
+                self.kill()
+                if gone():
+                    return None
+                raise MachineFailure("the maths checker did not start", "does `python -c 'import math_verify'` work?")
             self._is_ready = True
-        assert self._process is not None and self._process.stdin is not None
+        until = monotonic() + deadline_s
+        reply = None
+        if self._send(json.dumps(request).encode("ascii") + b"\n", until, gone):
+            reply = self._line(until, gone)
+            until = monotonic() + GIVE_UP_S
+            if reply is None and self._send(b"\n", until, _never):
+                reply = self._line(until, _never)
+        if reply is None:
+            self.kill()
+            return None
+        return json.loads(reply)
+
+    def _pipes(self) -> tuple[int, int]:
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        return self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def _send(self, data: bytes, until: float, gone: Gone) -> bool:
+        """Whether all of it could be written in time."""
+        descriptor = self._pipes()[0]
         try:
-            self._process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
-            self._process.stdin.flush()
+            while data:
+                if not _wait_for(descriptor, select.POLLOUT, until, gone):
+                    return False
+                data = data[os.write(descriptor, data) :]
         except BrokenPipeError:
-            self.close()
-            return None
-        line = self._line(deadline_s)
-        if line is None:
-            self.close()
-            return None
-        return bool(json.loads(line))
+            return False
+        return True
 
-    def _line(self, deadline_s: float) -> bytes | None:
-        assert self._process is not None and self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], deadline_s)
-        line = self._process.stdout.readline() if readable else b""
-        return line.strip() or None
+    def _line(self, until: float, gone: Gone) -> bytes | None:
+        """The next whole line; None where it does not come in time, or the child has died."""
+        descriptor = self._pipes()[1]
+        while b"\n" not in self._unread:
+            if not _wait_for(descriptor, select.POLLIN, until, gone):
+                return None
+            data = os.read(descriptor, 1 << 16)
+            if not data:
+                return None
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
 
-    def close(self) -> None:
+    def kill(self) -> None:
         """Kill the child, which holds nothing worth saving."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
+                assert pipe is not None
+                pipe.close()
             self._process = None
 
 
+def _wait_for(descriptor: int, event: int, until: float, gone: Gone) -> bool:
+    """Wait for a pipe; False where the time is up, or nobody waits any more."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    while not gone() and (left_s := until - monotonic()) > 0:
+        if poll.poll(min(left_s, LOOK_S) * 1000):
+            return True
+    return False
+
+
 class AnswerChecker:
-    """Compares answers with gold answers, from several threads at once. Verdicts are remembered."""
+    """Compares answers with gold answers, from several threads at once. Verdicts are remembered, but not those of a kill."""
 
     def __init__(self, *, deadline_s: float, kind: str = "math", children: int = 2) -> None:
         self.deadline_s = deadline_s
@@ -92,7 +146,7 @@ class AnswerChecker:
         for child in self._children:
             self._idle.put(child)
         self._known: dict[tuple[str, str], Verdict] = {}
-        self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self._closed = False
 
     def start(self) -> None:
@@ -101,8 +155,8 @@ class AnswerChecker:
             for child in self._children:
                 child.start()
 
-    def check(self, gold: str, answer: str | None) -> Verdict:
-        """Whether `answer` equals `gold`. No answer is wrong; one whose check is killed is wrong, and says so."""
+    def at_once(self, gold: str, answer: str | None) -> Verdict | None:
+        """The verdict where it takes no mathematics, or is remembered; else None. No answer is wrong, nor is one too long."""
         if answer is None:
             return Verdict(False)
         if self.kind == "text":
@@ -112,29 +166,49 @@ class AnswerChecker:
         numbers = as_integer(gold), as_integer(answer)
         if None not in numbers:
             return Verdict(numbers[0] == numbers[1])
-        if self._closed:
+        if max(len(gold), len(answer)) > LONGEST:
             return Verdict(False)
-        with self._lock:
-            known = self._known.get((gold, answer))
-        if known is None:
-            with self._child() as child:
-                reply = child.ask({"gold": gold, "answer": answer}, self.deadline_s)
-            known = Verdict(bool(reply), killed=reply is None)
-            with self._lock:
-                if len(self._known) < REMEMBERED:
-                    self._known[gold, answer] = known
-        return known
+        return self._known.get((gold, answer))
 
-    def parses(self, gold: str) -> bool:
-        """Whether a gold answer can be checked at all: mathematics where it must be, some text elsewhere."""
+    def check(self, gold: str, answer: str | None, *, cpu_s: float | None = None, gone: Gone = _never) -> Verdict:
+        """Whether `answer` equals `gold`. One whose check is killed is wrong, and says so: at its deadline, after `cpu_s`
+        seconds of processor time, or once `gone()`.
+
+        Raises MachineFailure where no checker can be started.
+        """
+        known = self.at_once(gold, answer)
+        if known is not None:
+            return known
+        assert answer is not None
+        reply = self._ask({"gold": gold, "answer": answer}, cpu_s, gone)
+        if reply is None:
+            return Verdict(False, killed=True)
+        verdict = Verdict(reply)
+        if len(self._known) < REMEMBERED:
+            self._known[gold, answer] = verdict
+        return verdict
+
+    def parses(self, gold: str) -> bool | None:
+        """Whether a gold answer can be checked at all: mathematics where it must be, some text elsewhere.
+
+        None where finding out was killed at its deadline. Raises MachineFailure as `check` does.
+        """
         if not gold.strip():
             return False
         if self.kind == "text" or as_integer(gold) is not None:
             return True
-        if is_prose(gold):
+        if is_prose(gold) or len(gold) > LONGEST:
             return False
+        return self._ask({"gold": gold}, None, _never)
+
+    def _ask(self, request: dict[str, str], cpu_s: float | None, gone: Gone) -> bool | None:
+        def is_over() -> bool:
+            return self._closed or gone()
+
+        # A child that is starved of the processor has no less of it than the deadline.
+        limit_s = self.deadline_s if cpu_s is None else cpu_s
         with self._child() as child:
-            return bool(child.ask({"gold": gold}, self.deadline_s))
+            return None if is_over() else child.ask({**request, "cpu_s": limit_s}, self.deadline_s, is_over)
 
     @contextmanager
     def _child(self) -> Iterator[_Child]:
@@ -145,7 +219,14 @@ class AnswerChecker:
             self._idle.put(child)
 
     def close(self) -> None:
-        """End the children; what is still being checked then counts as wrong."""
+        """End the children, from any thread; what is still being checked is given up, and counts as killed."""
         self._closed = True
-        for child in self._children:
-            child.close()
+        with self._closing:
+            ours: list[_Child] = []
+            try:
+                for _ in self._children:
+                    ours.append(self._idle.get())  # those in use come back at once
+                    ours[-1].kill()
+            finally:
+                for child in ours:
+                    self._idle.put(child)

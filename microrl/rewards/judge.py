@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from microrl.answers import THINK, has_format, last_boxed
 from microrl.config.schema import RewardConfig
-from microrl.rewards.accuracy import AnswerChecker
+from microrl.rewards.accuracy import AnswerChecker, Verdict
+from microrl.rewards.scoring import Allowance, Pair, Verdicts
 from microrl.types import Completion, Group, Prompt, Score
 
 Penalty = Callable[[int], float]
@@ -16,34 +17,65 @@ Penalty = Callable[[int], float]
 
 
 class Judge:
-    """Scores groups in background threads, so that checking overlaps with decoding. Close it at the end."""
+    """Scores groups. Answers are checked in background threads while others are decoded. Close it at the end."""
 
     def __init__(
         self, config: RewardConfig, *, answer_kind: str = "math", penalty: Penalty | None = None, workers: int = 2
     ) -> None:
         self.checker = AnswerChecker(deadline_s=config.deadline_s, kind=answer_kind, children=workers)
+        self.breathe: Callable[[], None] = lambda: None
+        """Called several times a second while scoring waits. What it raises ends the scoring."""
+        self.allowance = Allowance()
+        """What hanging checks have cost since the last `renew`."""
         self._config = config
         self._penalty = penalty
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="judge")
 
-    def score(self, groups: Iterable[tuple[int, Group]]) -> list[Group]:
-        """All groups with their scores, in the order of their positions, whatever the order they finish in."""
-        pending = [(position, self._pool.submit(self._judged, group)) for position, group in groups]
-        return [future.result() for _, future in sorted(pending, key=lambda item: item[0])]
+    def renew(self) -> None:
+        """A new step, with a new allowance for checks that hang."""
+        self.allowance = Allowance()
 
-    def _judged(self, group: Group) -> Group:
-        return replace(group, scores=tuple(self.one(group.prompt, completion) for completion in group.completions))
+    def score(self, groups: Iterable[tuple[int, Group]], *, left_s: Callable[[], float] | None = None) -> list[Group]:
+        """All groups with their scores, in the order of their positions, whatever the order they finish in.
 
-    def one(self, prompt: Prompt, completion: Completion) -> Score:
+        `left_s` gives the seconds that are left: where there are none, groups with unfinished checks come back without scores.
+        """
+        arrived: list[tuple[int, Group, list[Pair]]] = []
+        with Verdicts(self.checker, self._pool, self.allowance, self.breathe, left_s) as verdicts:
+            for position, group in groups:
+                pairs = [(group.prompt.answer, last_boxed(completion.text)) for completion in group.completions]
+                verdicts.ask(pairs)
+                arrived.append((position, group, pairs))
+            arrived.sort(key=lambda item: item[0])
+            verdicts.settle(pair for _, _, pairs in arrived for pair in pairs)
+        found = verdicts.found
+        return [
+            replace(group, scores=self._scores(group, [found[pair] for pair in pairs])) if found.keys() >= set(pairs) else group
+            for _, group, pairs in arrived
+        ]
+
+    def _scores(self, group: Group, verdicts: Sequence[Verdict]) -> tuple[Score, ...]:
+        return tuple(self._one(group.prompt, *pair) for pair in zip(group.completions, verdicts, strict=True))
+
+    def _one(self, prompt: Prompt, completion: Completion, verdict: Verdict) -> Score:
         """The score of one completion (micro, section 3: R = 0.2 * format + accuracy)."""
         form = float(has_format(completion.text, opened=prompt.text.rstrip().endswith(THINK)))
-        verdict = self.checker.check(prompt.answer, last_boxed(completion.text))
         overlong = self._penalty(len(completion.token_ids)) if self._penalty else None
         accuracy = float(verdict.right)
         total = self._config.format_weight * form + self._config.accuracy_weight * accuracy + (overlong or 0.0)
         return Score(total=total, format=form, accuracy=accuracy, overlong=overlong, killed=verdict.killed)
 
+    def parse(self, golds: Sequence[str]) -> Iterator[bool | None]:
+        """For each gold answer whether it can be checked; None where finding out was killed at its deadline."""
+        checks = [self._pool.submit(self.checker.parses, gold) for gold in golds]
+        try:
+            for check in checks:
+                yield check.result()
+        finally:
+            for check in checks:
+                check.cancel()
+
     def close(self) -> None:
-        """End the threads and the checkers."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the checkers and the threads."""
         self.checker.close()
+        self._pool.shutdown(wait=False)

@@ -15,7 +15,7 @@ METRICS = {
     "reward/format": "share of completions with the <think>...</think> structure",
     "reward/overlong": "mean soft length penalty; null where it is off",
     "reward/std": "standard deviation of the total reward within a group, mean over groups",
-    "reward/killed": "completions whose check was killed at its deadline",
+    "reward/killed": "completions whose check was killed at its deadline, or refused because others of its step were",
     "groups/useful": "share of groups whose rewards differ",
     "length/mean": "mean completion length, tokens",
     "length/max": "longest completion, tokens",

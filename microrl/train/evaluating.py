@@ -62,6 +62,8 @@ def _evaluate(
             f"{name}: accuracy {accuracy.mean:.3f} [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on {len(result.right)} "
             f"held-out problems, {run.config.evaluation.samples} samples each"
         )
+        if result.killed:
+            run.tell("warning", f"{name}: {result.killed} answers count as wrong: their checks hung", killed=result.killed)
     return result
 
 

@@ -156,7 +156,7 @@ def _steps(run: Run) -> str:
         return "stopped"  # and killed before its end
     if run.config.warmup.only:
         return "done"
-    parts.engine.breathe = run.breathe
+    parts.engine.breathe = parts.judge.breathe = run.breathe
     try:
         for step in budget.steps(start=state.step):
             accuracy = evaluating.validate_if_due(run, step)
@@ -176,7 +176,7 @@ def _steps(run: Run) -> str:
     except StoppedByGuard:
         return "stopped"
     finally:
-        parts.engine.breathe = lambda: None
+        parts.engine.breathe = parts.judge.breathe = lambda: None
     return "done"
 
 
@@ -223,7 +223,17 @@ def _log(run: Run, step: int, values: dict[str, Any], reason: str | None) -> dic
     run.console.step(row, share=budget.share(step + 1), expected=run.forecast.steps)
     if reason:
         run.folder.event("update skipped", reason, step=step)
+    if row["reward/killed"]:
+        run.folder.event("checks killed", _killed(run, row["reward/killed"]), step=step)
     return row
+
+
+def _killed(run: Run, count: int) -> str:
+    allowance, deadline_s = run.parts.judge.allowance, run.config.reward.deadline_s
+    why = f"the checks of {len(allowance.killed)} different answers were killed after {deadline_s:g} s"
+    if allowance.refused:
+        why += f", and {len(allowance.refused)} more were not checked to the end, since that is all that a step may wait for"
+    return f"{count} completions count as wrong: {why}"
 
 
 def _act(run: Run, verdict: Verdict, step: int) -> None:

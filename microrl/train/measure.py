@@ -72,6 +72,8 @@ def _evaluate(config: RunConfig, run: RunFolder | None, judge: Judge, console: R
         )
     assert result is not None, "without a deadline every problem is answered"
     console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")
+    if result.killed:
+        console.note(f"warning: {label}: {result.killed} answers count as wrong: their checks hung")
     return result
 
 

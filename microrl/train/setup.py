@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +29,9 @@ from microrl.tracking.run_folder import RunFolder
 from microrl.train import initial, quickstart
 from microrl.train.engines import make_engine
 from microrl.types import Prompt, Sampling, Trace
+
+HANGING_GOLDS = 8
+"""Gold answers whose check may hang until its deadline before the data is refused."""
 
 
 @dataclass(slots=True)
@@ -147,13 +149,26 @@ def load_model(config: RunConfig, console: RunConsole) -> LoadedModel:
 def check_golds(
     questions: list[Question], judge: Judge, config: RunConfig, folder: RunFolder | None, console: RunConsole
 ) -> list[Question]:
-    """Questions whose gold answer can be checked; the first that cannot is an error, or all such are dropped."""
+    """Questions whose gold answer can be checked; the first that cannot is an error, or all such are dropped.
+
+    More than HANGING_GOLDS whose check hangs are an error in any case: waiting for thousands would take hours.
+    """
     if all(as_integer(question.answer) is not None for question in questions):
         return questions
-    with ThreadPoolExecutor(2) as pool:
-        parses = pool.map(lambda question: judge.checker.parses(question.answer), questions)
-        checked = list(zip(questions, console.progress(parses, len(questions), "checking gold answers"), strict=True))
-    bad = [question for question, good in checked if not good]
+    golds = list(dict.fromkeys(question.answer for question in questions))
+    checked: dict[str, bool | None] = {}
+    hanging = []
+    for gold, good in zip(golds, console.progress(judge.parse(golds), len(golds), "checking gold answers"), strict=True):
+        checked[gold] = good
+        hanging += [gold] if good is None else []
+        if len(hanging) > HANGING_GOLDS:
+            row = next(question.row for question in questions if question.answer == hanging[0])
+            raise UserError(
+                f"{config.data.name}, row {row}: the gold answer `{hanging[0][:80]}` and {HANGING_GOLDS} others take more than "
+                f"{config.reward.deadline_s:g} s each to read",
+                "remove such rows, or compare text: --set data.answer_kind=text",
+            )
+    bad = [question for question in questions if not checked[question.answer]]
     if bad and config.data.bad_answers == "error":
         raise UserError(
             f"{config.data.name}, row {bad[0].row}: the gold answer `{bad[0].answer[:80]}` is not mathematics"
@@ -164,7 +179,7 @@ def check_golds(
         folder.event(
             "warning", f"{len(bad)} questions dropped: their gold answers are not mathematics", rows=[q.row for q in bad]
         )
-    return [question for question, good in checked if good]
+    return [question for question in questions if checked[question.answer]]
 
 
 def choose(questions: Sequence[Question], count: int, seed: int) -> list[Question]:

@@ -31,6 +31,7 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
     kept: list[Group] = []
     sampled: list[Group] = []
     entered, counted = clock.now_s(), 0.0
+    parts.judge.renew()
     with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
         for number in range(rounds):
             prompts = parts.prompts.draw(wanted - len(kept))
