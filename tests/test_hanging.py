@@ -1,0 +1,411 @@
+"""Answers whose checks hang: what they cost a step, an evaluation and a run, and that nothing outlives the run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from microrl.config.schema import RewardConfig
+from microrl.errors import MachineFailure
+from microrl.evaluation.evaluate import evaluate
+from microrl.rewards import Judge
+from microrl.rewards.accuracy import AnswerChecker, _Child
+from microrl.types import Completion, Group, Prompt, Sampling
+
+HOSTILE = "9^{9^{9^{9^{9}}}}"
+FOREVER_S = 600.0
+PATIENCE_S = 20.0
+"""How long a test waits for what takes well under a second where nothing hangs and the machine is free."""
+
+
+def hostile(number):
+    return f"9^{{9^{{9^{{9^{{{number}}}}}}}}}"
+
+
+def group(gold, *answers):
+    texts = [f"<think>x</think> \\boxed{{{answer}}}" for answer in answers]
+    return Group(
+        Prompt(f"{gold}: {answers[0]}", gold, "", (1,)), tuple(Completion((5, 6), (-1.0, -1.0), "stop", 0, t) for t in texts)
+    )
+
+
+@pytest.fixture(scope="module")
+def running():
+    """A judge whose children are up."""
+    judge = Judge(RewardConfig())
+    judge.checker.start()
+    for answer in ("0.25", "0.75", "0.125", "1.5"):
+        judge.checker.check("1/2", answer)
+    yield judge
+    judge.close()
+
+
+@pytest.fixture
+def judge(running):
+    """The same, at the start of a step, with half a second for a check."""
+    running.checker.deadline_s = 0.5
+    running.checker._known.clear()
+    running.breathe = lambda: None
+    running.renew()
+    return running
+
+
+@pytest.fixture
+def checker():
+    """A checker with one child, which is up."""
+    checker = AnswerChecker(deadline_s=PATIENCE_S, children=1)
+    checker.check("1/2", "0.25")
+    checker.deadline_s = 0.3
+    yield checker
+    checker.close()
+
+
+def in_time(work, seconds=PATIENCE_S):
+    """What `work` returns or raises, if that comes in time: a test must fail, and not hang, where the code does."""
+    found = []
+
+    def run():
+        try:
+            found.append((work(), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, f"nothing after {seconds:g} s"
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return value
+
+
+# ---- processes
+
+
+def processes():
+    """Process id to (parent, state, seconds of processor time)."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[int(path.parent.name)] = (int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    return found
+
+
+def descendants(root):
+    """Processes below this one, without those that are dead and not yet taken off the list."""
+    table, found = processes(), {root}
+    while more := {pid for pid, (parent, _, _) in table.items() if parent in found} - found:
+        found |= more
+    return {pid for pid in found - {root} if table[pid][1] != "Z"}
+
+
+def alive(pids):
+    table = processes()
+    return {pid for pid in pids if pid in table and table[pid][1] != "Z"}
+
+
+def spent_s(pids):
+    table = processes()
+    return sum(table[pid][2] for pid in pids if pid in table)
+
+
+def until(condition, what):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < PATIENCE_S, what
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def checking():
+    """A process in the middle of a check that hangs: call it with the deadline; returns (the process, what is below it)."""
+    code = (
+        "import sys; from microrl.rewards.accuracy import AnswerChecker\n"
+        "checker = AnswerChecker(deadline_s=float(sys.argv[1]), children=1)\n"
+        "checker.check('1/2', '0.5'); print('up', flush=True)\n"
+        f"checker.check('1/2', '{HOSTILE}'); checker.check('1/2', '{HOSTILE}+1'); sys.stdin.read()"
+    )
+    begun, below = [], set()
+
+    def begin(deadline_s):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(deadline_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        begun.append(process)
+        assert process.stdout.readline() == "up\n"
+        before = spent_s(descendants(process.pid))
+        until(lambda: spent_s(descendants(process.pid)) > before + 0.3, "the check does not begin")
+        below.update(descendants(process.pid))
+        return process, set(below)
+
+    yield begin
+    for pid in alive(below):
+        os.kill(pid, signal.SIGKILL)
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def test_no_checker_outlives_a_run_that_is_killed(checking):
+    process, below = checking(FOREVER_S)
+    process.kill()
+    process.wait()
+    until(lambda: not alive(below), "the checker is still there")
+
+
+def test_no_fork_outlives_its_checker(checking):
+    process, below = checking(FOREVER_S)
+    table = processes()
+    for pid in below:
+        if table[pid][0] == process.pid:
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(below), "the fork is still there")
+
+
+def test_a_check_has_a_limit_of_processor_time_where_nobody_is_left_to_end_it(checking):
+    process, below = checking(1.0)
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: spent_s(below) == (time.sleep(0.5), spent_s(below))[1], "it goes on computing")
+
+
+@pytest.mark.slow
+def test_the_limit_of_processor_time_is_a_checks_and_not_its_processs(checker):
+    checker.deadline_s = PATIENCE_S
+    child = checker._children[0]._process.pid
+    number = 0
+    while spent_s(descendants(child)) < 4:
+        number += 1
+        answer = rf"\frac{{{number}\sqrt{{5}} + 7}}{{7}}"
+        assert not checker.check(rf"\frac{{{number}\sqrt{{5}}}}{{7}} + 2", answer, cpu_s=1.0).killed
+    assert number > 4
+
+
+# ---- one check
+
+
+def test_a_killed_verdict_is_not_remembered(checker):
+    assert checker.check("1/2", "0.25") == (False, False)
+    os.kill(checker._children[0]._process.pid, signal.SIGSTOP)
+    assert checker.check("1/2", "0.5") == (False, True)
+    checker.deadline_s = PATIENCE_S
+    assert checker.check("1/2", "0.5") == (True, False)
+
+
+def test_a_large_request_to_a_stopped_child_keeps_the_deadline(checker):
+    child = checker._children[0]._process.pid
+    os.kill(child, signal.SIGSTOP)
+    try:
+        large = "\N{GRINNING FACE}" * 9000  # 108 kB on the wire, and a pipe holds 64
+        assert in_time(lambda: checker.check("1/2", large)) == (False, True)
+    finally:
+        if alive({child}):
+            os.kill(child, signal.SIGKILL)
+    checker.deadline_s = PATIENCE_S
+    assert checker.check("1/2", large) == (False, False), "a child that runs takes it"
+
+
+def test_half_a_line_keeps_the_deadline():
+    child = _Child()
+    half = [sys.executable, "-c", "import sys, time; sys.stdout.write('tr'); sys.stdout.flush(); time.sleep(600)"]
+    process = child._process = subprocess.Popen(half, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    child._is_ready = True
+    try:
+        assert in_time(lambda: child.ask({"gold": "1"}, 1.0)) is None
+    finally:
+        process.kill()
+
+
+def test_what_is_longer_than_any_answer_is_wrong_and_never_sent():
+    checker = AnswerChecker(deadline_s=0.3, children=1)
+    assert in_time(lambda: checker.check("1/2", "1" * 10_000_000 + "/2")) == (False, False)
+    assert checker._children[0]._process is None
+    assert checker.check("1" * 20_000, " " + "1" * 20_000) == (True, False), "what is equal needs no mathematics"
+    assert checker.parses("x+" * 20_000 + "x") is False
+
+
+def test_a_checker_that_cannot_start_says_so(monkeypatch):
+    judge = Judge(RewardConfig())
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(MachineFailure, match="did not start"):
+        in_time(lambda: judge.score([(0, group("1/2", "0.5", "0.25", "0.75"))]))
+
+
+def test_closing_while_checks_are_running_ends_them():
+    checker = AnswerChecker(deadline_s=FOREVER_S)
+    for answer in ("0.25", "0.75"):
+        checker.check("1/2", answer)
+    before, verdicts = spent_s(descendants(os.getpid())), []
+    threads = [
+        threading.Thread(target=lambda n=n: verdicts.append(checker.check("1/2", hostile(n))), daemon=True) for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: spent_s(descendants(os.getpid())) > before + 0.3, "the checks do not begin")
+    closers = [threading.Thread(target=checker.close, daemon=True) for _ in range(2)]
+    for thread in closers:
+        thread.start()
+    for thread in threads + closers:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert verdicts == [(False, True)] * 4
+    assert all(child._process is None for child in checker._children), "none is started anew"
+    assert checker.check("1/2", "0.25") == (False, True)
+
+
+# ---- one step
+
+
+def test_hanging_answers_cost_a_step_three_deadlines_and_quick_ones_nothing(judge):
+    judge.checker.deadline_s = 2.0
+    towers = [group("1/2", *(hostile(100 * n + k) for k in range(4))) for n in range(3)]
+    quick = [group("1/3", *(rf"\frac{{{n + k}}}{{{3 * (n + k)}}}" for k in range(2, 6))) for n in range(3)]
+    began = time.monotonic()
+    scored = judge.score(enumerate(towers + quick))
+    assert time.monotonic() - began < PATIENCE_S
+    assert [[score.killed for score in one.scores] for one in scored] == [[True] * 4] * 3 + [[False] * 4] * 3
+    assert [score.accuracy for one in scored for score in one.scores] == [0] * 12 + [1] * 12
+    allowance = judge.allowance
+    assert (len(allowance.put_off), len(allowance.killed), len(allowance.refused)) == (12, 2, 10)
+    assert allowance.killed == {("1/2", hostile(0)), ("1/2", hostile(1))}, "the first in the step's order"
+
+
+def never():
+    raise AssertionError("it waits")
+
+
+def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(judge):
+    same = [(n, group("1/2", *[HOSTILE] * 8)) for n in range(8)]
+    for _ in range(2):
+        judge.renew()
+        assert in_time(lambda: sum(score.killed for one in judge.score(same) for score in one.scores)) == 64
+        assert judge.allowance.killed == {("1/2", HOSTILE)}
+        judge.breathe = never  # the step knows it: a second round of dynamic sampling does not wait
+        judge.score(same)
+        judge.breathe = lambda: None
+
+
+def test_a_whole_step_of_hanging_answers_is_bounded(judge):
+    step = [(n, group("1/2", *(hostile(100 * n + k) for k in range(8)))) for n in range(16)]
+    scored = in_time(lambda: judge.score(step), seconds=15)
+    assert all(score.killed and not score.accuracy for one in scored for score in one.scores)
+
+
+def test_slow_but_honest_answers_are_all_checked(judge):
+    """None hangs until the deadline, so none is refused, however many are put off."""
+    judge.checker.deadline_s = PATIENCE_S
+    answers = [rf"\frac{{{n}\sqrt{{5}} + 7}}{{7}}" for n in range(24)]
+    golds = [rf"\frac{{{n}\sqrt{{5}}}}{{7}} + 1" for n in range(24)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("microrl.rewards.scoring.FIRST_TRY", 1e-4)  # 2 ms
+        scored = judge.score(enumerate(group(gold, answer) for gold, answer in zip(golds, answers, strict=True)))
+    assert len(judge.allowance.put_off) >= 16
+    assert all(score.accuracy == 1 and not score.killed for one in scored for score in one.scores)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(judge):
+    judge.checker.deadline_s = 10.0
+    began, looks = time.monotonic(), []
+
+    def breathe():
+        looks.append(time.monotonic())
+        if looks[-1] - began > 0.8:
+            raise Stop
+
+    judge.breathe = breathe
+    with pytest.raises(Stop):
+        judge.score([(0, group("1/2", *map(hostile, range(6))))])
+    assert time.monotonic() - began < 4 and len(looks) >= 3
+    judge.breathe = lambda: None
+    judge.renew()
+    began = time.monotonic()
+    assert judge.score([(0, group("1/3", r"\frac{7}{21}"))])[0].scores[0].accuracy == 1
+    assert time.monotonic() - began < 4, "what was given up keeps nothing waiting"
+
+
+# ---- evaluations
+
+
+class Scripted:
+    """Answers each question with what stands in it."""
+
+    def groups(self, prompts, sampling, *, stream):
+        for position, prompt in enumerate(prompts):
+            yield position, Group(prompt, (Completion((1, 2), (0.0, 0.0), "stop", 0, f"\\boxed{{{prompt.question}}}"),))
+
+
+def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(judge):
+    judge.checker.deadline_s = 30.0
+    questions = ["0.5", r"\frac{2}{4}", "7", HOSTILE, r"\frac{4}{8}"]
+    prompts = [Prompt(question, "1/2", "", (1,)) for question in questions]
+    began = time.monotonic()
+    result = evaluate(Scripted(), judge, prompts, Sampling(1, 8), seed=0, pass_k=(), deadline_s=2.0)
+    assert 2 <= time.monotonic() - began < 6
+    assert result.right == {"0.5": 1, r"\frac{2}{4}": 1, "7": 0}, "as many as are whole, in the order of the questions"
+    assert result.killed == 0
+    assert evaluate(Scripted(), judge, prompts[3:], Sampling(1, 8), seed=0, pass_k=(), deadline_s=1.0) is None
+
+
+def test_an_evaluation_counts_what_it_killed(judge):
+    prompts = [Prompt(question, "1/2", "", (1,)) for question in ("0.5", HOSTILE, "0.25")]
+    result = evaluate(Scripted(), judge, prompts, Sampling(1, 8), seed=0, pass_k=())
+    assert result.right == {"0.5": 1, HOSTILE: 0, "0.25": 0} and result.killed == 1
+    assert result.to_json()["killed"] == 1
+
+
+# ---- whole runs
+
+
+def test_gold_answers_that_hang_are_refused_before_they_cost_hours(inside, model_folder, tmp_path):
+    data = tmp_path / "towers.jsonl"
+    golds = [rf"\binom{{99999{n:03}}}{{44444444}}" for n in range(300)]  # a tower is read at once, and hangs when compared
+    data.write_text("".join(json.dumps({"question": f"{gold}?", "answer": gold}) + "\n" for gold in golds))
+    sets = ["--set", "reward.deadline_s=0.2", "--set", "data.bad_answers=drop"]
+    began = time.monotonic()
+    done = inside("train", "--model", model_folder, "--data", data, "--steps", 1, *sets, "--out", tmp_path / "run")
+    assert time.monotonic() - began < 2 * PATIENCE_S
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "row 1: the gold answer" in done.stderr and "and 8 others take more than 0.2 s" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+@pytest.mark.flaky(reruns=1)
+def test_a_policy_whose_every_answer_hangs_keeps_its_hours(tiny_arguments, tmp_path):
+    code = (
+        "from dataclasses import replace\n"
+        "from microrl.rollout import transformers\n"
+        "real = transformers._Sampler._completion\n"
+        "def tower(self, tokens, *more):\n"
+        "    power = int(tokens.sum()) + 9\n"
+        "    return replace(real(self, tokens, *more), text=r'\\boxed{9^{9^{9^{9^{%d}}}}}' % power)\n"
+        "transformers._Sampler._completion = tower\n"
+        "from microrl.cli import main; main()"
+    )
+    out, budget_s = tmp_path / "run", 45
+    command = [sys.executable, "-c", code, "train", *map(str, tiny_arguments), "--hours", str(budget_s / 3600), "--out", str(out)]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert seconds <= 1.01 * budget_s + 0.5
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "done" and summary["steps"] >= 1
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["reward/killed"] == 16 and row["time/verify"] < 30 for row in rows)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if event["kind"] == "checks killed"]
+    assert len(told) == len(rows) and "2 different answers were killed after 5 s" in told[0]["message"]
