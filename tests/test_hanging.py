@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from microrl.config import resolve
 from microrl.config.schema import RewardConfig
-from microrl.errors import MachineFailure
+from microrl.data.load import Question
+from microrl.errors import MachineFailure, UserError
 from microrl.evaluation.evaluate import evaluate
 from microrl.rewards import Judge
 from microrl.rewards.accuracy import AnswerChecker, _Child
+from microrl.tracking.console import RunConsole
+from microrl.train.setup import check_golds
 from microrl.types import Completion, Group, Prompt, Sampling
 
 HOSTILE = "9^{9^{9^{9^{9}}}}"
@@ -259,7 +263,7 @@ def test_closing_while_checks_are_running_ends_them():
         assert not thread.is_alive()
     assert verdicts == [(False, True)] * 4
     assert all(child._process is None for child in checker._children), "none is started anew"
-    assert checker.check("1/2", "0.25") == (False, True)
+    assert checker.check("1/2", "0.125") == (False, True), "nor for what comes later"
 
 
 # ---- one step
@@ -369,16 +373,14 @@ def test_an_evaluation_counts_what_it_killed(judge):
 # ---- whole runs
 
 
-def test_gold_answers_that_hang_are_refused_before_they_cost_hours(inside, model_folder, tmp_path):
-    data = tmp_path / "towers.jsonl"
-    golds = [rf"\binom{{99999{n:03}}}{{44444444}}" for n in range(300)]  # a tower is read at once, and hangs when compared
-    data.write_text("".join(json.dumps({"question": f"{gold}?", "answer": gold}) + "\n" for gold in golds))
-    sets = ["--set", "reward.deadline_s=0.2", "--set", "data.bad_answers=drop"]
-    began = time.monotonic()
-    done = inside("train", "--model", model_folder, "--data", data, "--steps", 1, *sets, "--out", tmp_path / "run")
-    assert time.monotonic() - began < 2 * PATIENCE_S
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "row 1: the gold answer" in done.stderr and "and 8 others take more than 0.2 s" in done.stderr, done.stderr
+def test_gold_answers_that_hang_are_refused_before_they_cost_hours(judge):
+    judge.checker.deadline_s = 0.2
+    config = resolve((), {"data.name": "sums.jsonl", "data.bad_answers": "drop", "reward.deadline_s": 0.2})
+    golds = [rf"\binom{{99999{n:03}}}{{44444444}}" for n in range(600)]  # a tower is read at once, and hangs when compared
+    questions = [Question(row, f"{gold}?", gold) for row, gold in enumerate(["1/2", *golds], 1)]
+    with pytest.raises(UserError, match=r"sums.jsonl, row 2: the gold answer .* and 8 others take more than 0.2 s each"):
+        in_time(lambda: check_golds(questions, judge, config, None, RunConsole()))
+    assert check_golds(questions[:3], judge, config, None, RunConsole()) == questions[:1]
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any, NamedTuple
 
 from microrl.answers import as_integer, is_prose, same_text
+from microrl.clock import now_s
 from microrl.errors import MachineFailure
 
 START_S = 60.0
@@ -66,18 +66,18 @@ class _Child:
         if self._process is None:
             self.start()
         if not self._is_ready:
-            line = self._line(monotonic() + START_S, gone)
+            line = self._line(now_s() + START_S, gone)
             if line != b"ready":
                 self.kill()
                 if gone():
                     return None
                 raise MachineFailure("the maths checker did not start", "does `python -c 'import math_verify'` work?")
             self._is_ready = True
-        until = monotonic() + deadline_s
+        until = now_s() + deadline_s
         reply = None
         if self._send(json.dumps(request).encode("ascii") + b"\n", until, gone):
             reply = self._line(until, gone)
-            until = monotonic() + GIVE_UP_S
+            until = now_s() + GIVE_UP_S
             if reply is None and self._send(b"\n", until, _never):
                 reply = self._line(until, _never)
         if reply is None:
@@ -129,7 +129,7 @@ def _wait_for(descriptor: int, event: int, until: float, gone: Gone) -> bool:
     """Wait for a pipe; False where the time is up, or nobody waits any more."""
     poll = select.poll()
     poll.register(descriptor, event)
-    while not gone() and (left_s := until - monotonic()) > 0:
+    while not gone() and (left_s := until - now_s()) > 0:
         if poll.poll(min(left_s, LOOK_S) * 1000):
             return True
     return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
+from microrl.clock import now_s
 from microrl.rewards.accuracy import AnswerChecker, Verdict
 
 Pair = tuple[str, str | None]
@@ -78,7 +78,7 @@ class Verdicts:
 
     def settle(self, pairs: Iterable[Pair]) -> None:
         """Wait for these, all that were asked, in the order of the step. Where the time is up, `found` lacks some."""
-        self._patient_until = monotonic() + GRACE_S
+        self._patient_until = now_s() + GRACE_S
         in_time = self._wait(self._first.values())
         for pair, future in self._first.items():
             if future.done() and (verdict := future.result()) is not None:
@@ -117,7 +117,7 @@ class Verdicts:
             done, pending = wait(pending, LOOK_S, FIRST_EXCEPTION)
             for future in done:
                 future.result()
-            if pending and self._left_s is not None and self._left_s() <= 0 and monotonic() > self._patient_until:
+            if pending and self._left_s is not None and self._left_s() <= 0 and now_s() > self._patient_until:
                 return False
         return True
 
