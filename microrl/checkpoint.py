@@ -9,23 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
+from pydantic import ConfigDict, Field
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from microrl import files
 from microrl.adapters.folder import write
+from microrl.files import STRICT, BadFile, Count, Seconds, Share
+from microrl.policy import generators
 from microrl.policy.policy import Policy
 
 FOLDER = "checkpoints"
 """Of a run folder."""
 KEPT = 2
+Duration = Literal["step", "save", "validation", "imitation"]
 SUMS = "SHA256SUMS"
 _ADAPTER, _OPTIMIZER, _RNG, _STATE = "adapter.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"
 
@@ -34,13 +39,14 @@ _ADAPTER, _OPTIMIZER, _RNG, _STATE = "adapter.safetensors", "optimizer.safetenso
 class Validation:
     """Where validation stands: what was measured last, what was best, when the next one is due."""
 
-    questions: int | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    questions: Count | None = None
     """How many are asked; None before the first."""
-    step: int = -1
-    accuracy: float | None = None
-    best_step: int | None = None
-    best_accuracy: float | None = None
-    due_s: float = 0.0
+    step: Annotated[int, Field(ge=-1)] = -1
+    accuracy: Share | None = None
+    best_step: Count | None = None
+    best_accuracy: Share | None = None
+    due_s: Annotated[float, Field(ge=0)] = 0.0
     """Of the run's elapsed seconds."""
 
 
@@ -48,12 +54,13 @@ class Validation:
 class Warmup:
     """Where the supervised phase before the first step stands."""
 
-    steps: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    steps: Count = 0
     is_done: bool = False
     first_loss: float | None = None
     """Of the first step and of the last, nats a token."""
     last_loss: float | None = None
-    offset: int = 0
+    offset: Count = 0
     """Bytes of warmup.jsonl."""
 
 
@@ -61,14 +68,17 @@ class Warmup:
 class State:
     """Where a run stands between two steps. `step` is the next one; the offset is in bytes of metrics.jsonl."""
 
-    step: int = 0
-    sampler_position: int = 0
-    entropy_start: float | None = None
-    elapsed_s: float = 0.0
-    metrics_offset: int = 0
-    phases: dict[str, float] = field(default_factory=dict)
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    step: Count = 0
+    version: Count = 0
+    """The policy's."""
+    sampler_position: Count = 0
+    entropy_start: Annotated[float, Field(allow_inf_nan=True)] | None = None
+    elapsed_s: Seconds = 0.0
+    metrics_offset: Count = 0
+    phases: dict[str, Seconds] = field(default_factory=dict)
     """Seconds by phase so far."""
-    durations: dict[str, list[float]] = field(default_factory=dict)
+    durations: dict[Duration, list[Seconds]] = field(default_factory=dict)
     """The last few of each, seconds: what the clock forecasts from."""
     is_by_steps: bool | None = None
     """See `Budget`; None before it was decided."""
@@ -77,9 +87,9 @@ class State:
     warmup: Warmup = field(default_factory=Warmup)
     validation: Validation = field(default_factory=Validation)
     guard: dict[str, Any] = field(default_factory=dict)
-    max_kv_gb: float | None = None
+    max_kv_gb: Annotated[float, Field(gt=0)] | None = None
     """GB of the engine's cache after it ran out of memory; None: as configured or derived."""
-    tokens_per_microbatch: int | None = None
+    tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
     """As the trainer has derived it and found it to fit; None before the first checkpoint."""
     checkpoints_activations: bool = False
     """Whether the trainer computes them again."""
@@ -91,17 +101,18 @@ def save(root: Path, policy: Policy, state: State) -> Path:
     The last two stay, and the best of each. Raises OSError or SafetensorError where there is no room, and leaves the rest as
     it was.
     """
+    state.version = policy.version
     target = _path(root, state.step)
     temporary = root / f".{target.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
+    files.remove(temporary)
     temporary.mkdir(parents=True)
     try:
         save_file({name: tensor.contiguous() for name, tensor in policy.adapter.state().items()}, temporary / _ADAPTER)
         save_file(_optimizer_tensors(policy), temporary / _OPTIMIZER)
         if state.validation.best_step == state.step:  # `best/` will be a copy of it, and is to be loaded by others
             write(temporary, policy.adapter)
-        save_file(_generators(), temporary / _RNG)
-        (temporary / _STATE).write_text(json.dumps({**asdict(state), "version": policy.version}, indent=2))
+        save_file(generators.states(), temporary / _RNG)
+        (temporary / _STATE).write_text(json.dumps(asdict(state), indent=2))
         sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(temporary.iterdir()))
         (temporary / SUMS).write_text(sums)
         flush(temporary)
@@ -109,7 +120,7 @@ def save(root: Path, policy: Policy, state: State) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     # From here on the temporary one is whole, and `newest` finds it under either name.
-    shutil.rmtree(target, ignore_errors=True)
+    files.remove(target)
     temporary.replace(target)
     _flush_one(root)
     prune(root)
@@ -127,66 +138,91 @@ def prune(root: Path, kept: int = KEPT) -> None:
 
 def all_in(root: Path) -> list[Path]:
     """The checkpoints, oldest first, whole or not."""
-    return sorted(root.glob("step-*"))
+    found = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) is not None]
+    return sorted(found, key=lambda path: _step_of(path) or 0)
 
 
-def fault(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, by its checksums; None: nothing."""
+def torn(folder: Path) -> str | None:
+    """What of a checkpoint is not what was written, by its checksums; None: nothing."""
     try:
-        lines = (folder / SUMS).read_text().splitlines()
-        named = {name: sum for sum, name in (line.split("  ", 1) for line in lines)}
+        named = _sums(folder)
         if not {_ADAPTER, _OPTIMIZER, _RNG, _STATE} <= named.keys():
             return f"{SUMS} is torn"
         return next((f"{name} is not what was written" for name, sum in named.items() if _sha256(folder / name) != sum), None)
-    except (OSError, ValueError) as error:
+    except BadFile as error:
+        return error.message
+    except OSError as error:
         return f"it cannot be read: {error}"
 
 
-def newest(root: Path, metrics_bytes: int, on_bad: Callable[[Path, str], None]) -> tuple[Path, State] | None:
-    """The newest checkpoint that is whole, and whose metrics are all still there.
+def fault(folder: Path) -> str | None:
+    """Why a checkpoint cannot be used, as far as can be told without its policy; None: it can."""
+    return torn(folder) or misread(folder)
 
-    Newer ones that are not get another name, and `on_bad` hears of them.
-    """
-    for temporary in root.glob(".step-*.tmp"):  # killed while it was written, or just before it got its name
-        target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
-        if fault(temporary) is None and (not target.exists() or fault(target) is not None):
-            shutil.rmtree(target, ignore_errors=True)
-            temporary.replace(target)
-        shutil.rmtree(temporary, ignore_errors=True)
-    for folder in reversed(all_in(root)):
-        wrong = fault(folder)
-        if wrong is None:
-            state = read_state(folder)
-            if state.metrics_offset <= metrics_bytes:
-                return folder, state
-            wrong = f"metrics.jsonl has {metrics_bytes} bytes, and {state.metrics_offset} were written before it"
-        aside = root / f"bad-{folder.name}"
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.replace(aside)
-        on_bad(aside, wrong)
+
+def misread(folder: Path) -> str | None:
+    """What is wrong with a checkpoint whose checksums are right; None: nothing."""
+    try:
+        state, number = read_state(folder), _step_of(folder)
+        if number is not None and state.step != number:
+            return f"it is of step {state.step}"
+        for name in (_ADAPTER, _OPTIMIZER, _RNG):
+            _names(folder / name)
+    except BadFile as error:
+        return error.message
     return None
 
 
+def adopt(root: Path) -> None:
+    """Give checkpoints that were written whole, but killed before they got it, their name; remove what else was begun."""
+    for temporary in root.glob(".step-*.tmp"):
+        target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
+        if fault(temporary) is None and (not target.exists() or fault(target) is not None):
+            set_aside(target)
+            temporary.replace(target)
+        files.remove(temporary)
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a checkpoint, if it is there, so that it is not taken for a good one any more; returns what it is called now."""
+    place, number = folder.with_name(f"bad-{folder.name}"), 2
+    while os.path.lexists(place):
+        place, number = folder.with_name(f"bad-{folder.name}-{number}"), number + 1
+    if os.path.lexists(folder):
+        folder.replace(place)
+    return place
+
+
 def read_state(folder: Path) -> State:
-    """Where the run stood."""
-    values: dict[str, Any] = json.loads((folder / _STATE).read_text())
-    del values["version"]
-    parts = {"validation": Validation(**values["validation"]), "warmup": Warmup(**values.get("warmup", {}))}
-    return State(**values | parts)
+    """Where the run stood. Raises BadFile."""
+    path = folder / _STATE
+    state: State = files.read_json(path, State)
+    best = state.validation
+    if max(best.step, best.best_step or 0) > state.step or (best.best_step is None) != (best.best_accuracy is None):
+        raise BadFile(f"{path} is damaged: `validation` is of step {best.step}, the best of {best.best_step}")
+    return state
 
 
 def restore(folder: Path, policy: Policy) -> None:
-    """Load a checkpoint into the policy and the generators."""
+    """Load a checkpoint into the policy and the generators. Raises UserError for another variant's, and BadFile, and leaves
+    everything as it was."""
+    state, found = read_state(folder), generators.checked(_tensors(folder / _RNG), folder / _RNG)
     load_weights(folder, policy)
-    _restore_generators(load_file(folder / _RNG))
-    policy.version = json.loads((folder / _STATE).read_text())["version"]
+    generators.restore(found)
+    policy.version = state.version
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
-    """A checkpoint's adapter and optimiser alone. The policy's version goes on counting."""
-    load_adapter(folder, policy)
+    """A checkpoint's adapter and optimiser alone. The policy's version goes on counting. Raises as `restore` does."""
     states = _optimizer_states(policy)
-    for key, tensor in load_file(folder / _OPTIMIZER).items():
+    moments = _tensors(folder / _OPTIMIZER)
+    expected = {f"{number}.{name}": value for number, state in enumerate(states) for name, value in state.items()}
+    _refuse_misfit(folder / _OPTIMIZER, moments, {name: torch.as_tensor(value) for name, value in expected.items()})
+    for name, tensor in moments.items():
+        if name.endswith((".step", ".exp_avg_sq")) and bool((tensor < 0).any()):
+            raise BadFile(f"{folder / _OPTIMIZER} is damaged: `{name}` is below 0")
+    load_adapter(folder, policy)
+    for key, tensor in moments.items():
         number, name = key.split(".", 1)
         state = states[int(number)]
         if torch.is_tensor(state[name]):
@@ -196,8 +232,21 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
 
 def load_adapter(folder: Path, policy: Policy) -> None:
-    """A checkpoint's adapter without its optimiser. Raises UserError for another variant's."""
-    policy.adapter.load(load_file(folder / _ADAPTER), folder)
+    """A checkpoint's adapter without its optimiser. Raises as `restore` does."""
+    path, own = folder / _ADAPTER, policy.adapter.state()
+    found = _tensors(path)
+    if found.keys() == own.keys() and all(found[name].shape == own[name].shape for name in own):
+        _refuse_misfit(path, found, own)
+    policy.adapter.load(found, folder)  # which says what another variant's is
+
+
+def fits(folder: Path, policy: Policy) -> bool:
+    """Whether a checkpoint's tensors have the names and shapes of this policy's."""
+    if fault(folder) is not None:
+        return False
+    moments = {f"{number}.{name}" for number, state in enumerate(_optimizer_states(policy)) for name in state}
+    own = {name: list(tensor.shape) for name, tensor in policy.adapter.state().items()}
+    return _names(folder / _OPTIMIZER).keys() == moments and _names(folder / _ADAPTER) == own
 
 
 def newest_whole(root: Path) -> Path | None:
@@ -218,7 +267,7 @@ def publish(folder: Path, target: Path) -> None:
     """Make `target` a copy of a checkpoint, by hard links where the file system has them."""
     temporary, old = target.with_name(f".{target.name}.tmp"), target.with_name(f".{target.name}.old")
     for leftover in (temporary, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+        files.remove(leftover)
     try:
         shutil.copytree(folder, temporary, copy_function=os.link)
     except (OSError, shutil.Error):
@@ -248,16 +297,65 @@ def _path(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
+def _step_of(folder: Path) -> int | None:
+    """The step in a checkpoint's name; None where it is not a name of ours."""
+    found = re.fullmatch(r"step-(\d{6,15})", folder.name)
+    return int(found[1]) if found and _path(folder.parent, int(found[1])) == folder else None
+
+
 def _best_step(folder: Path) -> int | None:
     try:
         return read_state(folder).validation.best_step
-    except (OSError, ValueError, KeyError, TypeError):
+    except BadFile:
         return None  # corrupted; it is found out when somebody wants it
 
 
+def _sums(folder: Path) -> dict[str, str]:
+    """Checksums by file name. Raises BadFile where a line is none, or names a file that lies elsewhere."""
+    named = {}
+    for line in files.read_bytes(folder / SUMS, 2**20).decode(errors="replace").splitlines():
+        found = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line, re.ASCII)
+        if found is None or found[2] in (".", ".."):
+            raise BadFile(f"{SUMS} is torn")
+        named[found[2]] = found[1]
+    return named
+
+
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with files.open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _names(path: Path) -> dict[str, list[int]]:
+    """Names and shapes of the tensors in a safetensors file, by its header. Raises BadFile."""
+    files.open_regular(path).close()
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, OverflowError) as error:
+        raise BadFile(f"{path} is damaged: {error}") from None
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file. Raises BadFile."""
+    _names(path)
+    return load_file(path)
+
+
+def _refuse_misfit(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Raise BadFile unless these are the expected names, shapes and types, and all numbers are finite."""
+    for name in (*expected, *found):
+        hint = "was the run's config.json changed, or the model behind it?"
+        if name not in found or name not in expected:
+            raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'too many'}", hint)
+        ours, theirs = expected[name], found[name]
+        # The frozen part of some adapters has the base's own type, which another card may have chosen otherwise.
+        is_type = theirs.dtype == ours.dtype or (_is_wide(theirs.dtype) and _is_wide(ours.dtype))
+        if theirs.shape != ours.shape or not is_type:
+            said = f"{theirs.dtype} {list(theirs.shape)}, and not {ours.dtype} {list(ours.shape)}"
+            raise BadFile(f"{path} does not fit: `{name}` is {said}", hint)
+        if theirs.dtype.is_floating_point and not bool(theirs.isfinite().all()):
+            raise BadFile(f"{path} is damaged: not all numbers of `{name}` are finite")
 
 
 def _optimizer_tensors(policy: Policy) -> dict[str, torch.Tensor]:
@@ -275,26 +373,5 @@ def _optimizer_states(policy: Policy) -> list[dict[str, Any]]:
     return [policy.optimizer.state[parameter] for group in policy.optimizer.param_groups for parameter in group["params"]]
 
 
-def _generators() -> dict[str, torch.Tensor]:
-    """Python's, numpy's and torch's global generators, and each card's, as tensors: nothing is pickled."""
-    _, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": torch.tensor(words),
-        "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
-        "numpy": torch.tensor([*map(int, keys), position, has_gauss]),
-        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
-        "torch": torch.get_rng_state(),
-        **{f"cuda{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())},
-    }
-
-
-def _restore_generators(saved: dict[str, torch.Tensor]) -> None:
-    gauss = saved["python_gauss"].tolist()
-    random.setstate((3, tuple(saved["python"].tolist()), gauss[0] if gauss else None))
-    *keys, position, has_gauss = saved["numpy"].tolist()
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, float(saved["numpy_gauss"])))
-    torch.set_rng_state(saved["torch"])
-    for number in range(torch.cuda.device_count()):
-        if f"cuda{number}" in saved:
-            torch.cuda.set_rng_state(saved[f"cuda{number}"], number)
+def _is_wide(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2

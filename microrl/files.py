@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from microrl.errors import UserError
 
 Value = TypeVar("Value")
 MAX_JSON_BYTES = 64 * 2**20
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""Of what microrl has written itself: exactly these keys, and no type that has to be converted."""
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Seconds = Annotated[float, Field(ge=0, le=10**10)]
+"""Up to three centuries: sums of them stay finite."""
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class BadFile(UserError):
@@ -79,3 +86,11 @@ def refuse_links(root: Path) -> None:
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
                 raise BadFile(f"{path} is {what}", "a run folder holds regular files only: remove it, or copy it with `cp -rL`")
+
+
+def remove(path: Path) -> None:
+    """Remove what is at `path`, if anything: a file, a folder with all that is in it, or a link but not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -41,7 +41,7 @@ def guarded(command: Callable[[], Any]) -> int:
         say(f"error: {error.message}")
         if error.hint:
             say(f"hint: {error.hint}")
-        return _STATUS[type(error)]
+        return next(status for kind, status in _STATUS.items() if isinstance(error, kind))
     except ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return USAGE
@@ -64,7 +64,7 @@ def guarded(command: Callable[[], Any]) -> int:
         text = (str(error).strip().splitlines() or [""])[0]
         try:
             where = f"the traceback is in {crash_log(_crash_folder, traceback.format_exc())}"
-        except OSError:
+        except (OSError, UserError):
             traceback.print_exc()
             where = "the traceback is above"
         say(f"error: {type(error).__name__}: {text}")

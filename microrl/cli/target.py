@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from microrl import hub
-from microrl.config import RunConfig, check, models, resolve
+from microrl.config import RunConfig, models, resolve
 from microrl.config.resolve import override
 from microrl.errors import UserError
 from microrl.tracking.run_folder import RunFolder
@@ -38,10 +39,10 @@ def find(name: str | None) -> Target:
         run = RunFolder.newest()
     elif RunFolder.is_one(Path(name)):
         run = RunFolder.open(Path(name))
-    elif name.startswith(("/", ".", "~", "runs/")) and not Path(name).expanduser().exists():
+    elif name.startswith(("/", ".", "~", "runs/")) and not os.path.exists(os.path.expanduser(name)):
         raise UserError(f"there is no run and no model at {name}", "see `ls runs`, or name a model")
     elif name == models.QUICKSTART:
         return Target(resolve([name]), None)
     else:
         return Target(resolve((), {"model.name": name}), None)
-    return Target(check(run.config()), run)
+    return Target(run.settings(), run)

@@ -103,9 +103,9 @@ def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None
 
 def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
     """Resume a run, with other bounds where they are given; returns the exit status."""
-    from microrl.config import check
     from microrl.tracking import heartbeat
 
+    config = folder.settings()
     folder.lock()
     tree = folder.config()
     bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
@@ -114,10 +114,10 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         return OK
     if bounds:
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
-        if tree.get("warmup", {}).get("only"):  # its steps are the supervised ones
+        if config.warmup.only:  # its steps are the supervised ones
             tree["warmup"] |= {"minutes": None, "steps": steps}
             tree["budget"]["steps"] = None
-        check(tree)
+        folder.settings(tree)
         spent = heartbeat.last_s(folder.path) / 3600
         if hours is not None and hours <= spent:
             raise UserError(f"{folder.path} has spent {spent:.3g} hours already", "--hours bounds the whole run: give it more")
@@ -131,10 +131,9 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more
     """Load and carry out a run whose folder exists; returns the exit status."""
     from microrl import clock
     from microrl.cli.target import prepare_hub
-    from microrl.config import check
 
     folder.lock()
-    config = check(tree)
+    config = folder.settings(tree)
     crash_here(folder.path)
     say(f"run folder: {folder.path}; loading")
     from microrl.train.interrupts import Interrupts

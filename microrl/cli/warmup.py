@@ -59,7 +59,7 @@ def warmup(
         bounds = ("budget.hours", "warmup.steps")
         refuse_with_resume([], {**{name: flags[name] for name in flags if name not in bounds}, "--out": out, "--set": sets})
         folder = RunFolder.open(resume)
-        if not folder.config().get("warmup", {}).get("only"):
+        if not folder.settings().warmup.only:
             raise UserError(f"{resume} is a training run", f"microrl train --resume {resume}")
         return go_on(folder, hours, steps)
     config = _resolved(flags, sets)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from microrl import clock
+from pydantic import BaseModel, Field
+
+from microrl import clock, files
 from microrl.evaluation.estimators import Estimate, mean_share, paired_gain, pass_at_k
+from microrl.files import STRICT, BadFile, Count, Seconds, Share
 from microrl.rewards.judge import Judge
 from microrl.rollout.engine import Sampler
 from microrl.types import Prompt, Sampling
@@ -67,12 +72,16 @@ class Result:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Result:
-        """The result that `to_json` wrote."""
-        settings = value["settings"]
-        sampling = Sampling(value["samples"], settings["max_tokens"], settings["temperature"], settings["top_p"])
-        pass_k = tuple(int(name.removeprefix("pass@")) for name in value if name.startswith("pass@"))
-        return cls(sampling, settings["seed"], pass_k, value["right"], value["length_mean"], value["truncated"], value["seconds"])
+    def read(cls, path: Path) -> Result:
+        """The result that was written as `to_json`. Raises BadFile."""
+        found: _Stored = files.read_json(path, _Stored)
+        extra = found.__pydantic_extra__ or {}
+        pass_k = [int(name.removeprefix("pass@")) for name in extra if re.fullmatch(r"pass@[1-9]\d{0,5}", name)]
+        if any(right > found.samples for right in found.right.values()) or any(k > found.samples for k in pass_k):
+            raise BadFile(f"{path} is damaged: more answers are right than the {found.samples} that were asked for")
+        settings = found.settings
+        sampling = Sampling(found.samples, settings.max_tokens, settings.temperature, settings.top_p)
+        return cls(sampling, settings.seed, tuple(pass_k), found.right, found.length_mean, found.truncated, found.seconds)
 
     def summary(self) -> dict[str, Any]:
         """The short form that stands in summary.json."""
@@ -83,6 +92,27 @@ class Result:
             **{f"pass@{k}": mean_share(list(self.by_question(k).values())).to_json() for k in self.pass_k},
             "questions": len(self.right),
         }
+
+
+class _Settings(BaseModel):
+    model_config = STRICT
+    temperature: Annotated[float, Field(gt=0)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    max_tokens: Annotated[int, Field(ge=1)]
+    seed: Count
+
+
+class _Stored(BaseModel):
+    """A result as it is written; its estimates follow from `right` and are not read."""
+
+    model_config = STRICT | {"extra": "allow"}
+    questions: Count
+    samples: Annotated[int, Field(ge=1, le=10**6)]
+    length_mean: Annotated[float, Field(ge=0)]
+    truncated: Share
+    seconds: Seconds
+    settings: _Settings
+    right: Annotated[dict[str, Count], Field(min_length=1)]
 
 
 def evaluate(

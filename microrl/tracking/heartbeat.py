@@ -6,12 +6,24 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
+
+from pydantic import ConfigDict
+
+from microrl import files
+from microrl.files import STRICT, Seconds
 
 FILE = "heartbeat.json"
 EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class _Beat:
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    elapsed_s: Seconds
 
 
 class Heartbeat:
@@ -38,13 +50,18 @@ class Heartbeat:
     def _beat(self) -> None:
         temporary = self._path.with_name(f".{FILE}.tmp")
         with suppress(OSError):  # a full disk: the checkpoints say it
+            files.remove(temporary)
             temporary.write_text(json.dumps({"elapsed_s": self._elapsed_s()}))
             temporary.replace(self._path)
 
 
-def last_s(folder: Path) -> float:
-    """Seconds that the run had spent at its last heartbeat; 0 where there was none."""
+def last_s(folder: Path, on_bad: Callable[[str], None] = lambda why: None) -> float:
+    """Seconds that the run had spent at its last heartbeat; 0 where there was none. `on_bad` hears of a damaged one: 0, too."""
+    path = folder / FILE
+    if not path.exists():
+        return 0.0
     try:
-        return float(json.loads((folder / FILE).read_text())["elapsed_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return files.read_json(path, _Beat).elapsed_s
+    except files.BadFile as error:
+        on_bad(error.message)
         return 0.0

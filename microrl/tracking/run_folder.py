@@ -8,21 +8,36 @@ import gzip
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from pydantic import BaseModel
+
+from microrl import files
+from microrl.config import RunConfig, check
 from microrl.errors import UserError
+from microrl.files import BadFile
 from microrl.tracking import disk
 from microrl.types import Group
 
 LOCK = ".lock"
+FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
+FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "warmup.jsonl", "summary.json",
+         "heartbeat.json", "sync.json", "metrics.jsonl.before", "crash.log", "run.log", ".gitignore")  # fmt: skip
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
+
+
+class _Ending(BaseModel):
+    """What is looked up in a `summary.json`."""
+
+    status: str
 
 
 class RunFolder:
@@ -33,7 +48,7 @@ class RunFolder:
         self._unwritten: dict[str, bytes] = {}
         """Lines that the full disk had no room for; they go first when there is some again."""
         self._left_out: set[str] = set()
-        self._lock: int | None = None
+        self._lock: BinaryIO | None = None
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
@@ -56,54 +71,81 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run. Raises UserError where it is not one."""
+        """An existing run. Raises UserError where it is not one, and BadFile where somebody has put a link, a device or a pipe
+        into it, or a folder in the place of a file: nothing that is read or written here may lie elsewhere.
+        """
+        if not os.path.isdir(path):
+            raise UserError(f"{path} is not a run folder", "see `ls runs`, or start one with `microrl train`")
+        if os.path.lexists(path / "config.json"):
+            files.read_json(path / "config.json", dict[str, Any])
         if not cls.is_one(path):
             raise UserError(f"{path} is not a run folder", "see `ls runs`, or start one with `microrl train`")
+        files.refuse_links(path)
+        for name in FOLDERS:
+            if (path / name).is_file():
+                raise BadFile(f"{path / name} is a file, and should be a folder", "remove it, or put the run's own back")
+        for file in (*(path / name for name in FILES), *(path / "eval").glob("*.json")):
+            if file.is_dir():
+                raise BadFile(f"{file} is a folder, and should be a file", "remove it, or put the run's own back")
         return cls(path)
 
     @classmethod
     def is_one(cls, path: Path) -> bool:
-        """Whether a folder holds a run's configuration, and not, say, a model's."""
+        """Whether a folder holds a run, and not, say, a model: by its configuration, or by what a run writes."""
         try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return isinstance(config, dict) and {"budget", "sampling", "adapter"} <= config.keys()
+            config: dict[str, Any] = files.read_json(path / "config.json", dict[str, Any])
+        except (BadFile, ValueError):
+            return any(os.path.lexists(path / name) for name in ("metrics.jsonl", "events.jsonl", "heartbeat.json"))
+        return {"budget", "sampling", "adapter"} <= config.keys()
 
     def lock(self) -> None:
         """Keep other processes from training in this folder, for as long as this one lives. Raises UserError where one does."""
         if self._lock is not None:
             return
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            file = files.open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise UserError(f"cannot write into {self.path}: {error.strerror}", "make it writable, or copy it") from error
         try:
             # Of the two kinds of locks the one that a forked child does not inherit: it must not outlive this process.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if not isinstance(error, BlockingIOError | PermissionError):
-                os.close(descriptor)
+                file.close()
                 return  # a file system without locks
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
+            owner = file.read(32).decode(errors="replace").strip()
+            file.close()
             raise UserError(
                 f"another process{f' ({owner})' if owner else ''} is training in {self.path}",
                 "wait for it or end it, or choose another folder: --out DIR",
             ) from None
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode().ljust(12), 0)
-        self._lock = descriptor
+        with suppress(OSError):  # a full disk: the lock holds without the number
+            file.write(f"{os.getpid()}\n".encode().ljust(12))
+        self._lock = file
 
     def unlock(self) -> None:
         """Let others train here."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     @classmethod
     def newest(cls, root: Path = Path("runs")) -> RunFolder:
         """The run that was started last under `root`."""
-        found = [entry.parent for entry in root.glob("*/config.json")]
+        found = cls._all_in(root)
         if not found:
             raise UserError(f"there is no run under {root}/", "start one: `microrl train quickstart`, or name a run or a model")
-        return cls(max(found, key=lambda path: (path / "config.json").stat().st_mtime))
+        return cls.open(found[0])
+
+    @classmethod
+    def _all_in(cls, root: Path) -> list[Path]:
+        """The runs under `root`, the one that was started last first."""
+
+        def started(path: Path) -> float:
+            config = path / "config.json"
+            return config.lstat().st_mtime if os.path.lexists(config) else 0.0
+
+        return sorted((path for path in root.glob("*") if cls.is_one(path)), key=started, reverse=True)
 
     @classmethod
     def begun_with(cls, config: dict[str, Any], path: Path | None, root: Path = Path("runs")) -> RunFolder | None:
@@ -112,29 +154,44 @@ class RunFolder:
         None where there is none yet. Raises UserError where another run is at `path`.
         """
         if path is not None:
-            if not path.exists():
+            if not os.path.lexists(path):
                 return None
             folder = cls.open(path)
             if _without_bounds(folder.config()) != _without_bounds(config):
                 raise UserError(f"{path} was begun with other settings", f"go on with its own: --resume {path}, or another --out")
             return folder
-        found = sorted(root.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-        folders = (cls(file.parent) for file in found if cls.is_one(file.parent))
-        return next((folder for folder in folders if folder.config() == config and not folder.is_done()), None)
+        for found in cls._all_in(root):
+            try:
+                theirs: dict[str, Any] = files.read_json(found / "config.json", dict[str, Any])
+            except BadFile:
+                continue  # whichever it was
+            if theirs == config and not (folder := cls.open(found)).is_done():
+                return folder
+        return None
 
     def is_done(self) -> bool:
         """Whether the run has come to its end."""
         try:
-            return self.read_json("summary.json")["status"] in ("done", "stopped")
-        except (OSError, ValueError, KeyError):
+            return self.read_json("summary.json", _Ending).status in ("done", "stopped")
+        except BadFile:
             return False
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration the run was started with."""
-        return self.read_json("config.json")
+        """The resolved configuration the run was started with, not checked."""
+        return self.read_json("config.json", dict[str, Any])
 
-    def read_json(self, name: str) -> Any:
-        return json.loads((self.path / name).read_text(encoding="utf-8"))
+    def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:
+        """The configuration, or this changed one, checked. Raises UserError that names the file."""
+        try:
+            return check(self.config() if tree is None else tree)
+        except BadFile:
+            raise
+        except UserError as error:
+            raise UserError(f"{self.path / 'config.json'}: {error.message}", error.hint) from None
+
+    def read_json(self, name: str, kind: Any) -> Any:
+        """A file as `kind`. Raises BadFile: see `files.read_json`."""
+        return files.read_json(self.path / name, kind)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a file whole: under another name first, then renamed."""
@@ -157,7 +214,7 @@ class RunFolder:
         waiting = self._unwritten.get(name, b"")
         if not waiting:
             return True
-        with (self.path / name).open("ab", buffering=0) as file:
+        with files.open_regular(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
             size = file.tell()
             try:
                 complete = file.write(waiting) == len(waiting)
@@ -176,22 +233,44 @@ class RunFolder:
         path = self.path / name
         return path.stat().st_size if path.exists() else 0
 
+    def ends_a_line(self, name: str, size: int) -> bool:
+        """Whether the first `size` bytes of a file of lines are there, and are whole lines."""
+        if size == 0 or size > self.size(name):
+            return size == 0
+        with files.open_regular(self.path / name) as file:
+            file.seek(size - 1)
+            return file.read(1) == b"\n"
+
     def rewind(self, name: str, size: int) -> None:
         """Cut a file of lines back to this many bytes."""
         if (self.path / name).exists():
-            os.truncate(self.path / name, size)
+            with files.open_regular(self.path / name, os.O_RDWR) as file:
+                file.truncate(size)
 
     def mend(self, name: str) -> None:
         """Cut off the half line that a killed process may have left at the end."""
         path = self.path / name
-        if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        if not path.exists():
+            return
+        with files.open_regular(path) as file:
+            content = file.read()
+        if not content.endswith(b"\n"):
             self.rewind(name, content.rfind(b"\n") + 1)
 
     def forget_rollouts(self, first_step: int) -> None:
         """Remove the rollouts of this step and later ones: they will be sampled again."""
         for path in (self.path / "rollouts").glob("step-*.jsonl.gz"):
-            if path.name >= _rollouts(first_step):
-                path.unlink()
+            number = re.fullmatch(r"step-(\d{6,15})\.jsonl\.gz", path.name)
+            if number and int(number[1]) >= first_step:
+                files.remove(path)
+
+    def keep_before(self) -> None:
+        """All of it is begun again: what there is so far gets another name, `NAME.before`."""
+        for name in ("metrics.jsonl", "rollouts", "best"):
+            path, kept = self.path / name, self.path / f"{name}.before"
+            if path.exists():
+                files.remove(kept)
+                path.replace(kept)
 
     @contextmanager
     def left_out_if_full(self, what: str, tell: Callable[..., None] | None = None) -> Iterator[None]:
@@ -266,6 +345,8 @@ class RunFolder:
 
 def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
     """A run may have been given more hours or steps since."""
+    if not isinstance(config["budget"], dict):
+        return config
     return config | {"budget": {name: value for name, value in config["budget"].items() if name not in ("hours", "steps")}}
 
 
@@ -273,6 +354,7 @@ def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
 def _whole(target: Path) -> Iterator[Path]:
     """A file that appears under its name only when all of it has been written."""
     temporary = target.with_name(f".{target.name}.tmp")
+    files.remove(temporary)
     try:
         yield temporary
         temporary.replace(target)
@@ -300,7 +382,11 @@ def _commit() -> str | None:
 
 
 def crash_log(folder: Path | None, text: str) -> Path:
-    """Keep a traceback where it can be found: in the run folder if there is one, else in the current folder."""
+    """Keep a traceback where it can be found: in the run folder if there is one, else in the current folder.
+
+    Raises BadFile or OSError where it cannot be written.
+    """
     path = (folder if folder is not None and folder.is_dir() else Path()) / "crash.log"
-    path.write_text(text, encoding="utf-8")
+    with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        file.write(text.encode(errors="replace"))
     return path

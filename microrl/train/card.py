@@ -9,14 +9,50 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
 
 from microrl import checkpoint
 from microrl.config import RunConfig
+from microrl.files import Count, Share
 from microrl.rollout.vllm_start import LORA_RANKS, buffer_rank
 from microrl.tracking.run_folder import RunFolder
 
 EXAMPLE = "What is 47 + 38?"
+
+
+class _Side(BaseModel):
+    accuracy: Share
+    ci95: tuple[Share, Share]
+    questions: Count
+
+
+class _Gain(BaseModel):
+    mean: Annotated[float, Field(ge=-1, le=1)]
+    ci95: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]]
+
+
+class _Evaluations(BaseModel):
+    before: _Side | None
+    after: _Side | None
+    paired_gain: _Gain | None
+
+
+class _Summary(BaseModel):
+    """What a card takes from `summary.json`."""
+
+    status: Literal["done", "stopped", "interrupted", "unproved", "failed"]
+    steps: Count
+    hours_spent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    trainable_params: Count
+    eval: _Evaluations
+
+
+class _Environment(BaseModel):
+    """And from `environment.json`."""
+
+    packages: dict[Annotated[str, Field(pattern=r"^[\w.-]{1,50}$")], Annotated[str, Field(pattern=r"^[\w.+!-]{1,100}$")]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +134,10 @@ class Card:
         """The run's settings, with the numbers of its summary where it has come to one."""
         if self.run is None:
             return None
-        config, summary = self.config, _json(self.run, "summary.json")
+        config, summary = self.config, _summary(self.run)
         rows: dict[str, Any] = {"adapter": config.adapter.name}
-        if (trained := summary.get("trainable_params")) is not None:
-            rows["trained parameters"] = f"{trained:,}"
+        if summary is not None:
+            rows["trained parameters"] = f"{summary.trainable_params:,}"
         rows |= {"loss": config.loss.kind, "data": config.data.name, "learning rate": config.optim.lr}
         batch = config.sampling
         rows["a step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
@@ -111,10 +147,10 @@ class Card:
             found = state.validation.best_accuracy
             scored = f", which did best on the validation questions ({found:.3f})" if found is not None else ""
             rows["step"] = f"{state.step}{scored}"
-        elif summary:
-            ended = "" if summary["status"] == "done" else f" (the run was {summary['status']})"
-            rows["steps"] = f"{summary['steps']}{ended}"
-            rows["hours"] = f"{summary['hours_spent']:.3g}"
+        elif summary is not None:
+            ended = "" if summary.status == "done" else f" (the run was {summary.status})"
+            rows["steps"] = f"{summary.steps}{ended}"
+            rows["hours"] = f"{summary.hours_spent:.3g}"
         rows["seed"] = config.seed
         return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
@@ -122,17 +158,17 @@ class Card:
         """Before and after, of what the run has ended with: an earlier step's has not been evaluated."""
         if self.run is None or self.source.resolve() != (self.run.path / "final").resolve():
             return None
-        found = _json(self.run, "summary.json").get("eval") or {}
-        before, after, gain = found.get("before"), found.get("after"), found.get("paired_gain")
-        if not before or not after:
+        summary = _summary(self.run)
+        if summary is None or summary.eval.before is None or summary.eval.after is None:
             return None
+        before, after, gain = summary.eval.before, summary.eval.after, summary.eval.paired_gain
         rows = "\n".join(
-            f"| {side} | {values['accuracy']:.3f} | [{values['ci95'][0]:.3f}, {values['ci95'][1]:.3f}] |"
+            f"| {side} | {values.accuracy:.3f} | [{values.ci95[0]:.3f}, {values.ci95[1]:.3f}] |"
             for side, values in (("before", before), ("after", after))
         )
-        if gain:
-            rows += f"\n| paired gain | {gain['mean']:+.3f} | [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}] |"
-        asked = f"{after['questions']} held-out questions of `{self.config.data.name}`, none of them trained on"
+        if gain is not None:
+            rows += f"\n| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
+        asked = f"{after.questions} held-out questions of `{self.config.data.name}`, none of them trained on"
         heat = self.config.evaluation.temperature
         head = f"On {asked}; {self.config.evaluation.samples} samples each, at temperature {heat}."
         return f"## Held-out accuracy\n\n{head}\n\n| | accuracy | 95 % interval |\n|---|---|---|\n{rows}"
@@ -195,12 +231,12 @@ class Card:
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
     def _versions(self) -> str | None:
-        packages = _json(self.run, "environment.json").get("packages", {}) if self.run is not None else {}
-        if not packages:
+        if self.run is None or not (self.run.path / "environment.json").is_file():
             return None
+        packages = self.run.read_json("environment.json", _Environment).packages
         return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
-def _json(run: RunFolder, name: str) -> dict[str, Any]:
-    """A file of the run folder, empty where it is not there yet."""
-    return run.read_json(name) if (run.path / name).is_file() else {}
+def _summary(run: RunFolder) -> _Summary | None:
+    """What the run has come to; None where it has not yet. Raises BadFile."""
+    return run.read_json("summary.json", _Summary) if (run.path / "summary.json").is_file() else None

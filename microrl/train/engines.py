@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from pydantic import BaseModel
 from transformers import PreTrainedModel
 
 from microrl.adapters.targets import linears, targets
@@ -31,6 +32,12 @@ LARGEST_BLOCK = 128
 CANARY_RANK = 8
 """Of the probe's own adapter, where the run's is no pair."""
 SYNC_FILE = "sync.json"
+
+
+class _Chosen(BaseModel):
+    """What is read of it: the rest says why."""
+
+    mode: Mode
 
 
 def make_engine(
@@ -65,7 +72,8 @@ def make_engine(
 
     if console is not None:
         console.note("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
-    stored = folder.read_json(SYNC_FILE)["mode"] if folder is not None and (folder.path / SYNC_FILE).is_file() else None
+    has_chosen = folder is not None and (folder.path / SYNC_FILE).is_file()
+    stored: Mode | None = folder.read_json(SYNC_FILE, _Chosen).mode if folder is not None and has_chosen else None
     choice = SyncChoice(sync_mode(config), stored, on_choice)
     return VllmEngine(model, tokenizer, _vllm_settings(config, model), choice, on_event)
 

@@ -9,8 +9,10 @@ from microrl import clock
 from microrl.budget import BEFORE_SHARE, VALIDATIONS
 from microrl.config import RunConfig
 from microrl.evaluation.evaluate import Result, evaluate
+from microrl.files import BadFile
 from microrl.rollout.engine import Engine
 from microrl.tracking.console import RunConsole
+from microrl.tracking.run_folder import RunFolder
 from microrl.train import saving
 from microrl.train.run import Run
 from microrl.train.setup import Parts
@@ -19,12 +21,28 @@ from microrl.types import BASE, AdapterSnapshot, Prompt, Sampling
 HELD_OUT = "held-out"
 
 
+def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
+    """What a resumed run has measured of the untouched model; None where it has not yet.
+
+    Raises BadFile where that cannot be read, or was measured with other settings than the run's.
+    """
+    path = folder.path / f"eval/{HELD_OUT}-before.json"
+    if not path.is_file():
+        return None
+    hint = f"remove it, and the untouched model is evaluated again: rm {path}"
+    try:
+        found = Result.read(path)
+    except BadFile as error:
+        raise BadFile(error.message, hint) from None
+    settings = _sampling(config, config.sampling.max_completion_tokens, None)
+    if (found.sampling, found.seed) != (settings, config.evaluation.seed):
+        raise BadFile(f"{path} was measured with other settings than this run's: {found.sampling}, seed {found.seed}", hint)
+    return found
+
+
 def before(run: Run) -> None:
-    """The untouched model on the held-out problems; a resumed run takes what it measured the first time."""
-    stored = f"eval/{HELD_OUT}-before.json"
-    if (run.folder.path / stored).is_file():
-        run.before = Result.from_json(run.folder.read_json(stored))
-    else:
+    """The untouched model on the held-out problems, if a resumed run has not measured it the first time."""
+    if run.before is None:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.parts.held_out, lambda: None if left is None else left * BEFORE_SHARE)
     run.forecast.evaluated(run.before)
@@ -82,13 +100,12 @@ def evaluate_snapshot(
     """Accuracy of one snapshot on these problems, with the run's evaluation settings. Waking and proving count as its time."""
     began = clock.now_s()
     config = parts.config.evaluation
-    limit = config.max_completion_tokens or parts.sampling.max_tokens
     with engine.awake(snapshot) as sampler:
         result = evaluate(
             sampler,
             parts.judge,
             prompts,
-            Sampling(samples or config.samples, limit, config.temperature, config.top_p),
+            _sampling(parts.config, parts.sampling.max_tokens, samples),
             seed=config.seed,
             pass_k=config.pass_k if samples is None else (),
             deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
@@ -98,6 +115,12 @@ def evaluate_snapshot(
     if result is not None:
         result.seconds = clock.now_s() - began
     return result
+
+
+def _sampling(config: RunConfig, max_tokens: int, samples: int | None) -> Sampling:
+    settings = config.evaluation
+    limit = settings.max_completion_tokens or max_tokens
+    return Sampling(samples or settings.samples, limit, settings.temperature, settings.top_p)
 
 
 # ---- validation

@@ -9,12 +9,16 @@ for as long as its patience: entropy 0.042 of 0.003 nats, 86 of 95 % lost, 0.99 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from microrl.config.oversight import Action, GuardConfig
+from microrl.files import STRICT, BadFile, Count, Share
 
 Row = Mapping[str, Any]
 
@@ -25,6 +29,8 @@ CHANCE = 4.5
 """Standard errors, of right and wrong at their most uncertain. With 64 x 2 answers and an average of two: 0.2."""
 ONCE_USEFUL = 0.1
 """Share of useful groups in the whole run below which there never was anything to learn."""
+LARGEST_LOG_NORM = 700.0
+"""exp of it is still a number."""
 LEAST_ENTROPY = 0.1
 """Nats. A rise is judged against step 0's entropy, but not against less: a few times almost nothing is still little."""
 
@@ -43,26 +49,35 @@ class Verdict:
 
 @dataclass(slots=True)
 class Memory:
-    """What the guard keeps of the rows it has seen."""
+    """What the guard keeps of the rows it has seen. A checkpoint holds it, and may come from anybody."""
 
-    start: dict[str, float] = field(default_factory=dict)
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    start: dict[Literal["policy/entropy", "length/mean", "length/truncated"], Annotated[float, Field(ge=0)]] = field(
+        default_factory=dict
+    )
     """Step 0's metrics by name."""
-    norms: int = 0
+    norms: Count = 0
     log_norms: float = 0.0
     """Sum of the logarithms of `norms` gradient norms."""
-    steps: int = 0
-    useful: float = 0.0
+    steps: Count = 0
+    useful: Annotated[float, Field(ge=0)] = 0.0
     """Sum of the shares of useful groups over all `steps`."""
-    validations: list[float] = field(default_factory=list)
+    validations: list[Share] = field(default_factory=list)
     """The last accuracies, as many as are averaged."""
-    average: float | None = None
+    average: Share | None = None
     """Their mean; None while there are too few."""
-    best_average: float = 0.0
-    passed: dict[str, int] = field(default_factory=dict)
+    best_average: Share = 0.0
+    passed: dict[str, Annotated[int, Field(ge=-(10**9), le=10**9)]] = field(default_factory=dict)
     """Steps on end in which a rule's limit was passed. Below 0: a grace period."""
     warned: list[str] = field(default_factory=list)
     """Rules that have warned and not recovered since."""
-    interventions: int = 0
+    interventions: Annotated[int, Field(ge=0, le=10**6)] = 0
+
+    def __post_init__(self) -> None:
+        if abs(self.log_norms) > LARGEST_LOG_NORM * self.norms:
+            raise ValueError("`log_norms` is no sum of logarithms")
+        if unknown := {*self.passed, *self.warned} - RULES.keys():
+            raise ValueError(f"`{min(unknown)}` is no rule")
 
 
 class Guard:
@@ -100,8 +115,8 @@ class Guard:
         return asdict(self._memory)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on as the guard whose `state` this is."""
-        self._memory = Memory(**state)
+        """Go on as the guard whose `state` this is. Raises BadFile for what is not one."""
+        self._memory = memory_of(state)
 
     def _look(self, row: Row) -> None:
         """Take in what this row is measured against: step 0's metrics, and the validations."""
@@ -160,6 +175,16 @@ class Guard:
         memory.passed = {name: -self._needed(name) if action == "lower" else 0 for name in RULES}
         if action in ("lower", "rollback"):
             memory.interventions += 1
+
+
+def memory_of(state: dict[str, Any]) -> Memory:
+    """A guard's `state` as it was read from a checkpoint. Raises BadFile for what is not one."""
+    try:
+        return TypeAdapter(Memory).validate_json(json.dumps(state))  # strictly: what JSON has no type for is no other type either
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadFile(f"the guard's state is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
 
 
 class Rule(NamedTuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl import checkpoint
-from microrl.config import RunConfig, check, models
+from microrl.config import RunConfig, models
 from microrl.errors import UserError
 from microrl.policy.policy import Policy
 from microrl.tracking.run_folder import RunFolder
@@ -22,7 +22,7 @@ def find(config: RunConfig) -> Path | None:
     path = Path(config.init)
     if not RunFolder.is_one(path):
         raise UserError(f"init: {path} is not a run folder", "see `ls runs`, or make one: microrl warmup MODEL --data FILE")
-    other = check(RunFolder.open(path).config())
+    other = RunFolder.open(path).settings()
     if _identity(other.model.name) != _identity(config.model.name):
         raise UserError(
             f"init: {path} trained an adapter of {other.model.name}, and this run's model is {config.model.name}",

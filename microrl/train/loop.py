@@ -39,6 +39,15 @@ def train(
     `started` is when the process was created, on the clock of `clock.now_s`. `has_more` says that a resumed run was given more
     hours or steps than it had. Raises KeyboardInterrupt after a clean save.
     """
+    while True:
+        try:
+            return _train(config, folder, started=started, resume=resume, has_more=has_more)
+        except saving.SetAside:
+            pass  # there is a checkpoint before it, and fewer at every turn
+
+
+def _train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool, has_more: bool) -> dict[str, Any]:
+    measured = evaluating.measured_before(folder, config) if resume else None
     place, state = saving.find_place(folder) if resume else (None, State())
     state.is_stopped = state.is_stopped and not has_more
     state.is_by_steps = None if has_more else state.is_by_steps
@@ -64,12 +73,15 @@ def train(
         guard, forecast = Guard(config.guard), Forecast(plan, budget, done=state.step)
         guard.completions = (state.validation.questions or 0) * config.validate.samples
         if place is not None:
-            checkpoint.restore(place, parts.policy)
+            saving.restore(folder, place, parts.policy)
             guard.restore(state.guard)
             parts.prompts.position = state.sampler_position
             for name, seconds in state.durations.items():
                 getattr(budget, name).recent = seconds
-        return _carry_out(Run(config, folder, budget, console, interrupts, watch, parts, state, guard, forecast), resume=resume)
+        if resume:
+            saving.go_back(folder, place, state)
+        run = Run(config, folder, budget, console, interrupts, watch, parts, state, guard, forecast, measured)
+        return _carry_out(run, resume=resume)
 
 
 def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:

@@ -3,47 +3,110 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
-from microrl import checkpoint
+from microrl import checkpoint, files
 from microrl.adapters.folder import write
 from microrl.budget import CHECKPOINTS, checkpoint_interval_s
 from microrl.checkpoint import State
-from microrl.errors import MachineFailure
+from microrl.errors import MachineFailure, UserError
+from microrl.files import BadFile
+from microrl.policy.policy import Policy
 from microrl.tracking import disk, heartbeat
 from microrl.tracking.run_folder import RunFolder
+from microrl.train.guard import memory_of
 from microrl.train.run import Run
 
 METRICS, EVENTS, WARMUP = "metrics.jsonl", "events.jsonl", "warmup.jsonl"
-DURATIONS = ("step", "save", "validation", "imitation")
+DURATIONS = get_args(checkpoint.Duration)
 FOLDER, BEST, FINAL = checkpoint.FOLDER, "best", "final"
 
 
+class SetAside(Exception):
+    """The checkpoint that was to be resumed does not fit the policy and has another name now; there is one before it."""
+
+
 def find_place(folder: RunFolder) -> tuple[Path | None, State]:
-    """The newest whole checkpoint and where the run stood then; the start where there is none.
+    """The newest usable checkpoint and where the run stood then; the start where there is none.
 
-    What was logged after it is forgotten, since those steps will be run again. The time until the last heartbeat is spent.
+    Newer ones that are not usable are set aside. Nothing else is changed: see `go_back`. The time until the last heartbeat
+    is spent. Raises BadFile where checkpoints are as they were written, but none of them can be used.
     """
-
-    def on_bad(path: Path, why: str) -> None:
-        folder.event("bad checkpoint", f"{path.name} is what it is called now, and it is not used: {why}")
-
+    root = folder.path / FOLDER
     folder.mend(EVENTS)
-    place = checkpoint.newest(folder.path / FOLDER, folder.size(METRICS), on_bad)
-    path, state = place if place is not None else (None, State())
-    elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path))
+    checkpoint.adopt(root)
+    bad: list[tuple[Path, str]] = []
+    place, state, intact = None, State(), None
+    for path in reversed(checkpoint.all_in(root)):
+        if (why := checkpoint.torn(path)) is None:
+            why = checkpoint.misread(path) or _unusable(folder, checkpoint.read_state(path))
+            intact = intact or (f"{path}: {why}" if why else None)
+        if why is None:
+            place, state = path, checkpoint.read_state(path)
+            break
+        bad.append((path, why))
+    if place is None and intact is not None:
+        raise BadFile(
+            f"no checkpoint can be used: {intact}",
+            "put back what is missing; or, if another version of microrl wrote it, go on with that one; or begin anew: --out DIR",
+        )
+    for path, why in bad:
+        _set_aside(folder, path, why)
+    elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _forget_the_heartbeat(folder, why)))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
-    if path is None and folder.size(METRICS):
-        shutil.copyfile(folder.path / METRICS, folder.path / f"{METRICS}.before")  # all of it is begun again: keep what was seen
+    return place, state
+
+
+def _unusable(folder: RunFolder, state: State) -> str | None:
+    """What of the run around it a checkpoint does not go with; None: nothing."""
+    try:
+        memory_of(state.guard)
+    except BadFile as error:
+        return error.message
+    offset = state.metrics_offset
+    if offset > (size := folder.size(METRICS)):
+        return f"{METRICS} has {size} bytes, and {offset} were written before it"
+    return None if folder.ends_a_line(METRICS, offset) else f"no line of {METRICS} ends at byte {offset}"
+
+
+def _set_aside(folder: RunFolder, path: Path, why: str) -> None:
+    aside = checkpoint.set_aside(path)
+    folder.event("bad checkpoint", f"{aside.name} is what it is called now, and it is not used: {why}")
+
+
+def _forget_the_heartbeat(folder: RunFolder, why: str) -> None:
+    folder.event("warning", f"the time since the last checkpoint is not counted: {why}")
+
+
+def restore(folder: RunFolder, place: Path, policy: Policy) -> None:
+    """Load a checkpoint into the policy and the generators.
+
+    Where its tensors are not this policy's, nothing is loaded. Then, if an older checkpoint's are, this one is set aside and
+    SetAside raised; else UserError: it is not the checkpoint that is wrong.
+    """
+    try:
+        checkpoint.restore(place, policy)
+    except UserError as error:
+        older = [path for path in checkpoint.all_in(place.parent) if path.name < place.name]
+        if not any(checkpoint.fits(path, policy) for path in older):
+            raise
+        _set_aside(folder, place, error.message)
+        raise SetAside from error
+
+
+def go_back(folder: RunFolder, place: Path | None, state: State) -> None:
+    """Forget what was logged after the checkpoint, since those steps will be run again."""
+    if place is None and folder.size(METRICS):
+        folder.keep_before()
     folder.rewind(METRICS, state.metrics_offset)
     folder.rewind(WARMUP, min(state.warmup.offset, folder.size(WARMUP)))
+    folder.mend(WARMUP)
     folder.forget_rollouts(state.step)
     with folder.left_out_if_full(BEST):
         _mend_best(folder, state)
-    return path, state
 
 
 def _mend_best(folder: RunFolder, state: State) -> None:
@@ -51,7 +114,7 @@ def _mend_best(folder: RunFolder, state: State) -> None:
     target = folder.path / BEST
     step = state.validation.best_step
     if step is None:
-        shutil.rmtree(target, ignore_errors=True)
+        files.remove(target)
     elif checkpoint.fault(target) is not None or checkpoint.read_state(target).step != step:
         found = checkpoint.best(folder.path / FOLDER, state)
         if found is not None:
@@ -124,15 +187,15 @@ def save_final(run: Run) -> None:
 
     def work() -> None:
         target, temporary = run.folder.path / FINAL, run.folder.path / f".{FINAL}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        files.remove(temporary)
         try:
             temporary.mkdir()
             write(temporary, run.parts.policy.adapter)
             checkpoint.flush(temporary)
-            shutil.rmtree(target, ignore_errors=True)
+            files.remove(target)
             temporary.replace(target)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            files.remove(temporary)
 
     run.console.status("saving the adapter")
     with run.watch.phase("save"):

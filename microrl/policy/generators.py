@@ -1,0 +1,65 @@
+"""Python's, numpy's and torch's global generators, and each card's, as tensors: nothing is pickled."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from microrl.files import BadFile
+
+
+def states() -> dict[str, torch.Tensor]:
+    """Where all of them stand."""
+    _, words, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": torch.tensor(words),
+        "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
+        "numpy": torch.tensor([*map(int, keys), position, has_gauss]),
+        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+        "torch": torch.get_rng_state(),
+        **{f"cuda{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())},
+    }
+
+
+def checked(saved: Mapping[str, torch.Tensor], path: Path) -> dict[str, Any]:
+    """Saved `states` as the libraries take them: tried on generators that are thrown away. Raises BadFile that names `path`."""
+    try:
+        for name, kind in (("python", torch.int64), ("numpy", torch.int64), ("python_gauss", torch.float64)):
+            if saved[name].dtype != kind or not bool(saved[name].isfinite().all()):
+                raise ValueError(f"`{name}` is {saved[name].dtype}")
+        gauss, (*keys, position, has_gauss) = saved["python_gauss"].tolist(), saved["numpy"].tolist()
+        cached = float(saved["numpy_gauss"])
+        if len(gauss) > 1 or not 0 <= position <= len(keys) or has_gauss not in (0, 1) or not math.isfinite(cached):
+            raise ValueError("a generator's place is out of range")
+        found: dict[str, Any] = {
+            "python": (3, tuple(saved["python"].tolist()), gauss[0] if gauss else None),
+            "numpy": ("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached),
+            "torch": saved["torch"],
+        }
+        random.Random().setstate(found["python"])
+        np.random.RandomState().set_state(found["numpy"])
+        torch.Generator().set_state(found["torch"])
+        for number in range(torch.cuda.device_count()):
+            if (state := saved.get(f"cuda{number}")) is not None:
+                torch.Generator(f"cuda:{number}").set_state(state)
+                found[f"cuda{number}"] = state
+    except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise BadFile(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    return found
+
+
+def restore(found: Mapping[str, Any]) -> None:
+    """Go on with these, which are `checked`."""
+    random.setstate(found["python"])
+    np.random.set_state(found["numpy"])
+    torch.set_rng_state(found["torch"])
+    for number in range(torch.cuda.device_count()):
+        if f"cuda{number}" in found:
+            torch.cuda.set_rng_state(found[f"cuda{number}"], number)
