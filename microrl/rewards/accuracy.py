@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from microrl.answers import as_integer, is_prose, same_text
+from microrl.answers import as_integer, is_prose, same_text, spelled_out
 
 START_S = 60.0
 REMEMBERED = 100_000
@@ -107,6 +107,7 @@ class AnswerChecker:
             return Verdict(False)
         if self.kind == "text":
             return Verdict(same_text(gold, answer))
+        gold, answer = spelled_out(gold), spelled_out(answer)
         if gold.split() == answer.split():
             return Verdict(True)
         numbers = as_integer(gold), as_integer(answer)
@@ -127,9 +128,12 @@ class AnswerChecker:
 
     def parses(self, gold: str) -> bool:
         """Whether a gold answer can be checked at all: mathematics where it must be, some text elsewhere."""
+        if self.kind == "text":
+            return bool(gold.strip())
+        gold = spelled_out(gold)
         if not gold.strip():
             return False
-        if self.kind == "text" or as_integer(gold) is not None:
+        if as_integer(gold) is not None:
             return True
         if is_prose(gold):
             return False
