@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from microrl import clock
 from microrl.budget import BEFORE_SHARE, VALIDATIONS
 from microrl.config import RunConfig
+from microrl.errors import UserError
 from microrl.evaluation.evaluate import Result, evaluate
 from microrl.rollout.engine import Engine
 from microrl.tracking.console import RunConsole
@@ -24,10 +25,23 @@ def before(run: Run) -> None:
     stored = f"eval/{HELD_OUT}-before.json"
     if (run.folder.path / stored).is_file():
         run.before = Result.from_json(run.folder.read_json(stored))
+        _refuse_other_questions(run, stored)
     else:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.parts.held_out, lambda: None if left is None else left * BEFORE_SHARE)
     run.forecast.evaluated(run.before)
+
+
+def _refuse_other_questions(run: Run, stored: str) -> None:
+    """Raise UserError where the evaluation before asked other questions than the one after would: no pair can come of them."""
+    assert run.before is not None
+    asked = {prompt.question for prompt in run.parts.held_out[: len(run.before.right)]}
+    if asked != run.before.right.keys():
+        shared = len(asked & run.before.right.keys())
+        raise UserError(
+            f"{run.folder.path / stored} is about other questions: of its {len(run.before.right)} this run holds out {shared}",
+            "put the old data and settings back, or start a new run: --out DIR",
+        )
 
 
 def after(run: Run) -> None:
