@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 THINK, END_THINK = "<think>", "</think>"
 _LATEX_TEXT = re.compile(r"\\(text|textbf|mathrm|mbox)\{[^{}]*\}")
 _PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")
+_SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([+-]?\d+)", re.ASCII)
+MOST_ZEROS = 1000
+"""Powers of ten that are written out."""
 
 
 def has_format(completion: str, *, opened: bool = False) -> bool:
@@ -53,3 +57,18 @@ def as_integer(text: str) -> int | None:
     """The integer that a plain numeral stands for; None for anything else."""
     text = text.strip()
     return int(text) if _INTEGER.fullmatch(text) and text.isascii() else None
+
+
+def spelled_out(text: str) -> str:
+    """A number in scientific notation as a plain decimal; any other text as it is.
+
+    1e16 is 10000000000000000: a maths parser would take its e for Euler's. Empty for what is too large or too small to be
+    written out, which is then no mathematics and equal to nothing.
+    """
+    found = _SCIENTIFIC.fullmatch(text.strip())
+    if found is None:
+        return text
+    power = found[2].lstrip("+-0")
+    if len(power) > 4 or int(power or 0) > MOST_ZEROS:
+        return ""
+    return format(Decimal(f"{found[1]}e{found[2]}"), "f")

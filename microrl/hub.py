@@ -42,7 +42,7 @@ def prepare(*names: str, local: tuple[str, ...] = ()) -> None:
 
     It may not where all of them are local, by path or by the names in `local`: such a run needs no network at all.
     """
-    if all(name in local or Path(name).expanduser().exists() for name in names):
+    if all(name in local or os.path.exists(os.path.expanduser(name)) for name in names):
         os.environ["HF_HUB_OFFLINE"] = "1"
     else:
         reachable()
@@ -79,4 +79,4 @@ def missing(what: str, name: str, error: Exception, licence_page: str | None = N
             f"there is no {what} `{name}` on the hub, and no such path here",
             "check the name; a private one needs `hf auth login`",
         )
-    return UserError(f"{what} {name} could not be loaded: {str(error).strip().splitlines()[0]}")
+    return UserError(f"{what} {name} could not be loaded: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")

@@ -1,5 +1,6 @@
 """The configuration: layers, unions, and errors that a person can act on."""
 
+import contextlib
 import time
 import tomllib
 
@@ -70,6 +71,23 @@ def test_the_users_bound_replaces_the_presets():
         ({}, ["optim.betas=[1,1]"], ["optim.betas", "less than 1"]),
         ({}, ["adapter.kind=[1]"], ["adapter"]),
         ({}, ["seed.x=1"], ["seed"]),
+        ({}, ["evaluation.temperature=1e-40"], ["evaluation.temperature", "greater than or equal to 0.01"]),
+        ({}, ["sampling.temperature=0.009"], ["sampling.temperature", "greater than or equal to 0.01"]),
+        ({}, ["budget.hours=1e308"], ["budget.hours", "at most 1e12"]),
+        ({}, ["sampling.group_size=10000000000000000"], ["sampling.group_size", "2147483647"]),
+        ({}, ["seed=" + "9" * 5000], ["seed", "integer"]),
+        ({}, ["seed=0x" + "f" * 8000], ["seed", "thousands of digits"]),
+        ({}, ["optim.lr=" + "9" * 5000], ["optim.lr", "finite"]),
+        ({}, ["evaluation.pass_k=" + "[" * 10_000 + "]" * 10_000], ["evaluation.pass_k", "tuple"]),
+        ({}, ["evaluation.pass_k=" + "[" * 50 + "]" * 50], ["nested deeper"]),
+        ({}, ["a." * 5000 + "b=1"], ["nested deeper"]),
+        ({}, ["x" * 100_000 + "=1"], ["unknown key"]),
+        ({}, ["data.system=half \udcff"], ["data.system", "Unicode"]),
+        ({}, ['adapter.targets=["\udcff"]'], ["adapter.targets", "Unicode"]),
+        ({}, ["data.name=" + "x" * 300], ["data.name", "too long"]),
+        ({}, ["model.name=" + "x/" * 3000], ["model.name", "too long"]),
+        ({}, ['data.name="a\\u0000.csv"'], ["data.name", "NUL"]),
+        ({}, ["model.name=~no-such-user/model"], ["model.name", "home"]),
     ],
 )
 def test_errors_name_the_key_and_what_is_allowed(flags, sets, words):
@@ -90,6 +108,71 @@ def test_a_broken_preset_file_is_an_error_with_its_path(tmp_path):
     path.write_text("[adapter\nrank = ")
     with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
         resolve([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('description = "café"\n'.encode("latin-1"), "is not UTF-8"),
+        ("seed = 1\n".encode("utf-16"), "is not UTF-8"),
+        (f"x = {'[' * 10_000}{']' * 10_000}\n".encode(), "is not valid TOML"),
+        (f"[{'.'.join('a' * 10_000)}]\n".encode(), "is no preset"),
+        (f"{'.'.join('a' * 10_000)} = 1\n".encode(), "is no preset"),
+        (f"{'.'.join('a' * 300)} = 1\n".encode(), "nested deeper"),
+        (b"a" * 2_000_000, "is no preset"),
+        (f"seed = {'9' * 5000}\n".encode(), "is not valid TOML"),
+        (b"budget = 5\n", "`budget` cannot be `5`"),
+        (b"adapter = { kind = [1] }\n", "adapter"),
+        (b"\x00", "is not valid TOML"),
+    ],
+)
+def test_a_preset_of_somebody_else_is_one_line_and_a_hint(tmp_path, content, words):
+    path = tmp_path / "their.toml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        resolve([str(path)])
+    assert words in caught.value.message and caught.value.hint and len(caught.value.message) < 600
+    with contextlib.suppress(UserError):  # mended by what lies above, or refused
+        resolve([str(path), "micro-r8"], {"adapter.kind": "lora"})
+
+
+def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "mine.toml").write_bytes("\ufeffseed = 7\n".encode())
+    assert resolve([str(tmp_path / "mine.toml")]).seed == 7
+
+
+def test_local_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    config = resolve((), {"data.name": "sums.jsonl", "model.name": "model", "warmup.data": "traces.csv", "init": "runs/warm"})
+    assert (config.data.name, config.model.name) == (str(tmp_path / "sums.jsonl"), str(tmp_path / "model"))
+    assert (config.warmup.data, config.init) == (str(tmp_path / "traces.csv"), str(tmp_path / "runs/warm"))
+    assert resolve((), {"model.name": "x.gguf"}).model.name == str(tmp_path / "x.gguf")
+    named = resolve((), {"data.name": "owner/name", "model.name": "Qwen/Qwen3-0.6B", "warmup.data": "arithmetic"})
+    assert (named.data.name, named.model.name, named.warmup.data) == ("owner/name", "Qwen/Qwen3-0.6B", "arithmetic")
+    (tmp_path / "quickstart").mkdir()
+    assert resolve(["quickstart"]).model.name == "quickstart"
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", LONG], ["train", f"{LONG}.toml"], ["train", "--model", LONG], ["train", "--model", f"{LONG}.gguf"],
+        ["train", "--data", f"{LONG}.jsonl"], ["train", "--resume", LONG], ["train", "--steps", 1, "--out", LONG],
+        ["train", "--steps", 1, "--resume", "auto", "--out", LONG], ["train", "--init", LONG],
+        ["eval", LONG], ["eval", f"/{LONG}"], ["warmup", LONG],
+        ["eval", "quickstart", "--base", LONG], ["sample", LONG, "q"], ["merge", LONG, "--out", "x"], ["merge", "--out", LONG],
+        ["plan", "--model", LONG], ["presets", "show", f"{LONG}.toml"], ["presets", "adapters", "--model", LONG],
+        ["eval", "~no-such-user"], ["merge", "~no-such-user/run", "--out", "x"], ["plan", "--model", "~no-such-user/model"],
+    ],
+)  # fmt: skip
+def test_names_that_nothing_can_have_are_told_from_names_that_are_not_there(inside, tmp_path, words):
+    done = inside(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "hint: " in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_usage_errors_come_fast_and_without_torch(microrl):

@@ -10,7 +10,7 @@ import microrl
 PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
 FLOORS = [
-    {"errors", "types", "clock"},
+    {"errors", "types", "clock", "terminal"},
     {"config", "budget", "hub", "answers", "parameters", "files"},
     {"data", "rewards", "algorithm", "tracking", "plan"},
     {"adapters", "rollout"},

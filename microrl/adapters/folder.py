@@ -189,7 +189,9 @@ def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"{path} cannot be read: {_shown(said)}", "was it written to its end?") from error
     if (other := next((name for name, tensor in tensors.items() if not is_real(tensor)), None)) is not None:
         kind = str(tensors[other].dtype).removeprefix("torch.")
-        raise UserError(f"{path}: `{_shown(other)}` is stored as {kind}, which weights are not", "is it an adapter's or a model's?")
+        raise UserError(
+            f"{path}: `{_shown(other)}` is stored as {kind}, which weights are not", "is it an adapter's or a model's?"
+        )
     if (broken := not_finite(tensors)) is not None:
         raise UserError(
             f"{path} holds weights that are not finite: `{_shown(broken)}`", "take an earlier checkpoint: this one is of no use"

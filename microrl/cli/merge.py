@@ -48,6 +48,7 @@ def merge(
 ) -> None:
     """Write a run's adapter as a folder that transformers and `vllm serve` load as it is, with a model card."""
     from microrl.cli.target import prepare_hub
+    from microrl.config.paths import expanded
     from microrl.errors import UserError, did_you_mean
 
     if form is not None and form not in FORMS:
@@ -56,6 +57,7 @@ def merge(
         raise UserError(f"--dtype {dtype} is no type of weights", did_you_mean(dtype, types))
     if dtype is not None and form == "lora":
         raise UserError("--dtype is for --as full: an adapter stays in float32", "leave it out")
+    expanded(str(out), "--out")
     config, folder, adapter = _find(run, model)
     prepare_hub(config)
     from microrl.train.merging import merge
@@ -75,10 +77,11 @@ def _find(name: str | None, model: str | None) -> tuple[RunConfig, RunFolder | N
     """The configuration with the base model, the run if there is one, and the adapter's folder where it was named itself."""
     from microrl.cli.target import find
     from microrl.config import resolve
+    from microrl.config.paths import expanded
     from microrl.errors import UserError
     from microrl.tracking.run_folder import RunFolder
 
-    path = Path(name).expanduser() if name is not None else None
+    path = Path(expanded(name, "the name of a run")) if name is not None else None
     if path is None or RunFolder.is_one(path):
         found = find(None if path is None else str(path))
         return found.with_settings({"model.name": model}, ()), found.run, None

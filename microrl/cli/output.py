@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from microrl.errors import Explained, MachineFailure, SwapNotProved, UserError
+from microrl.terminal import printable
 
 # Typer carries a copy of click in newer versions and depends on it in older ones: the class is the same by name.
 ClickException: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -83,9 +84,9 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 def say(text: str) -> None:
     """A line on standard error."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def emit(value: Any) -> None:
     """Data, as JSON, on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(printable(json.dumps(value, indent=2, ensure_ascii=False)))

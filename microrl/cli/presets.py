@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from microrl.cli.output import emit
+from microrl.terminal import printable
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +46,7 @@ def show(
         emit(resolve(names).model_dump(mode="json"))
         return
     for name in names:
-        print(presets.find(name).read_text(encoding="utf-8").rstrip())
+        print(printable(presets.read(presets.find(name)).rstrip()))
 
 
 def adapters(

@@ -10,6 +10,7 @@ from typing import Any
 
 from microrl import hub
 from microrl.config import RunConfig, models, resolve
+from microrl.config.paths import expanded
 from microrl.config.resolve import override
 from microrl.errors import UserError
 from microrl.tracking.run_folder import RunFolder
@@ -28,13 +29,17 @@ class Target:
 
 
 def prepare_hub(config: RunConfig, *more: str) -> None:
-    """See `hub.prepare`; call it before anything heavy is imported."""
+    """See `hub.prepare`; call it before anything heavy is imported. Raises UserError for a name that nothing can have."""
+    for name in more:
+        expanded(name, "the name of a model")
     warmup = [config.warmup.data] if config.warmup.data is not None else []
     hub.prepare(config.model.name, config.data.name, *warmup, *more, local=(models.QUICKSTART, "arithmetic"))
 
 
 def find(name: str | None) -> Target:
-    """The newest run for None; a run folder by its path; anything else is a model."""
+    """The newest run for None; a run folder by its path; anything else is a model. Raises UserError."""
+    if name is not None:
+        expanded(name, "the name of a run or model")
     if name is None:
         run = RunFolder.newest()
     elif RunFolder.is_one(Path(name)):

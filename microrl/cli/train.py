@@ -62,13 +62,16 @@ def train(
 ) -> int:
     """Train a model by reinforcement learning with verifiable rewards."""
     from microrl.config import resolve
+    from microrl.config.paths import expanded
     from microrl.tracking.run_folder import RunFolder
 
+    if out is not None:
+        expanded(str(out), "--out")
     flags = options.as_flags(
         model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
         price=price, warmup_minutes=warmup_minutes,
     )  # fmt: skip
-    flags["init"] = None if init is None else str(Path(init).absolute())  # resumed from wherever, it is the same run
+    flags["init"] = init
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         return go_on(RunFolder.open(Path(resume)), hours, steps)
@@ -79,9 +82,10 @@ def train(
         from microrl.cli.target import prepare_hub
 
         prepare_hub(config)
+        from microrl.terminal import printable
         from microrl.train.preview import preview
 
-        print(preview(config))
+        print(printable(preview(config)))
         return OK
     tree = config.model_dump(mode="json")
     if resume == AUTO and (begun := RunFolder.begun_with(tree, out)) is not None:

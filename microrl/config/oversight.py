@@ -6,18 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from microrl.config.section import Positive, Section, Seed
+from microrl.config.section import Positive, Section, Seed, Temperature
 
 
 class EvaluationConfig(Section):
-    problems: Annotated[int, Field(ge=0)] = 64
+    problems: Annotated[int, Field(ge=0, le=2**31 - 1)] = 64
     """Held-out problems for the evaluation before and after; 0 runs none."""
     samples: Positive = 8
     """Completions for each problem."""
     pass_k: tuple[Positive, ...] = (8,)
     """The k of pass@k, each at most `samples`."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Sampling temperature."""
+    temperature: Temperature = 1.0
+    """Sampling temperature, at least 0.01, which is as good as greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus; 1 is off."""
     max_completion_tokens: Positive | None = None
@@ -38,7 +38,7 @@ class EvaluationConfig(Section):
 
 
 class ValidationConfig(Section):
-    problems: Annotated[int, Field(ge=0)] = 64
+    problems: Annotated[int, Field(ge=0, le=2**31 - 1)] = 64
     """Most problems of a validation; 0 runs none, and then there is no `best/`."""
     samples: Positive = 2
     """Completions for each problem."""

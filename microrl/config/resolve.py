@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from microrl.config import presets
+from microrl.config import paths, presets
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
 from microrl.errors import UserError, did_you_mean
@@ -40,16 +40,21 @@ def _bounded_layer(below: Tree, above: Tree) -> Tree:
     """`layer`, with the bounds below forgotten where there are some above."""
     bounds = above.get("budget", {})
     if isinstance(bounds, dict) and {"hours", "steps"} & bounds.keys():
-        below = {**below, "budget": {**below["budget"], "hours": None, "steps": None}}
+        old = below["budget"] if isinstance(below["budget"], dict) else {}
+        below = {**below, "budget": {**old, "hours": None, "steps": None}}
     return layer(below, above)
 
 
 def check(tree: Tree) -> RunConfig:
-    """Validate a nested dictionary; the first thing wrong becomes a UserError with the key and a hint."""
+    """Validate a nested dictionary, and make its paths absolute.
+
+    The first thing wrong becomes a UserError with the key and a hint.
+    """
     try:
-        return RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise _explain(error.errors()[0]) from None
+    return paths.absolute(config)
 
 
 def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:
@@ -67,8 +72,7 @@ def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:
             continue
         kinds = _kinds(model, key)
         if kinds and "kind" in value:
-            before = kinds.get(old["kind"])
-            after = kinds.get(value["kind"]) if isinstance(value["kind"], str) else None
+            before, after = (kinds.get(kind) if isinstance(kind, str) else None for kind in (old.get("kind"), value["kind"]))
             if before is not None and after is not None and before is not after:
                 old = {name: v for name, v in old.items() if name != "kind" and _same_field(before, after, name)}
         merged[key] = layer(old, value, _section(model, key))
@@ -110,27 +114,28 @@ def _value(raw: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, a number without end, too deep a nesting
         return raw
 
 
 def _nest(items: Iterable[tuple[str, Any]]) -> Tree:
     tree: Tree = {}
     for dotted, value in items:
-        *path, leaf = dotted.split(".")
+        *path, leaf = dotted.split(".", presets.DEEPEST)
         node = tree
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise UserError(f"`{part}` in `{dotted}` is a value and has no parts", "see `microrl presets show NAME`")
         node[leaf] = value
+    presets.refuse_depth(tree, "--set")
     return tree
 
 
 def _explain(error: ErrorDetails) -> UserError:
     """One validation error as a sentence with the key, what is allowed, and the nearest name."""
     model, path = _walk([str(part) for part in error["loc"]])
-    key = ".".join(path) or "the configuration"
+    key = _shown(".".join(path)) or "the configuration"
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         tag = model.model_fields.get("kind")
@@ -139,18 +144,30 @@ def _explain(error: ErrorDetails) -> UserError:
     if error["type"].startswith("union_tag"):
         kinds = _kinds(model, path[-1])
         kind = str(context.get("tag", ""))
-        return UserError(f"`{key}.kind` cannot be `{kind}`" if kind else f"`{key}` needs a `kind`", did_you_mean(kind, kinds))
+        return UserError(
+            f"`{key}.kind` cannot be `{_shown(kind)}`" if kind else f"`{key}` needs a `kind`", did_you_mean(kind, kinds)
+        )
     if error["type"] == "literal_error" and not isinstance(error["input"], dict | list):
         allowed = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
-        return UserError(f"`{key}` cannot be `{error['input']}`", did_you_mean(str(error["input"]), allowed))
+        return UserError(f"`{key}` cannot be `{_shown(error['input'])}`", did_you_mean(_shown(error["input"]), allowed))
     if error["type"] == "value_error":
         raised = context.get("error")
         return (
             UserError(*raised.args) if isinstance(raised, ValueError) else UserError(error["msg"])
         )  # with a hint, if it has one
     return UserError(
-        f"`{key}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "it should be").split(" or object")[0]
+        f"`{key}` cannot be `{_shown(error['input'])}`",
+        error["msg"].replace("Input should be", "it should be").split(" or object")[0],
     )
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: its beginning, where it is long."""
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _walk(location: list[str]) -> tuple[type[BaseModel], list[str]]:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig, TinyLoraConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
-from microrl.config.section import Decay, Positive, Section, Seed, Share
+from microrl.config.section import Decay, Positive, Section, Seed, Share, Temperature
 from microrl.config.warmup import WarmupConfig
 
 # A method of pydantic's first version has the name of one of our sections; nobody calls it.
@@ -219,12 +219,12 @@ class OptimConfig(Section):
 class SamplingConfig(Section):
     prompts_per_step: Positive = 16
     """Prompts in a step's batch."""
-    group_size: Annotated[int, Field(ge=2)] = 8
+    group_size: Annotated[int, Field(ge=2, le=2**31 - 1)] = 8
     """Completions sampled for each prompt."""
     max_completion_tokens: Positive = 3584
     """Length limit of a completion, in tokens."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Sampling temperature; the trainer uses the same."""
+    temperature: Temperature = 1.0
+    """Sampling temperature, at least 0.01; the trainer uses the same."""
 
     @model_validator(mode="before")
     @classmethod

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from microrl import hub
 from microrl.answers import last_boxed
+from microrl.config.paths import is_data_file
 from microrl.config.schema import DataConfig
 from microrl.data import arithmetic
+from microrl.data.cells import NotText, as_text, plain
+from microrl.data.read import rows_of_file
 from microrl.errors import UserError, did_you_mean
 
 ARITHMETIC = "arithmetic"
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "instruction")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "target", "output", "gold")
-FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LONGEST_TOKEN = 1024
+"""Characters; no vocabulary has a longer one. So a text of more than this times the limit cannot be within the limit."""
+LONGEST_ANSWER = 1_000_000
+"""Characters of a gold answer, its solution included."""
+_HALF_SURROGATE = re.compile("[\ud800-\udfff]")
+_GROUPED = re.compile(r"[^\d,(){}\[\]]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[^\d,(){}\[\]]*")
 
 
 class Question(NamedTuple):
@@ -54,41 +63,9 @@ def load_questions(config: DataConfig) -> list[Question]:
 
 def rows_of(config: DataConfig) -> Iterable[Mapping[str, Any]]:
     """The rows of a file or of a hub data set, as they are. Raises UserError."""
-    if Path(config.name).is_dir():
-        raise UserError(f"{config.name} is a folder", "name a .jsonl, .json, .csv or .parquet file in it")
-    if Path(config.name).suffix.lower() in FILE_KINDS:
-        return _file_rows(Path(config.name))
+    if is_data_file(config.name) or os.path.isdir(config.name):
+        return rows_of_file(Path(config.name))
     return _hub_rows(config, KNOWN.get(config.name.lower()))
-
-
-def _file_rows(path: Path) -> list[Mapping[str, Any]]:
-    if not path.is_file():
-        raise UserError(f"there is no data file {path}", "check the path; it is taken from the current folder")
-    try:
-        if path.suffix.lower() == ".jsonl":
-            return list(_json_lines(path))
-        from datasets import load_dataset
-
-        return list(load_dataset(FILE_KINDS[path.suffix.lower()], data_files=str(path), split="train"))
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # the readers of three formats, each with exceptions of its own
-        raise UserError(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from error
-
-
-def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number} is not a JSON object", 'each line is like {"question": ..., "answer": ...}')
-        yield row
 
 
 def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mapping[str, Any]]:
@@ -119,15 +96,41 @@ def _questions(rows: Iterable[Mapping[str, Any]], config: DataConfig, known: Kno
                 column("question", wanted[0], QUESTION_COLUMNS, row),
                 column("answer", wanted[1], ANSWER_COLUMNS, row),
             )
-        for name in columns:
-            if row.get(name) in (None, ""):
-                raise UserError(f"{config.name}, row {number}: `{name}` is empty", "mend the row or leave it out")
-        text = as_text(row[columns[0]])
+        if (question := _question(row, columns, number, config)) is not None:
+            yield question
+
+
+def _question(row: Mapping[str, Any], columns: tuple[str, str], number: int, config: DataConfig) -> Question | None:
+    """A row's question; None for one that is too long and to be dropped. Raises UserError."""
+    where, cells = f"{config.name}, row {number}", []
+    for name, to_text in zip(columns, (as_text, plain), strict=True):
+        if row.get(name) in (None, ""):
+            raise UserError(f"{where}: `{name}` is empty", "mend the row or leave it out")
+        try:
+            text = to_text(row[name])
+        except NotText as error:
+            raise UserError(f"{where}: `{name}` is {error}", "write text or a plain number there, or leave the row out") from None
         if is_torn(text):
+            raise UserError(f"{where}: `{name}` is not valid text (half a surrogate pair)", "mend the row")
+        cells.append(text)
+    text, answer = cells
+    if len(answer) > LONGEST_ANSWER:
+        raise UserError(f"{where}: `{columns[1]}` has {len(answer):,} characters", "leave the row out")
+    if is_far_too_long(text, config):
+        if config.long_prompts == "drop":
+            return None
+        if config.long_prompts == "error":
             raise UserError(
-                f"{config.name}, row {number}: the question is not valid text (half a surrogate pair)", "mend the row"
+                f"{where}: the question has {len(text):,} characters, and the limit is {config.max_prompt_tokens:,} tokens",
+                "leave the row out, or such rows with --set data.long_prompts=drop (or truncate_left)",
             )
-        yield Question(number, text, gold_answer(str(row[columns[1]])))
+        text = text[-config.max_prompt_tokens * LONGEST_TOKEN :]
+    return Question(number, text, gold_answer(answer))
+
+
+def is_far_too_long(text: str, config: DataConfig) -> bool:
+    """Whether a text is over the prompt's limit for certain, told without a tokenizer, which would take minutes for megabytes."""
+    return len(text) > config.max_prompt_tokens * LONGEST_TOKEN
 
 
 def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[str], section: str = "data") -> str:
@@ -146,20 +149,17 @@ def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[st
 
 def is_torn(text: str) -> bool:
     """Whether a text holds half a surrogate pair, which no tokenizer takes."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def as_text(value: Any) -> str:
-    """A question is text, or a chat of messages whose last one asks."""
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        return str(value[-1].get("content", ""))
-    return str(value)
+    return _HALF_SURROGATE.search(text) is not None
 
 
 def gold_answer(raw: str) -> str:
-    r"""The final answer in a gold solution: after `####` (GSM8K), inside the last `\boxed{}`, or all of it."""
+    r"""The final answer in a gold solution: after `####` (GSM8K), inside the last `\boxed{}`, or all of it.
+
+    After `####` the commas between a number's groups of digits go: 1,234,567 is 1234567, while (1,2) stays as it is.
+    """
     if "####" in raw:
-        return raw.rpartition("####")[2].strip().replace(",", "")
+        answer = raw.rpartition("####")[2].strip()
+        return answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
     boxed = last_boxed(raw)
     return (boxed if boxed is not None else raw).strip().strip("$").strip()
 

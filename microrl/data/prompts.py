@@ -7,6 +7,7 @@ from typing import Any
 
 from microrl.config.schema import DataConfig
 from microrl.data.load import Question
+from microrl.data.tokens import Masked
 from microrl.errors import UserError
 from microrl.types import Prompt
 
@@ -18,8 +19,14 @@ def messages(question: str, system: str | None) -> list[dict[str, str]]:
 
 
 def render(question: str, answer: str, tokenizer: Any, system: str | None) -> Prompt:
-    """One prompt through the tokenizer's own chat template, generation prompt included."""
-    chat = messages(question, system)
+    """One prompt through the tokenizer's own chat template, generation prompt included.
+
+    The template's special tokens are the only ones: those that stand in the question or in the system message are plain
+    text. Raises UserError where the tokenizer cannot do that.
+    """
+    masked = Masked(tokenizer, question, system or "")
+    asked, instruction = masked.mask(question), masked.mask(system) if system else None
+    chat = messages(asked, instruction)
     if tokenizer.chat_template is None:
         text = "\n\n".join(message["content"] for message in chat) + "\n\n"
     else:
@@ -29,11 +36,11 @@ def render(question: str, answer: str, tokenizer: Any, system: str | None) -> Pr
             if not system:
                 raise
             # Some templates (Gemma's early ones) refuse a system message: it then opens the user's.
-            chat = messages(f"{system}\n\n{question}", None)
+            chat = messages(f"{instruction}\n\n{asked}", None)
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     # The template has written the special tokens that belong there.
-    ids = tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
-    return Prompt(question, answer, text, tuple(ids))
+    ids = masked.ids(text, add_special_tokens=tokenizer.chat_template is None)
+    return Prompt(question, answer, masked.unmask(text), tuple(ids))
 
 
 def render_all(
@@ -43,7 +50,10 @@ def render_all(
     prompts = []
     limit = config.max_prompt_tokens
     for question in progress(questions):
-        prompt = render(question.text, question.answer, tokenizer, config.system)
+        try:
+            prompt = render(question.text, question.answer, tokenizer, config.system)
+        except UserError as error:
+            raise UserError(f"{config.name}, row {question.row}: {error.message}", error.hint) from None
         if len(prompt.token_ids) > limit:
             if config.long_prompts == "error":
                 raise UserError(

@@ -9,8 +9,20 @@ from typing import Any, NamedTuple
 from microrl.config import RunConfig
 from microrl.config.schema import DataConfig
 from microrl.data import arithmetic
-from microrl.data.load import ARITHMETIC, KNOWN, QUESTION_COLUMNS, as_text, column, content_share, is_torn, rows_of
+from microrl.data.cells import NotText, as_text
+from microrl.data.load import (
+    ARITHMETIC,
+    KNOWN,
+    LONGEST_TOKEN,
+    QUESTION_COLUMNS,
+    column,
+    content_share,
+    is_far_too_long,
+    is_torn,
+    rows_of,
+)
 from microrl.data.prompts import render
+from microrl.data.tokens import plain_ids
 from microrl.errors import UserError
 from microrl.types import Prompt, Trace
 
@@ -53,12 +65,18 @@ def load_solutions(config: RunConfig) -> list[Solution]:
         solution = column("solution", settings.solution, usual, columns, "warmup")
     except UserError as error:
         raise UserError(f"the warm-up imitates solutions, and {data.name} has none: {error.message}", error.hint) from None
-    return [Solution(_text(row, question), _text(row, solution)) for row in rows]
+    return [
+        Solution(*(_text(row, name, f"{data.name}, row {number}") for name in (question, solution)))
+        for number, row in enumerate(rows, 1)
+    ]
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     value = row.get(name)
-    return "" if value is None else as_text(value).strip()
+    try:
+        return "" if value is None else as_text(value).strip()
+    except NotText as error:
+        raise UserError(f"{where}: `{name}` is {error}", "write text there, or leave the row out") from None
 
 
 def to_traces(
@@ -73,6 +91,10 @@ def to_traces(
     for solution in progress(solutions):
         if not solution.question or not solution.text or is_torn(solution.question + solution.text):
             left_out["have no solution"] += 1
+        elif is_far_too_long(solution.question, data):
+            left_out["have too long a prompt"] += 1
+        elif len(solution.text) > config.sampling.max_completion_tokens * LONGEST_TOKEN:
+            left_out["have too long a solution"] += 1
         elif content_share(solution.question) < data.held_out + data.validation:
             left_out["are held out"] += 1
         else:
@@ -97,5 +119,5 @@ def trace(prompt: Prompt, solution: str, tokenizer: Any) -> Trace:
     """A solution behind its prompt. Where the chat template has opened <think> already, it is not opened twice."""
     if prompt.text.rstrip().endswith("<think>"):
         solution = solution.removeprefix("<think>").lstrip("\n")
-    ids = tokenizer(solution, add_special_tokens=False)["input_ids"]
+    ids = plain_ids(solution, tokenizer)
     return Trace(prompt, (*ids, tokenizer.eos_token_id))

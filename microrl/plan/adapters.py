@@ -11,6 +11,7 @@ from microrl.config.adapters import KINDS, described
 from microrl.errors import UserError
 from microrl.plan.shapes import Shape
 from microrl.plan.show import as_text
+from microrl.terminal import printable
 
 RANKS = (8, 64, 256)
 """The micro paper's."""
@@ -60,4 +61,4 @@ def page(model: str, found: list[Row]) -> str:
         shares = ["-" if count is None else f"{count / row.total:.3%}" for count in counts]
         table.add_row(row.kind, f"{row.form}; {row.source}", row.served, *shares)
     total = found[0].total
-    return as_text(Group(table, "", f"Trained share of {model} ({total:,} parameters). Take one by --adapter NAME."))
+    return as_text(Group(table, "", f"Trained share of {printable(model)} ({total:,} parameters). Take one by --adapter NAME."))

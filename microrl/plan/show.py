@@ -12,6 +12,7 @@ from rich.text import Text
 from microrl.config import RunConfig
 from microrl.plan.plan import Plan
 from microrl.plan.work import LENGTH_SHARE
+from microrl.terminal import printable
 
 PIPE_WIDTH = 120
 """Characters a line where there is no terminal."""
@@ -42,7 +43,7 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
     first = plans[0]
     adapter = config.adapter.name
     title = (
-        f"{first.model}, {adapter}: {first.total_params:,} parameters, {first.trainable_params:,} trained\n"
+        f"{printable(first.model)}, {adapter}: {first.total_params:,} parameters, {first.trainable_params:,} trained\n"
         f"{_batch(config, first)}; {_bound(config)}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -73,7 +74,7 @@ def _title(config: RunConfig, plan: Plan) -> Group:
     engine = plan.engine + (f", asleep at level {plan.sleep} in the update" if plan.sleep not in (None, "off") else "")
     share = plan.trainable_params / plan.total_params
     return Group(
-        f"{plan.model}, {config.adapter.name}, {config.loss.kind} on {plan.card.label}",
+        f"{printable(plan.model)}, {config.adapter.name}, {config.loss.kind} on {plan.card.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
         f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({share:.2%}), at a learning rate of "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",

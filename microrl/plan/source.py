@@ -9,6 +9,7 @@ from typing import Any
 
 from microrl import hub
 from microrl.config import models
+from microrl.config.paths import expanded
 from microrl.errors import UserError, did_you_mean
 from microrl.plan.known import CONFIGS
 from microrl.plan.shapes import Shape
@@ -19,7 +20,7 @@ def shape_of(name: str) -> Shape:
 
     Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
     """
-    path = Path(name).expanduser()
+    path = Path(expanded(name, "model.name"))
     if name.endswith(".gguf"):
         return Shape.from_config(_gguf(path))
     if path.exists():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from microrl.answers import as_integer, is_prose, same_text
+from microrl.answers import as_integer, is_prose, same_text, spelled_out
 from microrl.clock import now_s
 from microrl.errors import MachineFailure
 
@@ -161,6 +161,7 @@ class AnswerChecker:
             return Verdict(False)
         if self.kind == "text":
             return Verdict(same_text(gold, answer))
+        gold, answer = spelled_out(gold), spelled_out(answer)
         if gold.split() == answer.split():
             return Verdict(True)
         numbers = as_integer(gold), as_integer(answer)
@@ -180,6 +181,7 @@ class AnswerChecker:
         if known is not None:
             return known
         assert answer is not None
+        gold, answer = spelled_out(gold), spelled_out(answer)
         reply = self._ask({"gold": gold, "answer": answer}, cpu_s, gone)
         if reply is None:
             return Verdict(False, killed=True)
@@ -193,9 +195,12 @@ class AnswerChecker:
 
         None where finding out was killed at its deadline. Raises MachineFailure as `check` does.
         """
+        if self.kind == "text":
+            return bool(gold.strip())
+        gold = spelled_out(gold)
         if not gold.strip():
             return False
-        if self.kind == "text" or as_integer(gold) is not None:
+        if as_integer(gold) is not None:
             return True
         if is_prose(gold) or len(gold) > LONGEST:
             return False

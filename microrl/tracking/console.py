@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from microrl.clock import now_s
+from microrl.terminal import printable
 from microrl.types import Group as Rollouts
 
 Item = TypeVar("Item")
@@ -46,7 +47,7 @@ class RunConsole:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, soft_wrap=True)
 
     def status(self, text: str) -> None:
         """What is going on now."""
@@ -81,7 +82,7 @@ class RunConsole:
             self.note(plain_line(row, self._total))
 
     def _view(self) -> RenderableType:
-        status = Text(self._status, style="dim")
+        status = Text(printable(self._status), style="dim")
         if self._row is None:
             return status
         row = self._row
@@ -120,7 +121,7 @@ class RunConsole:
             )
         bar = Table.grid(padding=(0, 1))
         bar.add_row(Text("budget", "bold"), ProgressBar(total=1.0, completed=self._share, width=60), Text(f"{self._share:.0%}"))
-        return Group(Panel(Group(table, bar), title=Text(self._title), expand=False), status)
+        return Group(Panel(Group(table, bar), title=Text(printable(self._title)), expand=False), status)
 
 
 def _cell(name: str, value: str) -> Text:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from microrl import clock
 from microrl.budget import BEFORE_SHARE, VALIDATIONS
 from microrl.config import RunConfig
+from microrl.errors import UserError
 from microrl.evaluation.evaluate import Result, evaluate
 from microrl.files import BadFile
 from microrl.rollout.engine import Engine
@@ -41,11 +42,28 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
 
 
 def before(run: Run) -> None:
-    """The untouched model on the held-out problems, if a resumed run has not measured it the first time."""
-    if run.before is None:
+    """The untouched model on the held-out problems; a resumed run takes what it measured the first time.
+
+    Raises UserError where that was measured on other questions.
+    """
+    if run.before is not None:
+        _refuse_other_questions(run, run.before)
+    else:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.parts.held_out, lambda: None if left is None else left * BEFORE_SHARE)
     run.forecast.evaluated(run.before)
+
+
+def _refuse_other_questions(run: Run, measured: Result) -> None:
+    """Raise UserError where the evaluation before asked other questions than the one after would: no pair can come of them."""
+    asked = {prompt.question for prompt in run.parts.held_out[: len(measured.right)]}
+    if asked != measured.right.keys():
+        shared = len(asked & measured.right.keys())
+        raise UserError(
+            f"{run.folder.path}/eval/{HELD_OUT}-before.json is about other questions: of its {len(measured.right)} "
+            f"this run holds out {shared}",
+            "put the old data and settings back, or start a new run: --out DIR",
+        )
 
 
 def after(run: Run) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from microrl import clock
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
-from microrl.data.load import load_questions, split
+from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render, render_all
 from microrl.errors import UserError
 from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
@@ -19,6 +19,7 @@ from microrl.rewards import Judge
 from microrl.rollout.preflight import choose as choose_engine
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
+from microrl.train import same_data
 from microrl.train.engines import make_engine
 from microrl.train.setup import check_golds, choose, load_model, make_judge
 from microrl.types import BASE, AdapterSnapshot, Sampling
@@ -35,19 +36,45 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
         final_of(run)
     try:
         with RunConsole() as console:
-            result = _evaluate(config, run, judge, console, run.path.name if run is not None else config.model.name)
-            found = result.to_json()
+            questions = load_questions(config.data)
+            data = _data(config, run, questions, console)
+            label = run.path.name if run is not None else config.model.name
+            result = _evaluate(config, run, judge, console, label, questions)
+            found = {**result.to_json(), "data": data}
             if base is not None:
                 base_config = config.model_copy(update={"model": config.model.model_copy(update={"name": base})})
-                other = _evaluate(base_config, None, judge, console, base)
+                other = _evaluate(base_config, None, judge, console, base, questions)
                 found |= {"base": {"model": base, **other.to_json()}, **gains(other, result)}
+                if other.right.keys() != result.right.keys():
+                    paired = len(other.right.keys() & result.right.keys())
+                    console.note(
+                        f"warning: the two were asked {len(result.right)} and {len(other.right)} questions: the gain pairs the "
+                        f"{paired} that both were asked"
+                    )
     finally:
         judge.close()
     return {"benchmarks": {name: found}}
 
 
-def _evaluate(config: RunConfig, run: RunFolder | None, judge: Judge, console: RunConsole, label: str) -> Result:
-    held_out = split(load_questions(config.data), config.data.held_out).held_out
+def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
+    """The data's fingerprint, and whether it is what the run was trained on: None where it is meant to be other data."""
+    found = same_data.of_questions(config.data, questions)
+    is_same = same_data.is_same(run, config, found)
+    if is_same is False:
+        assert run is not None
+        record = same_data.recorded(run)
+        assert record is not None
+        console.note(
+            f"warning: {same_data.changed(record.data, found)}. These are not the questions of the run's own evaluations: "
+            "do not compare the two"
+        )
+    return {**found.model_dump(), "same_as_in_training": is_same}
+
+
+def _evaluate(
+    config: RunConfig, run: RunFolder | None, judge: Judge, console: RunConsole, label: str, everything: list[Question]
+) -> Result:
+    held_out = split(everything, config.data.held_out).held_out
     questions = check_golds(choose(held_out, config.evaluation.problems, config.evaluation.seed), judge, config, None, console)
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "name a file: --data FILE.jsonl")
@@ -94,6 +121,8 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
     """`count` answers of the base and of the trained model, drawn with the same random numbers."""
     final_of(run)
     with RunConsole() as console:
+        if (warning := same_data.warning_for_sample(run, config)) is not None:
+            console.note(f"warning: {warning}")
         model, tokenizer = load_model(config, console)
         snapshot = trained(run, model)
         engine = make_engine(config, model, tokenizer, console=console)

@@ -26,7 +26,7 @@ from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import choose as choose_engine
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
-from microrl.train import initial, quickstart
+from microrl.train import initial, quickstart, same_data
 from microrl.train.engines import make_engine
 from microrl.types import Prompt, Sampling, Trace
 
@@ -64,11 +64,13 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
     try:
         console.status("reading the data")
         # Data first: a wrong path or column is said before minutes are spent on weights.
-        training, held_out, validation = split(load_questions(config.data), config.data.held_out, config.data.validation)
+        questions = load_questions(config.data)
+        solutions = load_solutions(config) if config.warmup.is_on and not state.warmup.is_done else None
+        same_data.hold(folder, config, questions, solutions)
+        training, held_out, validation = split(questions, config.data.held_out, config.data.validation)
         training = check_golds(training, judge, config, folder, console)
         held_out = check_golds(_unique(held_out), judge, config, folder, console)
         validation = check_golds(_unique(validation), judge, config, folder, console)
-        solutions = load_solutions(config) if config.warmup.is_on and not state.warmup.is_done else None
         start = initial.find(config) if fresh else None
         if not training:
             raise UserError(

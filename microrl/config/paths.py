@@ -1,0 +1,63 @@
+"""Names that are paths: refused where they cannot be one, and absolute, so that they mean the same from every folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from microrl.config import models
+from microrl.config.schema import RunConfig
+from microrl.errors import UserError
+
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes, as on Linux."""
+
+
+def expanded(name: str, what: str) -> str:
+    """`name` with `~` replaced by the home folder. Raises UserError for what no file system and no hub could hold."""
+    if "\0" in name:
+        raise UserError(f"{what} has a NUL character in it", "check the name")
+    if len(os.fsencode(name)) > LONGEST_PATH or any(len(os.fsencode(part)) > LONGEST_NAME for part in name.split("/")):
+        raise UserError(f"{what} `{name[:40]}...` is too long: {len(name)} characters", "check the name")
+    found = os.path.expanduser(name)
+    if found.startswith("~"):
+        raise UserError(f"{what} `{name}`: there is no such home folder", "write the path from / on")
+    return found
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a data set's name is that of a local file, by its ending."""
+    return Path(name).suffix.lower() in DATA_SUFFIXES
+
+
+def absolute(config: RunConfig) -> RunConfig:
+    """The configuration with every local path absolute. Raises UserError."""
+    updates: dict[str, object] = {
+        "data": config.data.model_copy(update={"name": _data(config.data.name, "data.name")}),
+        "model": config.model.model_copy(update={"name": _model(config.model.name)}),
+    }
+    if config.warmup.data is not None:
+        updates["warmup"] = config.warmup.model_copy(update={"data": _data(config.warmup.data, "warmup.data")})
+    if config.init is not None:
+        updates["init"] = _absolute(expanded(config.init, "init"))
+    return config.model_copy(update=updates)
+
+
+def _data(name: str, key: str) -> str:
+    found = expanded(name, key)
+    return _absolute(found) if is_data_file(found) or os.path.isdir(found) else name
+
+
+def _model(name: str) -> str:
+    found = expanded(name, "model.name")
+    return _absolute(found) if name != models.QUICKSTART and (found.endswith(".gguf") or os.path.exists(found)) else name
+
+
+def _absolute(path: str) -> str:
+    try:
+        tidy = os.path.abspath(path)
+        # Behind a link `..` may lead elsewhere than its spelling says.
+        return tidy if os.path.realpath(tidy) == os.path.realpath(path) else str(Path(path).absolute())
+    except OSError as error:
+        raise UserError(f"{path} is taken from the current folder, which is gone: {error.strerror}", "`cd` somewhere") from None

@@ -1,0 +1,93 @@
+"""Text of others to token ids: only the chat template writes control tokens; those that stand in the text are plain text."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from microrl.answers import END_THINK, THINK
+from microrl.errors import UserError
+
+
+class _Control(NamedTuple):
+    pattern: re.Pattern[str]
+    ids: frozenset[int]
+
+
+@lru_cache(maxsize=8)
+def _control(tokenizer: Any) -> _Control:
+    """A tokenizer's special tokens. Those of thinking are not counted: a system message names them to the model."""
+    found = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    names = sorted((name for name in found if name.strip() and name not in (THINK, END_THINK)), key=len, reverse=True)
+    return _Control(re.compile("|".join(map(re.escape, names)) or "(?!)"), frozenset(found.values()))
+
+
+def plain_ids(text: str, tokenizer: Any) -> list[int]:
+    """The ids of a text, without a begin of sequence, in which special tokens are spelled like any other text."""
+    has_control = _control(tokenizer).pattern.search(text) is not None
+    return tokenizer(text, add_special_tokens=False, **({"split_special_tokens": True} if has_control else {}))["input_ids"]
+
+
+class Masked:
+    """Special tokens of a text replaced by marks, so that a chat template can be rendered around it."""
+
+    def __init__(self, tokenizer: Any, *texts: str) -> None:
+        self._tokenizer = tokenizer
+        self._names: list[str] = []
+        self._left = "\ue000"
+        while any(self._left in text for text in texts):
+            self._left += "\ue000"
+
+    def mask(self, text: str) -> str:
+        """The text with its special tokens masked."""
+        return _control(self._tokenizer).pattern.sub(self._mark, text)
+
+    def _mark(self, match: re.Match[str]) -> str:
+        self._names.append(match[0])
+        return f"{self._left}{len(self._names) - 1}\ue001"
+
+    def unmask(self, text: str) -> str:
+        """The text with its special tokens back."""
+        return re.sub(f"{self._left}(\\d+)\ue001", lambda match: self._names[int(match[1])], text)
+
+    def ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of a masked text: what was masked is plain text, what was not is tokenized as ever.
+
+        Only the stretches between two special tokens that have a mark in them are tokenized anew. Raises UserError for a
+        tokenizer that reads a stretch differently when it stands alone, and for one that cannot say where its tokens are.
+        """
+        if not self._names:
+            return self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        if not self._tokenizer.is_fast:
+            raise self._refused()
+        found = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+        control = _control(self._tokenizer).ids
+        ids: list[int] = []
+        stretch: list[int] = []
+        behind: list[int] = []
+        start = 0
+        tokens = [*zip(found["input_ids"], found["offset_mapping"], strict=True), (None, (len(text), len(text) + 1))]
+        for token, (begin, end) in tokens:
+            if token is not None and token not in control:
+                stretch.append(token)
+            elif end == begin:  # a begin or end of sequence that the tokenizer adds, which stands for no text
+                (behind if stretch else ids).append(token)
+            else:
+                ids += self._stretch(text[start:begin], stretch) + behind + ([] if token is None else [token])
+                start, stretch, behind = end, [], []
+        return ids
+
+    def _stretch(self, text: str, ids: list[int]) -> list[int]:
+        restored = self.unmask(text)
+        if restored == text:
+            return ids
+        if plain_ids(text, self._tokenizer) != ids:
+            raise self._refused()
+        return plain_ids(restored, self._tokenizer)
+
+    def _refused(self) -> UserError:
+        return UserError(
+            f"the text has the model's control token {self._names[0]} in it, which this tokenizer cannot read as plain text",
+            "leave it out",
+        )
