@@ -41,7 +41,7 @@ def guarded(command: Callable[[], Any]) -> int:
         say(f"error: {error.message}")
         if error.hint:
             say(f"hint: {error.hint}")
-        return _STATUS[type(error)]
+        return next(status for kind, status in _STATUS.items() if isinstance(error, kind))
     except ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
             return USAGE
