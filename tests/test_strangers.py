@@ -194,7 +194,8 @@ def test_damaged_files_are_said_in_one_line(copy, base, tmp_path):
     for content in (
         b"", weights[:4], weights[:100], weights[:-4], weights + b"x", struct.pack("<Q", 2**63) + weights[8:],
         struct.pack("<Q", header + 10**6) + weights[8:], struct.pack("<Q", header - 5) + weights[8:],
-        struct.pack("<Q", len(huge)) + huge + b"1234", struct.pack("<Q", 100_000) + b"[" * 100_000, weights.replace(b"F32", b"F33"),
+        struct.pack("<Q", len(huge)) + huge + b"1234", struct.pack("<Q", 100_000) + b"[" * 100_000,
+        weights.replace(b"F32", b"F33"),
     ):  # fmt: skip
         damaged(WEIGHTS, content)
     for content in (b"", b"\xff\xfe", b'{"a":' * 10_000, b"[" * 10_000, b"{}", b"null", b'{"peft_type": "LORA"'):
@@ -251,3 +252,140 @@ def test_peft_reads_the_same_update(originals, base):
         for name, merge in theirs.merged.items():
             weight = base.get_parameter(name)
             assert torch.equal(ours.merged[name](weight), merge(weight)), (kind, name)
+
+
+# ---- code
+
+
+MODELING = """
+open({marker!r}, "w").write("it ran")
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+class Evil(PretrainedConfig): model_type = "evil"
+class EvilModel(PreTrainedModel): config_class = Evil
+class EvilTokenizer(PreTrainedTokenizerFast): pass
+"""
+AUTO_MAP = {"AutoConfig": "modeling_evil.Evil", "AutoModelForCausalLM": "modeling_evil.EvilModel",
+            "AutoTokenizer": ["modeling_evil.EvilTokenizer", "modeling_evil.EvilTokenizer"]}  # fmt: skip
+
+
+def with_code(path, marker, *, architecture):
+    """Give a folder code of its own for everything that transformers would run code for."""
+    (path / "modeling_evil.py").write_text(MODELING.format(marker=str(marker)))
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((path / name).read_text()) if (path / name).is_file() else {}
+        settings |= {"auto_map": AUTO_MAP}
+        if architecture is not None:
+            settings |= {"model_type": architecture} if name == "config.json" else {"tokenizer_class": "EvilTokenizer"}
+        (path / name).write_text(json.dumps(settings))
+    (path / "custom_generate").mkdir(exist_ok=True)
+    (path / "custom_generate" / "generate.py").write_text(MODELING.format(marker=str(marker)))
+    return path
+
+
+@pytest.fixture
+def yes(monkeypatch):
+    """Standard input that says yes to everything, and what it was asked."""
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda question="": asked.append(question) or "y")
+    return asked
+
+
+@pytest.fixture(scope="module")
+def run(model_folder, data_file, tmp_path_factory):
+    """A finished run of one step."""
+    from microrl.cli import app
+
+    out = tmp_path_factory.mktemp("run") / "run"
+    sets = ["sampling.prompts_per_step=2", "sampling.group_size=2", "sampling.max_completion_tokens=4", "data.system=",
+            "data.held_out=0.2", "evaluation.problems=2", "evaluation.samples=1", "evaluation.pass_k=[1]"]  # fmt: skip
+    flags = [part for key in sets for part in ("--set", key)]
+    words = ["train", "--model", model_folder, "--data", data_file, "--rank", 2, "--steps", 1, "--out", out, *flags]
+    app([str(word) for word in words], standalone_mode=False)
+    return out
+
+
+@pytest.mark.parametrize("architecture", ["evil", None])
+@pytest.mark.parametrize(
+    "command", ["train", "dry-run", "plan", "warmup", "eval", "eval run", "sample", "merge", "merge adapter"]
+)
+def test_code_in_a_model_folder_never_runs(command, architecture, inside, run, model_folder, data_file, yes, tmp_path):
+    """With an architecture of its own it is refused; with one that transformers has, that is used."""
+    marker, out = tmp_path / "ran", tmp_path / "out"
+    model = with_code(Path(shutil.copytree(model_folder, tmp_path / "model")), marker, architecture=architecture)
+    theirs = Path(shutil.copytree(run, tmp_path / "run"))
+    settings = json.loads((theirs / "config.json").read_text())
+    settings["model"]["name"] = str(model)
+    (theirs / "config.json").write_text(json.dumps(settings))
+    sets = ["sampling.prompts_per_step=2", "sampling.group_size=2", "sampling.max_completion_tokens=4", "data.held_out=0.2",
+            "evaluation.problems=2", "evaluation.samples=1", "evaluation.pass_k=[1]"]  # fmt: skip
+    flags = [part for key in sets for part in ("--set", key)]
+    source = ["--model", model, "--data", data_file, "--rank", 2]
+    traces = tmp_path / "traces.jsonl"
+    traces.write_text('{"question": "What is 1 + 1?", "answer": "2", "solution": "2"}\n' * 2)
+    arguments = {
+        "train": ["train", *source, "--steps", 1, "--out", out, *flags],
+        "dry-run": ["train", *source, "--steps", 1, "--dry-run"],
+        "plan": ["plan", "--model", model, "--rank", 2, "--hours", 1],
+        "warmup": ["warmup", model, "--data", traces, "--rank", 2, "--steps", 1, "--out", out, *flags[:4], *flags[6:],
+                   "--set", "sampling.max_completion_tokens=60", "--set", "data.held_out=0", "--set", "data.validation=0"],
+        "eval": ["eval", model, "--data", data_file, "--problems", 1, "--samples", 1, *flags[4:6]],
+        "eval run": ["eval", theirs],
+        "sample": ["sample", theirs, "1 + 1?"],
+        "merge": ["merge", theirs, "--as", "full", "--out", out],
+        "merge adapter": ["merge", theirs / "final", "--model", model, "--out", out],
+    }[command]  # fmt: skip
+    done = inside(*arguments)
+    assert not yes and not marker.exists()
+    if architecture is None or command == "plan":  # which reads sizes alone
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 2 and "code of its own" in done.stderr and "hint: " in done.stderr, done.stderr
+    assert not (out / "README.md").exists() and not (out / "summary.json").exists()
+
+
+def test_code_beside_a_gguf_file_never_runs(inside, data_file, tmp_path, yes):
+    from gguf import GGUFWriter
+
+    marker = tmp_path / "ran"
+    path = with_code(tmp_path, marker, architecture="evil") / "small.gguf"
+    writer = GGUFWriter(path, "llama")
+    for name, value in (("embedding_length", 8), ("feed_forward_length", 8), ("block_count", 1)):
+        writer.add_uint32(f"llama.{name}", value)
+    for name in ("attention.head_count", "attention.head_count_kv", "context_length"):
+        writer.add_uint32(f"llama.{name}", 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for arguments in (["eval", path], ["train", "--dry-run", "--steps", 1, "--model", path]):
+        done = inside(*arguments, "--data", data_file)
+        assert not yes and not marker.exists()
+        assert done.returncode == 2 and "code of its own" in done.stderr and "hint: " in done.stderr, done.stderr
+    (tmp_path / SETTINGS).write_text("{}")
+    done = inside("eval", path, "--data", data_file)
+    assert done.returncode == 2 and "move the .gguf file" in done.stderr and not marker.exists(), done.stderr
+
+
+def test_an_adapter_in_a_model_folder_and_pickled_weights_are_refused(inside, model_folder, data_file, tmp_path):
+    """transformers would load the adapter by PEFT's rules, pickles included."""
+    marker = tmp_path / "ran"
+    model = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    (model / SETTINGS).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "x", "r": 1, "lora_alpha": 1}))
+    (model / "adapter_model.bin").write_bytes(pickle.dumps(Marker(marker)))
+    done = inside("eval", model, "--data", data_file)
+    assert done.returncode == 2 and "holds an adapter" in done.stderr and "hint: " in done.stderr, done.stderr
+    (model / SETTINGS).unlink()
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Marker(marker)))
+    done = inside("eval", model, "--data", data_file)
+    assert done.returncode == 2 and "model.safetensors" in done.stderr and "hint: " in done.stderr, done.stderr
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"[" * 10_000, b"\xff", b""])
+def test_a_model_without_a_readable_configuration_is_said_in_one_line(content, inside, model_folder, data_file, tmp_path):
+    model = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    (model / "config.json").write_bytes(content)
+    for arguments in (["plan", "--hours", 1], ["train", "--dry-run", "--steps", 1, "--data", data_file]):
+        done = inside(*arguments, "--model", model)
+        assert done.returncode == 2 and "config.json is damaged" in done.stderr and "Traceback" not in done.stderr, done.stderr

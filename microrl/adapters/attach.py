@@ -141,9 +141,9 @@ class Attached:
             for name, tensor in own.items():
                 tensor.copy_(state[name])
 
-    def moving(self) -> list[torch.Tensor]:
-        """The live tensors that an update changes."""
-        return [*self.parameters.values(), *(self._allocator.state().values() if self._allocator is not None else ())]
+    def moving(self) -> dict[str, torch.Tensor]:
+        """The live tensors that an update changes, by name."""
+        return {**self.parameters, **(self._allocator.state() if self._allocator is not None else {})}
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Trained tensors and parameters by kind of tensor (`lora_A`, `ia3_l`, ...)."""

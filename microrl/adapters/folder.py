@@ -81,12 +81,15 @@ def read(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
     Raises UserError for what cannot be read, is for another model, is not finite, or has no exact form.
     """
     if (folder / SETTINGS).is_file():
-        return _by_peft(folder, model)
-    if (folder / "config.json").is_file():
-        return AdapterSnapshot(1, merged=_whole(folder, model))
-    raise UserError(
-        f"{folder} is neither an adapter nor a model: it has no {SETTINGS} and no config.json", "name a run, or its best/"
-    )
+        snapshot = _by_peft(folder, model)
+    elif (folder / "config.json").is_file():
+        snapshot = AdapterSnapshot(1, merged=_whole(folder, model))
+    else:
+        raise UserError(
+            f"{folder} is neither an adapter nor a model: it has no {SETTINGS} and no config.json", "name a run, or its best/"
+        )
+    _refuse_overflow(folder, model, snapshot)
+    return snapshot
 
 
 def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
@@ -155,6 +158,18 @@ def _refuse_misfits(
         )
 
 
+@torch.no_grad()
+def _refuse_overflow(folder: Path, model: PreTrainedModel, snapshot: AdapterSnapshot) -> None:
+    """Finite factors can have a product that is not, or that the base's type has no room for."""
+    for name, tensor in weights(model, snapshot):
+        is_changed = name in snapshot.merged or name.removesuffix(".weight") in snapshot.pairs
+        if is_changed and not_finite({name: tensor}) is not None:
+            raise UserError(
+                f"{folder}: with this update `{name}` is not finite in {str(tensor.dtype).removeprefix('torch.')}",
+                "in float16 large weights overflow, and float32 has room; else the adapter is of no use",
+            )
+
+
 def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     """A model's own tensors, for every parameter that this one has."""
     found: dict[str, torch.Tensor] = {}
@@ -174,7 +189,7 @@ def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file; nothing is unpickled. Raises UserError for what cannot be read and for numbers that are not finite."""
+    """The tensors of a file; nothing is unpickled. Raises UserError for what cannot be read or is not finite."""
     if not path.is_file():
         if (folder / PICKLED).exists():
             raise UserError(

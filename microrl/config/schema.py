@@ -204,8 +204,9 @@ class OptimConfig(Section):
     """Decoupled weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's moment decays."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """AdamW's denominator floor. Above the gradients' size it turns AdamW towards SGD with momentum."""
+    eps: Annotated[float, Field(ge=1e-16)] = 1e-8
+    """AdamW's denominator floor. Above the gradients' size it turns AdamW towards SGD with momentum. Below 1e-16 a small
+    gradient, whose square is 0 in float32, would make a step without bound."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global norm; None is off."""
     prompts_per_update: Positive | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from microrl import hub
 from microrl.config import models
 from microrl.config.paths import expanded
 from microrl.errors import UserError, did_you_mean
+from microrl.files import read_json
 from microrl.plan.known import CONFIGS
 from microrl.plan.shapes import Shape
 
@@ -39,13 +39,7 @@ def shape_of(name: str) -> Shape:
 def _read(path: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{name} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is not a model's configuration")
-    return found
+    return read_json(path, dict[str, Any], follow=True)
 
 
 def _from_hub(name: str) -> dict[str, Any]:

@@ -11,16 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
 from microrl import hub
 from microrl.config import models
 from microrl.config.schema import ModelConfig
 from microrl.errors import UserError, did_you_mean
-from microrl.parameters import parameter_count
+from microrl.files import read_json
+from microrl.parameters import not_finite, parameter_count
 from microrl.rollout import gpu
 
 SMALL_PARAMETERS = 20_000_000
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""For every reader of transformers: left out, it asks on standard input, and after "y" runs what lies in the folder."""
 
 
 class LoadedModel(NamedTuple):
@@ -53,6 +57,11 @@ def load(config: ModelConfig) -> LoadedModel:
     else:
         _to_4_bits(model, device, config.name)
     model.to(device).eval().requires_grad_(False)
+    if (broken := not_finite(dict(model.named_parameters()))) is not None:
+        raise UserError(
+            f"{config.name} holds weights that are not finite: `{broken}`",
+            "is the folder complete? In float16 large weights overflow: try --set model.dtype=bfloat16",
+        )
     return LoadedModel(model, tokenizer)
 
 
@@ -86,14 +95,17 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer alone, without the weights. Raises UserError as `load` does."""
     path = Path(config.name).expanduser()
     if config.name.endswith(".gguf"):
-        return _read(path, lambda: AutoTokenizer.from_pretrained(_gguf_folder(path), gguf_file=path.name))
-    return _read(config.name, lambda: AutoTokenizer.from_pretrained(_source(config.name, path), trust_remote_code=False))
+        return _read(path, lambda: AutoTokenizer.from_pretrained(_gguf_folder(path), gguf_file=path.name, **NO_CODE))
+    return _read(config.name, lambda: AutoTokenizer.from_pretrained(_source(config.name, path), **NO_CODE))
 
 
 def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
     source = _source(name, path)
-    tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False))
-    model = _read(name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False))
+    if _read(name, lambda: find_adapter_config_file(source)) is not None:  # which transformers would load, by PEFT's own rules
+        raise UserError(f"{name} holds an adapter beside the model (adapter_config.json)", f"microrl merge {name} --model BASE")
+    tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source, **NO_CODE))
+    # Of safetensors alone: other files are pickles.
+    model = _read(name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **NO_CODE))
     return LoadedModel(model, tokenizer)
 
 
@@ -103,6 +115,7 @@ def _source(name: str, path: Path) -> str:
     if path.exists():
         if not (path / "config.json").is_file():
             raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
+        read_json(path / "config.json", dict[str, Any], follow=True)
         return str(path)
     if known is not None:
         return known.hub_id
@@ -116,6 +129,11 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
     try:
         return reader()
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{name} brings code of its own, which is not run",
+                "take a model of an architecture that transformers has built in",
+            ) from error
         if Path(name).exists():
             raise UserError(
                 f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}", "is the folder complete?"
@@ -132,13 +150,13 @@ def _did_you_mean_model(name: str) -> str:
 def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
     """De-quantise a GGUF file. The weights move to a fresh model, since the one that reads them refuses to be saved."""
     folder = _gguf_folder(path)
-    tokenizer = _read(path, lambda: AutoTokenizer.from_pretrained(folder, gguf_file=path.name))
-    read = _read(path, lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=dtype))
+    tokenizer = _read(path, lambda: AutoTokenizer.from_pretrained(folder, gguf_file=path.name, **NO_CODE))
+    read = _read(path, lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=dtype, **NO_CODE))
     config = copy.deepcopy(read.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
     model.load_state_dict(read.state_dict(), assign=True)
     for name, buffer in read.named_buffers():  # rotary tables are not in the state dict
         module, _, leaf = name.rpartition(".")
@@ -151,6 +169,8 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
 def _gguf_folder(path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
+    if (path.parent / "adapter_config.json").exists():  # transformers would load it
+        raise UserError(f"an adapter lies beside {path} (adapter_config.json)", "move the .gguf file into a folder of its own")
     return path.parent
 
 

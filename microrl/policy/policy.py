@@ -21,7 +21,8 @@ from microrl.adapters.starts import Progress
 from microrl.algorithm import losses
 from microrl.algorithm.batch import Batch, Row, split_evenly
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
-from microrl.errors import MachineFailure
+from microrl.errors import MachineFailure, UserError
+from microrl.parameters import not_finite
 from microrl.policy.activations import Room, can_recompute, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
@@ -182,7 +183,7 @@ class Policy:
         """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
         states = list(self.optimizer.state.values())
         moments = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        tensors = [*self.adapter.moving(), *moments]
+        tensors = [*self.adapter.moving().values(), *moments]
         kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors] if several else []
         # bitsandbytes counts its steps in plain numbers
         counts = [{name: value for name, value in state.items() if not torch.is_tensor(value)} for state in states]
@@ -312,8 +313,12 @@ class Policy:
         return loss
 
     def _step(self, has_gradient: bool, tally: Tally, share: float) -> None:
+        """The optimiser's step. Raises UserError where it leaves weights that are not finite."""
         if not has_gradient:
-            tally.skip("no group's rewards differ: nothing to learn from in this batch")
+            tally.skip(
+                "nothing to learn from in this batch: the rewards are equal within every group, or what differs is truncated and "
+                "masked"
+            )
             return
         limit = self._optim.max_grad_norm if self._optim.max_grad_norm is not None else float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
@@ -326,8 +331,17 @@ class Policy:
             self.optimizer.step()
             self._is_stepping = True
             self.adapter.allocate(share)
+            self._refuse_not_finite()
             self._is_stepping = False
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _refuse_not_finite(self) -> None:
+        """Finite gradients can still make weights that are not: at a rate beyond all measure. Such weights are never saved."""
+        if (broken := not_finite(self.adapter.moving())) is not None:
+            raise UserError(
+                f"the optimiser's step has made weights that are not finite: `{broken}`",
+                "the run cannot go on; the last checkpoint is from before it. Start another with a lower optim.lr",
+            )
 
     def _carries(self, row: Row) -> bool:
         """Whether the row has a gradient. One without is still scored: entropy and mismatch are of all that was sampled."""

@@ -100,6 +100,7 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
     options: dict[str, Any] = {
         "model": str(config_folder(model)),
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
         "load_format": "dummy",
         "dtype": str(model.dtype).removeprefix("torch."),
         "max_model_len": settings.max_model_len,

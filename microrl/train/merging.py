@@ -16,6 +16,7 @@ from microrl.adapters.folder import read, write_pairs
 from microrl.config import RunConfig, models
 from microrl.errors import MachineFailure, UserError
 from microrl.parameters import weights
+from microrl.policy.load import NO_CODE
 from microrl.tracking import disk
 from microrl.tracking.console import RunConsole
 from microrl.tracking.run_folder import RunFolder
@@ -133,8 +134,8 @@ def _own_type(config: RunConfig) -> str:
         return config.model.dtype
     path, known = Path(name).expanduser(), models.find(name)
     try:
-        stored = AutoConfig.from_pretrained(path if path.exists() else known.hub_id if known else name).dtype
-    except (OSError, ValueError):
+        stored = AutoConfig.from_pretrained(path if path.exists() else known.hub_id if known else name, **NO_CODE).dtype
+    except (OSError, ValueError, KeyError, RuntimeError):
         return "float32"  # the quickstart's; of any other name loading it says what is wrong
     found = str(stored).removeprefix("torch.")
     return found if found in TYPES else "float32"
