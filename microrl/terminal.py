@@ -1,9 +1,15 @@
-"""Text of others on a terminal: nothing in it may move the cursor, change colours, or turn the reading order around."""
+"""A terminal: text of others must not steer it, and nothing that writes to it may fail because it has gone away."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
+# Nothing in a text may move the cursor, change colours, or turn the reading order around.
 # C0 but tab and line feed, DEL, C1, marks of direction, and halves of surrogate pairs, which cannot be printed at all.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -11,3 +17,64 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 def printable(text: str) -> str:
     r"""The text with every control character written out as `\u001b`. Within JSON that is the same value still."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class Lasting:
+    """A text stream that drops what it cannot write.
+
+    Once its reader is gone the file descriptor is pointed at the null device, for libraries that write to the descriptor itself.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        if stream is None:  # closed before Python started
+            stream = open(os.devnull, "w")  # noqa: SIM115
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._given_up():
+            self._stream.write(text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with self._given_up():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _given_up(self) -> Iterator[None]:
+        try:
+            yield
+        except UnicodeError:  # a ValueError, but of the text
+            raise
+        except (BlockingIOError, RuntimeError):
+            pass  # a reader that is only slow; a signal's handler that has interrupted a write to the same stream
+        except (OSError, ValueError):  # no reader, no terminal, or closed
+            with suppress(OSError, ValueError):
+                descriptor = self._stream.fileno()
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
+
+@contextmanager
+def lasting(*names: str) -> Iterator[None]:
+    """Inside, `sys.stdout` and `sys.stderr`, those that are named, never raise for want of a reader."""
+    before = {name: getattr(sys, name) for name in names}
+    try:
+        for name, stream in before.items():
+            setattr(sys, name, Lasting(stream))
+        yield
+    finally:
+        for name, stream in before.items():
+            setattr(sys, name, stream)
+
+
+def say(text: str) -> None:
+    """A line on standard error, where there is one."""
+    print(printable(text), file=Lasting(sys.stderr))

@@ -75,20 +75,26 @@ def microrl():
     return run
 
 
-@pytest.fixture
-def inside(monkeypatch):
-    """Run the command line in this process: the same, but for the seconds of importing torch."""
+def in_process(*arguments: object, stderr: io.TextIOBase | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process. `stderr` is where its words go instead of into the result."""
     from microrl.cli import app
     from microrl.cli.output import guarded
 
-    def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        words = [str(argument) for argument in arguments]
-        out, err = io.StringIO(), io.StringIO()
+    words = [str(argument) for argument in arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
+        status = guarded(lambda: app(words, standalone_mode=False))
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def inside(monkeypatch):
+    """Run the command line in this process: the same, but for the seconds of importing torch."""
+
+    def run(*arguments: object, cwd: Path | None = None, **more: object) -> subprocess.CompletedProcess[str]:
         if cwd is not None:
             monkeypatch.chdir(cwd)
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = guarded(lambda: app(words, standalone_mode=False))
-        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+        return in_process(*arguments, **more)
 
     return run
 

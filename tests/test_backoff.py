@@ -235,10 +235,11 @@ def test_metrics_wait_for_room(tmp_path):
         folder.append("metrics.jsonl", {"step": 1})
         folder.append("metrics.jsonl", {"step": 2})
         assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n', "no half line"
-        assert not folder.flush("metrics.jsonl")
+        with pytest.raises(OSError, match="large"):
+            folder.flush("metrics.jsonl")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert folder.flush("metrics.jsonl")
+    folder.flush("metrics.jsonl")
     assert [line["step"] for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())] == [0, 1, 2]
 
 
@@ -246,6 +247,7 @@ def test_what_is_a_full_disk():
     assert disk.is_full(OSError(28, "No space left on device"))
     assert disk.is_full(ValueError("Error while serializing: I/O error: No space left on device (os error 28)"))
     assert not disk.is_full(OSError(13, "Permission denied")) and not disk.is_full(ValueError("os error"))
+    assert disk.is_refused(OSError(13, "Permission denied")) and not disk.is_refused(ValueError("os error"))
 
 
 def test_a_disk_that_is_really_full(microrl, arguments, tmp_path):

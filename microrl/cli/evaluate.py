@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from microrl.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from microrl.tracking.run_folder import RunFolder
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -20,6 +23,14 @@ EXAMPLES = """
 
 
 ALL = 10**9
+
+
+def _store(run: RunFolder, result: dict[str, Any]) -> None:
+    for name, value in result["benchmarks"].items():
+        try:
+            run.write_json(f"eval/{name}.json", value)
+        except OSError as error:
+            say(f"warning: the result is not stored in {run.path / 'eval'}: {error.strerror}")
 
 
 def register(app: typer.Typer) -> None:
@@ -68,10 +79,11 @@ def evaluate(
     prepare_hub(config, *([base] if base else []))
     from microrl.train.measure import measure
 
+    if found.run is not None and not found.run.is_writable("eval"):
+        say(f"note: {found.run.path / 'eval'} cannot be written to: the result is printed and is not stored")
     result = measure(config, found.run, base)
     if found.run is not None:
-        for name, value in result["benchmarks"].items():
-            found.run.write_json(f"eval/{name}.json", value)
+        _store(found.run, result)
     if as_json:
         for value in result["benchmarks"].values():
             for side in (value, value.get("base", {})):

@@ -2,75 +2,92 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from microrl import terminal
 from microrl.errors import Explained, MachineFailure, SwapNotProved, UserError
-from microrl.terminal import printable
+from microrl.terminal import lasting, printable
+
+if TYPE_CHECKING:
+    from microrl.tracking.run_folder import RunFolder
 
 # Typer carries a copy of click in newer versions and depends on it in older ones: the class is the same by name.
 ClickException: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 OK, FAILED, USAGE, STOPPED, UNPROVED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _STATUS: dict[type[Explained], int] = {UserError: USAGE, SwapNotProved: UNPROVED, MachineFailure: FAILED}
 
-_crash_folder: Path | None = None
+_run: RunFolder | None = None
 
 
-def crash_here(folder: Path) -> None:
-    """Tracebacks go into this run folder from now on."""
-    global _crash_folder
-    _crash_folder = folder
+def in_run(folder: RunFolder) -> None:
+    """Until the command ends, its tracebacks go into this run folder, and what is said also into its `run.log`."""
+    global _run
+    _run = folder
 
 
 def guarded(command: Callable[[], Any]) -> int:
     """Run a command.
 
     0 done; 1 our or the machine's failure; 2 the user can mend it; 3 stopped early by the guard; 4 a swap that could not be
-    proved; 130 interrupted after a clean save.
+    proved; 130 interrupted after a clean save. Where standard error cannot be written to any more, what is said there is dropped.
     """
-    try:
-        status = command()
-        return status if isinstance(status, int) else OK
-    except Explained as error:
-        say(f"error: {error.message}")
-        if error.hint:
-            say(f"hint: {error.hint}")
-        return next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    except ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
-            return USAGE
-        say(f"error: {error.format_message()}")  # type: ignore[attr-defined]
-        say("hint: see `microrl --help`, or `microrl COMMAND --help`")
-        return USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        say("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
+    global _run
+    with lasting("stderr"):
+        try:
+            status = command()
+            return status if isinstance(status, int) else OK
+        except Explained as error:
+            return _ended(error.message, error.hint, next(_STATUS[kind] for kind in _STATUS if isinstance(error, kind)))
+        except ClickException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+                return USAGE
+            hint = "see `microrl --help`, or `microrl COMMAND --help`"
+            return _ended(error.format_message(), hint, USAGE)  # type: ignore[attr-defined]
+        except (KeyboardInterrupt, typer.Abort):
+            return _interrupted()
+        except Exception as error:
+            return _interrupted() if _was_interrupted(error) else _failed(error)
+        finally:
+            _run = None
+
+
+def _ended(message: str, hint: str | None, status: int) -> int:
+    say(f"error: {message}")
+    if hint:
+        say(f"hint: {hint}")
+    return status
+
+
+def _interrupted() -> int:
+    say("interrupted")
+    return INTERRUPTED
+
+
+def _failed(error: Exception) -> int:
+    """Say what has gone wrong that nobody has explained; returns the exit status."""
+    if isinstance(error, BrokenPipeError) and _run is None:
         # Whoever read our output has left, as `head` does; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except Exception as error:
-        if _was_interrupted(error):
-            say("interrupted")
-            return INTERRUPTED
-        from microrl.tracking.run_folder import crash_log
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return _ended(f"the name is too long: {error.filename}", "a file or a folder has a name of at most 255 bytes", USAGE)
+    from microrl.tracking.run_folder import crash_log
 
-        text = (str(error).strip().splitlines() or [""])[0]
-        try:
-            where = f"the traceback is in {crash_log(_crash_folder, traceback.format_exc())}"
-        except (OSError, UserError):
-            traceback.print_exc()
-            where = "the traceback is above"
-        say(f"error: {type(error).__name__}: {text}")
-        say(f"hint: {where}")
-        return FAILED
+    text = (str(error).strip().splitlines() or [""])[0]
+    try:
+        where = f"the traceback is in {crash_log(_run.path if _run is not None else None, traceback.format_exc())}"
+    except OSError:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"no crash.log could be written; it was raised at {frame.filename}:{frame.lineno}"
+    return _ended(f"{type(error).__name__}: {text}", "; ".join([where, *getattr(error, "__notes__", [])]), FAILED)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
@@ -83,8 +100,10 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
-    print(printable(text), file=sys.stderr)
+    """A line on standard error, where there still is one, and in the `run.log` of the run that is carried out."""
+    terminal.say(text)
+    if _run is not None:
+        _run.log(text)
 
 
 def emit(value: Any) -> None:

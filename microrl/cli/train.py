@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from microrl.cli import options
-from microrl.cli.output import OK, STOPPED, crash_here, say
-from microrl.errors import UserError
+from microrl.cli.output import OK, STOPPED, in_run, say
+from microrl.errors import Explained, UserError
+from microrl.terminal import lasting
 
 if TYPE_CHECKING:
     from microrl.tracking.run_folder import RunFolder
@@ -138,18 +139,18 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more
 
     folder.lock()
     config = folder.settings(tree)
-    crash_here(folder.path)
+    in_run(folder)
     say(f"run folder: {folder.path}; loading")
     from microrl.train.interrupts import Interrupts
 
     try:
-        with Interrupts() as interrupts:
+        with lasting("stdout"), Interrupts(folder.log) as interrupts:
             prepare_hub(config)
             # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
             summary = run(config, folder, started=clock.process_started_s(), resume=resume, has_more=has_more)
-    except UserError:
+    except (Explained, OSError):
         if not resume:
             folder.discard()
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -25,36 +25,44 @@ QUIET_S = 2.0
 class RunConsole:
     """Shows phases, progress and steps. Use it as a context manager; `note` prints a line that stays."""
 
-    def __init__(self, *, title: str = "microrl", total_steps: int | None = None) -> None:
+    def __init__(
+        self, *, title: str = "microrl", total_steps: int | None = None, log: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`log` hears every line that plain output would have, also where a live view stands in their place."""
         self._console = Console(stderr=True, highlight=False)
+        self._log = log
         self._title, self._bound = title, total_steps
         self._total: int | str | None = total_steps
         self._share = 0.0
         self._row: Mapping[str, Any] | None = None
         self._status = "starting"
+        self._is_live = False
         self._said_at = 0.0
         self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        self._is_live = self._console.is_terminal  # which a terminal that is gone no longer is
+        if self._is_live:
             self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._status = ""
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.stop()
+        self._is_live = False
 
     def note(self, text: str) -> None:
         """A line that stays."""
+        self._log(text)
         self._console.print(printable(text), markup=False, soft_wrap=True)
 
     def status(self, text: str) -> None:
         """What is going on now."""
         self._status = text
-        if not self._console.is_terminal and now_s() - self._said_at > QUIET_S:
+        if now_s() - self._said_at > QUIET_S:
             self._said_at = now_s()
-            self.note(text)
+            self._plain(text)
 
     def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
         """Pass the items through, and show how many are done."""
@@ -78,8 +86,11 @@ class RunConsole:
         self._row, self._share = row, share
         self._total = self._bound or (f"~{expected}" if expected else None)
         self._said_at = now_s()
-        if not self._console.is_terminal:
-            self.note(plain_line(row, self._total))
+        self._plain(plain_line(row, self._total))
+
+    def _plain(self, text: str) -> None:
+        """A line of what a live view would show anyway."""
+        self._log(text) if self._is_live else self.note(text)
 
     def _view(self) -> RenderableType:
         status = Text(printable(self._status), style="dim")

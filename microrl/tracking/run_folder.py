@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import gzip
 import json
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -24,13 +26,14 @@ from microrl import files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
+from microrl.terminal import printable
 from microrl.tracking import disk
 from microrl.types import Group
 
-LOCK = ".lock"
+LOCK, LOG = ".lock", "run.log"
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "warmup.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "metrics.jsonl.before", "crash.log", "run.log", ".gitignore")  # fmt: skip
+         "heartbeat.json", "sync.json", "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
 
 
@@ -43,10 +46,13 @@ class _Ending(BaseModel):
 class RunFolder:
     """`runs/NAME/`. Metrics and events are appended and flushed line by line; other files appear whole or not at all."""
 
+    LOG_BYTES = 8 * 2**20
+    """Of `run.log`, which then becomes `run.log.1` and begins anew."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unwritten: dict[str, bytes] = {}
-        """Lines that the full disk had no room for; they go first when there is some again."""
+        """Lines that the disk has not taken; they go first when it takes some again."""
         self._left_out: set[str] = set()
         self._lock: BinaryIO | None = None
 
@@ -63,11 +69,18 @@ class RunFolder:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}", "choose another one: --out DIR") from None
         folder = cls(path)
         try:
-            (path / ".gitignore").write_text("*\n")
-            folder.write_json("config.json", config)
-        except OSError as error:
+            folder.write_config(config)
+        except BaseException as error:
+            shutil.rmtree(path, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             raise UserError(f"cannot write into {path}: {error.strerror}", "choose another one: --out DIR") from None
         return folder
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """What makes a folder a run's. Raises OSError."""
+        self.write_json("config.json", config)
+        (self.path / ".gitignore").write_text("*\n")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -105,7 +118,9 @@ class RunFolder:
         try:
             file = files.open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise UserError(f"cannot write into {self.path}: {error.strerror}", "make it writable, or copy it") from error
+            raise UserError(
+                f"cannot write into {self.path}: {error.strerror}", f"make it writable, or copy it: cp -r {self.path} COPY"
+            ) from error
         try:
             # Of the two kinds of locks the one that a forked child does not inherit: it must not outlive this process.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,30 +218,53 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    def is_writable(self, name: str) -> bool:
+        """Whether files can be written into this folder of the run's, which need not exist yet."""
+        path = self.path / name
+        place = path if path.exists() else self.path
+        return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
     def append(self, name: str, value: dict[str, Any]) -> None:
-        """One JSON object as one line. On a full disk it waits in memory for the next call: see `flush`."""
+        """One JSON object as one line. Where the disk does not take it, it waits in memory for the next call: see `flush`."""
         line = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
         self._unwritten[name] = self._unwritten.get(name, b"") + line.encode()
-        self.flush(name)
+        with suppress(OSError):
+            self.flush(name)
 
-    def flush(self, name: str) -> bool:
-        """Write what is waiting for this file. False where the disk has no room for it still."""
+    def flush(self, name: str) -> None:
+        """Write what is waiting for this file. Raises OSError where the disk does not take it still."""
         waiting = self._unwritten.get(name, b"")
         if not waiting:
-            return True
-        with files.open_regular(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
-            size = file.tell()
+            return
+        try:
+            opened = files.open_regular(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except BadFile as error:
+            raise OSError(errno.EINVAL, error.message) from None
+        with opened as file:
+            size, written = file.tell(), 0
             try:
-                complete = file.write(waiting) == len(waiting)
-            except OSError as error:
-                if not disk.is_full(error):
-                    raise
-                complete = False
-            if not complete:
-                os.ftruncate(file.fileno(), size)  # half a line is worse than none
-                return False
+                written = file.write(waiting)
+            finally:
+                if written != len(waiting):
+                    os.ftruncate(file.fileno(), size)  # half a line is worse than none
+        if written != len(waiting):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
         del self._unwritten[name]
-        return True
+
+    def flush_all(self) -> None:
+        """Write what is waiting for any file. Raises OSError with the name of the first that the disk does not take."""
+        for name in list(self._unwritten):
+            self.flush(name)
+
+    def log(self, text: str) -> None:
+        """What the console says, with its time, in `run.log`; dropped where that cannot be written."""
+        path, now = self.path / LOG, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with suppress(OSError, BadFile):
+            with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+                file.write(f"{now} {printable(text.strip())}\n".encode(errors="backslashreplace"))
+                size = file.tell()
+            if size > self.LOG_BYTES:
+                path.replace(path.with_name(f"{LOG}.1"))
 
     def size(self, name: str) -> int:
         """Bytes of a file, 0 where there is none."""
@@ -273,19 +311,20 @@ class RunFolder:
                 path.replace(kept)
 
     @contextmanager
-    def left_out_if_full(self, what: str, tell: Callable[..., None] | None = None) -> Iterator[None]:
-        """Around writing something the run can do without: where the disk is full it is left out.
+    def left_out_if_refused(self, what: str, tell: Callable[..., None] | None = None) -> Iterator[None]:
+        """Around writing something the run can do without: where the disk is full or cannot be written it is left out.
 
-        An event (or `tell`) says so, once until there has been room again.
+        An event (or `tell`) says so, once until it has been written again.
         """
         try:
             yield
         except Exception as error:
-            if not disk.is_full(error):
+            if not disk.is_refused(error):
                 raise
             if what not in self._left_out:
                 self._left_out.add(what)
-                (tell or self.event)("disk full", f"no room for {what}: {error}")
+                kind, said = ("disk full", "no room for") if disk.is_full(error) else ("warning", "cannot write")
+                (tell or self.event)(kind, f"{said} {what}: {error}")
         else:
             self._left_out.discard(what)
 
@@ -339,8 +378,12 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove a folder in which nothing has been run yet, so that its name is free for another try."""
-        if not (self.path / "metrics.jsonl").exists() and not (self.path / "environment.json").exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            if {path.name.lstrip(".").removesuffix(".tmp") for path in self.path.iterdir()} <= _MADE_BEFORE_A_RUN:
+                shutil.rmtree(self.path)
+
+
+_MADE_BEFORE_A_RUN = {"gitignore", "config.json", "lock", "events.jsonl", "heartbeat.json", LOG}
 
 
 def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
@@ -382,11 +425,17 @@ def _commit() -> str | None:
 
 
 def crash_log(folder: Path | None, text: str) -> Path:
-    """Keep a traceback where it can be found: in the run folder if there is one, else in the current folder.
+    """Keep a traceback where it can be found: in the run folder, the current folder, or the one for temporary files.
 
-    Raises BadFile or OSError where it cannot be written.
+    Raises OSError where none of them takes it.
     """
-    path = (folder if folder is not None and folder.is_dir() else Path()) / "crash.log"
-    with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
-        file.write(text.encode(errors="replace"))
-    return path
+    refused: Exception | None = None
+    for place in (*([folder] if folder is not None else []), Path(), Path(tempfile.gettempdir())):
+        path = place / "crash.log"
+        try:
+            with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                file.write(text.encode(errors="backslashreplace"))
+            return path
+        except (OSError, BadFile) as error:
+            refused = error
+    raise OSError("no crash.log could be written") from refused

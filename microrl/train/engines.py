@@ -67,7 +67,7 @@ def make_engine(
         on_event("sync chosen", why, table=table)
         if folder is None:
             return
-        with folder.left_out_if_full(SYNC_FILE):
+        with folder.left_out_if_refused(SYNC_FILE):
             folder.write_json(SYNC_FILE, {"mode": mode, "why": why, "table": table})
 
     if console is not None:

@@ -91,7 +91,7 @@ def _evaluate(
     with run.watch.phase("evaluate"):
         result = run.sampled(work)
     if result is not None:
-        with run.folder.left_out_if_full("evaluations"):
+        with run.folder.left_out_if_refused("evaluations", run.tell):
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         accuracy = result.accuracy()
         run.console.note(

@@ -1,29 +1,33 @@
-"""Ctrl-C and SIGTERM: stop at once where nothing is half done, otherwise as soon as it is done."""
+"""Ctrl-C, SIGTERM and a lost terminal: stop at once where nothing is half done, otherwise as soon as it is done."""
 
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from microrl.terminal import say
+
 
 class Interrupts:
-    """While installed, both signals raise KeyboardInterrupt, but not inside `held()`: there `check()` or the end raises it.
+    """While installed, these signals raise KeyboardInterrupt, but not inside `held()`: there `check()` or the end raises it.
 
-    A second signal comes through at once, held or not.
+    A second signal comes through at once, held or not. SIGHUP does not: a shell and the kernel both send it when a terminal goes
+    away. Where it was ignored before, as under `nohup`, it still is. `log` hears what is said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: Callable[[str], None] = lambda text: None) -> None:
+        self._log = log
         self._held: str | None = None
         self._pending = False
         self._arrived_before = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup):
             self._before[number] = signal.signal(number, self._arrived)
         return self
 
@@ -49,9 +53,13 @@ class Interrupts:
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         first, self._arrived_before = not self._arrived_before, True
+        if number == signal.SIGHUP and not first:
+            return
         if self._held and first:
             self._pending = True
-            print(f"\nstopping after {self._held}; once more stops at once", file=sys.stderr)
+            said = f"stopping after {self._held}; once more stops at once"
+            say(f"\n{said}")
+            self._log(said)
             return
         self._pending = False
         raise KeyboardInterrupt

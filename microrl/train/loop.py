@@ -56,8 +56,8 @@ def _train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool
     watch.add("load", clock.now_s() - started)
     with (
         Heartbeat(folder.path, lambda: before_s + clock.now_s() - started),
-        RunConsole(title=f"microrl  {folder.path}", total_steps=bounds.steps) as console,
-        Interrupts() as interrupts,
+        RunConsole(title=f"microrl  {folder.path}", total_steps=bounds.steps, log=folder.log) as console,
+        Interrupts(folder.log) as interrupts,
         ExitStack() as closing,
     ):
         with watch.phase("load"):
@@ -92,10 +92,12 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
         evaluating.before(run)
         _refuse_without_room_for_a_step(run)
         warm_up(run)
-        status = _steps(run)
+        ended = _steps(run)
         saving.save_checkpoint(run)  # a finished run can be given more steps or hours
         saving.save_final(run)
         evaluating.after(run)
+        saving.flush_lines(run)
+        status = ended  # not before all of it has been done
     except KeyboardInterrupt:
         status = "interrupted"
         with run.interrupts.held("saving"):
@@ -110,10 +112,11 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
     except Exception as error:
         run.folder.event("failed", f"{type(error).__name__}: {error}", step=run.state.step)
         saving.save_what_is_whole(run)
+        error.add_note(f"go on with: {run.resume_command()}")
         raise
     finally:
         summary = summary_of(run, status)
-        with run.folder.left_out_if_full("summary.json"):
+        with run.folder.left_out_if_refused("summary.json", run.tell):
             run.folder.write_json("summary.json", summary)
     return summary
 
@@ -136,7 +139,7 @@ def _begin(run: Run, *, resume: bool) -> None:
     policy = run.parts.policy
     adapter = policy.adapter.described()
     (run.folder.path / "summary.json").unlink(missing_ok=True)
-    with run.folder.left_out_if_full("environment.json"):
+    with run.folder.left_out_if_refused("environment.json", run.tell):
         run.folder.log_environment(
             engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name(), adapter=adapter
         )
@@ -215,7 +218,7 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
                 seconds=clock.now_s() - began,
             )  # fmt: skip
             row = _log(run, step, row | {"validate/accuracy": accuracy}, update.reason)
-        with watch.phase("save"), run.folder.left_out_if_full("rollouts"):
+        with watch.phase("save"), run.folder.left_out_if_refused("rollouts", run.tell):
             run.folder.log_rollouts(step, sampled)
         state.step, state.sampler_position = step + 1, parts.prompts.position
         verdict = run.guard.check(row)  # part of the step: a checkpoint never holds a row that the guard has not seen

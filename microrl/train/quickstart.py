@@ -11,8 +11,11 @@ import json
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -23,11 +26,13 @@ from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.data.prompts import render
 from microrl.data.traces import trace
+from microrl.errors import MachineFailure
 from microrl.evaluation.evaluate import evaluate
 from microrl.hub import cache_folder
 from microrl.policy import tiny
 from microrl.rewards import Judge
 from microrl.rollout.transformers import TransformersEngine
+from microrl.tracking import disk
 from microrl.tracking.console import RunConsole
 from microrl.train.warm_start import WarmStartSettings, warm_start
 from microrl.types import BASE, Sampling, Trace
@@ -41,26 +46,51 @@ VALIDATION, SAMPLES, MAX_TOKENS = 512, 2, 32
 
 
 def ensure_model(console: RunConsole) -> Path:
-    """The folder of the warm-started model; made now if this recipe's is not in the cache (about 20 s on one core)."""
+    """The folder of the warm-started model; made now if this recipe's is not in the cache (about 20 s on one core).
+
+    Raises MachineFailure where the cache cannot be written, and leaves nothing half written there.
+    """
     parts = [asdict(SETTINGS), WORKED_SHARE, VALIDATION, SAMPLES, tiny.WORDS, tiny.CHAT_TEMPLATE, torch.__version__]
     recipe = json.dumps(parts)
     folder = cache_folder() / f"quickstart-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if (folder / "config.json").is_file():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
+    with _kept_in(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
     try:
-        _make(temporary, console)
-        temporary.replace(folder)
-    except OSError:
-        if not (folder / "config.json").is_file():  # another process may have been faster
-            raise
+        model, tokenizer = _make(console)
+        with _kept_in(folder.parent):
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            _rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def _make(folder: Path, console: RunConsole) -> None:
+def _rename(temporary: Path, folder: Path) -> None:
+    try:
+        temporary.replace(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():  # another process may have been faster
+            raise
+
+
+@contextmanager
+def _kept_in(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not disk.is_refused(error):
+            raise
+        raise MachineFailure(
+            f"the quickstart's model cannot be kept in {cache}: {error}",
+            "make room there, or keep it elsewhere: XDG_CACHE_HOME=DIR microrl train quickstart",
+        ) from error
+
+
+def _make(console: RunConsole) -> tuple[PreTrainedModel, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     tokenizer = tiny.build_tokenizer()
@@ -95,5 +125,4 @@ def _make(folder: Path, console: RunConsole) -> None:
         torch.set_num_threads(threads)
     console.note(f"warm start: {steps} supervised steps, validation accuracy {reached:.2f}")
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return model, tokenizer

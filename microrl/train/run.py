@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -49,6 +50,12 @@ class Run:
         self.interrupts.check()
         if self.budget.is_over():
             raise OutOfTime
+
+    def resume_command(self) -> str:
+        """What to type to go on with this run: with more hours where too few are left to load it again, save and evaluate."""
+        command = f"microrl train --resume {shlex.quote(str(self.folder.path))}"
+        needed_s, left_s = self.watch.totals.get("load", 0.0) + self.budget.reserve_s(), self.budget.left_s()
+        return command if left_s is None or left_s >= needed_s else f"{command} --hours {self.budget.least_hours(needed_s):g}"
 
     def tell(self, kind: str, message: str, **details: Any) -> None:
         """An event that a person should see as well."""

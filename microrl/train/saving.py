@@ -105,7 +105,7 @@ def go_back(folder: RunFolder, place: Path | None, state: State) -> None:
     folder.rewind(WARMUP, min(state.warmup.offset, folder.size(WARMUP)))
     folder.mend(WARMUP)
     folder.forget_rollouts(state.step)
-    with folder.left_out_if_full(BEST):
+    with folder.left_out_if_refused(BEST):
         _mend_best(folder, state)
 
 
@@ -126,7 +126,7 @@ def save_checkpoint(run: Run) -> bool:
     run.console.status("saving a checkpoint")
     good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
     saved = False
-    with run.watch.phase("save"), run.folder.left_out_if_full(f"checkpoints ({good[0]} is the last good one)", run.tell):
+    with run.watch.phase("save"), run.folder.left_out_if_refused(f"checkpoints ({good[0]} is the last good one)", run.tell):
         _make_room_and(run, lambda: _save(run))
         saved = True
     return saved
@@ -135,8 +135,7 @@ def save_checkpoint(run: Run) -> bool:
 def _save(run: Run) -> None:
     state, folder = run.state, run.folder
     for name in (METRICS, WARMUP):
-        if not folder.flush(name):
-            raise OSError(28, f"{name} is not written")
+        folder.flush(name)
         if folder.size(name):
             with (folder.path / name).open("rb") as file:
                 os.fsync(file.fileno())
@@ -176,20 +175,22 @@ def save_if_due(run: Run, saved_s: float, step: int, steps: int | None) -> float
 
 def publish_best(run: Run) -> None:
     """Let `best/` be the checkpoint that scored best."""
-    with run.watch.phase("save"), run.folder.left_out_if_full(f"{BEST}/"):
+    with run.watch.phase("save"), run.folder.left_out_if_refused(f"{BEST}/", run.tell):
         found = checkpoint.best(run.folder.path / FOLDER, run.state)
         if found is not None:
             checkpoint.publish(found, run.folder.path / BEST)
 
 
 def save_final(run: Run) -> None:
-    """The adapter as it stands, under `final/`. Raises MachineFailure where the disk has no room even for that."""
+    """The adapter as it stands, under `final/`. Raises MachineFailure where the disk does not take even that."""
 
     def work() -> None:
         target, temporary = run.folder.path / FINAL, run.folder.path / f".{FINAL}.tmp"
         files.remove(temporary)
         try:
-            temporary.mkdir()
+            temporary.mkdir(parents=True)
+            if not (run.folder.path / "config.json").exists():  # somebody has deleted the folder under the run
+                run.folder.write_config(run.config.model_dump(mode="json"))
             write(temporary, run.parts.policy.adapter)
             checkpoint.flush(temporary)
             files.remove(target)
@@ -202,12 +203,25 @@ def save_final(run: Run) -> None:
         try:
             _make_room_and(run, work)
         except Exception as error:
-            if not disk.is_full(error):
+            if not disk.is_refused(error):
                 raise
-            raise MachineFailure(
-                f"the disk is full: no room for the final adapter ({error})",
-                f"free some and go on from the last good checkpoint: microrl train --resume {run.folder.path}",
-            ) from error
+            raise _not_written(run, "the final adapter", error) from error
+
+
+def flush_lines(run: Run) -> None:
+    """Write every line of metrics and events that has been waiting for room. Raises MachineFailure where it cannot be written."""
+    try:
+        _make_room_and(run, run.folder.flush_all)
+    except OSError as error:
+        raise _not_written(run, "the last lines of the metrics or events", error) from error
+
+
+def _not_written(run: Run, what: str, error: Exception) -> MachineFailure:
+    full = disk.is_full(error)
+    return MachineFailure(
+        (f"the disk is full: no room for {what}" if full else f"cannot write {what} into {run.folder.path}") + f" ({error})",
+        ("free some" if full else "make it writable") + f" and go on from the last good checkpoint: {run.resume_command()}",
+    )
 
 
 def save_what_is_whole(run: Run) -> None:
