@@ -16,7 +16,7 @@ EXAMPLES = """
 
   microrl eval --pass-k 16                         [dim]the newest run, on its held-out problems[/]
 
-  microrl eval runs/quickstart-1 --base quickstart --samples 32 --json
+  microrl eval runs/mine --base quickstart --samples 32 --json
 
   microrl eval Qwen2.5-1.5B-Instruct --data problems.jsonl --pass-k 1,8
 """

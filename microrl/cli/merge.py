@@ -18,9 +18,9 @@ EXAMPLES = """
 
   microrl merge --out my-adapter                   [dim]the newest run; a LoRA where it is low rank, else a whole model[/]
 
-  microrl merge runs/quickstart-1 --as full --out my-model && vllm serve my-model
+  microrl merge --as full --out my-model && vllm serve my-model
 
-  microrl merge runs/quickstart-1/best --out best --json
+  microrl merge runs/mine/best --out best --json
 
   microrl merge some-peft-adapter --model Qwen2.5-1.5B-Instruct --as full --out my-model
 """

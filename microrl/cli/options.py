@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +24,28 @@ WarmupMinutes = Annotated[
     typer.Option("--warmup-minutes", help="Minutes of these hours that go to supervised learning first."),
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")]
+
+
+NAME_BYTES = 120
+"""Of a run's folder, but for its time: a file system takes 255, and there may be many presets."""
+
+
+def run_name(presets: list[str] | None, model: str) -> str:
+    """What a run's folder is called, but for its time: by its presets, or by the model.
+
+    Only a preset's own file and a `.gguf` file have a suffix that goes; `1.5B` is a part of a model's name.
+    """
+    if presets:
+        name = "-".join(Path(preset).name.removesuffix(".toml") for preset in presets)
+    else:
+        path = Path(model)
+        name = (path if path.name not in ("", "..") else path.resolve()).name.removesuffix(".gguf")
+    return name.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore") or "run"
+
+
+def run_folder(name: str) -> Path:
+    """Where the run of this name goes that begins now."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def as_flags(

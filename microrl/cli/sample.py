@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from microrl.cli.output import emit
 
+if TYPE_CHECKING:
+    from microrl.cli.target import Target
+    from microrl.tracking.run_folder import RunFolder
+
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl sample 'What is 47 + 38?'                [dim]the newest run[/]
+
+  microrl sample runs/mine 'What is 47 + 38?'
+"""
+
 
 def register(app: typer.Typer) -> None:
-    app.command("sample", epilog="[bold]Example[/]\n\n  microrl sample runs/quickstart-1 'What is 47 + 38?'")(sample)
+    app.command("sample", epilog=EXAMPLES)(sample)
 
 
 def sample(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
-    question: Annotated[str, typer.Argument(help="What to ask.")],
+    words: Annotated[list[str], typer.Argument(metavar="[RUN] QUESTION", help="A run folder, or the newest; what to ask.")],
+    *,
     count: Annotated[int, typer.Option("--samples", min=1, help="Answers of each side.")] = 1,
     temperature: Annotated[float | None, typer.Option(min=0.01, help="Sampling temperature; the run's evaluation's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling, the same for both sides.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
     """Ask a run's base model and its trained model the same question, with the same random numbers."""
-    from microrl.cli.target import find, prepare_hub
+    from microrl.cli.target import prepare_hub
     from microrl.data.load import is_torn
     from microrl.errors import UserError
 
+    found, run, question = _asked(words)
     if is_torn(question):
         raise UserError("the question is not valid text (half a surrogate pair)", "write it in UTF-8")
-    found = find(run)
-    if found.run is None:
-        raise UserError(f"{run} is not a run folder", "see `ls runs`, or start one with `microrl train`")
     # One question is answered before another engine has started.
     flags = {"evaluation.temperature": temperature, "engine.kind": "transformers", "sync.mode": "auto"}
     config = found.with_settings(flags, ())
     prepare_hub(config)
     from microrl.train.measure import answers
 
-    sides = answers(config, found.run, question, count=count, seed=seed)
+    sides = answers(config, run, question, count=count, seed=seed)
     if as_json:
         emit({"question": question, **sides})
         return
@@ -51,3 +64,27 @@ def sample(
     for pair in zip(*sides.values(), strict=True):
         table.add_row(*(Text(printable(text)) for text in pair))
     Console().print(table)
+
+
+def _asked(words: list[str]) -> tuple[Target, RunFolder, str]:
+    """The run and the question. A single word is the question, and the newest run's, unless it can only be a run."""
+    from microrl.cli.target import find, is_path
+    from microrl.errors import UserError
+    from microrl.tracking.run_folder import RunFolder
+
+    hint = "microrl sample [RUN] 'your question'; without RUN it is the newest run's to answer"
+    if len(words) > 2:
+        raise UserError(f"one run and one question, and not {len(words)} words", f"put the question into quotes: {hint}")
+    name, question = words[0], words[-1]
+    looks_like_a_run = RunFolder.is_one(Path(name)) or (is_path(name) and len(name.split()) == 1)
+    if len(words) == 1 and not looks_like_a_run:
+        found = find(None)
+    elif is_path(name) and not os.path.exists(os.path.expanduser(name)):
+        raise UserError(f"there is no run at {name}", "see `ls runs`, or leave it out: then it is the newest run")
+    elif len(words) == 1:
+        raise UserError("what is it to be asked?", hint)
+    else:
+        found = find(name)
+    if found.run is None:
+        raise UserError(f"{name} is not a run folder", "see `ls runs`, or leave it out: then it is the newest run")
+    return found, found.run, question

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl import hub
+from microrl.cli.output import say
 from microrl.config import RunConfig, models, resolve
 from microrl.config.paths import expanded
 from microrl.config.resolve import override
@@ -36,15 +37,21 @@ def prepare_hub(config: RunConfig, *more: str) -> None:
     hub.prepare(config.model.name, config.data.name, *warmup, *more, local=(models.QUICKSTART, "arithmetic"))
 
 
+def is_path(name: str) -> bool:
+    """Whether a name can only be meant as a path."""
+    return name.startswith(("/", ".", "~", "runs/"))
+
+
 def find(name: str | None) -> Target:
     """The newest run for None; a run folder by its path; anything else is a model. Raises UserError."""
     if name is not None:
         expanded(name, "the name of a run or model")
     if name is None:
         run = RunFolder.newest()
+        say(f"the newest run: {run.path}")
     elif RunFolder.is_one(Path(name)):
         run = RunFolder.open(Path(name))
-    elif name.startswith(("/", ".", "~", "runs/")) and not os.path.exists(os.path.expanduser(name)):
+    elif is_path(name) and not os.path.exists(os.path.expanduser(name)):
         raise UserError(f"there is no run and no model at {name}", "see `ls runs`, or name a model")
     elif name == models.QUICKSTART:
         return Target(resolve([name]), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,8 +90,7 @@ def train(
     tree = config.model_dump(mode="json")
     if resume == AUTO and (begun := RunFolder.begun_with(tree, out)) is not None:
         return go_on(begun, None, None)
-    name = "-".join(Path(preset).stem for preset in presets) if presets else Path(config.model.name).stem
-    path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = out or options.run_folder(options.run_name(presets, config.model.name))
     return carry_out(RunFolder.create(path, tree), tree, resume=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +62,7 @@ def warmup(
             raise UserError(f"{resume} is a training run", f"microrl train --resume {resume}")
         return go_on(folder, hours, steps)
     config = _resolved(flags, sets)
-    path = out or Path("runs") / f"warmup-{Path(config.model.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = out or options.run_folder(f"warmup-{options.run_name(None, config.model.name)}")
     tree = config.model_dump(mode="json")
     return carry_out(RunFolder.create(path, tree), tree, resume=False)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from microrl import clock
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
+from microrl.config.paths import is_data_file
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render, render_all
 from microrl.errors import UserError
@@ -30,7 +31,7 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
     if not config.evaluation.problems:
         raise UserError("evaluation.problems is 0: there is nothing to evaluate", "--problems N")
     choose_engine(config)  # what cannot run here is said before anything is loaded
-    name = "held-out" if config.data.held_out < 1 else Path(config.data.name).stem
+    name = "held-out" if config.data.held_out < 1 else benchmark_name(config.data.name)
     judge = make_judge(config)
     if run is not None:
         final_of(run)
@@ -54,6 +55,12 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
     finally:
         judge.close()
     return {"benchmarks": {name: found}}
+
+
+def benchmark_name(data: str) -> str:
+    """What an evaluation on a file or a data set is called: `1.5` is a part of a name, a file's suffix is not."""
+    path = Path(data)
+    return path.stem if is_data_file(data) else path.name
 
 
 def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
