@@ -22,6 +22,7 @@ from test_run import rows
 from microrl import clock
 from microrl.budget import Budget
 from microrl.cli.output import guarded
+from microrl.errors import UserError
 from microrl.tracking.run_folder import RunFolder
 from microrl.train import evaluating, quickstart, saving
 from microrl.train.interrupts import Interrupts
@@ -253,6 +254,17 @@ def test_a_console_that_goes_away_is_given_up(inside, arguments, whole, tmp_path
     assert logged(out)[-1].startswith("try it: ")
 
 
+def test_a_command_without_standard_error_at_all(monkeypatch):
+    """As after `2>&-`."""
+
+    def command():
+        print("words", file=sys.stderr)
+        raise UserError("wrong", "right")
+
+    monkeypatch.setattr(sys, "stderr", None)
+    assert guarded(command) == 2
+
+
 def test_an_evaluation_outlives_its_console(inside, whole):
     reader, writer = os.pipe()
     os.close(reader)
@@ -264,19 +276,7 @@ def test_an_evaluation_outlives_its_console(inside, whole):
 def test_without_its_terminal_a_run_saves_and_ends(inside, arguments, tmp_path):
     """The terminal itself goes away: the kernel sends SIGHUP, and nothing can be written any more."""
     out = tmp_path / "run"
-    at = arguments.index("--steps")
-    command = [
-        sys.executable,
-        "-m",
-        "microrl",
-        "train",
-        *arguments[:at],
-        "--steps",
-        "60",
-        *arguments[at + 2 :],
-        "--out",
-        str(out),
-    ]
+    command = [sys.executable, "-m", "microrl", "train", *arguments, "--steps", "24", "--out", str(out)]
     terminal, end = pty.openpty()
 
     def own_terminal():
@@ -289,11 +289,12 @@ def test_without_its_terminal_a_run_saves_and_ends(inside, arguments, tmp_path):
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
         time.sleep(0.01)
     os.close(terminal)
-    assert process.wait(timeout=60) == 130
-    assert summary_of(out)["status"] == "interrupted" and 2 <= len(rows(out)) < 24
+    assert process.wait(timeout=120) == 130
+    steps = summary_of(out)["steps"]
+    assert summary_of(out)["status"] == "interrupted" and 2 <= steps == len(rows(out)) < 24
     assert f"go on with: microrl train --resume {out}" in logged(out)
     resumed = inside("train", "--resume", out)
-    assert resumed.returncode == 0 and f"going on at step {summary_of(out)['steps']}" not in resumed.stderr, resumed.stderr
+    assert resumed.returncode == 0 and f"going on at step {steps}" in resumed.stderr, resumed.stderr
     assert summary_of(out)["status"] == "done" and [row["step"] for row in rows(out)] == list(range(24))
 
 
