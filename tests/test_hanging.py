@@ -132,18 +132,18 @@ def until(condition, what):
 
 @pytest.fixture
 def checking():
-    """A process in the middle of a check that hangs: call it with the deadline; returns (the process, what is below it)."""
+    """Begin a process that is in the middle of a check that hangs, with these options; returns it, and what is below it."""
     code = (
         "import sys; from microrl.rewards.accuracy import AnswerChecker\n"
-        "checker = AnswerChecker(deadline_s=float(sys.argv[1]), children=1)\n"
+        f"checker = AnswerChecker(deadline_s={FOREVER_S}, children=1)\n"
         "checker.check('1/2', '0.5'); print('up', flush=True)\n"
-        f"checker.check('1/2', '{HOSTILE}'); checker.check('1/2', '{HOSTILE}+1'); sys.stdin.read()"
+        f"checker.check('1/2', '{HOSTILE}', **eval(sys.argv[1])); sys.stdin.read()"
     )
     begun, below = [], set()
 
-    def begin(deadline_s):
+    def begin(**more):
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(deadline_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, repr(more)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         begun.append(process)
         assert process.stdout.readline() == "up\n"
@@ -161,14 +161,14 @@ def checking():
 
 
 def test_no_checker_outlives_a_run_that_is_killed(checking):
-    process, below = checking(FOREVER_S)
+    process, below = checking()
     process.kill()
     process.wait()
     until(lambda: not alive(below), "the checker is still there")
 
 
 def test_no_fork_outlives_its_checker(checking):
-    process, below = checking(FOREVER_S)
+    process, below = checking()
     table = processes()
     for pid in below:
         if table[pid][0] == process.pid:
@@ -177,9 +177,9 @@ def test_no_fork_outlives_its_checker(checking):
 
 
 def test_a_check_has_a_limit_of_processor_time_where_nobody_is_left_to_end_it(checking):
-    process, below = checking(1.0)
+    process, below = checking(cpu_s=1.0)
     process.send_signal(signal.SIGSTOP)
-    until(lambda: spent_s(below) == (time.sleep(0.5), spent_s(below))[1], "it goes on computing")
+    until(lambda: spent_s(below) == (time.sleep(1.0), spent_s(below))[1], "it goes on computing")
 
 
 @pytest.mark.slow
@@ -397,7 +397,7 @@ def test_a_policy_whose_every_answer_hangs_keeps_its_hours(tiny_arguments, tmp_p
         "transformers._Sampler._completion = tower\n"
         "from microrl.cli import main; main()"
     )
-    out, budget_s = tmp_path / "run", 45
+    out, budget_s = tmp_path / "run", 60
     command = [sys.executable, "-c", code, "train", *map(str, tiny_arguments), "--hours", str(budget_s / 3600), "--out", str(out)]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
