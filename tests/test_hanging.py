@@ -271,16 +271,17 @@ def test_closing_while_checks_are_running_ends_them():
 
 def test_hanging_answers_cost_a_step_three_deadlines_and_quick_ones_nothing(judge):
     judge.checker.deadline_s = 2.0
-    towers = [group("1/2", *(hostile(100 * n + k) for k in range(4))) for n in range(3)]
+    towers = [group("1/2", *(hostile(100 * n + k) for k in range(4))) for n in range(4)]
+    towers += [group("1/2", hostile(999))]  # the seventeenth: after it the others are checked in a second round
     quick = [group("1/3", *(rf"\frac{{{n + k}}}{{{3 * (n + k)}}}" for k in range(2, 6))) for n in range(3)]
     began = time.monotonic()
     scored = judge.score(enumerate(towers + quick))
     assert time.monotonic() - began < PATIENCE_S
-    assert [[score.killed for score in one.scores] for one in scored] == [[True] * 4] * 3 + [[False] * 4] * 3
-    assert [score.accuracy for one in scored for score in one.scores] == [0] * 12 + [1] * 12
+    assert [[score.killed for score in one.scores] for one in scored] == [[True] * 4] * 4 + [[True]] + [[False] * 4] * 3
+    assert [score.accuracy for one in scored for score in one.scores] == [0] * 17 + [1] * 12
     allowance = judge.allowance
-    assert (len(allowance.put_off), len(allowance.killed), len(allowance.refused)) == (12, 2, 10)
-    assert allowance.killed == {("1/2", hostile(0)), ("1/2", hostile(1))}, "the first in the step's order"
+    assert len(allowance.put_off) >= 16 and len(allowance.killed) == 2 and len(allowance.refused) == 15
+    assert ("1/2", hostile(0)) in allowance.killed, "the first in the step's order"
 
 
 def never():
