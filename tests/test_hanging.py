@@ -132,18 +132,18 @@ def until(condition, what):
 
 @pytest.fixture
 def checking():
-    """A process in the middle of a check that hangs: call it with the deadline; returns (the process, what is below it)."""
+    """Begin a process that is in the middle of a check that hangs, with these options; returns it, and what is below it."""
     code = (
         "import sys; from microrl.rewards.accuracy import AnswerChecker\n"
-        "checker = AnswerChecker(deadline_s=float(sys.argv[1]), children=1)\n"
+        f"checker = AnswerChecker(deadline_s={FOREVER_S}, children=1)\n"
         "checker.check('1/2', '0.5'); print('up', flush=True)\n"
-        f"checker.check('1/2', '{HOSTILE}'); checker.check('1/2', '{HOSTILE}+1'); sys.stdin.read()"
+        f"checker.check('1/2', '{HOSTILE}', **eval(sys.argv[1])); sys.stdin.read()"
     )
     begun, below = [], set()
 
-    def begin(deadline_s):
+    def begin(**more):
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(deadline_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, repr(more)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         begun.append(process)
         assert process.stdout.readline() == "up\n"
@@ -161,14 +161,14 @@ def checking():
 
 
 def test_no_checker_outlives_a_run_that_is_killed(checking):
-    process, below = checking(FOREVER_S)
+    process, below = checking()
     process.kill()
     process.wait()
     until(lambda: not alive(below), "the checker is still there")
 
 
 def test_no_fork_outlives_its_checker(checking):
-    process, below = checking(FOREVER_S)
+    process, below = checking()
     table = processes()
     for pid in below:
         if table[pid][0] == process.pid:
@@ -177,9 +177,9 @@ def test_no_fork_outlives_its_checker(checking):
 
 
 def test_a_check_has_a_limit_of_processor_time_where_nobody_is_left_to_end_it(checking):
-    process, below = checking(1.0)
+    process, below = checking(cpu_s=1.0)
     process.send_signal(signal.SIGSTOP)
-    until(lambda: spent_s(below) == (time.sleep(0.5), spent_s(below))[1], "it goes on computing")
+    until(lambda: spent_s(below) == (time.sleep(1.0), spent_s(below))[1], "it goes on computing")
 
 
 @pytest.mark.slow
@@ -271,16 +271,17 @@ def test_closing_while_checks_are_running_ends_them():
 
 def test_hanging_answers_cost_a_step_three_deadlines_and_quick_ones_nothing(judge):
     judge.checker.deadline_s = 2.0
-    towers = [group("1/2", *(hostile(100 * n + k) for k in range(4))) for n in range(3)]
+    towers = [group("1/2", *(hostile(100 * n + k) for k in range(4))) for n in range(4)]
+    towers += [group("1/2", hostile(999))]  # the seventeenth: after it the others are checked in a second round
     quick = [group("1/3", *(rf"\frac{{{n + k}}}{{{3 * (n + k)}}}" for k in range(2, 6))) for n in range(3)]
     began = time.monotonic()
     scored = judge.score(enumerate(towers + quick))
     assert time.monotonic() - began < PATIENCE_S
-    assert [[score.killed for score in one.scores] for one in scored] == [[True] * 4] * 3 + [[False] * 4] * 3
-    assert [score.accuracy for one in scored for score in one.scores] == [0] * 12 + [1] * 12
+    assert [[score.killed for score in one.scores] for one in scored] == [[True] * 4] * 4 + [[True]] + [[False] * 4] * 3
+    assert [score.accuracy for one in scored for score in one.scores] == [0] * 17 + [1] * 12
     allowance = judge.allowance
-    assert (len(allowance.put_off), len(allowance.killed), len(allowance.refused)) == (12, 2, 10)
-    assert allowance.killed == {("1/2", hostile(0)), ("1/2", hostile(1))}, "the first in the step's order"
+    assert len(allowance.put_off) >= 16 and len(allowance.killed) == 2 and len(allowance.refused) == 15
+    assert ("1/2", hostile(0)) in allowance.killed, "the first in the step's order"
 
 
 def never():
@@ -397,7 +398,7 @@ def test_a_policy_whose_every_answer_hangs_keeps_its_hours(tiny_arguments, tmp_p
         "transformers._Sampler._completion = tower\n"
         "from microrl.cli import main; main()"
     )
-    out, budget_s = tmp_path / "run", 45
+    out, budget_s = tmp_path / "run", 60
     command = [sys.executable, "-c", code, "train", *map(str, tiny_arguments), "--hours", str(budget_s / 3600), "--out", str(out)]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -21,7 +21,7 @@ START_S = 60.0
 GIVE_UP_S = 1.0
 """How long a child has to say that it has given a check up; one that does not is itself killed."""
 LOOK_S = 0.1
-"""How often a wait looks whether it is still wanted."""
+"""How often a wait looks whether it is still wanted, at the clock and at signals."""
 LONGEST = 10_000
 """Characters. A longer text is no answer, and is not sent."""
 REMEMBERED = 100_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from microrl.clock import now_s
-from microrl.rewards.accuracy import AnswerChecker, Verdict
+from microrl.rewards.accuracy import LOOK_S, AnswerChecker, Verdict
 
 Pair = tuple[str, str | None]
 """A gold answer, and what is compared with it."""
@@ -19,8 +19,6 @@ FIRST_TRY = 0.1
 """Share of the deadline, as processor time, after which a check is put off until all others have their verdicts."""
 PUT_OFF = 16
 """First tries a step that may fail. With two children they cost 0.8 deadlines, so hanging costs a step less than three."""
-LOOK_S = 0.1
-"""How often a wait looks at the clock and at signals."""
 GRACE_S = 0.3
 """What is being checked when the last group arrives is waited for this long, even where the time is up."""
 

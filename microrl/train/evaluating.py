@@ -51,6 +51,8 @@ def before(run: Run) -> None:
     else:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.parts.held_out, lambda: None if left is None else left * BEFORE_SHARE)
+        if run.before is None and run.parts.held_out:
+            run.tell("warning", "the evaluation before training had no result when its time was up: nothing is compared")
     run.forecast.evaluated(run.before)
 
 
