@@ -170,6 +170,13 @@ def test_settings_of_a_stranger_are_data(what, copy, base, tmp_path, monkeypatch
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("kind", ["lora", "dora", "adalora", "miss", "vera", "tinylora"])
+def test_a_rank_that_is_only_claimed_takes_no_memory(kind, copy, base):
+    path = copy(kind)
+    with_settings(path, {{"adalora": "init_r", "tinylora": "u"}.get(kind, "r"): 10**6 - 1, "target_modules": "all-linear"})
+    assert "far more numbers" in refused(path, base)
+
+
 def test_names_in_patterns_are_names(copy, base):
     """`alpha_pattern` and `rank_pattern` by the end of a name, as PEFT takes them; a point is a point."""
     path = copy("lora")
@@ -389,3 +396,17 @@ def test_a_model_without_a_readable_configuration_is_said_in_one_line(content, i
     for arguments in (["plan", "--hours", 1], ["train", "--dry-run", "--steps", 1, "--data", data_file]):
         done = inside(*arguments, "--model", model)
         assert done.returncode == 2 and "config.json is damaged" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_an_adapter_is_not_rounded_to_its_bases_type(originals, base):
+    """A base in bfloat16: the pairs are those of the file, and so is what the merged kinds multiply with."""
+    narrow = small("qwen2").to(torch.bfloat16)
+    for kind in KINDS:
+        wide, found = folder.read(originals[kind], base), folder.read(originals[kind], narrow)
+        for name, pair in wide.pairs.items():
+            assert torch.equal(found.pairs[name].A_RI, pair.A_RI) and torch.equal(found.pairs[name].B_OR, pair.B_OR), (kind, name)
+            assert found.pairs[name].scale == pair.scale
+        for name, merge in wide.merged.items():
+            weight = narrow.get_parameter(name)
+            assert found.merged[name](weight).dtype == torch.float32
+            assert torch.equal(found.merged[name](weight), merge(weight.float())), (kind, name)

@@ -27,6 +27,8 @@ from microrl.types import AdapterSnapshot, LowRank
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """Of PEFT's names for tensors."""
+MOST_CLAIMED, FEW_NUMBERS = 16, 2**26
+"""An adapter is made room for before its missing tensors can be named: up to so many times what its file holds."""
 
 
 def write(folder: Path, attached: Attached) -> None:
@@ -94,40 +96,58 @@ def read(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
 
 def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
     """What PEFT knows how to load, through the same export as a trained one."""
-    settings, tree = read_settings(folder), twin(model)
-    # In float32 or finer, as a trained one: what is exported is computed in the tensors' own type.
-    tensors = {
-        name: tensor.to(model.device, torch.promote_types(tensor.dtype, torch.float32))
-        for name, tensor in _tensors(folder, folder / WEIGHTS).items()
-    }
+    settings, tree, tensors = read_settings(folder), twin(model), _tensors(folder, folder / WEIGHTS)
     try:
-        with warnings.catch_warnings():
+        with torch.random.fork_rng(), warnings.catch_warnings(), no_decomposition():
             warnings.simplefilter("ignore")
             config = PEFT_TYPE_TO_CONFIG_MAPPING[settings.kind](inference_mode=True, **settings.for_peft())
-            _refuse_other_modules(folder, settings, config, model)
-            # On the meta device: a rank that is only claimed takes no memory.
-            with no_decomposition():
-                wrapped = peft.get_peft_model(tree, config, low_cpu_mem_usage=True)
+            layers = _targets(folder, settings, config, model)
+            held = sum(tensor.numel() for tensor in tensors.values())
+            if settings.numbers(layers) > max(MOST_CLAIMED * held, FEW_NUMBERS):
+                raise UserError(
+                    f"{folder} is incomplete: its rank and its {len(layers)} layers take far more numbers than {WEIGHTS} holds",
+                    _made_for(folder) or "is it an adapter for this model, and written to its end?",
+                )
+            wrapped = peft.get_peft_model(tree, config)
+            _widen(tree)
             _refuse_misfits(folder, peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False), tensors, [*tuned(tree)])
-            peft.set_peft_model_state_dict(wrapped, tensors, low_cpu_mem_usage=True)
+            peft.set_peft_model_state_dict(wrapped, tensors)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{folder} cannot be loaded: {lines[-1].strip()[:200]}", "is it an adapter for this model?") from error
     return export(tree, 1)
 
 
-def _refuse_other_modules(folder: Path, settings: AdapterSettings, config: Any, model: PreTrainedModel) -> None:
-    """Only linear layers and, for their own kind, norms: of an embedding, or a head that shares it, half would be lost."""
+def _widen(tree: torch.nn.Module) -> None:
+    """In float32 or finer, as a trained one: PEFT makes some in the base's type, and what is exported is computed in theirs."""
+    for layer in tuned(tree).values():
+        for leaf, tensor in layer.state_dict(keep_vars=True).items():
+            if not leaf.startswith("base_layer."):
+                tensor.data = tensor.data.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _targets(folder: Path, settings: AdapterSettings, config: Any, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """(in, out) of the modules that the adapter sits on, by name: linear layers or, for their own kind, norms.
+
+    Raises UserError for anything else. Of an embedding, or of a head that shares its weight, half of the update would be lost.
+    """
+    if settings.kind == LnSettings.kind:
+        fitting = {name: (0, 0) for name in norms(model)}
+    else:
+        layers: dict[str, Any] = dict(linears(model))
+        if settings.target_modules != ALL_LINEAR and not _is_tied(model):
+            head = model.get_output_embeddings()
+            layers |= {name: layer for name, layer in model.named_modules() if layer is head}
+        fitting = {name: (layer.in_features, layer.out_features) for name, layer in layers.items()}
     if settings.target_modules == ALL_LINEAR:
-        return
-    fitting = {*norms(model)} if settings.kind == LnSettings.kind else {*linears(model)}
-    fitting |= {name for name, layer in model.named_modules() if layer is model.get_output_embeddings() and not _is_tied(model)}
-    for name, _ in model.named_modules():
-        if name not in fitting and check_target_module_exists(config, name):
-            raise UserError(
-                f"{folder} adapts `{name}`, and this model has no {settings.kind} layer there",
-                _made_for(folder) or "an adapter of linear layers, or of norms, can be read",
-            )
+        return fitting
+    chosen = [name for name, _ in model.named_modules() if check_target_module_exists(config, name)]
+    if (other := next((name for name in chosen if name not in fitting), None)) is not None:
+        raise UserError(
+            f"{folder} adapts `{other}`, which is no layer of this model that {settings.kind} can be read for",
+            _made_for(folder) or "an adapter of linear layers, or of norms, can be read",
+        )
+    return {name: fitting[name] for name in chosen}
 
 
 def _is_tied(model: PreTrainedModel) -> bool:

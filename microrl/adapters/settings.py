@@ -70,6 +70,13 @@ class AdapterSettings(BaseModel):
                 values[name] = {re.escape(module): value for module, value in values[name].items()}
         return values
 
+    def numbers(self, layers: Mapping[str, tuple[int, int]]) -> int:
+        """How many numbers at least the tensors of these layers, (in, out) by name, must have.
+
+        A rank costs a stranger nothing to claim, and the memory is taken before the tensors are looked at one by one.
+        """
+        return 0
+
 
 class _Layered(AdapterSettings):
     layers_to_transform: Annotated[list[int], Field(max_length=MOST_NAMES)] | int | None = None
@@ -88,6 +95,12 @@ class LoraSettings(_Layered):
     rank_pattern: Annotated[dict[str, Rank], Field(max_length=MOST_NAMES), BeforeValidator(_plain)] = {}
     alpha_pattern: Annotated[dict[str, Alpha], Field(max_length=MOST_NAMES), BeforeValidator(_plain)] = {}
 
+    def numbers(self, layers: Mapping[str, tuple[int, int]]) -> int:
+        return sum(self._rank(name) * sum(sides) for name, sides in layers.items())
+
+    def _rank(self, name: str) -> int:
+        return next((rank for end, rank in self.rank_pattern.items() if f".{name}".endswith(f".{end}")), self.r)
+
 
 class AdaLoraSettings(_Layered):
     """AdaLoRA, before its ranks are cut out of the tensors."""
@@ -98,6 +111,9 @@ class AdaLoraSettings(_Layered):
     """PEFT writes it down and does not use it."""
     lora_alpha: Alpha
     exclude_modules: Names | None = None
+
+    def numbers(self, layers: Mapping[str, tuple[int, int]]) -> int:
+        return self.init_r * sum(map(sum, layers.values()))
 
     def for_peft(self) -> dict[str, Any]:
         # PEFT wants a schedule of ranks even where nothing is trained.
@@ -111,6 +127,9 @@ class MissSettings(_Layered):
     """PEFT's other modes have names here."""
     exclude_modules: Names | None = None
 
+    def numbers(self, layers: Mapping[str, tuple[int, int]]) -> int:
+        return self.r * sum(out for _, out in layers.values())
+
 
 class VeraSettings(_Layered):
     kind = "VERA"
@@ -118,6 +137,9 @@ class VeraSettings(_Layered):
     init_weights: bool = True
     projection_prng_key: Seed = 0
     save_projection: bool = True
+
+    def numbers(self, layers: Mapping[str, tuple[int, int]]) -> int:
+        return self.r * sum(map(max, zip(*layers.values(), strict=True)))  # one A and one B for all
 
 
 class Ia3Settings(AdapterSettings):
@@ -139,6 +161,9 @@ class TinyLoraSettings(_Layered):
     init_weights: bool | Literal["uniform"] = True
     save_projection: Literal[True] = True
     """Without its projections a folder cannot say how large they are."""
+
+    def numbers(self, layers: Mapping[str, tuple[int, int]]) -> int:
+        return sum(self.u * min(self.r, *sides) ** 2 for sides in layers.values())
 
 
 _KINDS: Mapping[str, type[AdapterSettings]] = {
