@@ -66,7 +66,7 @@ def guarded(command: Callable[[], Any]) -> int:
         try:
             where = f"the traceback is in {crash_log(_crash_folder, traceback.format_exc())}"
         except (OSError, UserError):
-            traceback.print_exc()
+            say(traceback.format_exc())
             where = "the traceback is above"
         say(f"error: {type(error).__name__}: {text}")
         say(f"hint: {where}")
