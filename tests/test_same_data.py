@@ -1,4 +1,4 @@
-"""A run knows its data again: by an absolute path and a hash. With other data it does not go on, and nothing is compared in silence."""
+"""A run knows its data again, by an absolute path and a hash: with other data it does not go on, and nothing pairs in silence."""
 
 import json
 import os
@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
-ROWS = [{"question": f"What is {a} + {a + 3}?", "answer": str(2 * a + 3), "solution": f"\\boxed{{{2 * a + 3}}}"} for a in range(60)]
+ROWS = [
+    {"question": f"What is {a} + {a + 3}?", "answer": str(2 * a + 3), "solution": f"\\boxed{{{2 * a + 3}}}"} for a in range(60)
+]
 
 
 def write(path, rows):
@@ -143,3 +145,10 @@ def test_answers_on_a_terminal_are_safe(inside, place):
     done = inside("sample", place / "run", "a\x1b[2Jb\u202e<|im_end|>")
     assert done.returncode == 0, done.stderr
     assert not set("\x1b\u202e\x07\x9b") & set(done.stdout) and "\\u001b[2J" in done.stdout.replace("\n", "")
+
+
+def test_a_model_card_names_the_file_and_not_the_folders_that_it_lies_in(inside, place):
+    done = inside("merge", place / "run", "--out", place / "published")
+    assert done.returncode == 0, done.stderr
+    card = (place / "published" / "README.md").read_text()
+    assert "`sums.jsonl`" in card and str(place / "sums.jsonl") not in card

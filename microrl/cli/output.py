@@ -84,7 +84,7 @@ def _failed(error: Exception) -> int:
     text = (str(error).strip().splitlines() or [""])[0]
     try:
         where = f"the traceback is in {crash_log(_run.path if _run is not None else None, traceback.format_exc())}"
-    except OSError:
+    except (OSError, UserError):
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"no crash.log could be written; it was raised at {frame.filename}:{frame.lineno}"
     return _ended(f"{type(error).__name__}: {text}", "; ".join([where, *getattr(error, "__notes__", [])]), FAILED)

@@ -31,6 +31,11 @@ def is_data_file(name: str) -> bool:
     return Path(name).suffix.lower() in DATA_SUFFIXES
 
 
+def shown(name: str) -> str:
+    """A data set's name as it may be published: of a local file not the folders that it lies in."""
+    return Path(name).name if is_data_file(name) else name
+
+
 def absolute(config: RunConfig) -> RunConfig:
     """The configuration with every local path absolute. Raises UserError."""
     updates: dict[str, object] = {

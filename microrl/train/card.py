@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from microrl import checkpoint
 from microrl.config import RunConfig
+from microrl.config.paths import shown
 from microrl.files import Count, Share
 from microrl.rollout.vllm_start import LORA_RANKS, buffer_rank
 from microrl.tracking.run_folder import RunFolder
@@ -138,7 +139,7 @@ class Card:
         rows: dict[str, Any] = {"adapter": config.adapter.name}
         if summary is not None:
             rows["trained parameters"] = f"{summary.trainable_params:,}"
-        rows |= {"loss": config.loss.kind, "data": config.data.name, "learning rate": config.optim.lr}
+        rows |= {"loss": config.loss.kind, "data": shown(config.data.name), "learning rate": config.optim.lr}
         batch = config.sampling
         rows["a step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
         rows["completions"] = f"up to {batch.max_completion_tokens} tokens, temperature {batch.temperature}"
@@ -168,7 +169,7 @@ class Card:
         )
         if gain is not None:
             rows += f"\n| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
-        asked = f"{after.questions} held-out questions of `{self.config.data.name}`, none of them trained on"
+        asked = f"{after.questions} held-out questions of `{shown(self.config.data.name)}`, none of them trained on"
         heat = self.config.evaluation.temperature
         head = f"On {asked}; {self.config.evaluation.samples} samples each, at temperature {heat}."
         return f"## Held-out accuracy\n\n{head}\n\n| | accuracy | 95 % interval |\n|---|---|---|\n{rows}"
