@@ -30,7 +30,7 @@ from microrl.types import Group
 LOCK = ".lock"
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "warmup.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "metrics.jsonl.before", "crash.log", "run.log", ".gitignore")  # fmt: skip
+         "heartbeat.json", "sync.json", "crash.log", "run.log", ".gitignore")  # fmt: skip
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
 
 
@@ -266,7 +266,7 @@ class RunFolder:
 
     def keep_before(self) -> None:
         """All of it is begun again: what there is so far gets another name, `NAME.before`."""
-        for name in ("metrics.jsonl", "rollouts", "best"):
+        for name in ("metrics.jsonl", "warmup.jsonl", "rollouts", "best"):
             path, kept = self.path / name, self.path / f"{name}.before"
             if path.exists():
                 files.remove(kept)
