@@ -48,12 +48,9 @@ def limit():
 
     before = signal.signal(signal.SIGALRM, hung)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = (
-        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        if Path("/proc/self/statm").exists()
-        else None
-    )
-    if used is not None:  # what reads a device without end has no memory, and not the machine
+    statm = Path("/proc/self/statm")
+    if statm.exists():  # what reads a device without end has no memory, and not the machine
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
