@@ -174,29 +174,31 @@ def misread(folder: Path) -> str | None:
 
 
 def adopt(root: Path) -> None:
-    """Give checkpoints that were written whole, but killed before they got it, their name; remove what else was begun."""
+    """Give checkpoints that were written whole, but killed before they got it, their name; remove what else was begun.
+
+    A checkpoint that has the name already stays, if it is whole.
+    """
     for temporary in root.glob(".step-*.tmp"):
         target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
         if fault(temporary) is None and (not target.exists() or fault(target) is not None):
-            set_aside(target)
+            if os.path.lexists(target):
+                set_aside(target)
             temporary.replace(target)
         files.remove(temporary)
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a checkpoint, if it is there, so that it is not taken for a good one any more; returns what it is called now."""
+    """Rename a checkpoint, so that it is not taken for a good one any more; returns what it is called now."""
     place, number = folder.with_name(f"bad-{folder.name}"), 2
     while os.path.lexists(place):
         place, number = folder.with_name(f"bad-{folder.name}-{number}"), number + 1
-    if os.path.lexists(folder):
-        folder.replace(place)
-    return place
+    return folder.replace(place)
 
 
 def read_state(folder: Path) -> State:
     """Where the run stood. Raises BadFile."""
     path = folder / _STATE
-    state: State = files.read_json(path, State)
+    state: State = files.read_json(path, State, is_whole=True)
     best = state.validation
     if max(best.step, best.best_step or 0) > state.step or (best.best_step is None) != (best.best_accuracy is None):
         raise BadFile(f"{path} is damaged: `validation` is of step {best.step}, the best of {best.best_step}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
@@ -60,17 +62,38 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False)
 
 
 def read_json(
-    path: Path, kind: type[Value] | TypeAdapter[Value] | Any, limit: int = MAX_JSON_BYTES, *, follow: bool = False
+    path: Path,
+    kind: type[Value] | TypeAdapter[Value] | Any,
+    limit: int = MAX_JSON_BYTES,
+    *,
+    follow: bool = False,
+    is_whole: bool = False,
 ) -> Value:
-    """A JSON file as `kind`: a pydantic model, a dataclass, or any type that pydantic knows. Raises BadFile."""
+    """A JSON file as `kind`: a pydantic model, a dataclass, or any type that pydantic knows. Raises BadFile.
+
+    `is_whole`: the defaults of dataclasses are not taken for keys that are missing.
+    """
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     content = read_bytes(path, limit, follow=follow)
     try:
-        return adapter.validate_json(content)
+        found = adapter.validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadFile(f"{path} is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
+    if is_whole and (name := absent(json.loads(content), found)) is not None:
+        raise BadFile(f"{path} is damaged: `{name}` is missing")
+    return found
+
+
+def absent(raw: Any, found: Any) -> str | None:
+    """The first field of a dataclass, and of the dataclasses in it, that is not in the JSON it was read from."""
+    for field in fields(found) if is_dataclass(found) else ():
+        if field.name not in raw:
+            return field.name
+        if (inner := absent(raw[field.name], getattr(found, field.name))) is not None:
+            return f"{field.name}.{inner}"
+    return None
 
 
 def refuse_links(root: Path) -> None:

@@ -6,12 +6,50 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+TINY_RUN = """\
+seed = 3
+[warmup]
+steps = 2
+batch = 4
+solution = "solution"
+[validate]
+share = 0.5
+[evaluation]
+problems = 2
+samples = 2
+pass_k = [2]
+[model]
+name = "{model}"
+dtype = "float32"
+[data]
+name = "{data}"
+held_out = 0.2
+validation = 0.2
+system = ""
+[adapter]
+kind = "lora"
+rank = 8
+[optim]
+lr = 1e-4
+betas = [0.9, 0.99]
+[optim.schedule]
+kind = "cosine"
+warmup = 0.1
+[sampling]
+prompts_per_step = 2
+group_size = 2
+max_completion_tokens = 6
+[budget]
+steps = 4
+"""
 
 torch.set_num_threads(1)
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is imported: no test needs a network
@@ -106,3 +144,29 @@ def tiny_arguments(model_folder, data_file):
             "data.held_out=0.2", "evaluation.problems=4", "evaluation.samples=2", "evaluation.pass_k=[2]"]  # fmt: skip
     flags = [part for key in sets for part in ("--set", key)]
     return ["--model", model_folder, "--data", data_file, "--rank", 8, *flags]
+
+
+@pytest.fixture(scope="session")
+def wares(model_folder, tmp_path_factory):
+    """A finished run, one that was killed, an adapter, a preset, and data files, all of them good."""
+    from microrl.cli import app
+
+    folder = tmp_path_factory.mktemp("wares")
+    data = folder / "sums.jsonl"
+    rows = [
+        {"question": f"What is {a} + {a + 3}?", "answer": str(2 * a + 3), "solution": f"\\boxed{{{2 * a + 3}}}"}
+        for a in range(10, 50)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "sums.json").write_text(json.dumps(rows))
+    (folder / "sums.csv").write_text("question,answer\n" + "".join(f'"{row["question"]}",{row["answer"]}\n' for row in rows))
+    (folder / "preset.toml").write_text(TINY_RUN.format(model=model_folder, data=data))
+    done = folder / "done"
+    assert app(["train", str(folder / "preset.toml"), "--out", str(done)], standalone_mode=False) == 0
+    killed = folder / "killed"  # in its last step
+    shutil.copytree(done, killed)
+    for name in ("final", "checkpoints/step-000004"):
+        shutil.rmtree(killed / name)
+    (killed / "summary.json").unlink()
+    shutil.copytree(done / "final", folder / "adapter")
+    return folder

@@ -240,7 +240,8 @@ def replace_it(path: Path, rng: random.Random, outside: Path) -> str:
 def add_something(folder: Path, rng: random.Random, outside: Path) -> str:
     """A name that does not belong there, or one that we write ourselves while we work."""
     name = rng.choice([
-        "x", "step-000009", "step-1", "step-x", "step-000002", ".step-000009.tmp", ".step-000004.tmp", "bad-step-000003", ".best.tmp",
+        "x", "step-000009", "step-1", "step-x", "step-000002", ".step-000009.tmp", ".step-000004.tmp", "bad-step-000003",
+        ".best.tmp",
         ".best.old", ".final.tmp", ".heartbeat.json.tmp", ".summary.json.tmp", ".events.jsonl.tmp", "sync.json", "crash.log",
         "run.log", "metrics.jsonl.before", "step-000009.jsonl.gz", "step-x.jsonl.gz", "step-\udc80", "x" * 250, "held-out.json",
         "model.safetensors", "adapter_model.bin", ".environment.json.tmp", "pytorch_model.bin", "step-99999999999999999999",

@@ -304,7 +304,7 @@ class RunFolder:
 
     def keep_before(self) -> None:
         """All of it is begun again: what there is so far gets another name, `NAME.before`."""
-        for name in ("metrics.jsonl", "rollouts", "best"):
+        for name in ("metrics.jsonl", "warmup.jsonl", "rollouts", "best"):
             path, kept = self.path / name, self.path / f"{name}.before"
             if path.exists():
                 files.remove(kept)

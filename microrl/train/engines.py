@@ -72,10 +72,16 @@ def make_engine(
 
     if console is not None:
         console.note("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
-    has_chosen = folder is not None and (folder.path / SYNC_FILE).is_file()
-    stored: Mode | None = folder.read_json(SYNC_FILE, _Chosen).mode if folder is not None and has_chosen else None
-    choice = SyncChoice(sync_mode(config), stored, on_choice)
+    choice = SyncChoice(sync_mode(config), chosen(folder) if folder is not None else None, on_choice)
     return VllmEngine(model, tokenizer, _vllm_settings(config, model), choice, on_event)
+
+
+def chosen(folder: RunFolder) -> Mode | None:
+    """What an earlier process of the run has measured to be cheaper; None where it has not yet. Raises BadFile."""
+    if not (folder.path / SYNC_FILE).is_file():
+        return None
+    found: _Chosen = folder.read_json(SYNC_FILE, _Chosen)
+    return found.mode
 
 
 def _vllm_settings(config: RunConfig, model: PreTrainedModel) -> VllmSettings:

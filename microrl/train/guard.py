@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from microrl.config.oversight import Action, GuardConfig
-from microrl.files import STRICT, BadFile, Count, Share
+from microrl.files import STRICT, BadFile, Count, Share, absent
 
 Row = Mapping[str, Any]
 
@@ -180,7 +180,10 @@ class Guard:
 def memory_of(state: dict[str, Any]) -> Memory:
     """A guard's `state` as it was read from a checkpoint. Raises BadFile for what is not one."""
     try:
-        return TypeAdapter(Memory).validate_json(json.dumps(state))  # strictly: what JSON has no type for is no other type either
+        memory = TypeAdapter(Memory).validate_json(json.dumps(state))  # as it was read: strict, and lists are lists
+        if (name := absent(state, memory)) is not None:
+            raise BadFile(f"the guard's state is damaged: `{name}` is missing")
+        return memory
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])

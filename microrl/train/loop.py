@@ -262,6 +262,9 @@ def _act(run: Run, verdict: Verdict, step: int) -> None:
         if best is None:
             run.tell("warning", "no checkpoint has been validated: there is none to roll back to", step=step)
         else:
-            with run.watch.phase("save"):
-                checkpoint.load_weights(best, run.parts.policy)
-            run.tell("rolled back", f"the weights are those of {best.name} again", step=step)
+            try:
+                with run.watch.phase("save"):
+                    checkpoint.load_weights(best, run.parts.policy)
+                run.tell("rolled back", f"the weights are those of {best.name} again", step=step)
+            except UserError as error:
+                run.tell("warning", f"{best.name} cannot be rolled back to: {error.message}", step=step)

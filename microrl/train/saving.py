@@ -99,7 +99,7 @@ def restore(folder: RunFolder, place: Path, policy: Policy) -> None:
 
 def go_back(folder: RunFolder, place: Path | None, state: State) -> None:
     """Forget what was logged after the checkpoint, since those steps will be run again."""
-    if place is None and folder.size(METRICS):
+    if place is None:
         folder.keep_before()
     folder.rewind(METRICS, state.metrics_offset)
     folder.rewind(WARMUP, min(state.warmup.offset, folder.size(WARMUP)))
