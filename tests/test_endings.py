@@ -24,7 +24,7 @@ from microrl.budget import Budget
 from microrl.cli.output import guarded
 from microrl.errors import UserError
 from microrl.tracking.run_folder import RunFolder
-from microrl.train import evaluating, quickstart, saving
+from microrl.train import evaluating, measure, quickstart, saving
 from microrl.train.interrupts import Interrupts
 
 ADAPTER = "final/adapter_model.safetensors"
@@ -70,6 +70,19 @@ def no_room(limit=1000):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def read_only(folder):
+    """Nobody can write into the folder, root included."""
+    folder.chmod(0o555)
+    try:
+        if os.access(folder, os.W_OK) and subprocess.run(["chattr", "+i", folder], capture_output=True).returncode:
+            pytest.skip("this user can write everywhere")
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", folder], capture_output=True)
+        folder.chmod(0o755)
 
 
 def summary_of(out):
@@ -382,13 +395,10 @@ def test_lines_that_cannot_be_written_to_the_end_are_no_success(inside, argument
 def test_a_result_that_cannot_be_stored_is_said_before_it_is_computed_and_printed(inside, whole, tmp_path, monkeypatch):
     out = tmp_path / "run"
     shutil.copytree(whole[0], out)
-    shutil.rmtree(out / "eval")
-    (out / "eval").write_text("a file in the place of the folder")
-    monkeypatch.setattr(
-        sys.modules["microrl.train.measure"], "load_model", saying(sys.modules["microrl.train.measure"].load_model)
-    )
-    done = inside("eval", out, "--problems", 2, "--json")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(measure, "load_model", saying(measure.load_model))
+    with read_only(out / "eval"):
+        done = inside("eval", out, "--problems", 2, "--json")
+    assert done.returncode == 0 and not (out / "eval" / "held-out.json").exists(), done.stderr
     assert json.loads(done.stdout)["benchmarks"]["held-out"]["questions"] == 2
     assert done.stderr.index("is not stored") < done.stderr.index("LOADING"), done.stderr
 
@@ -426,6 +436,11 @@ def test_no_half_made_folder_is_left(inside, arguments, tmp_path):
     with no_room(20):
         done = inside("train", *arguments, "--out", out)
     assert "cannot write" in told(done, 2)[0] and not out.exists()
+
+
+def test_a_run_that_is_refused_while_it_loads_leaves_no_folder(inside, arguments, tmp_path):
+    told(inside("train", *arguments, "--rank", 65, "--out", tmp_path / "run"), 2)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_lock_that_cannot_be_taken_is_said(inside, whole, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -77,8 +76,6 @@ def _failed(error: Exception) -> int:
         # Whoever read our output has left, as `head` does; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return _ended(f"the name is too long: {error.filename}", "a file or a folder has a name of at most 255 bytes", USAGE)
     from microrl.tracking.run_folder import crash_log
 
     text = (str(error).strip().splitlines() or [""])[0]
