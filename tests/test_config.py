@@ -82,6 +82,7 @@ def test_the_users_bound_replaces_the_presets():
         ({}, ["evaluation.pass_k=" + "[" * 50 + "]" * 50], ["nested deeper"]),
         ({}, ["a." * 5000 + "b=1"], ["nested deeper"]),
         ({}, ["x" * 100_000 + "=1"], ["unknown key"]),
+        ({}, ["adapter." + "x" * 100_000 + "=1"], ["unknown key"]),
         ({}, ["data.system=half \udcff"], ["data.system", "Unicode"]),
         ({}, ['adapter.targets=["\udcff"]'], ["adapter.targets", "Unicode"]),
         ({}, ["data.name=" + "x" * 300], ["data.name", "too long"]),
@@ -95,6 +96,7 @@ def test_errors_name_the_key_and_what_is_allowed(flags, sets, words):
         resolve((), flags, sets)
     text = f"{caught.value.message} {caught.value.hint}"
     assert all(word in text for word in words), text
+    assert len(caught.value.message) < 700
 
 
 def test_an_unknown_preset_names_the_nearest():

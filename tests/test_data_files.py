@@ -193,6 +193,7 @@ BROKEN = {
     "twice.jsonl": ('{"question": "q", "answer": "1", "answer": "2"}', "`answer` is there twice"),
     "surrogate.jsonl": ('{"question": "q", "answer": "\\ud800"}', "row 1: `answer` is not valid text"),
     "open.csv": ('question,answer\n"q,1\nr,2\n', "is not CSV"),
+    "many columns.csv": (",".join(f"{n}" * 99 for n in range(99)) + "\n" + ",".join("1" * 99), "looks like the question"),
     "wide.csv": ("question,answer\none, two,3\n", "row 1: 3 cells under 2 columns"),
 }
 

@@ -139,7 +139,7 @@ def _explain(error: ErrorDetails) -> UserError:
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         tag = model.model_fields.get("kind")
-        why = f"unknown key `{key}`" if tag is None else f"`{tag.default}` has no `{path[-1]}`: unknown key `{key}`"
+        why = f"unknown key `{key}`" if tag is None else f"`{tag.default}` has no `{_shown(path[-1])}`: unknown key `{key}`"
         return UserError(why, did_you_mean(path[-1], model.model_fields))
     if error["type"].startswith("union_tag"):
         kinds = _kinds(model, path[-1])

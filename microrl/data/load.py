@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,9 +143,8 @@ def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[st
     for name in usual:
         if name in row:
             return name
-    raise UserError(
-        f"no column of the data looks like the {role}: it has {', '.join(row)}", f"name it: --set {section}.{role}=COLUMN"
-    )
+    listing = ", ".join(str(name)[:40] for name in islice(row, 12))
+    raise UserError(f"no column of the data looks like the {role}: it has {listing}", f"name it: --set {section}.{role}=COLUMN")
 
 
 def is_torn(text: str) -> bool:
