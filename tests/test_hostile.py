@@ -201,8 +201,14 @@ def test_a_checkpoint_whose_state_is_no_json_is_set_aside(run, content):
     assert saving.find_place(RunFolder(run))[0] == run / FIRST
 
 
-def moment(run):
-    return next(name for name in load_file(run / LAST / "optimizer.safetensors") if name.endswith("exp_avg_sq"))
+def test_a_checkpoint_that_was_killed_before_it_got_its_name_takes_that_of_a_damaged_one(run):
+    shutil.copytree(run / LAST, run / "checkpoints" / ".step-000003.tmp")
+    shutil.copytree(run / FIRST, run / "checkpoints" / ".step-000002.tmp")  # of another step
+    (run / "checkpoints" / ".step-000004.tmp").write_text("x")
+    (run / LAST / "state.json").write_text("x")
+    place, state = saving.find_place(RunFolder(run))
+    assert (place, state.step) == (run / LAST, 3) and "bad-step-000003" in events(run)[-1]["message"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["bad-step-000003", "step-000000", "step-000003"]
 
 
 TENSORS = [

@@ -30,7 +30,7 @@ from microrl.types import Group
 LOCK = ".lock"
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "warmup.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "crash.log", "run.log", ".gitignore")  # fmt: skip
+         "heartbeat.json", "sync.json", "data.json", "crash.log", "run.log", ".gitignore")  # fmt: skip
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
 
 
