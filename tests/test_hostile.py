@@ -21,6 +21,7 @@ from microrl.tracking import heartbeat
 from microrl.tracking.run_folder import RunFolder
 from microrl.train import evaluating, saving
 
+pytestmark = pytest.mark.usefixtures("checkers_when_asked")
 HUGE = 10**400
 LAST, FIRST = "checkpoints/step-000003", "checkpoints/step-000000"
 
@@ -266,7 +267,7 @@ def metrics(run):
     return [(line["step"], line["policy/entropy"], line["reward/mean"], line["policy/grad_norm"]) for line in lines]
 
 
-@pytest.mark.parametrize("file", ["adapter", "optimizer", "rng"])
+@pytest.mark.parametrize("file", ["optimizer", "rng"])
 def test_a_checkpoint_of_wrong_tensors_is_set_aside_and_the_run_ends_as_it_would_have(inside, wares, run, file):
     path = run / LAST / f"{file}.safetensors"
     name = next(iter(load_file(path)))
@@ -376,11 +377,7 @@ def test_a_damaged_summary_is_no_end(run, content):
     assert not RunFolder.open(run).is_done()
 
 
-SUMMARIES = [
-    ("status", "x | y"), ("steps", None), ("trainable_params", "x"), ("hours_spent", float("nan")), ("eval", []),
-    ("eval.after.ci95", []),
-    ("eval.before.accuracy", None), ("eval.paired_gain.mean", "x"), ("eval.after.questions", HUGE),
-]  # fmt: skip
+SUMMARIES = [("status", "x | y"), ("hours_spent", float("nan")), ("eval", []), ("eval.after.questions", HUGE)]
 
 
 def test_a_damaged_record_is_said_by_merge_and_no_folder_is_left(inside, wares, tmp_path):
