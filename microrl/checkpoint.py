@@ -142,12 +142,12 @@ def all_in(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: _step_of(path) or 0)
 
 
-def torn(folder: Path) -> str | None:
+def corrupt(folder: Path) -> str | None:
     """What of a checkpoint is not what was written, by its checksums; None: nothing."""
     try:
         named = _sums(folder)
         if not {_ADAPTER, _OPTIMIZER, _RNG, _STATE} <= named.keys():
-            return f"{SUMS} is torn"
+            return f"{SUMS} is damaged"
         return next((f"{name} is not what was written" for name, sum in named.items() if _sha256(folder / name) != sum), None)
     except BadFile as error:
         return error.message
@@ -157,10 +157,10 @@ def torn(folder: Path) -> str | None:
 
 def fault(folder: Path) -> str | None:
     """Why a checkpoint cannot be used, as far as can be told without its policy; None: it can."""
-    return torn(folder) or misread(folder)
+    return corrupt(folder) or ill_typed(folder)
 
 
-def misread(folder: Path) -> str | None:
+def ill_typed(folder: Path) -> str | None:
     """What is wrong with a checkpoint whose checksums are right; None: nothing."""
     try:
         state, number = read_state(folder), _step_of(folder)
@@ -173,18 +173,22 @@ def misread(folder: Path) -> str | None:
     return None
 
 
-def adopt(root: Path) -> None:
-    """Give checkpoints that were written whole, but killed before they got it, their name; remove what else was begun.
+def adopt(root: Path) -> list[tuple[Path, str]]:
+    """Give a checkpoint that was written whole, but killed before it got it, its name; remove what else was begun.
 
-    A checkpoint that has the name already stays, if it is whole.
+    A whole checkpoint that has the name already stays; a damaged one is set aside. Returns those and what is wrong with them.
     """
+    aside = []
     for temporary in root.glob(".step-*.tmp"):
         target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
-        if fault(temporary) is None and (not target.exists() or fault(target) is not None):
-            if os.path.lexists(target):
-                set_aside(target)
-            temporary.replace(target)
+        if fault(temporary) is None and read_state(temporary).step == _step_of(target):
+            why = fault(target) if os.path.lexists(target) else None
+            if why is not None:
+                aside.append((set_aside(target), why))
+            if not os.path.lexists(target):
+                temporary.replace(target)
         files.remove(temporary)
+    return aside
 
 
 def set_aside(folder: Path) -> Path:
@@ -318,7 +322,7 @@ def _sums(folder: Path) -> dict[str, str]:
     for line in files.read_bytes(folder / SUMS, 2**20).decode(errors="replace").splitlines():
         found = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line, re.ASCII)
         if found is None or found[2] in (".", ".."):
-            raise BadFile(f"{SUMS} is torn")
+            raise BadFile(f"{SUMS} is damaged")
         named[found[2]] = found[1]
     return named
 

@@ -137,6 +137,14 @@ def inside(monkeypatch):
     return run
 
 
+@pytest.fixture
+def checkers_when_asked(monkeypatch):
+    """The maths checker's processes start when they are asked for, and not beforehand: integers need none."""
+    from microrl.rewards.accuracy import AnswerChecker
+
+    monkeypatch.setattr(AnswerChecker, "start", lambda self: None)
+
+
 @pytest.fixture(scope="session")
 def tiny_arguments(model_folder, data_file):
     """Arguments of the smallest real run."""

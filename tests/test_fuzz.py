@@ -18,8 +18,8 @@ import pytest
 from damage import damage_file, damage_folder, replace_it
 
 from microrl.cli import output
-from microrl.rewards.accuracy import AnswerChecker
 
+pytestmark = pytest.mark.usefixtures("checkers_when_asked")
 SEED = int(os.environ.get("MICRORL_FUZZ_SEED", "0"))
 LIMIT_S = 30
 MEMORY = 4 * 2**30
@@ -201,12 +201,6 @@ def faults(case: Case, inside) -> list[str]:
         if lost:
             found.append(f"lost: {sorted(path for path, value in before.items() if value in lost)}")
     return [f"{fault}\n    stderr: {done.stderr[-600:]}" for fault in found]
-
-
-@pytest.fixture(autouse=True)
-def _checkers_when_asked(monkeypatch):
-    """The maths checker's processes start when they are asked for, and not beforehand: most cases end before that."""
-    monkeypatch.setattr(AnswerChecker, "start", lambda self: None)
 
 
 def fuzz(count: int, wares: Path, model: Path, inside, place: Path) -> None:

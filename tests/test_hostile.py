@@ -21,6 +21,7 @@ from microrl.tracking import heartbeat
 from microrl.tracking.run_folder import RunFolder
 from microrl.train import evaluating, saving
 
+pytestmark = pytest.mark.usefixtures("checkers_when_asked")
 HUGE = 10**400
 LAST, FIRST = "checkpoints/step-000003", "checkpoints/step-000000"
 
@@ -201,8 +202,14 @@ def test_a_checkpoint_whose_state_is_no_json_is_set_aside(run, content):
     assert saving.find_place(RunFolder(run))[0] == run / FIRST
 
 
-def moment(run):
-    return next(name for name in load_file(run / LAST / "optimizer.safetensors") if name.endswith("exp_avg_sq"))
+def test_a_checkpoint_that_was_killed_before_it_got_its_name_takes_that_of_a_damaged_one(run):
+    shutil.copytree(run / LAST, run / "checkpoints" / ".step-000003.tmp")
+    shutil.copytree(run / FIRST, run / "checkpoints" / ".step-000002.tmp")  # of another step
+    (run / "checkpoints" / ".step-000004.tmp").write_text("x")
+    (run / LAST / "state.json").write_text("x")
+    place, state = saving.find_place(RunFolder(run))
+    assert (place, state.step) == (run / LAST, 3) and "bad-step-000003" in events(run)[-1]["message"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["bad-step-000003", "step-000000", "step-000003"]
 
 
 TENSORS = [
@@ -260,7 +267,7 @@ def metrics(run):
     return [(line["step"], line["policy/entropy"], line["reward/mean"], line["policy/grad_norm"]) for line in lines]
 
 
-@pytest.mark.parametrize("file", ["adapter", "optimizer", "rng"])
+@pytest.mark.parametrize("file", ["optimizer", "rng"])
 def test_a_checkpoint_of_wrong_tensors_is_set_aside_and_the_run_ends_as_it_would_have(inside, wares, run, file):
     path = run / LAST / f"{file}.safetensors"
     name = next(iter(load_file(path)))
@@ -370,11 +377,7 @@ def test_a_damaged_summary_is_no_end(run, content):
     assert not RunFolder.open(run).is_done()
 
 
-SUMMARIES = [
-    ("status", "x | y"), ("steps", None), ("trainable_params", "x"), ("hours_spent", float("nan")), ("eval", []),
-    ("eval.after.ci95", []),
-    ("eval.before.accuracy", None), ("eval.paired_gain.mean", "x"), ("eval.after.questions", HUGE),
-]  # fmt: skip
+SUMMARIES = [("status", "x | y"), ("hours_spent", float("nan")), ("eval", []), ("eval.after.questions", HUGE)]
 
 
 def test_a_damaged_record_is_said_by_merge_and_no_folder_is_left(inside, wares, tmp_path):

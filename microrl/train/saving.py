@@ -36,12 +36,13 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
     """
     root = folder.path / FOLDER
     folder.mend(EVENTS)
-    checkpoint.adopt(root)
+    for aside, fault in checkpoint.adopt(root):
+        _tell_bad(folder, aside, fault)
     bad: list[tuple[Path, str]] = []
     place, state, intact = None, State(), None
     for path in reversed(checkpoint.all_in(root)):
-        if (why := checkpoint.torn(path)) is None:
-            why = checkpoint.misread(path) or _unusable(folder, checkpoint.read_state(path))
+        if (why := checkpoint.corrupt(path)) is None:
+            why = checkpoint.ill_typed(path) or _unusable(folder, checkpoint.read_state(path))
             intact = intact or (f"{path}: {why}" if why else None)
         if why is None:
             place, state = path, checkpoint.read_state(path)
@@ -52,8 +53,8 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
             f"no checkpoint can be used: {intact}",
             "put back what is missing; or, if another version of microrl wrote it, go on with that one; or begin anew: --out DIR",
         )
-    for path, why in bad:
-        _set_aside(folder, path, why)
+    for path, fault in bad:
+        _tell_bad(folder, checkpoint.set_aside(path), fault)
     elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _forget_the_heartbeat(folder, why)))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
@@ -72,8 +73,7 @@ def _unusable(folder: RunFolder, state: State) -> str | None:
     return None if folder.ends_a_line(METRICS, offset) else f"no line of {METRICS} ends at byte {offset}"
 
 
-def _set_aside(folder: RunFolder, path: Path, why: str) -> None:
-    aside = checkpoint.set_aside(path)
+def _tell_bad(folder: RunFolder, aside: Path, why: str) -> None:
     folder.event("bad checkpoint", f"{aside.name} is what it is called now, and it is not used: {why}")
 
 
@@ -93,7 +93,7 @@ def restore(folder: RunFolder, place: Path, policy: Policy) -> None:
         older = [path for path in checkpoint.all_in(place.parent) if path.name < place.name]
         if not any(checkpoint.fits(path, policy) for path in older):
             raise
-        _set_aside(folder, place, error.message)
+        _tell_bad(folder, checkpoint.set_aside(place), error.message)
         raise SetAside from error
 
 
