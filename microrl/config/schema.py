@@ -89,9 +89,18 @@ class DapoConfig(SurrogateConfig):
     clip_high: Annotated[float, Field(ge=0)] = 0.28
     """The ratio is clipped above at 1 + clip_high."""
     dynamic_sampling: bool = True
-    """Drop groups whose accuracy is all equal and sample on until the batch is full."""
-    max_rounds: Positive = 4
-    """Most rounds of sampling a step; what is still missing then is left out."""
+    """Drop groups whose accuracy is all equal and sample on until the batch is full, with at most ten times its prompts; what
+    is missing then is left out and counted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "max_rounds" in values:
+            raise ValueError(
+                "loss.max_rounds is no longer a key: a step samples until its batch is full, with at most ten times its prompts",
+                "leave it out; --set loss.dynamic_sampling=false samples a single round",
+            )
+        return values
 
 
 class DrGrpoConfig(SurrogateConfig):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.config import RunConfig
+from microrl.config.refill import next_round
 from microrl.config.schema import DapoConfig
 from microrl.plan.cards import Card
 from microrl.plan.shapes import Shape
@@ -123,15 +124,13 @@ class Work:
     @property
     def rounds(self) -> tuple[float, ...]:
         """Rows of each round of sampling: one, or with DAPO's dynamic sampling as many as the batch needs to fill up."""
-        loss = self.config.loss
+        loss, prompts, size = self.config.loss, self.config.sampling.prompts_per_step, self.config.sampling.group_size
         if not (isinstance(loss, DapoConfig) and loss.dynamic_sampling):
             return (float(self.rows),)
-        rounds: list[float] = []
-        missing = float(self.rows)
-        while missing >= self.config.sampling.group_size / 2 and len(rounds) < loss.max_rounds:
-            rounds.append(missing)
-            missing *= 1 - MIXED_SHARE
-        return tuple(rounds)
+        asked: list[int] = []
+        while more := next_round(prompts, int(MIXED_SHARE * sum(asked)), sum(asked)):
+            asked.append(more)
+        return tuple(float(more * size) for more in asked)
 
     @property
     def sampled_rows(self) -> float:

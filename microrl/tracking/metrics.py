@@ -17,6 +17,7 @@ METRICS = {
     "reward/std": "standard deviation of the total reward within a group, mean over groups",
     "reward/killed": "completions whose check was killed at its deadline",
     "groups/useful": "share of groups whose rewards differ",
+    "groups/missing": "groups that the batch lacks after dynamic sampling; null where it is off",
     "length/mean": "mean completion length, tokens",
     "length/max": "longest completion, tokens",
     "length/truncated": "share of completions that ran into the limit",

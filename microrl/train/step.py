@@ -10,30 +10,27 @@ from typing import Any
 
 import torch
 
-from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.algorithm.batch import Batch, assemble
-from microrl.config.schema import DapoConfig
 from microrl.policy.tally import Update
 from microrl.rollout.engine import SyncReport
 from microrl.tracking import metrics
 from microrl.tracking.stopwatch import Stopwatch
+from microrl.train.refill import Clock, Refill, no_clock
 from microrl.train.setup import Parts
 from microrl.types import Group, Sampling
 
 Progress = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Group]]]
 
 
-def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampling: Sampling) -> tuple[list[Group], list[Group]]:
+def sample(
+    parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampling: Sampling, clock: Clock = no_clock
+) -> tuple[list[Group], list[Group]]:
     """(groups to train on, all groups sampled). They differ under DAPO's dynamic sampling, which refills what it drops."""
-    loss, wanted = parts.config.loss, parts.config.sampling.prompts_per_step
-    dynamic = isinstance(loss, DapoConfig) and loss.dynamic_sampling
-    rounds = loss.max_rounds if isinstance(loss, DapoConfig) and dynamic else 1
-    kept: list[Group] = []
-    sampled: list[Group] = []
-    entered, counted = time.perf_counter(), 0.0
+    refill = Refill(parts.config, clock)
+    entered, counted, number = time.perf_counter(), 0.0, 0
     with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
-        for number in range(rounds):
-            prompts = parts.prompts.draw(wanted - len(kept))
+        while asked := refill.next_round():
+            prompts = parts.prompts.draw(asked)
             began = ended = time.perf_counter()
 
             def decoding(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
@@ -47,16 +44,13 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
             watch.add("generate", ended - began)
             watch.add("verify", done - ended)
             counted += done - began
-            sampled += scored
-            kept += [group for group in scored if not dynamic or has_mixed_accuracy(group)]
-            if len(kept) >= wanted:
-                break
+            refill.add(scored, done - began)
+            number += 1
     report = parts.engine.report
     sleep_wake = report.wake_s + report.sleep_s
     watch.add("sleep_wake", sleep_wake)
     watch.add("sync", time.perf_counter() - entered - counted - sleep_wake)  # push, proof, and what goes with them
-    # Nothing mixed in any round: train on what there is, which is a skipped update unless the format parts differ.
-    return (kept or sampled[:wanted]), sampled
+    return refill.batch, refill.sampled
 
 
 def to_batch(parts: Parts, groups: list[Group]) -> Batch:
