@@ -173,7 +173,7 @@ class RisingConfig(Section):
     """What every schedule shares."""
 
     warmup: Share = 0.0
-    """Share of the budget over which the rate rises from 0."""
+    """Share of the budget over which the rate rises: the first of W steps trains at a W-th of it."""
 
 
 class ConstantSchedule(RisingConfig):

@@ -189,7 +189,7 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     parts, state, watch = run.parts, run.state, run.watch
     began = time.perf_counter()
     watch.lap()
-    lr = learning_rate(run.config.optim, run.budget.share(step)) * run.guard.lr_factor
+    lr = learning_rate(run.config.optim, run.budget.share(step), after=run.budget.share(step + 1)) * run.guard.lr_factor
     progress = partial(run.console.sampling, label=f"step {step + 1}: sampling")
     clock = refill.clock_of(run, step)
     groups, sampled = run.sampled(lambda: sample(parts, step, watch, progress, parts.sampling, clock))

@@ -80,6 +80,7 @@ def describe(
         "policy/entropy_change_pct": change,
         "policy/kl_sampler": update.kl_sampler,
         "policy/outside_share": update.outside_share,
+        "policy/impossible_tokens": update.impossible_tokens,
         "policy/kl_ref": update.kl_ref,
         "policy/clip_fraction": update.clip_fraction,
         "policy/grad_norm": update.grad_norm,
