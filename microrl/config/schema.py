@@ -20,7 +20,7 @@ class ModelConfig(Section):
     name: str = "Qwen2.5-1.5B-Instruct"
     """A local folder, a hub id, one of the papers' short names, a `.gguf` file, or `quickstart`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights' type; auto is bfloat16 on a GPU and float32 on a CPU."""
+    """Weights' type; auto is bfloat16 on a GPU (float16 where it has none: before Ampere) and float32 on a CPU."""
     quant: Literal["nf4"] | None = None
     """nf4 keeps the trainer's frozen base in 4 bits (QLoRA; bitsandbytes, on a GPU); the engine samples from the same numbers."""
     head_dtype: Literal["model", "float32"] = "model"

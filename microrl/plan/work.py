@@ -45,9 +45,7 @@ class Work:
     @classmethod
     def of(cls, config: RunConfig, shape: Shape, card: Card) -> Work:
         """Raises UserError for targets and ranks that the network does not have."""
-        dtype = config.model.dtype
-        if dtype == "auto":
-            dtype = "float32" if card.is_cpu else "bfloat16"
+        dtype = card.auto_dtype if config.model.dtype == "auto" else config.model.dtype
         return cls(config, shape, card, shape.trainable(config.adapter), dtype)
 
     @property
