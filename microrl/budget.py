@@ -37,6 +37,11 @@ def checkpoint_interval_s(minutes: float | None, hours: float | None, save_s: fl
     return max(derived_s, save_s / SAVING_SHARE)
 
 
+def exit_reserve_s(hours: float | None) -> float:
+    """Kept back for closing the engine and leaving the process: 0.7 s and half a per cent of the hours, at most ten seconds."""
+    return 0.7 + min(0.005 * (hours or 0.0) * 3600, 9.3)
+
+
 class Durations:
     """How long something took lately, and how long it may take next. Seconds."""
 
@@ -109,8 +114,8 @@ class Budget:
         return self.elapsed_s() / 3600 * self.price
 
     def exit_s(self) -> float:
-        """Kept back for closing the engine and leaving the process: 0.7 s and half a per cent, at most ten seconds."""
-        return 0.7 + min(0.005 * (self.hours or 0.0) * 3600, 9.3)
+        """See `exit_reserve_s`."""
+        return exit_reserve_s(self.hours)
 
     def reserve_s(self) -> float:
         """What must follow the last step: the final save, the final evaluation, the exit."""

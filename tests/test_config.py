@@ -25,7 +25,23 @@ def test_the_papers_settings_arrive():
     assert peft.sampling.prompts_per_step * peft.sampling.group_size == 128
     assert (ortho.loss.dual_clip, ortho.optim.prompts_per_update, ortho.reward.overlong.buffer) == (10, 32, 4096)
     assert (ortho.optim.schedule.kind, ortho.optim.weight_decay, ortho.data.long_prompts) == ("cosine", 0.1, "truncate_left")
+    assert (peft.loss.clip_low, peft.loss.beta, peft.loss.dual_clip, peft.reward.overlong) == (0.2, 0, None, None)
+    assert (micro.reward.format_weight, micro.loss.beta) == (0.2, 0)
     assert (kl.loss.scale_by_std, kl.optim.lr, kl.sampling.prompts_per_step, kl.loss.beta) == (False, 5e-6, 4, 0)
+
+
+def test_a_preset_has_nothing_that_its_paper_does_not_have():
+    """DAPO's dynamic sampling is in none of the papers' settings; a reward for the format is micro's alone."""
+    for name in presets.available():
+        paper = name.partition("-")[0]
+        config = resolve([name])
+        assert not getattr(config.loss, "dynamic_sampling", False), name
+        if paper in ("peft", "ortho", "kl"):
+            assert config.reward.format_weight == 0, name
+        if name != "ortho-1.5b":
+            assert config.reward.overlong is None and config.loss.dual_clip is None and config.optim.weight_decay == 0, name
+    changed = resolve(["peft-1.5b"], {}, ["loss.dynamic_sampling=true"])
+    assert changed.loss.dynamic_sampling, "but it can be asked for"
 
 
 def test_layers_win_in_order(tmp_path):
@@ -62,6 +78,7 @@ def test_the_users_bound_replaces_the_presets():
         ({}, ["optim.schedule.kind=cosin"], ["optim.schedule.kind", "did you mean `cosine`"]),
         ({}, ["optim.schedule.floor=0.1"], ["unknown key `optim.schedule.floor`"]),
         ({}, ["loss.max_rounds=3"], ["unknown key `loss.max_rounds`"]),
+        ({"loss.kind": "dapo"}, ["loss.max_rounds=3"], ["max_rounds is no longer", "batch is full", "dynamic_sampling=false"]),
         ({}, ["model.dtype=bf16"], ["model.dtype", "bfloat16"]),
         ({}, ["optim.lr=nan"], ["optim.lr", "finite"]),
         ({}, ["evaluation.samples=4"], ["pass_k"]),

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from microrl.algorithm.advantages import advantages
-from microrl.algorithm.losses import importance_weights, k3, soft_overlong_penalty, surrogate, token_weights
+from microrl.algorithm.losses import importance_weights, k3, mismatch, soft_overlong_penalty, surrogate, token_weights
+from microrl.config import resolve
+from microrl.errors import UserError
 
 LN = math.log
 
@@ -31,6 +33,13 @@ def test_advantages_by_hand():
 def test_equal_rewards_give_exactly_zero():
     """The mean of three times 0.1 is not 0.1 in floating point, and 1e-17 over 1e-4 must not become a gradient."""
     assert advantages(tensor([[0.1, 0.1, 0.1]]), scale_by_std=True).abs().max() == 0
+
+
+def test_a_group_of_one_has_no_advantage():
+    for scale in (True, False):
+        assert advantages(tensor([[0.7], [0.0]]), scale_by_std=scale).tolist() == [[0.0], [0.0]]
+    with pytest.raises(UserError, match="group_size"):
+        resolve((), {"sampling.group_size": 1})
 
 
 # Two completions of 2 tokens and 1 token, advantages +1 and -2, and these ratios:
@@ -94,6 +103,14 @@ def test_importance_weights_are_truncated_and_carry_no_gradient():
     weights = importance_weights(old, tensor([0.0, 0.0]), 2.0)
     assert weights.tolist() == pytest.approx([2.0, 0.5])
     assert not weights.requires_grad
+
+
+def test_a_token_that_the_sampler_calls_impossible_is_finite_everywhere():
+    """It counts as -100 nats; where both sides call it so, nothing differs."""
+    none = -math.inf
+    old, engine = tensor([-3.0, none, none, -3.0, -150.0]), tensor([none, none, -3.0, math.nan, -100.0])
+    assert mismatch(old, engine).tolist() == [97, 0, -97, 97, 0]
+    assert importance_weights(old, engine, 2.0).tolist() == pytest.approx([2, 1, math.exp(-97), 2, 1])
 
 
 def test_soft_overlong_penalty_by_hand():

@@ -11,16 +11,18 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from microrl.adapters.attach import attach
+from microrl.adapters.starts import ENDS, compute
 from microrl.adapters.targets import targets
+from microrl.budget import BEFORE_SHARE, Budget, checkpoint_interval_s
 from microrl.cli import plan as plan_command
 from microrl.config import models, presets, resolve
 from microrl.config.adapters import KINDS
 from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
-from microrl.plan import Shape, advice, cards, here, make, memory, roofline, work
+from microrl.plan import Shape, advice, cards, here, make, memory, roofline, starts, work
 from microrl.plan.known import CONFIGS
 from microrl.plan.source import shape_of
-from microrl.policy import logprobs, tiny
+from microrl.policy import load, logprobs, tiny
 from microrl.rollout import gpu
 from microrl.rollout.vllm_start import LORA_RANKS
 from microrl.train import engines
@@ -240,6 +242,27 @@ def test_an_unknown_device_is_taken_for_a_slow_one_of_its_size_and_says_so():
     assert slice_of_h100.memory_gb == 11.0 and slice_of_h100.bandwidth_gb_s == 320
 
 
+@pytest.mark.parametrize("name", [*cards.CARDS, "cpu"])
+def test_plan_and_train_take_the_same_type(name, monkeypatch):
+    """`auto` is one rule of the compute capability: a T4 has no bfloat16."""
+    card = cards.cpu(2, 16) if name == "cpu" else cards.CARDS[name]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: card.capability)
+    planned_type = work.Work.of(resolve(["micro-r8"]), shape_of("Qwen2.5-1.5B-Instruct"), card).dtype
+    trained_type = load.dtype_of("auto", torch.device("cpu" if card.is_cpu else "cuda"))
+    assert f"torch.{planned_type}" == str(trained_type)
+    assert planned_type == {"t4": "float16", "cpu": "float32"}.get(name, "bfloat16")
+
+
+def test_the_type_follows_from_the_real_capability():
+    assert cards.of_device("NVIDIA GeForce RTX 4080", 16.7, (8, 9)).auto_dtype == "bfloat16", "its memory is a T4's"
+    assert cards.of_device("Tesla V100-SXM2-32GB", 34.0, (7, 0)).auto_dtype == "float16", "its memory is a 5090's"
+    t4 = make(resolve(["micro-r8", "budget-1h"]), shape_of("Qwen2.5-1.5B-Instruct"), cards.CARDS["t4"])
+    assert not [line for line in t4.advice if "dtype" in line]
+    asked = resolve(["micro-r8"], {}, ["model.dtype=bfloat16"])
+    refused = make(asked, shape_of("Qwen2.5-1.5B-Instruct"), cards.CARDS["t4"])
+    assert not refused.fits and "model.dtype=float16" in refused.advice[0]
+
+
 # Memory
 
 
@@ -390,6 +413,58 @@ def test_steps_bound_the_run_and_then_the_hours_follow():
     alone = planned("micro-r64", budget__steps=10)
     assert alone.steps == 10 and alone.hours == pytest.approx(few.hours, rel=0.05)
     assert planned("micro-r64", budget__hours=0.01).steps == 0
+
+
+@pytest.mark.parametrize("hours", [0.02, 0.1, 0.5, 24.0])
+def test_the_plan_keeps_back_what_the_run_keeps_back_for_its_exit(hours):
+    found = planned("quickstart", card=cards.cpu(2, 24.0), budget__hours=hours, validate__problems=0)
+    exit_s = Budget(hours=hours, steps=None, started=0.0).exit_s()
+    around = found.load_s + found.save_s + exit_s
+    left = hours * 3600 - around - 2 * min(found.evaluation_s, BEFORE_SHARE * (hours * 3600 - around))
+    interval_s = checkpoint_interval_s(None, hours, found.save_s)
+    assert found.steps == int(left * (1 - found.save_s / interval_s) / found.step_s)
+
+
+def test_the_adapters_start_is_a_part_of_loading():
+    plain, spectral = (planned("micro-r64", adapter__kind=kind, budget__hours=1.0) for kind in ("lora", "lora-rlpo"))
+    assert 30 < spectral.load_s - plain.load_s < 300 and spectral.steps < plain.steps
+    (note,) = [text for text in spectral.notes if "start" in text]
+    assert f"{spectral.load_s - plain.load_s:.0f} s for the start of lora-rlpo rank 64" in note
+    assert not [text for text in plain.notes if "start" in text]
+    assert set(starts.SPECTRAL) == set(ENDS), "the starts that are computed from singular vectors"
+
+
+@pytest.mark.parametrize(("hidden", "inner", "layers", "heads", "kv_heads", "published_s"), [
+    (2560, 9728, 36, 32, 8, 108), (3584, 18944, 28, 28, 4, 210), (5120, 13824, 48, 40, 8, 738),
+])  # fmt: skip
+def test_starts_on_a_card_beside_published_ones(hidden, inner, layers, heads, kv_heads, published_s):
+    """Full SVDs of a 4B, a 7B and a 14B model on an A100 (the orthonormal paper, table 7): ours are cheaper, by at most 3."""
+    config = dict(CONFIGS["Qwen2.5-7B-Instruct"], hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+                  num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=128)  # fmt: skip
+    adapter = KINDS["lora-rlpo"](rank=32)
+    found = starts.seconds(adapter, Shape.from_config(config), cards.CARDS["a100"], 2, cpu_flops=0.0)
+    assert published_s / 3 < found < published_s
+
+
+@pytest.mark.parametrize("kind", ["pissa", "lora-rlmo", "olora-qr", "wavelet"])
+def test_a_start_takes_what_the_plan_says(kind):
+    """Within a factor of three, at the rate of products of this size that this machine has at this moment."""
+    config = dict(CONFIGS["quickstart"], hidden_size=320, intermediate_size=640, num_hidden_layers=2, num_attention_heads=4)
+    adapter = KINDS[kind](rank=64)
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(Qwen2Config(**{key: config[key] for key in config if key != "model_type"}))
+    square = torch.randn(320, 320, dtype=torch.float64)
+
+    def seconds(work):
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+    layers = targets(network, adapter)
+    measured = min(seconds(lambda: compute(layers, adapter, seed=0)) for _ in range(3))
+    rate = 20 * 2 * 320**3 / min(seconds(lambda: [square @ square for _ in range(20)]) for _ in range(3))
+    said = starts.seconds(adapter, Shape.from_config(config), cards.cpu(1, 16), 4, cpu_flops=2 * rate)
+    assert measured / 3 < said < measured * 3, (measured, said)
 
 
 @pytest.mark.parametrize(
@@ -553,7 +628,7 @@ def test_without_a_card_it_compares_all(inside, monkeypatch):
 
 def test_this_machines_card_is_asked_of_its_driver(monkeypatch, tmp_path, inside):
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564, 20000'\n")
+    tool.write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564, 20000, 8.9'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     card, free_gb = here.gpu()
@@ -581,6 +656,12 @@ def test_errors_are_one_line_and_a_hint(inside, arguments, words):
     done = inside("plan", *arguments)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.strip().splitlines()) <= 3
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_the_starts_of_smollm2_are_forecast_as_the_readme_has_them():
+    """One core: 23 and 30 s for the two ends of the spectrum, at rank 64."""
+    shape = shape_of("SmolLM2-135M-Instruct")
+    assert 20 < starts.seconds(KINDS["lora-rlpo"](rank=64), shape, cards.cpu(1, 16), 4, cpu_flops=0.05e12) < 35
 
 
 def test_the_quickstart_is_forecast_as_it_runs_here():

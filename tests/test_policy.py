@@ -1,11 +1,15 @@
 """Log-probabilities, entropies, and an update that does not depend on how it was cut up."""
 
+import dataclasses
+import math
+
 import pytest
 import torch
 from test_engine import ARCHITECTURES, PROMPTS, collect, random_model, with_adapter
 
 from microrl.algorithm import losses
 from microrl.algorithm.batch import Batch, Row, assemble, split_evenly
+from microrl.budget import Budget
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.policy import policy as policy_module
@@ -14,6 +18,8 @@ from microrl.policy.microbatch import plan
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
 from microrl.rollout.transformers import TransformersEngine, choose
+from microrl.tracking import metrics
+from microrl.train.guard import RULES, GuardConfig, Memory
 from microrl.types import Group, Sampling, Score
 
 
@@ -350,6 +356,21 @@ def test_at_rate_0_every_ratio_is_exactly_1(loss, recomputing, failing, monkeypa
     assert (policy.max_tokens < 400) is (failing != "never")
 
 
+def test_a_token_that_the_engine_calls_impossible_is_counted_and_seen(tokenizer):
+    """-inf made the mismatch null, and the guard took that for nothing to say."""
+    policy = with_adapter(random_model("qwen2"))
+    batch = assemble(scored_groups(policy._model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    first = batch.rows[0]
+    rows = (dataclasses.replace(first, engine_logprobs=(-math.inf, *first.engine_logprobs[1:])), *batch.rows[1:])
+    update = policy.update(dataclasses.replace(batch, rows=rows), 1e-3)
+    tokens = sum(len(row.completion_ids) for row in rows)
+    assert update.impossible_tokens == 1 and update.outside_share == pytest.approx(1 / tokens)
+    assert update.kl_sampler == pytest.approx((math.expm1(10) - 10) / tokens, rel=1e-4)
+    assert update.skipped == 0 and math.isfinite(update.loss) and math.isfinite(update.grad_norm)
+    row = metrics.row({"policy/kl_sampler": update.kl_sampler})
+    assert RULES["kl_sampler"].measure(row, Memory()) > GuardConfig().kl_sampler.limit
+
+
 def test_mini_batches_are_of_one_size():
     """65 groups by at most 32: three steps of 22, 22 and 21 groups, and not a whole step on the last one."""
     for groups, most, sizes in ((65, 32, [21, 22, 22]), (64, 32, [32, 32]), (3, 32, [3]), (5, None, [5]), (7, 1, [1] * 7)):
@@ -389,18 +410,33 @@ def test_the_plan_keeps_the_budget_and_every_row():
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [
-        ({"kind": "constant"}, [1, 1, 1]),
-        ({"kind": "constant", "warmup": 0.5}, [0, 1, 1]),
-        ({"kind": "linear"}, [1, 0.5, 0]),
-        ({"kind": "linear", "floor": 0.2}, [1, 0.6, 0.2]),
-        ({"kind": "cosine"}, [1, 0.5, 0]),
-        ({"kind": "cosine", "warmup": 0.5}, [0, 1, 0]),
+        ({"kind": "constant"}, [1, 1, 1, 1]),
+        ({"kind": "constant", "warmup": 0.5}, [0.5, 1, 1, 1]),
+        ({"kind": "constant", "warmup": 1.0}, [0.25, 0.5, 0.75, 1]),
+        ({"kind": "constant", "warmup": 0.01}, [1, 1, 1, 1]),
+        ({"kind": "linear"}, [1, 0.75, 0.5, 0.25]),
+        ({"kind": "linear", "floor": 0.2}, [1, 0.8, 0.6, 0.4]),
+        ({"kind": "cosine"}, [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
+        ({"kind": "cosine", "warmup": 0.5}, [0.5, 1, 1, 0.5]),
     ],
 )
 def test_schedules_by_hand(schedule, rates):
+    """Of four steps. A warm-up of W steps rises in W equal parts: no step trains at rate 0."""
     sets = [f"optim.schedule.{key}={value}" for key, value in schedule.items()]
     config = resolve((), {"optim.lr": 2.0}, sets).optim
-    assert [learning_rate(config, share) for share in (0.0, 0.5, 1.0)] == pytest.approx([2 * rate for rate in rates])
+    budget = Budget(hours=None, steps=4, started=0.0)
+    found = [learning_rate(config, budget.share(step), after=budget.share(step + 1)) for step in range(4)]
+    assert found == pytest.approx([2 * rate for rate in rates])
+
+
+def test_a_warm_up_by_the_clock_rises_with_what_is_spent():
+    """Loading and the evaluation before training are a part of it, so that the first step's rate is above 0."""
+    config = resolve((), {"optim.lr": 2.0}, ["optim.schedule.warmup=0.1"]).optim
+    now = [25.0]
+    budget = Budget(hours=1000 / 3600, steps=None, started=0.0, now=lambda: now[0])
+    assert learning_rate(config, budget.share(0), after=budget.share(1)) == pytest.approx(0.5)
+    now[0] = 100.0
+    assert learning_rate(config, budget.share(1), after=budget.share(2)) == 2.0
 
 
 @pytest.mark.parametrize(("flags", "word"), [({"adapter.rank": 33}, "rank 33"), ({"adapter.targets": ("q_prj",)}, "q_proj")])

@@ -166,6 +166,12 @@ def test_every_loss_trains(inside, tiny_arguments, tmp_path, loss):
     assert done.returncode == 0, done.stderr
     lines = rows(out)
     assert all(line["policy/kl_ref"] is not None and line["reward/overlong"] < 0 for line in lines)
+    log = out / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    lacking = [event["missing"] for event in events if event["kind"] == "batch not full"]
+    # A random model is never right: no group is mixed, and the step says so.
+    assert lacking == ([4, 4] if loss == "dapo" else [])
+    assert [line["groups/missing"] for line in lines] == ([4, 4] if loss == "dapo" else [None, None])
     assert json.loads((out / "summary.json").read_text())["eval"] == {"before": None, "after": None, "paired_gain": None}
 
 

@@ -3,12 +3,15 @@
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+from microrl.budget import Budget
 from microrl.config import resolve
 from microrl.data.sampler import PromptSampler
 from microrl.rewards import Judge
 from microrl.rollout.engine import SyncReport
 from microrl.tracking import metrics
 from microrl.tracking.stopwatch import Stopwatch
+from microrl.train import refill
+from microrl.train.refill import always
 from microrl.train.setup import Parts
 from microrl.train.step import sample, to_batch
 from microrl.types import Completion, Group, Prompt, Sampling
@@ -37,6 +40,7 @@ class ScriptedEngine:
 
 
 def run(questions, loss, **flags):
+    may_refill = flags.pop("may_refill", always)
     config = resolve((), {"loss.kind": loss, "sampling.prompts_per_step": 2, "sampling.group_size": 2, **flags})
     prompts = [Prompt(question, "1", "", (1, 2)) for question in questions]
     sampler = PromptSampler(prompts, seed=0)
@@ -46,7 +50,7 @@ def run(questions, loss, **flags):
     policy = SimpleNamespace(snapshot=lambda: None)
     parts = Parts(config, engine, policy, judge, sampler, [], Sampling(2, 8))
     try:
-        kept, sampled = sample(parts, 7, Stopwatch(), lambda groups, total: iter(groups), parts.sampling)
+        kept, sampled = sample(parts, 7, Stopwatch(), lambda groups, total: iter(groups), parts.sampling, may_refill)
     finally:
         judge.close()
     return parts, kept, sampled
@@ -59,20 +63,59 @@ def test_without_dynamic_sampling_everything_is_kept_in_prompt_order():
     assert parts.engine.calls == [(2, (0, 7, 0))]
 
 
+USELESS, USEFUL = f"{WRONG}|{PLAIN}", f"{RIGHT}|{WRONG}"
+"""Mixed format, but equal accuracy: DAPO drops the first all the same."""
+
+
 def test_dynamic_sampling_drops_equal_accuracy_and_refills():
-    # Mixed format, but equal accuracy: DAPO drops it all the same.
-    useless, useful = f"{WRONG}|{PLAIN}", f"{RIGHT}|{WRONG}"
-    parts, kept, sampled = run([useless, useful, f"{RIGHT}|{RIGHT}", useful], "dapo")
-    assert parts.engine.calls == [(2, (0, 7, 0)), (1, (0, 7, 1)), (1, (0, 7, 2))], "two, then one to refill, then one more"
+    parts, kept, sampled = run([USELESS, USEFUL, f"{RIGHT}|{RIGHT}", USEFUL], "dapo")
+    # One of two is missing, and half of them were mixed: (1 + sqrt(1/2)) / (1/2) = 3.4.
+    assert parts.engine.calls == [(2, (0, 7, 0)), (4, (0, 7, 1))]
     assert len(kept) == 2 and all({score.accuracy for score in group.scores} == {0, 1} for group in kept)
-    assert len(sampled) == 4 and parts.prompts.position == 4
+    assert len(sampled) == 6 and parts.prompts.position == 6
     row = metrics.of_groups(sampled)
-    assert row["reward/accuracy"] == 4 / 8, "reward metrics count every sample"
-    assert row["groups/useful"] == 3 / 4
+    assert row["reward/accuracy"] == 5 / 12, "reward metrics count every sample"
+    assert row["groups/useful"] == 5 / 6
+    assert refill.missing(parts.config, kept) == 0
 
 
-def test_dynamic_sampling_gives_up_after_its_rounds():
-    parts, kept, sampled = run([f"{WRONG}|{WRONG}"], "dapo", **{"loss.max_rounds": 3})
-    assert len(parts.engine.calls) == 3 and len(sampled) == 6
+def test_a_batch_is_filled_where_a_fifth_of_the_groups_is_mixed():
+    parts, kept, sampled = run([*[USELESS] * 4, USEFUL], "dapo", **{"sampling.prompts_per_step": 20})
+    assert len(kept) == 20 and refill.missing(parts.config, kept) == 0
+    assert len(sampled) <= 7 * 20 and len(parts.engine.calls) <= 3, "few rounds, and not much more than the five batches it needs"
+
+
+def test_a_step_asks_at_most_ten_batches_and_counts_what_is_missing():
+    for questions, lacking in (([USELESS], 4), ([*[USELESS] * 19, USEFUL], 2)):
+        parts, kept, sampled = run(questions, "dapo", **{"sampling.prompts_per_step": 4})
+        assert len(sampled) == 40 and refill.missing(parts.config, kept) == lacking
+    parts, kept, _ = run([USELESS], "dapo")
     batch = to_batch(parts, kept)
-    assert batch.groups == 2 and all(row.advantage == 0 for row in batch.rows), "what is left teaches nothing, and says so"
+    assert batch.groups == 2 and all(row.advantage == 0 for row in batch.rows if row.group == 9), "it says what it saw"
+    assert refill.missing(resolve((), {"loss.kind": "grpo"}), kept) is None
+
+
+def test_the_clock_bounds_refilling_only_where_it_ends_the_run():
+    now = [0.0]
+    budget = Budget(hours=100 / 3600, steps=None, started=0.0, now=lambda: now[0])
+    a_run = SimpleNamespace(budget=budget, watch=Stopwatch({"update": 6.0}), forecast=SimpleNamespace(update_s=5.0))
+    may_refill = refill.may_refill(a_run, step=3)
+    assert may_refill(1.0, 0.0, 9.0) and not may_refill(1.0, 0.0, 9.1) and not may_refill(1.0, 5.0, 4.1), "nine tenths of the sampling"
+    now[0] = 80.0
+    # Twenty seconds are left, 1.2 are for the exit, and an update has taken two.
+    assert may_refill(10.0, 0.0, 16.7) and not may_refill(10.0, 0.0, 16.9)
+    assert not refill.may_refill(a_run, step=0)(10.0, 0.0, 14.0), "no update is measured yet: the plan's five seconds count"
+    budget.is_by_steps = True
+    assert refill.may_refill(a_run, step=3)(1.0, 1e6, 1e6), "a run that steps end must repeat, whatever the clock says"
+
+
+def test_a_round_that_there_is_no_time_for_is_not_begun():
+    asked = []
+
+    def clock(first_s, refills_s, next_s):
+        asked.append((first_s > 0, refills_s > 0, next_s > 0))
+        return len(asked) < 2
+
+    parts, kept, _ = run([*[USELESS] * 9, USEFUL], "dapo", clock=clock, **{"sampling.prompts_per_step": 20})
+    assert len(parts.engine.calls) == 2 and asked == [(True, False, True), (True, True, True)]
+    assert len(kept) == 10 and refill.missing(parts.config, kept) == 10

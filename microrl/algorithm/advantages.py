@@ -13,7 +13,7 @@ def advantages(rewards_PG: torch.Tensor, *, scale_by_std: bool) -> torch.Tensor:
     """(R - mean) / (std + 1e-4) within each row, or R - mean (Dr. GRPO).
 
     The standard deviation is the unbiased one, as the incumbents take it; DeepSeekMath (eq. 21 there) leaves this open.
-    Shapes: [prompts, group] in and out. A row of equal rewards gives exactly 0.
+    Shapes: [prompts, group] in and out. A row of equal rewards gives exactly 0, and so does a row of one.
     """
     centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
     all_equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(dim=1, keepdim=True)
@@ -21,7 +21,8 @@ def advantages(rewards_PG: torch.Tensor, *, scale_by_std: bool) -> torch.Tensor:
     centred_PG = centred_PG.masked_fill(all_equal_P1, 0.0)
     if not scale_by_std:
         return centred_PG
-    return centred_PG / (rewards_PG.std(dim=1, keepdim=True) + STD_FLOOR)
+    freedom = min(1, rewards_PG.shape[1] - 1)  # a single reward has no unbiased deviation
+    return centred_PG / (rewards_PG.std(dim=1, keepdim=True, correction=freedom) + STD_FLOOR)
 
 
 def is_useful(group: Group) -> bool:

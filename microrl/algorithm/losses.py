@@ -13,6 +13,12 @@ import torch
 
 Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
 
+LEAST_LOGPROB = -100.0
+"""Nats. A token below this is less likely than the smallest float32; an engine may call one that it has sampled impossible."""
+MOST_MISMATCH = 10.0
+"""Nats by which a token may be likelier in the trainer than in the engine and count in full in `k3`: exp(10) is 2e4, so a single
+impossible token in 2e5 makes 0.1 nats a token, and does not become infinite."""
+
 
 def token_weights(mask_BT: torch.Tensor, averaging: Averaging, *, max_tokens: int) -> torch.Tensor:
     """Each token's weight in the loss, over a whole mini-batch. Shapes [B, T]; the mask is 1 on tokens that count.
@@ -71,9 +77,17 @@ def k3(ref_BT: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
     return torch.expm1(logratio_BT) - logratio_BT
 
 
+def mismatch(old_BT: torch.Tensor, engine_BT: torch.Tensor) -> torch.Tensor:
+    """old - engine, nats, of trainer against sampler at the same weights. Finite: what is below -100 nats counts as -100, and so
+    does -inf, which a sampled token has where its probability is rounded to 0, and NaN.
+    """
+    old_BT, engine_BT = (torch.nan_to_num(part, nan=LEAST_LOGPROB).clamp(min=LEAST_LOGPROB) for part in (old_BT, engine_BT))
+    return old_BT - engine_BT
+
+
 def importance_weights(old_BT: torch.Tensor, engine_BT: torch.Tensor, cap: float) -> torch.Tensor:
     """Truncated importance weights min(exp(old - engine), cap), detached: trainer against sampler at the same weights."""
-    return (old_BT - engine_BT).exp().clamp(max=cap).detach()
+    return mismatch(old_BT, engine_BT).exp().clamp(max=cap).detach()
 
 
 def soft_overlong_penalty(length: int, *, limit: int, buffer: int, factor: float) -> float:

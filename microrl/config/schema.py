@@ -20,7 +20,7 @@ class ModelConfig(Section):
     name: str = "Qwen2.5-1.5B-Instruct"
     """A local folder, a hub id, one of the papers' short names, a `.gguf` file, or `quickstart`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights' type; auto is bfloat16 on a GPU and float32 on a CPU."""
+    """Weights' type; auto is bfloat16 on a GPU (float16 where it has none: before Ampere) and float32 on a CPU."""
     quant: Literal["nf4"] | None = None
     """nf4 keeps the trainer's frozen base in 4 bits (QLoRA; bitsandbytes, on a GPU); the engine samples from the same numbers."""
     head_dtype: Literal["model", "float32"] = "model"
@@ -89,9 +89,18 @@ class DapoConfig(SurrogateConfig):
     clip_high: Annotated[float, Field(ge=0)] = 0.28
     """The ratio is clipped above at 1 + clip_high."""
     dynamic_sampling: bool = True
-    """Drop groups whose accuracy is all equal and sample on until the batch is full."""
-    max_rounds: Positive = 4
-    """Most rounds of sampling a step; what is still missing then is left out."""
+    """Drop groups whose accuracy is all equal and sample on until the batch is full, with at most ten times its prompts; what
+    is missing then is left out and counted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "max_rounds" in values:
+            raise ValueError(
+                "loss.max_rounds is no longer a key: a step samples until its batch is full, with at most ten times its prompts",
+                "leave it out; --set loss.dynamic_sampling=false samples a single round",
+            )
+        return values
 
 
 class DrGrpoConfig(SurrogateConfig):
@@ -164,7 +173,7 @@ class RisingConfig(Section):
     """What every schedule shares."""
 
     warmup: Share = 0.0
-    """Share of the budget over which the rate rises from 0."""
+    """Share of the budget over which the rate rises: the first of W steps trains at a W-th of it."""
 
 
 class ConstantSchedule(RisingConfig):

@@ -13,6 +13,8 @@ from microrl.plan.roofline import Timing
 from microrl.plan.work import LENGTH_SHARE, MAX_SWAP_RANK, Work
 
 LEAST_LIMIT, LEAST_RANK = 256, 8
+LONG_START_S = 10.0
+"""An adapter's start that takes longer is worth a note; it is the longer ones that are cached, too."""
 
 
 class Turn(NamedTuple):
@@ -32,7 +34,7 @@ def conflicts(work: Work) -> list[Turn]:
     positions = work.shape.max_positions
     if positions is not None and work.longest_row > positions:
         found.append(_fewer_tokens(work, positions))
-    if not work.card.has_bf16 and work.dtype == "bfloat16":
+    if work.dtype == "bfloat16" and work.card.auto_dtype == "float16":
         why = f"the {work.card.label} has no bfloat16"
         found.append(Turn("--set model.dtype=float16", why, {"model.dtype": "float16"}))
     if work.has_vllm and work.dtype == "float32" and not work.merges:
@@ -167,6 +169,10 @@ def notes(work: Work, sizes: Memory, timing: Timing, room: float, steps: int) ->
         found.append(work.shape.note)
     if steps == 0:
         found.append("the budget has no room for a single step beside loading and two evaluations: give it more --hours")
+    if (start_s := roofline.start_s(work)) > LONG_START_S:
+        found.append(
+            f"loading includes about {start_s:.0f} s for the start of {config.adapter.name}; the next run finds it in the cache"
+        )
     price = config.budget.price
     if price is not None and work.card.usd_hour and not 0.75 <= price / work.card.usd_hour <= 1.33:
         found.append(

@@ -24,7 +24,8 @@ class Card:
     """Usual rent on demand; 0 where it is the user's own."""
     fp32_tflops: float = 0.0
     """float32 outside the tensor cores: the adapters' precision. 0 takes an eighth of `tflops`."""
-    has_bf16: bool = True
+    capability: tuple[int, int] = (8, 0)
+    """CUDA's compute capability; of a CPU it says nothing."""
 
     @property
     def is_cpu(self) -> bool:
@@ -34,6 +35,28 @@ class Card:
     def fp32(self) -> float:
         """float32 operations a second."""
         return (self.fp32_tflops or self.tflops / 8) * 1e12
+
+    @property
+    def fp64(self) -> float:
+        """float64 operations a second: half of float32's on the cards for computing centres, a 32nd or a 64th on the others."""
+        return self.fp32 / (2 if self.capability in FULL_FP64 else 32 if self.capability < LEAST_BF16 else 64)
+
+    @property
+    def auto_dtype(self) -> str:
+        """What `model.dtype=auto` is here."""
+        return auto_dtype(None if self.is_cpu else self.capability)
+
+
+FULL_FP64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
+LEAST_BF16 = (8, 0)
+"""The first compute capability with bfloat16; below it torch emulates it, and vLLM refuses it."""
+
+
+def auto_dtype(capability: tuple[int, int] | None) -> str:
+    """What `model.dtype=auto` is on a GPU of this compute capability; None: on a CPU."""
+    if capability is None:
+        return "float32"
+    return "bfloat16" if capability >= LEAST_BF16 else "float16"
 
 
 CPU = "cpu"
@@ -47,21 +70,21 @@ CPU_BANDWIDTH_GB_S = 12.0
 # and November 2026; a10g is AWS's g5.xlarge. They move by half within a year and differ by a factor of four between
 # vendors, so `--price` says what yours costs.
 _TABLE = (
-    Card("t4", "NVIDIA T4 16 GB", 16, 320, 65, 0.20, 8.1, has_bf16=False),
-    Card("l4", "NVIDIA L4 24 GB", 24, 300, 121, 0.44, 30.3),
-    Card("a10g", "NVIDIA A10G 24 GB", 24, 600, 70, 1.01, 31.5),
-    Card("3090", "GeForce RTX 3090 24 GB", 24, 936, 71, 0.22, 35.6),
-    Card("4090", "GeForce RTX 4090 24 GB", 24, 1008, 165, 0.34, 82.6),
-    Card("5090", "GeForce RTX 5090 32 GB", 32, 1792, 210, 0.69, 104.8),
-    Card("a40", "NVIDIA A40 48 GB", 48, 696, 150, 0.30, 37.4),
-    Card("a6000", "RTX A6000 48 GB", 48, 768, 155, 0.49, 38.7),
-    Card("l40s", "NVIDIA L40S 48 GB", 48, 864, 362, 0.94, 91.6),
-    Card("rtx6000ada", "RTX 6000 Ada 48 GB", 48, 960, 364, 0.74, 91.1),
-    Card("a100-40gb", "NVIDIA A100 40 GB", 40, 1555, 312, 1.00, 19.5),
-    Card("a100", "NVIDIA A100 80 GB", 80, 2039, 312, 1.39, 19.5),
-    Card("h100", "NVIDIA H100 SXM 80 GB", 80, 3350, 989, 2.69, 67.0),
-    Card("h200", "NVIDIA H200 141 GB", 141, 4800, 989, 4.44, 67.0),
-    Card("b200", "NVIDIA B200 180 GB", 180, 8000, 2250, 5.98, 75.0),
+    Card("t4", "NVIDIA T4 16 GB", 16, 320, 65, 0.20, 8.1, (7, 5)),
+    Card("l4", "NVIDIA L4 24 GB", 24, 300, 121, 0.44, 30.3, (8, 9)),
+    Card("a10g", "NVIDIA A10G 24 GB", 24, 600, 70, 1.01, 31.5, (8, 6)),
+    Card("3090", "GeForce RTX 3090 24 GB", 24, 936, 71, 0.22, 35.6, (8, 6)),
+    Card("4090", "GeForce RTX 4090 24 GB", 24, 1008, 165, 0.34, 82.6, (8, 9)),
+    Card("5090", "GeForce RTX 5090 32 GB", 32, 1792, 210, 0.69, 104.8, (12, 0)),
+    Card("a40", "NVIDIA A40 48 GB", 48, 696, 150, 0.30, 37.4, (8, 6)),
+    Card("a6000", "RTX A6000 48 GB", 48, 768, 155, 0.49, 38.7, (8, 6)),
+    Card("l40s", "NVIDIA L40S 48 GB", 48, 864, 362, 0.94, 91.6, (8, 9)),
+    Card("rtx6000ada", "RTX 6000 Ada 48 GB", 48, 960, 364, 0.74, 91.1, (8, 9)),
+    Card("a100-40gb", "NVIDIA A100 40 GB", 40, 1555, 312, 1.00, 19.5, (8, 0)),
+    Card("a100", "NVIDIA A100 80 GB", 80, 2039, 312, 1.39, 19.5, (8, 0)),
+    Card("h100", "NVIDIA H100 SXM 80 GB", 80, 3350, 989, 2.69, 67.0, (9, 0)),
+    Card("h200", "NVIDIA H200 141 GB", 141, 4800, 989, 4.44, 67.0, (9, 0)),
+    Card("b200", "NVIDIA B200 180 GB", 180, 8000, 2250, 5.98, 75.0, (10, 0)),
 )
 CARDS: dict[str, Card] = {card.name: card for card in _TABLE}
 _SPELLINGS = {re.sub("[^a-z0-9]", "", name): name for name in CARDS} | {
@@ -79,25 +102,26 @@ def find(name: str) -> Card:
     return card
 
 
-def of_device(name: str, memory_gb: float) -> Card:
-    """The card by the name that its driver gives it, with the memory (units of 1e9 bytes) that it really has.
+def of_device(name: str, memory_gb: float, capability: tuple[int, int] | None = None) -> Card:
+    """The card by the name that its driver gives it, with the memory (units of 1e9 bytes) and capability that it really has.
 
     One that is not in the table is taken for an older card of its memory, and labelled so.
     """
     card = _lookup(name)
     if card is not None and memory_gb > 0.75 * card.memory_gb:  # less is a slice of it
-        return replace(card, memory_gb=min(memory_gb, card.memory_gb))
+        return replace(card, memory_gb=min(memory_gb, card.memory_gb), capability=capability or card.capability)
     smaller = [known for known in _TABLE if known.memory_gb <= memory_gb * 1.1] or [CARDS["t4"]]
     # The slowest of the largest that are not larger: a guess that disappoints in the right direction.
     largest = max(known.memory_gb for known in smaller)
     like = min((known for known in smaller if known.memory_gb == largest), key=lambda known: known.bandwidth_gb_s)
-    return replace(like, name=name, label=f"{name} (unknown: taken for an {like.label})", memory_gb=memory_gb)
+    label = f"{name} (unknown: taken for an {like.label})"
+    return replace(like, name=name, label=label, memory_gb=memory_gb, capability=capability or like.capability)
 
 
 def cpu(cores: int, memory_gb: float) -> Card:
     """This machine without a GPU; costs nothing."""
     tflops = cores * CPU_CORE_TFLOPS
-    return Card(CPU, f"CPU, {cores} cores", memory_gb, CPU_BANDWIDTH_GB_S, tflops, 0.0, tflops, has_bf16=True)
+    return Card(CPU, f"CPU, {cores} cores", memory_gb, CPU_BANDWIDTH_GB_S, tflops, 0.0, tflops)
 
 
 def _lookup(name: str) -> Card | None:

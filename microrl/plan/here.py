@@ -39,12 +39,13 @@ def gpu() -> Here | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    query = [tool, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    query = [tool, "--query-gpu=name,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_S, check=True).stdout
-        name, total, free = answer.splitlines()[0].rsplit(",", 2)
+        name, total, free, capability = answer.splitlines()[0].rsplit(",", 3)
+        major, minor = map(int, capability.split("."))
         mebibyte = 2**20 / 1e9
-        return Here(cards.of_device(name.strip(), float(total) * mebibyte), float(free) * mebibyte)
+        return Here(cards.of_device(name.strip(), float(total) * mebibyte, (major, minor)), float(free) * mebibyte)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from microrl.budget import BEFORE_SHARE, CHECKPOINT_MINUTES, CHECKPOINTS, VALIDATIONS, checkpoint_interval_s
+from microrl.budget import BEFORE_SHARE, CHECKPOINT_MINUTES, CHECKPOINTS, VALIDATIONS, checkpoint_interval_s, exit_reserve_s
 from microrl.config import RunConfig
 from microrl.config.rate import with_rate
 from microrl.plan import advice, memory, roofline
@@ -14,9 +14,6 @@ from microrl.plan.memory import GB, Memory
 from microrl.plan.roofline import Timing
 from microrl.plan.shapes import Shape
 from microrl.plan.work import LENGTH_SHARE, Work
-
-EXIT_S = 10.0
-"""Most that is kept back for leaving the process (and never more than half a per cent of the budget)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +137,7 @@ def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
     """(steps, hours): what is left of the hours after loading, two evaluations, validation and saves; bounded by the steps."""
     budget = work.config.budget
     each = step_s / (1 - _validation_share(work, timing))
-    around = timing.load + timing.save + _warmup_s(work, timing)
+    around = timing.load + timing.save + _warmup_s(work, timing) + exit_reserve_s(budget.hours)
     if budget.hours is None:
         steps = 0 if work.config.warmup.only else budget.steps or 1
         total = around + 2 * timing.evaluation + steps * each
@@ -148,12 +145,11 @@ def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
     seconds = budget.hours * 3600
     interval_s = checkpoint_interval_s(budget.checkpoint_minutes, budget.hours, timing.save)
     saving = min(timing.save / interval_s, 0.5)
-    exit_s = min(0.005 * seconds, EXIT_S)
     evaluation = min(timing.evaluation, BEFORE_SHARE * max(seconds - around, 0.0))
-    left = seconds - around - 2 * evaluation - exit_s
+    left = seconds - around - 2 * evaluation
     steps = 0 if work.config.warmup.only else max(int(left * (1 - saving) / each), 0)
     if budget.steps is not None and budget.steps < steps:
-        used = around + 2 * evaluation + exit_s + budget.steps * each / (1 - saving)
+        used = around + 2 * evaluation + budget.steps * each / (1 - saving)
         return budget.steps, min(used / 3600, budget.hours)
     return steps, budget.hours
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.config.adapters import FullConfig
-from microrl.plan import memory
+from microrl.plan import memory, starts
 from microrl.plan.memory import Memory
 from microrl.plan.work import LENGTH_SHARE, LONGEST_SHARE, Work
 
@@ -37,6 +37,8 @@ LOGIT_TOUCHES = 10
 """Passes over a chunk of fp32 logits: scaling, log-softmax, entropy, slopes."""
 PROBE_S = 0.3
 """Handing the adapter over and scoring the probe on both sides."""
+HOST_FLOPS = 0.2e12
+"""float32 operations a second of a GPU's host: four cores."""
 HOST_BYTES_S = 15e9
 """Between host and card."""
 DISK_BYTES_S = 1e9
@@ -76,9 +78,7 @@ class Rates:
     def of(cls, work: Work) -> Rates:
         card, flops = work.card, work.card.tflops * 1e12
         if card.is_cpu:
-            if work.shape.parameters < CPU_SMALL:
-                flops = min(flops, 0.05e12)
-            rate = flops * work.shape.hidden / (work.shape.hidden + CPU_HALF_WIDTH)
+            rate = _cpu_flops(work) * work.shape.hidden / (work.shape.hidden + CPU_HALF_WIDTH)
             bytes_s = card.bandwidth_gb_s * 1e9
             return cls(rate * CPU_DECODE, rate, rate, bytes_s, bytes_s)
         bytes_s = card.bandwidth_gb_s * 1e9
@@ -225,8 +225,20 @@ def _sleep_wake(work: Work, sizes: Memory) -> float:
     return 0.4 + moved[sizes.sleep]
 
 
+def start_s(work: Work) -> float:
+    """Seconds of computing where the adapter begins, a part of loading; the singular vectors are kept in the cache."""
+    host = _cpu_flops(work) if work.card.is_cpu else HOST_FLOPS
+    return starts.seconds(work.config.adapter, work.shape, work.card, work.width, cpu_flops=host)
+
+
+def _cpu_flops(work: Work) -> float:
+    """float32 operations a second; a small model runs on one core."""
+    flops = work.card.tflops * 1e12
+    return min(flops, 0.05e12) if work.shape.parameters < CPU_SMALL else flops
+
+
 def _load(work: Work) -> float:
-    reading = work.weight_bytes / DISK_BYTES_S
+    reading = work.weight_bytes / DISK_BYTES_S + start_s(work)
     if work.card.is_cpu:
         return CPU_IMPORTS_S + reading
     return IMPORTS_S + reading + (VLLM_START_S if work.has_vllm else 0.0)

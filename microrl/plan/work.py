@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.config import RunConfig
+from microrl.config.refill import next_round
 from microrl.config.schema import DapoConfig
 from microrl.plan.cards import Card
 from microrl.plan.shapes import Shape
@@ -44,9 +45,7 @@ class Work:
     @classmethod
     def of(cls, config: RunConfig, shape: Shape, card: Card) -> Work:
         """Raises UserError for targets and ranks that the network does not have."""
-        dtype = config.model.dtype
-        if dtype == "auto":
-            dtype = "float32" if card.is_cpu else "bfloat16"
+        dtype = card.auto_dtype if config.model.dtype == "auto" else config.model.dtype
         return cls(config, shape, card, shape.trainable(config.adapter), dtype)
 
     @property
@@ -123,15 +122,13 @@ class Work:
     @property
     def rounds(self) -> tuple[float, ...]:
         """Rows of each round of sampling: one, or with DAPO's dynamic sampling as many as the batch needs to fill up."""
-        loss = self.config.loss
+        loss, prompts, size = self.config.loss, self.config.sampling.prompts_per_step, self.config.sampling.group_size
         if not (isinstance(loss, DapoConfig) and loss.dynamic_sampling):
             return (float(self.rows),)
-        rounds: list[float] = []
-        missing = float(self.rows)
-        while missing >= self.config.sampling.group_size / 2 and len(rounds) < loss.max_rounds:
-            rounds.append(missing)
-            missing *= 1 - MIXED_SHARE
-        return tuple(rounds)
+        asked: list[int] = []
+        while more := next_round(prompts, int(MIXED_SHARE * sum(asked)), sum(asked)):
+            asked.append(more)
+        return tuple(float(more * size) for more in asked)
 
     @property
     def sampled_rows(self) -> float:

@@ -20,6 +20,7 @@ from microrl.config.schema import ModelConfig
 from microrl.errors import UserError, did_you_mean
 from microrl.files import read_json
 from microrl.parameters import not_finite, parameter_count
+from microrl.plan import cards
 from microrl.rollout import gpu
 
 SMALL_PARAMETERS = 20_000_000
@@ -41,7 +42,7 @@ def load(config: ModelConfig) -> LoadedModel:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = _dtype(config.dtype, device)
+    dtype = dtype_of(config.dtype, device)
     path = Path(config.name).expanduser()
     if config.quant is None and path.is_dir():
         gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")), config.name)
@@ -85,10 +86,10 @@ def use_sensible_threads(model: PreTrainedModel) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return getattr(torch, name)
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """`model.dtype` as torch's type; `auto` is what the plan takes for this device."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return getattr(torch, cards.auto_dtype(capability) if name == "auto" else name)
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

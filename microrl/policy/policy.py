@@ -304,7 +304,8 @@ class Policy:
         loss = (weights_BT * terms_BT).sum()
         tally.add(
             loss=loss.detach(),
-            mismatch_BT=(old_BT - engine_BT).masked_fill(~mask_BT, 0),
+            mismatch_BT=losses.mismatch(old_BT, engine_BT).masked_fill(~mask_BT, 0),
+            impossible_BT=~(old_BT.isfinite() & engine_BT.isfinite()),
             entropy_BT=entropy_BT,
             clipped_BT=clipped_BT,
             kl_BT=None if kl_BT is None else kl_BT.detach(),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from microrl.algorithm.losses import MOST_MISMATCH
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -15,6 +17,7 @@ class Update:
     entropy: float
     kl_sampler: float
     outside_share: float
+    impossible_tokens: int
     clip_fraction: float
     kl_ref: float | None
     grad_norm: float | None
@@ -43,6 +46,7 @@ class Tally:
         self._entropies: list[float] = []
         self._tokens = 0
         self._mismatch = self._outside = self._clipped = 0.0
+        self._impossible = 0
         self._kl: float | None = None
         self._skipped = 0
         self.reason: str | None = None
@@ -52,6 +56,7 @@ class Tally:
         *,
         loss: torch.Tensor,
         mismatch_BT: torch.Tensor,
+        impossible_BT: torch.Tensor,
         entropy_BT: torch.Tensor,
         clipped_BT: torch.Tensor,
         kl_BT: torch.Tensor | None,
@@ -60,7 +65,9 @@ class Tally:
         self._loss += float(loss)
         self._tokens += int(mask_BT.sum())
         self._entropies += (entropy_BT.sum(1) / mask_BT.sum(1)).tolist()
+        mismatch_BT = mismatch_BT.clamp(max=MOST_MISMATCH)
         self._mismatch += float((torch.expm1(mismatch_BT) - mismatch_BT).sum(dtype=torch.float64))
+        self._impossible += int((impossible_BT & mask_BT).sum())
         ratio_BT = mismatch_BT.exp()
         self._outside += float((((ratio_BT < 0.8) | (ratio_BT > 1.25)) & mask_BT).sum())
         self._clipped += float((clipped_BT & mask_BT).sum())
@@ -81,6 +88,7 @@ class Tally:
             entropy=sum(self._entropies) / len(self._entropies),
             kl_sampler=self._mismatch / self._tokens,
             outside_share=self._outside / self._tokens,
+            impossible_tokens=self._impossible,
             clip_fraction=self._clipped / self._tokens,
             kl_ref=None if self._kl is None else self._kl / self._tokens,
             grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,

@@ -33,7 +33,8 @@ from microrl.types import Group
 LOCK, LOG = ".lock", "run.log"
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "warmup.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "data.json", "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
+         "heartbeat.json", "sync.json", "data.json", "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1",
+         ".gitignore")  # fmt: skip
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
 
 

@@ -53,7 +53,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             groups, _ = sample(parts, step, watch, _unseen, parts.sampling)
             with watch.phase("update"):
                 batch = to_batch(parts, [every_useful(group) for group in groups])
-                update = parts.policy.update(batch, learning_rate(config.optim, 0.0))
+                update = parts.policy.update(batch, learning_rate(config.optim, 0.0, after=1.0))
             assert update.skipped == 0, update.reason
             seconds.append(clock.now_s() - began)
             laps.append(watch.lap())

@@ -17,6 +17,7 @@ import torch
 from packaging.requirements import Requirement
 
 from microrl import hub
+from microrl.plan import cards
 from microrl.rollout import gpu
 from microrl.rollout.preflight import SUPPORTED, installed
 
@@ -73,8 +74,8 @@ def _card() -> Iterator[Finding]:
         yield Finding("card's memory", "warning", ", ".join([room, *held]), "end what else runs on it: see `nvidia-smi`")
     else:
         yield Finding("card's memory", "ok", room)
-    if (major, minor) < (8, 0):
-        yield Finding("bfloat16", "warning", "this card computes bfloat16 slowly or not at all", "--set model.dtype=float16")
+    if cards.auto_dtype((major, minor)) != "bfloat16":
+        yield Finding("bfloat16", "ok", "this card computes bfloat16 slowly or not at all: models are loaded in float16")
 
 
 def _driver() -> str:

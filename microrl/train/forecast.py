@@ -25,6 +25,8 @@ class Forecast:
         budget.step.guess_s, budget.save.guess_s, budget.validation.guess_s = plan.step_s, plan.save_s, plan.validation_s
         budget.imitation.guess_s = plan.imitation_s
         budget.evaluation_s = plan.evaluation_s
+        self.update_s = plan.step_parts_s["update"]
+        """Seconds of an update, before any is measured."""
         self._before: Result | None = None
         self._lengths: deque[float] = deque(maxlen=RECENT)
         self._completion_s = float("inf")

@@ -17,7 +17,7 @@ from microrl.tracking.console import RunConsole
 from microrl.tracking.heartbeat import Heartbeat
 from microrl.tracking.run_folder import RunFolder
 from microrl.tracking.stopwatch import Stopwatch
-from microrl.train import evaluating, planning, saving, setup
+from microrl.train import evaluating, planning, refill, saving, setup
 from microrl.train.forecast import Forecast
 from microrl.train.guard import Guard, Verdict
 from microrl.train.interrupts import Interrupts
@@ -203,9 +203,10 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     parts, state, watch = run.parts, run.state, run.watch
     began = clock.now_s()
     watch.lap()
-    lr = learning_rate(run.config.optim, run.budget.share(step)) * run.guard.lr_factor
+    lr = learning_rate(run.config.optim, run.budget.share(step), after=run.budget.share(step + 1)) * run.guard.lr_factor
     progress = partial(run.console.sampling, label=f"step {step + 1}: sampling")
-    groups, sampled = run.sampled(lambda: sample(parts, step, watch, progress, parts.sampling))
+    may_refill = refill.may_refill(run, step)
+    groups, sampled = run.sampled(lambda: sample(parts, step, watch, progress, parts.sampling, may_refill))
     run.console.status(f"step {step + 1}: update")
     with run.interrupts.held("this micro-batch"):
         with watch.phase("update"):
@@ -217,7 +218,12 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
                 step, sampled, update, parts.engine.report, lr=lr, entropy_start=state.entropy_start, laps=watch.lap(),
                 seconds=clock.now_s() - began,
             )  # fmt: skip
-            row = _log(run, step, row | {"validate/accuracy": accuracy}, update.reason)
+            missing = refill.missing(run.config, groups)
+            row = _log(run, step, row | {"validate/accuracy": accuracy, "groups/missing": missing}, update.reason)
+            if missing:
+                wanted = run.config.sampling.prompts_per_step
+                said = f"{wanted - missing} of {wanted} groups have mixed accuracy after {len(sampled)} prompts"
+                run.folder.event("batch not full", said, step=step, missing=missing)
         with watch.phase("save"), run.folder.left_out_if_refused("rollouts", run.tell):
             run.folder.log_rollouts(step, sampled)
         state.step, state.sampler_position = step + 1, parts.prompts.position

@@ -26,6 +26,7 @@ def of_model(config: RunConfig, parts: Parts, load_s: float) -> Plan:
 def this_card() -> Card:
     """The first card, or the processor where there is none."""
     if torch.cuda.is_available():
-        return cards.of_device(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory / 1e9)
+        memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9
+        return cards.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return cards.cpu(torch.get_num_threads(), memory_gb)

@@ -17,6 +17,7 @@ import torch
 from microrl import clock
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
+from microrl.policy.load import dtype_of
 from microrl.policy.policy import Policy
 from microrl.policy.tiny import build_model, build_tokenizer
 from microrl.rollout.preflight import installed
@@ -58,7 +59,7 @@ def run() -> Passed:
     config = resolve((), flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer).to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval().requires_grad_(False)
+    model = build_model(tokenizer).to(device, dtype_of("auto", torch.device(device))).eval().requires_grad_(False)
     began = clock.now_s()
     engine = make_engine(config, model, tokenizer)
     policy = Policy(model, config)

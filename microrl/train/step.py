@@ -10,31 +10,28 @@ from typing import Any
 import torch
 
 from microrl import clock
-from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.algorithm.batch import Batch, assemble
-from microrl.config.schema import DapoConfig
 from microrl.policy.tally import Update
 from microrl.rollout.engine import SyncReport
 from microrl.tracking import metrics
 from microrl.tracking.stopwatch import Stopwatch
+from microrl.train.refill import MayRefill, Refill, always
 from microrl.train.setup import Parts
 from microrl.types import Group, Sampling
 
 Progress = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Group]]]
 
 
-def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampling: Sampling) -> tuple[list[Group], list[Group]]:
+def sample(
+    parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampling: Sampling, may_refill: MayRefill = always
+) -> tuple[list[Group], list[Group]]:
     """(groups to train on, all groups sampled). They differ under DAPO's dynamic sampling, which refills what it drops."""
-    loss, wanted = parts.config.loss, parts.config.sampling.prompts_per_step
-    dynamic = isinstance(loss, DapoConfig) and loss.dynamic_sampling
-    rounds = loss.max_rounds if isinstance(loss, DapoConfig) and dynamic else 1
-    kept: list[Group] = []
-    sampled: list[Group] = []
-    entered, counted = clock.now_s(), 0.0
+    refill = Refill(parts.config, may_refill)
+    entered, counted, number = clock.now_s(), 0.0, 0
     parts.judge.renew()
     with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
-        for number in range(rounds):
-            prompts = parts.prompts.draw(wanted - len(kept))
+        while asked := refill.next_round():
+            prompts = parts.prompts.draw(asked)
             began = ended = clock.now_s()
 
             def decoding(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
@@ -48,16 +45,13 @@ def sample(parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampli
             watch.add("generate", ended - began)
             watch.add("verify", done - ended)
             counted += done - began
-            sampled += scored
-            kept += [group for group in scored if not dynamic or has_mixed_accuracy(group)]
-            if len(kept) >= wanted:
-                break
+            refill.add(scored, done - began)
+            number += 1
     report = parts.engine.report
     sleep_wake = report.wake_s + report.sleep_s
     watch.add("sleep_wake", sleep_wake)
     watch.add("sync", clock.now_s() - entered - counted - sleep_wake)  # push, proof, and what goes with them
-    # Nothing mixed in any round: train on what there is, which is a skipped update unless the format parts differ.
-    return (kept or sampled[:wanted]), sampled
+    return refill.batch, refill.sampled
 
 
 def to_batch(parts: Parts, groups: list[Group]) -> Batch:
@@ -87,6 +81,7 @@ def describe(
         "policy/entropy_change_pct": change,
         "policy/kl_sampler": update.kl_sampler,
         "policy/outside_share": update.outside_share,
+        "policy/impossible_tokens": update.impossible_tokens,
         "policy/kl_ref": update.kl_ref,
         "policy/clip_fraction": update.clip_fraction,
         "policy/grad_norm": update.grad_norm,
