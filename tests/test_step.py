@@ -112,10 +112,10 @@ def test_the_clock_bounds_refilling_only_where_it_ends_the_run():
 def test_a_round_that_there_is_no_time_for_is_not_begun():
     asked = []
 
-    def clock(first_s, refills_s, next_s):
+    def may_refill(first_s, refills_s, next_s):
         asked.append((first_s > 0, refills_s > 0, next_s > 0))
         return len(asked) < 2
 
-    parts, kept, _ = run([*[USELESS] * 9, USEFUL], "dapo", clock=clock, **{"sampling.prompts_per_step": 20})
+    parts, kept, _ = run([*[USELESS] * 9, USEFUL], "dapo", may_refill=may_refill, **{"sampling.prompts_per_step": 20})
     assert len(parts.engine.calls) == 2 and asked == [(True, False, True), (True, True, True)]
     assert len(kept) == 10 and refill.missing(parts.config, kept) == 10
