@@ -18,6 +18,7 @@ from microrl.config import models
 from microrl.config.schema import ModelConfig
 from microrl.errors import UserError, did_you_mean
 from microrl.parameters import parameter_count
+from microrl.policy import paths
 from microrl.rollout import gpu
 
 SMALL_PARAMETERS = 20_000_000
@@ -28,11 +29,11 @@ class LoadedModel(NamedTuple):
     tokenizer: Any
 
 
-def load(config: ModelConfig) -> LoadedModel:
-    """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer.
+def load(config: ModelConfig, *, check: bool = True) -> LoadedModel:
+    """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer; sets torch's threads.
 
     With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated
-    model, or a hub out of reach.
+    model, a hub out of reach, or, with `check`, an architecture that is not computed here as it computes itself.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -45,7 +46,6 @@ def load(config: ModelConfig) -> LoadedModel:
         model, tokenizer = _load_gguf(path, dtype)
     else:
         model, tokenizer = _load_pretrained(config.name, path, dtype)
-    _refuse_scaled_logits(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if config.quant is None:
@@ -53,6 +53,9 @@ def load(config: ModelConfig) -> LoadedModel:
     else:
         _to_4_bits(model, device, config.name)
     model.to(device).eval().requires_grad_(False)
+    _use_sensible_threads(model)
+    if check:
+        paths.check(model, tokenizer, fp32_head=config.head_dtype == "float32")
     return LoadedModel(model, tokenizer)
 
 
@@ -65,7 +68,7 @@ def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
     nf4.quantize(model, device)
 
 
-def use_sensible_threads(model: PreTrainedModel) -> None:
+def _use_sensible_threads(model: PreTrainedModel) -> None:
     """One thread for a tiny model, whose operations are too small to share out; otherwise one per core.
 
     A rule and not a measurement: on a CPU the number of threads can change the last bit, and a run must repeat.
@@ -152,10 +155,3 @@ def _gguf_folder(path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
     return path.parent
-
-
-def _refuse_scaled_logits(model: PreTrainedModel) -> None:
-    """Log-probabilities are computed from the head's own output; a model that bends it afterwards would be trained wrongly."""
-    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(model.config, key, None) not in (None, 1, 1.0):
-            raise UserError(f"{model.config.model_type} models scale their logits ({key}), which is not supported yet")
