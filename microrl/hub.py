@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import os
-import socket
+import ssl
+import sys
+import threading
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
@@ -19,20 +23,46 @@ def cache_folder() -> Path:
 
 
 @cache
-def reachable(timeout_s: float = 3.0) -> bool:
-    """Whether the hub answers. Where it does not, its libraries are told to use their cache only.
+def reachable(timeout_s: float = 5.0) -> bool:
+    """Whether the hub answers in this time. Where it does not, its libraries are told to use their cache only.
 
-    Without this they retry for half a minute before they give up. Call it before they are imported.
+    Without this they retry for half a minute before they give up, and for minutes where the connection is accepted and nothing
+    comes back. Call it before they are imported.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     if any(os.environ.get(name) for name in _PROXIES):
         return True  # cannot be told from here; leave it to the libraries
-    url = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    answers: list[bool] = []
+    # In a thread, since looking a name up has no deadline of its own, and an answer may come a byte at a time.
+    asking = threading.Thread(target=lambda: answers.append(_answers(endpoint, timeout_s)), daemon=True)
+    asking.start()
+    asking.join(min(1.0, timeout_s / 2))
+    if asking.is_alive():
+        print(f"waiting for the model hub at {endpoint}, at most {timeout_s:g} s", file=sys.stderr, flush=True)
+        asking.join(timeout_s - min(1.0, timeout_s / 2))
+        if not any(answers):
+            print("no answer from it: only what is on this machine is used", file=sys.stderr, flush=True)
+    if any(answers):
+        return True
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    return False
+
+
+def _answers(endpoint: str, timeout_s: float) -> bool:
+    """Whether anything that speaks HTTP is there; nothing is sent or believed, so that its certificate does not matter."""
+    url = urlparse(endpoint)
     try:
-        socket.create_connection((url.hostname or "huggingface.co", url.port or 443), timeout_s).close()
-    except OSError:
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        if url.scheme == "http":
+            connection = http.client.HTTPConnection(url.netloc, timeout=timeout_s)
+        else:
+            unverified = ssl._create_unverified_context()
+            connection = http.client.HTTPSConnection(url.netloc, timeout=timeout_s, context=unverified)
+        with closing(connection):
+            connection.request("HEAD", url.path or "/")
+            connection.getresponse()
+    except (OSError, ValueError, http.client.HTTPException):
         return False
     return True
 

@@ -17,6 +17,7 @@ from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
+from microrl.rollout.base_model import Bend
 from microrl.rollout.transformers import TransformersEngine, choose
 from microrl.tracking import metrics
 from microrl.train.guard import RULES, GuardConfig, Memory
@@ -40,6 +41,28 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
     (everything.gather(1, targets[:, None])[:, 0] * weights).sum().backward()
     assert torch.allclose(ours.grad, whole.grad, atol=1e-12)
     assert not entropy.requires_grad
+
+
+@pytest.mark.parametrize("bend", [None, Bend(scale=0.4), Bend(cap=3.0), Bend(scale=2.5, cap=1.5)])
+def test_bent_logits_and_all_their_gradients_are_autograds(monkeypatch, bend):
+    """States, weights and bias of the head against autograd through the whole formula, in chunks, in float64."""
+    torch.manual_seed(0)
+    monkeypatch.setattr("microrl.policy.logprobs.CHUNK_ELEMENTS", 50 * 5)
+    hidden, weights, targets = torch.randn(37, 16).double(), torch.randn(37).double(), torch.randint(50, (37,))
+    head = torch.nn.Linear(16, 50, dtype=torch.float64)
+    head.weight.data *= 8
+    inputs = [hidden.requires_grad_(), head.weight, head.bias]
+    logprobs, entropy = chosen_logprobs(hidden, targets, head, 0.7, bend=bend)
+    z = head(hidden)
+    if bend is not None:
+        z = bend.scale * (z if bend.cap is None else bend.cap * torch.tanh(z / bend.cap))
+    everything = (z / 0.7).log_softmax(-1)
+    expected = everything.gather(1, targets[:, None])[:, 0]
+    assert torch.allclose(logprobs, expected, atol=1e-12)
+    assert torch.allclose(entropy, -(everything.exp() * everything).sum(-1), atol=1e-12)
+    found = torch.autograd.grad((logprobs * weights).sum(), inputs)
+    for ours, whole in zip(found, torch.autograd.grad((expected * weights).sum(), inputs), strict=True):
+        assert whole.norm() > 0.1 and torch.allclose(ours, whole, atol=1e-10)
 
 
 @torch.no_grad()

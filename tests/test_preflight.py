@@ -184,7 +184,7 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(44e9), int(48e9)))
     monkeypatch.setattr(engines, "can_release_cache", lambda: True)
     monkeypatch.setattr(gpu, "others_on_card", lambda: ())
-    wanted = engines._vllm_settings(config, model)
+    wanted = engines._vllm_settings(config, model, engines.longest_sequence(config, model))
     assert wanted.sleep == "off" and wanted.max_model_len == 4096 and wanted.max_sequences == 128
     fitted = engines._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
     assert fitted.sleep == "kv" and fitted.kv_bytes == 128 * (4096 + 256) * 28672

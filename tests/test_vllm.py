@@ -18,7 +18,9 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.vllm
 
+from architectures import tiny  # noqa: E402
 from test_adapters import RESIDUAL, TEN_STEPS, config_of, ten_steps, train  # noqa: E402
+from transformers import CONFIG_MAPPING  # noqa: E402
 
 from microrl.algorithm.batch import Batch, Row  # noqa: E402
 from microrl.config import resolve  # noqa: E402
@@ -97,6 +99,32 @@ class Served:
     def in_mode(self, mode):
         self.engine._choice = SyncChoice(mode, None, lambda *_: None)
         return self.engine
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "granite", "cohere"])
+def test_logits_are_bent_once(model_type, microrl, tokenizer, data_file, tmp_path):
+    """vLLM caps or scales the logits of these itself: trainer and sampler agree where that is worth nats."""
+    sizes = {
+        "hidden_size": 128,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "logits_scaling": 8.0,
+        "max_position_embeddings": 256,
+    }
+    known = CONFIG_MAPPING[model_type]().to_dict()
+    ends = {"vocab_size": 304, "eos_token_id": tokenizer.eos_token_id}
+    model = tiny(model_type, **{name: value for name, value in sizes.items() if name in known}, **ends)
+    model.get_output_embeddings().weight.mul_(4)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    sets = ["sampling.max_completion_tokens=24", "data.max_prompt_tokens=100", "data.system=", "evaluation.problems=0",
+            "sampling.prompts_per_step=2", "sampling.group_size=4", "reward.overlong.buffer=20"]  # fmt: skip
+    flags = [part for key in sets for part in ("--set", key)]
+    done = microrl("train", "--model", tmp_path / "model", "--data", data_file, "--rank", 8, "--steps", 1, "--engine", "vllm",
+                   "--out", tmp_path / "run", *flags)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert row["policy/kl_sampler"] < 1e-5
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -206,7 +206,7 @@ def attach(
         warnings.simplefilter("ignore", UserWarning)  # and is not sure of norms and of schedules that are not used
         torch.manual_seed(seed)
         with no_decomposition():
-            wrapped = peft.get_peft_model(model, settings, adapter_name=ADAPTER)
+            wrapped = _wrap(model, settings, layers)
         if isinstance(config, ResidualAdapter):
             wrapped.add_adapter(START, _settings(model, config, settings.target_modules, seed))
             wrapped.base_model.set_adapter([ADAPTER, START])
@@ -239,6 +239,22 @@ def attach(
                 "span the same space"
             )
     return attached
+
+
+def _wrap(model: PreTrainedModel, settings: peft.PeftConfig, layers: Mapping[str, torch.nn.Linear]) -> peft.PeftModel:
+    """PEFT on these layers (norms, where there are none). Raises UserError where it takes others, as in some mixtures of experts.
+
+    It goes by the last part of a layer's name, and translates the names of some architectures.
+    """
+    hint = 'name other layers, such as --set \'adapter.targets=["q_proj","k_proj","v_proj","o_proj"]\''
+    try:
+        wrapped = peft.get_peft_model(model, settings, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise UserError(f"PEFT cannot adapt this {model.config.model_type} model: {str(error).splitlines()[0]}", hint) from error
+    wrong = sorted(set(tuned(model)) ^ set(layers)) if layers else []
+    if wrong:
+        raise UserError(f"PEFT does not adapt what it should of this {model.config.model_type} model, such as {wrong[0]}", hint)
+    return wrapped
 
 
 def _settings(model: PreTrainedModel, config: Adapter, kinds: Sequence[str], seed: int) -> peft.PeftConfig:

@@ -10,9 +10,13 @@ from microrl.errors import UserError, did_you_mean
 
 
 def linears(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """Every linear layer but the head, by name."""
+    """Every linear layer but the head, by name. A router that is a subclass and returns something else is none."""
     head = model.get_output_embeddings()
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and "Linear" in type(layer).__name__ and layer is not head
+    }
 
 
 def norms(model: PreTrainedModel) -> dict[str, torch.nn.Module]:

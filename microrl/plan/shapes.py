@@ -186,6 +186,16 @@ _FAMILIES = {
     "gemma3_text": _Family(mlp_bias=False, qk_norms=True, norms=4, tied=True, head_dim=256),
 }
 
+_ALIASES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
+    "num_key_value_heads": ("num_kv_heads",),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
+}
+"""Other architectures' names for the sizes. Where none says how wide the MLP is, it is 4 x the hidden size, as in GPT-2."""
+
 
 def _from_config(config: Mapping[str, Any]) -> Shape:
     model_type, note = str(config.get("model_type", "")), None
@@ -193,11 +203,13 @@ def _from_config(config: Mapping[str, Any]) -> Shape:
         note = f"{model_type} has more than a language model; only that part is counted"
         config = config["text_config"]
         model_type = str(config.get("model_type", model_type))
+    config = {key: config[other] for key, others in _ALIASES.items() for other in others if other in config} | dict(config)
     family = _FAMILIES.get(model_type, _LLAMA)
     if model_type not in _FAMILIES:
         note = f"`{model_type or 'this'}` is not an architecture that is known here: counted as if it were like llama"
     try:
-        hidden, inner, layers = (int(config[key]) for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+        hidden, layers = (int(config[key]) for key in ("hidden_size", "num_hidden_layers"))
+        inner = int(config.get("intermediate_size") or 4 * hidden)
         heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the model's configuration has no {error}: its size cannot be told", "is it a language model?") from None

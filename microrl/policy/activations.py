@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,7 +59,11 @@ class Room(NamedTuple):
 
 def can_recompute(model: PreTrainedModel) -> bool:
     """Whether the model's layers are marked as ones whose activations can be computed again."""
-    return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+    return bool(_layers(model))
+
+
+def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute(model: PreTrainedModel) -> None:
@@ -71,7 +77,17 @@ def recompute(model: PreTrainedModel) -> None:
             f"{model.config.model_type} models do not support model.gradient_checkpointing",
             "--set model.gradient_checkpointing=false",
         )
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            # Nothing is random without dropout, so that there is no generator's state to keep.
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
+    for layer in _layers(model):
+        # Nothing is random without dropout, so that there is no generator's state to keep.
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+@contextmanager
+def recomputed(model: PreTrainedModel) -> Iterator[None]:
+    """`recompute`, for the time of a `with` statement."""
+    recompute(model)
+    try:
+        yield
+    finally:
+        for layer in _layers(model):
+            del layer.forward  # the class's own is behind it

@@ -21,6 +21,7 @@ from microrl.errors import UserError, did_you_mean
 from microrl.files import read_json
 from microrl.parameters import not_finite, parameter_count
 from microrl.plan import cards
+from microrl.policy import paths
 from microrl.rollout import gpu
 
 SMALL_PARAMETERS = 20_000_000
@@ -33,11 +34,11 @@ class LoadedModel(NamedTuple):
     tokenizer: Any
 
 
-def load(config: ModelConfig) -> LoadedModel:
-    """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer.
+def load(config: ModelConfig, *, check: bool = True) -> LoadedModel:
+    """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer; sets torch's threads.
 
     With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated
-    model, or a hub out of reach.
+    model, a hub out of reach, or, with `check`, an architecture that is not computed here as it computes itself.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -50,7 +51,6 @@ def load(config: ModelConfig) -> LoadedModel:
         model, tokenizer = _load_gguf(path, dtype)
     else:
         model, tokenizer = _load_pretrained(config.name, path, dtype)
-    _refuse_scaled_logits(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if config.quant is None:
@@ -63,6 +63,9 @@ def load(config: ModelConfig) -> LoadedModel:
             f"{config.name} holds weights that are not finite: `{broken}`",
             "is the folder complete? In float16 large weights overflow: try --set model.dtype=bfloat16",
         )
+    _use_sensible_threads(model)
+    if check:
+        paths.check(model, tokenizer, fp32_head=config.head_dtype == "float32")
     return LoadedModel(model, tokenizer)
 
 
@@ -75,7 +78,7 @@ def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
     nf4.quantize(model, device)
 
 
-def use_sensible_threads(model: PreTrainedModel) -> None:
+def _use_sensible_threads(model: PreTrainedModel) -> None:
     """One thread for a tiny model, whose operations are too small to share out; otherwise one per core.
 
     A rule and not a measurement: on a CPU the number of threads can change the last bit, and a run must repeat.
@@ -173,10 +176,3 @@ def _gguf_folder(path: Path) -> Path:
     if (path.parent / "adapter_config.json").exists():  # transformers would load it
         raise UserError(f"an adapter lies beside {path} (adapter_config.json)", "move the .gguf file into a folder of its own")
     return path.parent
-
-
-def _refuse_scaled_logits(model: PreTrainedModel) -> None:
-    """Log-probabilities are computed from the head's own output; a model that bends it afterwards would be trained wrongly."""
-    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(model.config, key, None) not in (None, 1, 1.0):
-            raise UserError(f"{model.config.model_type} models scale their logits ({key}), which is not supported yet")

@@ -6,21 +6,28 @@ from typing import Any
 
 import torch
 
-from microrl.rollout.base_model import project
+from microrl.rollout.base_model import Bend, project
 
 CHUNK_ELEMENTS = 2**24
 """Logits held at a time: 64 MiB in fp32."""
 
 
 def chosen_logprobs(
-    hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch.nn.Linear, temperature: float, *, fp32_head: bool = False
+    hidden_ND: torch.Tensor,
+    targets_N: torch.Tensor,
+    head: torch.nn.Linear,
+    temperature: float,
+    *,
+    fp32_head: bool = False,
+    bend: Bend | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For each position the target's log-probability and the entropy over the whole vocabulary (nats), both [N].
 
     Entropy per position: H = -sum_v p(v) log p(v) (micro, eq. 1). It carries no gradient.
     Precision is fp32, or the hidden states' own where that is finer; with `fp32_head` the logits are not rounded before it.
+    `bend` is what the model makes of the head's output.
     """
-    return _ChosenLogprobs.apply(hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head)
+    return _ChosenLogprobs.apply(hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head, bend)
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -28,6 +35,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 
     d log p(y) / d h = (W_y - sum_v p_v W_v) / temperature: one row of D numbers a token is kept, instead of V logits.
     Only where the head itself is trained are the logits worked out once more, for d log p(y) / d W_v = (1[v = y] - p_v) h / T.
+    Where the model bends its logits, W_v in the first and h in the second come times the bend's slope at v.
     """
 
     @staticmethod
@@ -39,6 +47,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         temperature: float,
         fp32_head: bool,
+        bend: Bend | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         trained_VD, weight_VD = weight_VD, weight_VD.to(hidden_ND.dtype)
@@ -51,7 +60,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         for start in range(0, count, size):
             part = slice(start, start + size)
             targets_C1 = targets_N[part].unsqueeze(1)
-            logprobs_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head).to(wide)
+            logprobs_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head, bend=bend).to(wide)
+            bend_CV = 1.0 if bend is None or slope_ND is None else bend.slope(logprobs_CV)
             if temperature != 1.0:
                 logprobs_CV /= temperature
             logprobs_CV -= logprobs_CV.logsumexp(dim=1, keepdim=True)
@@ -62,10 +72,12 @@ class _ChosenLogprobs(torch.autograd.Function):
                 # The difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's
                 # gradient would be lost in rounding.
                 probabilities_CV.neg_().scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=wide))
+                if bend is not None:
+                    probabilities_CV *= bend_CV
                 slope_ND[part] = (probabilities_CV.to(weight_VD.dtype) @ weight_VD) / temperature
         head = (hidden_ND, targets_N, trained_VD, bias_V) if ctx.needs_input_grad[2] else ()
         ctx.save_for_backward(slope_ND, *head)
-        ctx.size, ctx.temperature, ctx.fp32_head = size, temperature, fp32_head
+        ctx.size, ctx.temperature, ctx.fp32_head, ctx.bend = size, temperature, fp32_head, bend
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
@@ -75,17 +87,19 @@ class _ChosenLogprobs(torch.autograd.Function):
         given_N1 = gradients[0].unsqueeze(1)
         to_hidden_ND = None if slope_ND is None else (given_N1 * slope_ND).to(slope_ND.dtype)
         if not head:
-            return to_hidden_ND, None, None, None, None, None
+            return to_hidden_ND, None, None, None, None, None, None
         hidden_ND, targets_N, weight_VD, bias_V = head
         to_weight_VD, narrow_VD = torch.zeros_like(weight_VD), weight_VD.to(hidden_ND.dtype)
         to_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         for start in range(0, len(hidden_ND), ctx.size):
             part = slice(start, start + ctx.size)
-            logits_CV = project(hidden_ND[part], narrow_VD, bias_V, fp32=ctx.fp32_head)
+            logits_CV = project(hidden_ND[part], narrow_VD, bias_V, fp32=ctx.fp32_head, bend=ctx.bend)
             slope_CV = -(logits_CV.to(given_N1.dtype) / ctx.temperature).softmax(dim=1)
             slope_CV.scatter_add_(1, targets_N[part].unsqueeze(1), torch.ones_like(slope_CV[:, :1]))
             slope_CV *= given_N1[part] / ctx.temperature
+            if ctx.bend is not None:
+                slope_CV *= ctx.bend.slope(logits_CV)
             to_weight_VD.addmm_(slope_CV.t().to(weight_VD.dtype), hidden_ND[part].to(weight_VD.dtype))
             if to_bias_V is not None:
                 to_bias_V += slope_CV.sum(0)
-        return to_hidden_ND, None, to_weight_VD, to_bias_V, None, None
+        return to_hidden_ND, None, to_weight_VD, to_bias_V, None, None, None

@@ -29,7 +29,7 @@ from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
 from microrl.policy.optimizer import build_optimizer
 from microrl.policy.tally import Imitation, Tally, Update
 from microrl.rollout import gpu
-from microrl.rollout.base_model import sequence_logprobs
+from microrl.rollout.base_model import Bend, sequence_logprobs
 from microrl.types import AdapterSnapshot, Trace
 
 Result = TypeVar("Result")
@@ -54,6 +54,7 @@ class Policy:
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
+        self._bend = Bend.of(model)
         self._max_completion = config.sampling.max_completion_tokens
         self.adapter = attach(model, config.adapter, seed=config.seed, fresh=fresh, progress=progress)
         self._model = model.eval()
@@ -377,6 +378,7 @@ class Policy:
             self._model.get_output_embeddings(),
             self._temperature,
             fp32_head=self._fp32_head,
+            bend=self._bend,
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
         return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)

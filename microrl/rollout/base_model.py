@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -38,8 +38,45 @@ def adapted(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[PreTr
             hook.remove()
 
 
-def project(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, *, fp32: bool) -> torch.Tensor:
-    """The head's logits, [N, V], in the head's own type; with `fp32` products of narrow factors are summed and kept in fp32."""
+class Bend(NamedTuple):
+    """What a model makes of its head's output z: scale * cap * tanh(z / cap), or scale * z without a cap.
+
+    Gemma 2 (arXiv 2408.00118, section 2) caps its logits, Cohere and Granite scale theirs.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Bend | None:
+        """As the model's configuration says; None where the head's output is the logits."""
+        config = model.config.get_text_config()
+        scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        bend = cls(scale, getattr(config, "final_logit_softcapping", None))
+        return None if bend == cls() else bend
+
+    def __call__(self, head: torch.Tensor) -> torch.Tensor:
+        """The logits, in a tensor of their own, in fp32 or the head's type where that is finer."""
+        logits = head.to(torch.promote_types(head.dtype, torch.float32))
+        return logits * self.scale if self.cap is None else (logits / self.cap).tanh() * (self.scale * self.cap)
+
+    def slope(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """d logits / d z where the logits are these: scale * (1 - tanh^2)."""
+        return self.scale if self.cap is None else self.scale * (1 - (logits / (self.scale * self.cap)).square())
+
+
+def project(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, *, fp32: bool, bend: Bend | None = None
+) -> torch.Tensor:
+    """The model's logits, [N, V].
+
+    They are in the head's own type; with `fp32` products of narrow factors are summed and kept in fp32, and so is what is bent.
+    """
+    logits_NV = _product(hidden_ND, weight_VD, bias_V, fp32)
+    return logits_NV if bend is None else bend(logits_NV)
+
+
+def _product(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, fp32: bool) -> torch.Tensor:
     if not fp32 or hidden_ND.dtype.itemsize >= 4:
         return torch.nn.functional.linear(hidden_ND, weight_VD, bias_V)
     if hidden_ND.is_cuda:  # no float32 copy of the weights
@@ -70,9 +107,9 @@ def sequence_logprobs(
     dtype = dtype or hidden_BTD.dtype
     hidden_BTD, weight_VD = hidden_BTD.to(dtype), head.weight.to(dtype)
     bias_V = None if head.bias is None else head.bias.to(dtype)
-    found = []
+    found, bend = [], Bend.of(model)
     for row, ids in enumerate(sequences):
-        logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head)
+        logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head, bend=bend)
         logprobs_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(dim=-1)
         found.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
     return found

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from microrl import clock
 from microrl.errors import MachineFailure
 from microrl.parameters import fold, merged, replaced, twin
-from microrl.rollout.base_model import adapted, kv_bytes_per_token, project, stop_tokens
+from microrl.rollout.base_model import Bend, adapted, kv_bytes_per_token, project, stop_tokens
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.kv_cache import in_place_cache
 from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
@@ -68,6 +68,23 @@ class TransformersEngine:
     def _folds(self, name: str) -> bool:
         weight = self._model.get_submodule(name).weight
         return weight.is_floating_point() and weight.dtype.itemsize >= 4
+
+    @torch.inference_mode()
+    def score(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[tuple[int, ...]]]) -> list[torch.Tensor]:
+        """What decoding finds these completions' tokens to be worth: log-probabilities in nats at temperature 1, [T] each.
+
+        As many completions for each prompt, in the prompts' order; it works asleep, on the base's weights.
+        """
+        rows = [ids for group in completions for ids in group]
+        width = max(map(len, rows))
+        fed_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows], device=self._model.device)
+        wave = _Wave(self._model, prompts, len(completions[0]), width, self._fp32_head)
+        found = []
+        for t in range(width):
+            found.append(wave.logits_RV.float().log_softmax(dim=-1).gather(1, fed_RT[:, t : t + 1]))
+            if t < width - 1:
+                wave.step(fed_RT[:, t])
+        return [logprobs_T[: len(ids)] for logprobs_T, ids in zip(torch.cat(found, dim=1), rows, strict=True)]
 
     def shrink(self) -> float:
         """See `Engine.shrink`: half as many groups decode together."""
@@ -189,7 +206,7 @@ class _Wave:
         self._is_padded = not bool(mask_PL.all())
         self._backbone = model.base_model
         self._head = model.get_output_embeddings()
-        self._fp32_head = fp32_head
+        self._fp32_head, self._bend = fp32_head, Bend.of(model)
         self._cache = in_place_cache(model.config.num_hidden_layers, width + limit)
         self._mask_RL = mask_PL
         self.logits_RV: torch.Tensor
@@ -225,6 +242,8 @@ class _Wave:
             self.logits_RV = project(last_RD, self._head.weight, self._head.bias, fp32=True)
         else:
             self.logits_RV = self._head(last_RD)
+        if self._bend is not None:
+            self.logits_RV = self._bend(self.logits_RV)
 
 
 def choose(

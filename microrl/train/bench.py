@@ -14,7 +14,7 @@ from microrl import clock
 from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
-from microrl.policy.load import load, use_sensible_threads
+from microrl.policy.load import load
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
 from microrl.tracking.stopwatch import Stopwatch
@@ -27,7 +27,6 @@ from microrl.types import Group, Prompt, Sampling
 def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda step, seconds: None) -> dict[str, Any]:
     """Median seconds of `budget.steps - 1` steps (the first warms up), seconds by phase, and peak resident memory in GB."""
     model, tokenizer = load(config.model)
-    use_sensible_threads(model)
     prompts = bench_prompts(tokenizer)
     judge = make_judge(config)
     parts = Parts(

@@ -50,8 +50,10 @@ def make_engine(
 ) -> Engine:
     """The generation engine. Build it before the policy wraps the model's layers.
 
-    Its warnings and its measured choice between swap and merge go into the run folder, if there is one.
+    Its warnings and its measured choice between swap and merge go into the run folder, if there is one. Raises UserError
+    where the model has not the positions for the run's longest sequence.
     """
+    longest = longest_sequence(config, model)
     if choose(config) == "transformers":
         fp32_head = config.model.head_dtype == "float32"
         return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb, fp32_head=fp32_head)
@@ -73,7 +75,7 @@ def make_engine(
     if console is not None:
         console.note("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
     choice = SyncChoice(sync_mode(config), chosen(folder) if folder is not None else None, on_choice)
-    return VllmEngine(model, tokenizer, _vllm_settings(config, model), choice, on_event)
+    return VllmEngine(model, tokenizer, _vllm_settings(config, model, longest), choice, on_event)
 
 
 def chosen(folder: RunFolder) -> Mode | None:
@@ -84,10 +86,11 @@ def chosen(folder: RunFolder) -> Mode | None:
     return found.mode
 
 
-def _vllm_settings(config: RunConfig, model: PreTrainedModel) -> VllmSettings:
+def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> VllmSettings:
     """What vLLM is built for: the run's lengths, batch and adapter, and as much cache as these need and there is room for."""
     engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
-    length, layers = _max_model_len(config, model), targets(model, config.adapter) or linears(model)
+    length = max(longest, MOST_TOKENS + 1)  # the probe has to fit, and the token that vLLM always adds
+    layers = targets(model, config.adapter) or linears(model)
     rows = max(config.sampling.prompts_per_step * config.sampling.group_size, config.evaluation.samples)
     sequences = min(rows, MOST_SEQUENCES)
     if engine.max_kv_gb is not None:
@@ -143,14 +146,30 @@ def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:
     return (length + 2 * LARGEST_BLOCK) * kv_bytes_per_token(model)
 
 
-def _max_model_len(config: RunConfig, model: PreTrainedModel) -> int:
-    longest = max(config.sampling.max_completion_tokens, config.evaluation.max_completion_tokens or 0)
-    length = config.data.max_prompt_tokens + longest
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if limit is not None and length > limit:
-        raise UserError(
-            f"prompts of up to {config.data.max_prompt_tokens} tokens and completions of up to {longest} do not fit into the "
-            f"model's {limit} positions",
-            f"lower data.max_prompt_tokens or sampling.max_completion_tokens: together at most {limit}",
-        )
-    return max(length, MOST_TOKENS + 1)  # the probe has to fit, and the token that vLLM always adds
+def longest_sequence(config: RunConfig, model: PreTrainedModel) -> int:
+    """Tokens of the longest prompt and completion together. Raises UserError where the model has not so many positions."""
+    completion = max(config.sampling.max_completion_tokens, config.evaluation.max_completion_tokens or 0)
+    length = config.data.max_prompt_tokens + completion
+    positions = getattr(model.config, "max_position_embeddings", None) or length
+    bound = min(_rotary_bound(model.config) or positions, positions)
+    if length <= bound:
+        return length
+    wanted = f"prompts of up to {config.data.max_prompt_tokens} tokens and completions of up to {completion}"
+    raise UserError(
+        f"{wanted} do not fit into the model's {positions} positions"
+        if bound == positions
+        else f"{wanted} are too long together: from {bound} tokens on this model's rotary embeddings change for all rows of a "
+        "batch (longrope), and a row's probabilities would depend on the rows beside it",
+        f"lower data.max_prompt_tokens or sampling.max_completion_tokens: together at most {bound}",
+    )
+
+
+def _rotary_bound(config: Any) -> int | None:
+    """The longest sequence up to which longrope takes its short factors. The dynamic kind is the same up to
+    `max_position_embeddings`."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    kinds = [
+        settings,
+        *(part for part in settings.values() if isinstance(part, dict)),
+    ]  # one in all, or one a layer type
+    return min((kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"), default=None)

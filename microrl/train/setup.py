@@ -19,7 +19,7 @@ from microrl.data.prompts import none_fits, render_all
 from microrl.data.sampler import PromptSampler
 from microrl.data.traces import Solution, load_solutions, to_traces
 from microrl.errors import UserError
-from microrl.policy.load import LoadedModel, load, use_sensible_threads
+from microrl.policy.load import LoadedModel, load
 from microrl.policy.policy import Policy
 from microrl.rewards import Judge
 from microrl.rollout.engine import Engine
@@ -137,15 +137,13 @@ def make_judge(config: RunConfig) -> Judge:
     return Judge(config.reward, answer_kind=config.data.answer_kind, penalty=penalty)
 
 
-def load_model(config: RunConfig, console: RunConsole) -> LoadedModel:
-    """The model that `--model` names; the quickstart's is made first, if it is not in the cache."""
+def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) -> LoadedModel:
+    """The model that `--model` names; the quickstart's is made first, if it is not in the cache. `check` as in `load`."""
     model_config = config.model
     if model_config.name == models.QUICKSTART:
         model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(console))})
     console.status(f"loading {config.model.name}")
-    loaded = load(model_config)
-    use_sensible_threads(loaded.model)
-    return loaded
+    return load(model_config, check=check)
 
 
 def check_golds(
