@@ -386,29 +386,33 @@ def test_gold_answers_that_hang_are_refused_before_they_cost_hours(judge):
 
 @pytest.mark.slow
 @pytest.mark.one_of_each
-@pytest.mark.flaky(reruns=1)
-def test_a_policy_whose_every_answer_hangs_keeps_its_hours(tiny_arguments, tmp_path):
+@pytest.mark.flaky(reruns=1)  # a machine that stalls in the last second
+def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
+    """After 150 completions every answer is another tower: in the middle of training, and in the final evaluation."""
     code = (
         "from dataclasses import replace\n"
         "from microrl.rollout import transformers\n"
-        "real = transformers._Sampler._completion\n"
-        "def tower(self, tokens, *more):\n"
-        "    power = int(tokens.sum()) + 9\n"
-        "    return replace(real(self, tokens, *more), text=r'\\boxed{9^{9^{9^{9^{%d}}}}}' % power)\n"
+        "real, made = transformers._Sampler._completion, []\n"
+        "def tower(self, *arguments):\n"
+        "    made.append(real(self, *arguments))\n"
+        "    late = len(made) > 150\n"
+        "    return replace(made[-1], text=r'\\boxed{9^{9^{9^{9^{%d}}}}}' % len(made)) if late else made[-1]\n"
         "transformers._Sampler._completion = tower\n"
         "from microrl.cli import main; main()"
     )
     out, budget_s = tmp_path / "run", 60
     command = [sys.executable, "-c", code, "train", *map(str, tiny_arguments), "--hours", str(budget_s / 3600), "--out", str(out)]
     began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert seconds <= 1.01 * budget_s + 0.5
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["status"] == "done" and summary["steps"] >= 1
+    assert summary["status"] == "done" and summary["steps"] >= 1 and (out / "final").is_dir()
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert all(row["reward/killed"] == 16 and row["time/verify"] < 30 for row in rows)
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    told = [event for event in events if event["kind"] == "checks killed"]
-    assert len(told) == len(rows) and "2 different answers were killed after 5 s" in told[0]["message"]
+    hung = [row["reward/killed"] for row in rows if row["reward/killed"]]
+    told = [event["message"] for event in events if event["kind"] == "checks killed"]
+    assert len(told) == len(hung) and (hung or any("was given up" in event["message"] for event in events))
+    for killed, message in zip(hung, told, strict=True):
+        assert message.startswith(f"{killed} completions count as wrong: the checks of ") and "killed after 5 s" in message
