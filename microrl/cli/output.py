@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from microrl import terminal
+from microrl import files, terminal
 from microrl.errors import Explained, MachineFailure, SwapNotProved, UserError
+from microrl.files import BadFile
 from microrl.terminal import lasting, printable
 
 if TYPE_CHECKING:
@@ -76,15 +79,30 @@ def _failed(error: Exception) -> int:
         # Whoever read our output has left, as `head` does; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    from microrl.tracking.run_folder import crash_log
-
     text = (str(error).strip().splitlines() or [""])[0]
     try:
-        where = f"the traceback is in {crash_log(_run.path if _run is not None else None, traceback.format_exc())}"
+        where = f"the traceback is in {_crash_log(_run.path if _run is not None else None, traceback.format_exc())}"
     except (OSError, UserError):
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"no crash.log could be written; it was raised at {frame.filename}:{frame.lineno}"
     return _ended(f"{type(error).__name__}: {text}", "; ".join([where, *getattr(error, "__notes__", [])]), FAILED)
+
+
+def _crash_log(folder: Path | None, text: str) -> Path:
+    """Keep a traceback where it can be found: in the run folder, the current folder, or the one for temporary files.
+
+    Raises OSError where none of them takes it.
+    """
+    refused: Exception | None = None
+    for place in (*([folder] if folder is not None else []), Path(), Path(tempfile.gettempdir())):
+        path = place / "crash.log"
+        try:
+            with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                file.write(text.encode(errors="backslashreplace"))
+            return path
+        except (OSError, BadFile) as error:
+            refused = error
+    raise OSError("no crash.log could be written") from refused
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -117,3 +117,11 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
         input_ids=fed_BT, attention_mask=mask_BL, position_ids=positions_BT, past_key_values=cache, use_cache=True
     )
     return torch.cat([first_B1D, completion.last_hidden_state], dim=1)
+
+
+def stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor:
+    """Rows of different lengths as one tensor of the shape and type of `like_BT`, padded with 0."""
+    stacked_BT = torch.zeros(like_BT.shape, dtype=like_BT.dtype, device=like_BT.device)
+    for number, part in enumerate(parts):
+        stacked_BT[number, : len(part)] = part
+    return stacked_BT

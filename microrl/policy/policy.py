@@ -25,7 +25,7 @@ from microrl.errors import MachineFailure, UserError
 from microrl.parameters import not_finite
 from microrl.policy.activations import Room, can_recompute, recompute
 from microrl.policy.logprobs import chosen_logprobs
-from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan
+from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
 from microrl.policy.tally import Imitation, Tally, Update
 from microrl.rollout import gpu
@@ -280,8 +280,8 @@ class Policy:
         mask_BT = batch.mask_BT
         width = mask_BT.shape[1]
         of = batch.rows
-        engine_BT = _stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
-        old_BT = _stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
+        engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
+        old_BT = stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
         advantages_B = torch.tensor([rows[row].advantage for row in of], dtype=new_BT.dtype, device=new_BT.device)
         terms_BT, clipped_BT = losses.surrogate(
             new_BT,
@@ -397,11 +397,3 @@ def _averaging(config: LossConfig) -> losses.Averaging:
     if isinstance(config, DapoConfig):
         return "token_mean"
     return "constant_length" if isinstance(config, DrGrpoConfig) else "sequence_mean"
-
-
-def _stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor:
-    """Rows of different lengths as one tensor of the shape and type of `like_BT`, padded with 0."""
-    stacked_BT = torch.zeros(like_BT.shape, dtype=like_BT.dtype, device=like_BT.device)
-    for number, part in enumerate(parts):
-        stacked_BT[number, : len(part)] = part
-    return stacked_BT
