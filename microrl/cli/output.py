@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from microrl import files, terminal
+from microrl import terminal
 from microrl.errors import Explained, MachineFailure, SwapNotProved, UserError
-from microrl.files import BadFile
 from microrl.terminal import lasting, printable
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def _failed(error: Exception) -> int:
     text = (str(error).strip().splitlines() or [""])[0]
     try:
         where = f"the traceback is in {_crash_log(_run.path if _run is not None else None, traceback.format_exc())}"
-    except (OSError, UserError):
+    except OSError:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"no crash.log could be written; it was raised at {frame.filename}:{frame.lineno}"
     return _ended(f"{type(error).__name__}: {text}", "; ".join([where, *getattr(error, "__notes__", [])]), FAILED)
@@ -93,6 +92,8 @@ def _crash_log(folder: Path | None, text: str) -> Path:
 
     Raises OSError where none of them takes it.
     """
+    from microrl import files
+
     refused: Exception | None = None
     for place in (*([folder] if folder is not None else []), Path(), Path(tempfile.gettempdir())):
         path = place / "crash.log"
@@ -100,7 +101,7 @@ def _crash_log(folder: Path | None, text: str) -> Path:
             with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 file.write(text.encode(errors="backslashreplace"))
             return path
-        except (OSError, BadFile) as error:
+        except (OSError, files.BadFile) as error:
             refused = error
     raise OSError("no crash.log could be written") from refused
 
