@@ -76,7 +76,7 @@ def _failed(error: Exception) -> int:
         # Whoever read our output has left, as `head` does; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    from microrl.tracking.run_folder import crash_log
+    from microrl.tracking.crash import crash_log
 
     text = (str(error).strip().splitlines() or [""])[0]
     try:

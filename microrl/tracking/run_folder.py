@@ -8,15 +8,10 @@ import fcntl
 import gzip
 import json
 import os
-import platform
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +22,7 @@ from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
 from microrl.terminal import printable
-from microrl.tracking import disk
+from microrl.tracking import disk, environment
 from microrl.types import Group
 
 LOCK, LOG = ".lock", "run.log"
@@ -35,7 +30,6 @@ FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "warmup.jsonl", "summary.json",
          "heartbeat.json", "sync.json", "data.json", "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1",
          ".gitignore")  # fmt: skip
-PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
 
 
 class _Ending(BaseModel):
@@ -360,22 +354,8 @@ class RunFolder:
                     file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8"))
 
     def log_environment(self, **details: Any) -> None:
-        """Versions, machine, and the commit that microrl was run from, where it was run from a checkout."""
-        versions = {}
-        for package in PACKAGES:
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                continue
-        environment = {
-            "command": sys.argv,
-            "commit": _commit(),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "packages": versions,
-        }
-        self.write_json("environment.json", environment | details)
+        """See `environment.described`."""
+        self.write_json("environment.json", environment.described() | details)
 
     def discard(self) -> None:
         """Remove a folder in which nothing has been run yet, so that its name is free for another try."""
@@ -409,34 +389,3 @@ def _whole(target: Path) -> Iterator[Path]:
 
 def _rollouts(step: int) -> str:
     return f"step-{step:06d}.jsonl.gz"
-
-
-def _commit() -> str | None:
-    here = Path(__file__).parent
-    try:
-        tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
-        if tracked.returncode != 0:
-            return None
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True
-        )
-    except OSError:
-        return None
-    return found.stdout.strip() or None
-
-
-def crash_log(folder: Path | None, text: str) -> Path:
-    """Keep a traceback where it can be found: in the run folder, the current folder, or the one for temporary files.
-
-    Raises OSError where none of them takes it.
-    """
-    refused: Exception | None = None
-    for place in (*([folder] if folder is not None else []), Path(), Path(tempfile.gettempdir())):
-        path = place / "crash.log"
-        try:
-            with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
-                file.write(text.encode(errors="backslashreplace"))
-            return path
-        except (OSError, BadFile) as error:
-            refused = error
-    raise OSError("no crash.log could be written") from refused

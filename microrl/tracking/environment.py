@@ -1,0 +1,45 @@
+"""What a run was made with: versions, machine, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
+
+
+def described() -> dict[str, Any]:
+    """Versions, machine, and the commit that microrl was run from, where it was run from a checkout."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": sys.argv,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+    }
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
+        if tracked.returncode != 0:
+            return None
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    return found.stdout.strip() or None
