@@ -395,6 +395,7 @@ def test_lines_that_cannot_be_written_to_the_end_are_no_success(inside, argument
 def test_a_result_that_cannot_be_stored_is_said_before_it_is_computed_and_printed(inside, whole, tmp_path, monkeypatch):
     out = tmp_path / "run"
     shutil.copytree(whole[0], out)
+    (out / "eval" / "held-out.json").unlink(missing_ok=True)
     monkeypatch.setattr(measure, "load_model", saying(measure.load_model))
     with read_only(out / "eval"):
         done = inside("eval", out, "--problems", 2, "--json")
