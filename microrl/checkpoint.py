@@ -361,7 +361,8 @@ def _refuse_misfit(path: Path, found: Mapping[str, torch.Tensor], expected: Mapp
             said = f"{theirs.dtype} {list(theirs.shape)}, and not {ours.dtype} {list(ours.shape)}"
             raise BadFile(f"{path} does not fit: `{name}` is {said}", hint)
         if theirs.dtype.is_floating_point and not bool(theirs.isfinite().all()):
-            raise BadFile(f"{path} is damaged: not all numbers of `{name}` are finite")
+            hint = "remove this checkpoint to go on from the one before it, or start the run again"
+            raise BadFile(f"{path} is damaged: not all numbers of `{name}` are finite", hint)
 
 
 def _optimizer_tensors(policy: Policy) -> dict[str, torch.Tensor]:

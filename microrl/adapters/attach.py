@@ -38,7 +38,7 @@ from microrl.config.adapters import (
     VeraConfig,
 )  # fmt: skip
 from microrl.errors import UserError
-from microrl.parameters import dense, is_real, not_finite, parameter_count, put, replaced
+from microrl.parameters import dense, parameter_count, put, replaced
 from microrl.types import AdapterSnapshot
 
 ADAPTER, START = "default", "start"
@@ -123,20 +123,15 @@ class Attached:
         return dict(found.values()) | (self._allocator.state() if self._allocator is not None else {})
 
     def load(self, state: dict[str, torch.Tensor], where: object) -> None:
-        """Put a state back, bit by bit. Raises UserError for another variant's and for numbers that are not finite, and leaves
-        everything as it was."""
+        """Put a state back, bit by bit. Raises UserError for another variant's, and leaves everything as it was."""
         own = self.state()
-        same = {name for name in own.keys() & state.keys() if own[name].shape == state[name].shape and is_real(state[name])}
+        same = {name for name in own.keys() & state.keys() if own[name].shape == state[name].shape}
         wrong = next((name for name in [*own, *state] if name not in same), None)
         if wrong is not None:
             raise UserError(
                 f"{where} does not hold an adapter of this kind ({self.config.name}): `{wrong}` is missing on one side, or of "
                 "another shape", "was the run's config.json changed, or the model behind it?",
             )  # fmt: skip
-        if (broken := not_finite(state)) is not None:
-            raise UserError(
-                f"{where} holds weights that are not finite: `{broken}`", "take an earlier checkpoint, or start the run again"
-            )
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
