@@ -90,7 +90,7 @@ def test_the_users_bound_replaces_the_presets():
         ({}, ["seed.x=1"], ["seed"]),
         ({}, ["evaluation.temperature=1e-40"], ["evaluation.temperature", "greater than or equal to 0.01"]),
         ({}, ["sampling.temperature=0.009"], ["sampling.temperature", "greater than or equal to 0.01"]),
-        ({}, ["budget.hours=1e308"], ["budget.hours", "at most 1e12"]),
+        ({}, ["budget.hours=1e308"], ["budget.hours", "at most 1e+12"]),
         ({}, ["sampling.group_size=10000000000000000"], ["sampling.group_size", "2147483647"]),
         ({}, ["seed=" + "9" * 5000], ["seed", "integer"]),
         ({}, ["seed=0x" + "f" * 8000], ["seed", "thousands of digits"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
@@ -15,6 +16,8 @@ from microrl.config.section import Section
 from microrl.errors import UserError, did_you_mean
 
 Tree = dict[str, Any]
+LARGEST = 1e12
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = None, sets: Iterable[str] = ()) -> RunConfig:
@@ -54,7 +57,20 @@ def check(tree: Tree) -> RunConfig:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise _explain(error.errors()[0]) from None
+    _refuse_what_cannot_be_used(config.model_dump())
     return paths.absolute(config)
+
+
+def _refuse_what_cannot_be_used(tree: Tree, prefix: str = "") -> None:
+    """Raise UserError for numbers so large that sums of their squares overflow, and for text that cannot be written down."""
+    for name, value in tree.items():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, dict):
+                _refuse_what_cannot_be_used(part, f"{prefix}{name}.")
+            elif isinstance(part, float) and abs(part) > LARGEST:
+                raise UserError(f"`{prefix}{name}` cannot be `{part}`", f"it should be at most {LARGEST:g} in size")
+            elif isinstance(part, str) and _SURROGATE.search(part):
+                raise UserError(f"`{prefix}{name}` is not valid Unicode", "write it in UTF-8")
 
 
 def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:
