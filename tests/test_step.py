@@ -100,7 +100,8 @@ def test_the_clock_bounds_refilling_only_where_it_ends_the_run():
     budget = Budget(hours=100 / 3600, steps=None, started=0.0, now=lambda: now[0])
     a_run = SimpleNamespace(budget=budget, watch=Stopwatch({"update": 6.0}), forecast=SimpleNamespace(update_s=5.0))
     may_refill = refill.may_refill(a_run, step=3)
-    assert may_refill(1.0, 0.0, 9.0) and not may_refill(1.0, 0.0, 9.1) and not may_refill(1.0, 5.0, 4.1), "nine tenths of the sampling"
+    assert may_refill(1.0, 0.0, 9.0), "nine tenths of the sampling"
+    assert not may_refill(1.0, 0.0, 9.1) and not may_refill(1.0, 5.0, 4.1)
     now[0] = 80.0
     # Twenty seconds are left, 1.2 are for the exit, and an update has taken two.
     assert may_refill(10.0, 0.0, 16.7) and not may_refill(10.0, 0.0, 16.9)
