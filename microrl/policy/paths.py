@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.algorithm.batch import Row
-from microrl.errors import UserError
+from microrl.errors import MachineFailure, UserError
 from microrl.policy.activations import can_recompute, recomputed
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import hidden_states, pad
@@ -44,7 +44,8 @@ class _Scored(NamedTuple):
 def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) -> None:
     """Score a few tokens by every path: some twenty passes of a few tokens each. It draws no random numbers.
 
-    Raises UserError that names the model's type, the path, and what it raises or by how much it differs.
+    Raises UserError that names the model's type, the path, and what it raises or by how much it differs, and MachineFailure
+    where memory runs out.
     """
     rows = _rows(tokenizer)
     # The first is the one that most models fail which fail at all: for some of these every further one takes seconds.
@@ -79,7 +80,10 @@ def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result
         return path()
     except Exception as error:  # any architecture's code runs here, and whatever it cannot do is the answer
         if gpu.is_out_of_memory(error):
-            raise
+            raise MachineFailure(
+                f"out of memory with the model alone, in a pass of a few tokens: {gpu.first_line(error)}",
+                "a smaller model, a larger card, or --set model.quant=nf4",
+            ) from error
         raise _refused(model, f"{how}, they raise {type(error).__name__}: {gpu.first_line(error)[:200]}") from error
 
 
