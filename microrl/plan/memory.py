@@ -87,8 +87,6 @@ def _saved_by(adapter: Adapter, shape: Shape, width: int) -> int:
             return products + 4 * n_out
         case DoraConfig():
             return inputs + products + (width + 4) * n_out
-        case AdaLoraConfig():
-            return inputs + products + (4 * n_out if width < 4 else 0)
         case _:
             return inputs + products
 
