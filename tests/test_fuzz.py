@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 from damage import damage_file, damage_folder, replace_it
 
-from microrl.cli import output
-
 pytestmark = pytest.mark.usefixtures("checkers_when_asked")
 SEED = int(os.environ.get("MICRORL_FUZZ_SEED", "0"))
 LIMIT_S = 30
@@ -213,7 +211,6 @@ def fuzz(count: int, wares: Path, model: Path, inside, place: Path) -> None:
         case = Case(number, wares, model, folder)
         for fault in faults(case, inside):
             bad.append(f"seed {SEED}, case {number}: {case}\n  {fault}")
-        output._crash_folder = None
         if only is None:
             shutil.rmtree(folder)
     assert not bad, (
