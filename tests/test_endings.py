@@ -293,6 +293,7 @@ def test_without_its_terminal_a_run_saves_and_ends(inside, arguments, tmp_path):
     terminal, end = pty.openpty()
 
     def own_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         os.setsid()
         fcntl.ioctl(end, termios.TIOCSCTTY, 0)
 
@@ -312,7 +313,7 @@ def test_without_its_terminal_a_run_saves_and_ends(inside, arguments, tmp_path):
 
 
 def test_a_hangup_is_heeded_once_and_under_nohup_never():
-    before = signal.getsignal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.held("this"):
             signal.raise_signal(signal.SIGHUP)
