@@ -75,7 +75,6 @@ def test_what_cannot_be_swapped_is_merged(flags, mode):
         ),
         (GPU_BUILD, True, {"adapter.kind": "pissa", "adapter.rank": 257, "sync.mode": "swap"}, "rank 514", "sync.mode=merge"),
         (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "leave it out"),
-        (GPU_BUILD, True, {"sampling.temperature": 0.001}, "temperature of 0.01 at least", "sampling.temperature=0.01"),
         (GPU_BUILD, True, {"model.dtype": "float32"}, "16 bits only", "sync.mode=merge"),
         (GPU_BUILD, True, {"engine.kind": "transformers", "sync.mode": "merge"}, "is for the vLLM engine", "--engine vllm"),
     ],

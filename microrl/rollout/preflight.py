@@ -13,8 +13,6 @@ from microrl.plan.work import MAX_SWAP_RANK
 
 OLDEST, NEWEST = (0, 26), (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-LEAST_TEMPERATURE = 0.01
-"""Below it vLLM takes this one instead, without a word to the caller."""
 INSTALL = "pip install --upgrade 'microrl[gpu]', or take --engine transformers"
 
 
@@ -93,12 +91,6 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
         )
     if vllm.is_for_cpu and config.engine.kind == "vllm" and config.engine.sleep not in ("auto", "off"):
         raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "leave it out: there is nothing to free on a CPU")
-    for key, value in (("sampling", config.sampling.temperature), ("evaluation", config.evaluation.temperature)):
-        if value < LEAST_TEMPERATURE:
-            raise UserError(
-                f"vLLM samples at a temperature of {LEAST_TEMPERATURE} at least, and {key}.temperature is {value}",
-                f"--set {key}.temperature={LEAST_TEMPERATURE} or more, or --engine transformers",
-            )
     if config.model.dtype == "float32" and not vllm.is_for_cpu and sync_mode(config) != "merge":
         raise UserError(
             "on a GPU vLLM computes adapters in 16 bits only, and model.dtype is float32",
