@@ -301,7 +301,10 @@ BAD = {
     "no model": (["warmup", "--steps", "1"], "which model"),
     "resume a training run": (["warmup", "--resume", "{whole}"], "is a training run"),
     "resume with other data": (["warmup", "--resume", "{warmed}", "--data", "{traces}"], "takes the run's own settings"),
-    "too few hours": (["warmup", "{model}", "--data", "{traces}", "--hours", "0.0001"], "hours are too few"),
+    "too few hours": (
+        ["warmup", "{model}", "--data", "{traces}", "--hours", "0.0001", "--set", "sampling.max_completion_tokens=64"],
+        "hours are too few",
+    ),
     "init of no run": (["{train}", "--init", "{model}"], "is not a run folder"),
     "init of another variant": (["{train}", "--adapter", "rslora", "--init", "{warmed}"], "adapter.kind is `lora` there"),
     "init of another rank": (["{train}", "--set", "adapter.rank=4", "--init", "{warmed}"], "adapter.rank is `8` there"),
