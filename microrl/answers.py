@@ -10,7 +10,7 @@ _LATEX_TEXT = re.compile(r"\\(text|textbf|mathrm|mbox)\{[^{}]*\}")
 _PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")
 _SCIENTIFIC = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([+-]?\d+)", re.ASCII)
-MOST_ZEROS = 1000
+MAX_ZEROS = 1000
 """Powers of ten that are written out."""
 
 
@@ -69,6 +69,6 @@ def spelled_out(text: str) -> str:
     if found is None:
         return text
     power = found[2].lstrip("+-0")
-    if len(power) > 4 or int(power or 0) > MOST_ZEROS:
+    if len(power) > 4 or int(power or 0) > MAX_ZEROS:
         return ""
     return format(Decimal(f"{found[1]}e{found[2]}"), "f")

@@ -21,7 +21,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Seconds = Annotated[float, Field(ge=0, le=10**10)]
 """Up to three centuries: sums of them stay finite."""
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class BadFile(UserError):
@@ -67,11 +67,11 @@ def read_json(
     limit: int = MAX_JSON_BYTES,
     *,
     follow: bool = False,
-    is_whole: bool = False,
+    is_consistent: bool = False,
 ) -> Value:
     """A JSON file as `kind`: a pydantic model, a dataclass, or any type that pydantic knows. Raises BadFile.
 
-    `is_whole`: the defaults of dataclasses are not taken for keys that are missing.
+    `is_consistent`: the defaults of dataclasses are not taken for keys that are missing.
     """
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     content = read_bytes(path, limit, follow=follow)
@@ -81,7 +81,7 @@ def read_json(
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadFile(f"{path} is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
-    if is_whole and (name := absent(json.loads(content), found)) is not None:
+    if is_consistent and (name := absent(json.loads(content), found)) is not None:
         raise BadFile(f"{path} is damaged: `{name}` is missing")
     return found
 

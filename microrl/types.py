@@ -27,7 +27,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class SftExample:
     """A solution to imitate: token ids, end of sequence included."""
 
     prompt: Prompt

@@ -16,12 +16,12 @@ import torch
 
 TINY_RUN = """\
 seed = 3
-[warmup]
+[sft]
 steps = 2
 batch = 4
 solution = "solution"
-[validate]
-share = 0.5
+[validation]
+fraction = 0.5
 [evaluation]
 problems = 2
 samples = 2
@@ -63,7 +63,7 @@ def _own_cache(monkeypatch, tmp_path_factory, request):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from microrl.policy.tiny import build_tokenizer
+    from microrl.models.tiny import build_tokenizer
 
     return build_tokenizer()
 
@@ -71,7 +71,7 @@ def tokenizer():
 @pytest.fixture
 def model(tokenizer):
     """A fresh random model in float32, frozen. Its weights are large enough to make the next token matter."""
-    from microrl.policy.tiny import build_model
+    from microrl.models.tiny import build_model
 
     return build_model(tokenizer, seed=3).eval().requires_grad_(False)
 
@@ -79,7 +79,7 @@ def model(tokenizer):
 @pytest.fixture(scope="session")
 def model_folder(tokenizer, tmp_path_factory) -> Path:
     """The same random model as a local folder."""
-    from microrl.policy.tiny import build_model
+    from microrl.models.tiny import build_model
 
     folder = tmp_path_factory.mktemp("model")
     build_model(tokenizer, seed=3).save_pretrained(folder)

@@ -4,17 +4,17 @@ import os
 import signal
 import sys
 
-from microrl import checkpoint
 from microrl.policy import policy
 from microrl.rollout import transformers
-from microrl.tracking.run_folder import RunFolder
-from microrl.train import evaluating, saving
+from microrl.run import checkpoint
+from microrl.run.folder import RunFolder
+from microrl.train import saving, validation
 
 PLACES = {
     "generation": (transformers._Wave, "step"),
     "update": (policy.Policy, "_microbatch"),
     "optimizer": (policy.Policy, "_step"),
-    "imitation": (policy.Policy, "imitate"),
+    "sft_step": (policy.Policy, "sft_step"),
     "behind the warm-up": (policy.Policy, "forget_moments"),
     "row": (RunFolder, "log_rollouts"),
     "export of a checkpoint": (checkpoint, "write"),
@@ -23,8 +23,8 @@ PLACES = {
     "name of a checkpoint": (checkpoint, "prune"),
     "best": (checkpoint, "publish"),
     "behind best": (saving, "publish_best"),
-    "validation": (evaluating, "_validate"),
-    "evaluation": (evaluating, "_evaluate"),
+    "validation": (validation, "_validate"),
+    "evaluation": (validation, "_evaluate"),
     "final": (saving, "save_final"),
     "answers": (transformers._Sampler, "groups"),
 }

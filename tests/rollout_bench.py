@@ -15,9 +15,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from microrl.config import resolve
+from microrl.models.tiny import build_tokenizer
 from microrl.policy.policy import Policy
-from microrl.policy.tiny import build_tokenizer
-from microrl.train.engines import make_engine
+from microrl.rollout.factory import make_engine
 from microrl.types import Prompt, Sampling
 
 SHAPES = {
@@ -65,7 +65,7 @@ def run(args, arch):
             head_dim=shape["hidden_size"] // shape["num_attention_heads"],
         )  # fmt: skip
         model = AutoModelForCausalLM.from_config(config).to(dtype).eval().requires_grad_(False)
-    flags = {"engine.kind": "vllm", "adapter.rank": args.rank, "adapter.alpha": float(args.rank), "sync.mode": args.sync,
+    flags = {"engine.kind": "vllm", "adapter.rank": args.rank, "adapter.alpha": float(args.rank), "engine.sync": args.sync,
              "model.head_dtype": args.head, "sampling.prompts_per_step": args.prompts, "sampling.group_size": args.group,
              "sampling.max_completion_tokens": args.tokens, "data.max_prompt_tokens": 128}  # fmt: skip
     if args.targets:

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from microrl.config import resolve
 from microrl.config.adapters import KINDS
+from microrl.models.tiny import build_tokenizer
 from microrl.policy.policy import Policy
-from microrl.policy.tiny import build_tokenizer
-from microrl.train.engines import make_engine
+from microrl.rollout.factory import make_engine
 from microrl.types import BASE
 
 

@@ -12,9 +12,9 @@ from microrl.adapters.ranks import RankAllocator
 from microrl.config import resolve
 from microrl.config.adapters import KINDS, FullConfig, ResidualAdapter, described
 from microrl.errors import UserError
-from microrl.parameters import dense, twin
+from microrl.models.forward import adapted
+from microrl.models.tensors import dequantize, weight_sharing_copy
 from microrl.policy.policy import Policy
-from microrl.rollout.base_model import adapted
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import AdapterSnapshot, Sampling
 
@@ -52,7 +52,7 @@ def logits(model):
         return model(input_ids=IDS).logits
 
 
-def train(attached, steps=4, lr=0.02, share=0.0):
+def train(attached, steps=4, lr=0.02, progress=0.0):
     """A few plain AdamW steps on next-token losses, in place."""
     optimizer = torch.optim.AdamW([{**group, "lr": lr * group["factor"]} for group in attached.groups()])
     for step in range(steps):
@@ -63,7 +63,7 @@ def train(attached, steps=4, lr=0.02, share=0.0):
             loss = loss + penalty
         loss.backward()
         optimizer.step()
-        attached.allocate(share if share else step / steps)
+        attached.allocate(progress if progress else step / steps)
         optimizer.zero_grad()
 
 
@@ -73,7 +73,7 @@ def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
     """After some steps: its own logits, those of the untouched base with its export, and those of its folder on disk."""
     model = small(architecture)
     untouched = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    base, before = twin(model), logits(model)
+    base, before = weight_sharing_copy(model), logits(model)
     attached = attach(model, config_of(kind), seed=1)
     assert (logits(model) - before).abs().max() < 1e-5, "the first forward is the base's"
     assert set(attached.counts()) == TRAINED[kind] - ({"bias"} if architecture != "qwen2" else set())
@@ -230,7 +230,7 @@ def test_the_cosine_and_haar_transforms_by_hand():
 
 def test_starts_come_from_the_cache_the_second_time(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(starts, "LEAST_CACHED_S", 0.0)
+    monkeypatch.setattr(starts, "MIN_CACHED_S", 0.0)
     found = [attach(random_model("llama"), config_of(kind), seed=0) for kind in ("lora-rlpo", "lora-rlpo", "pissa", "milora")]
     assert [attached.start.cached for attached in found] == [False, True, True, False], "pissa needs the same singular vectors"
     first, again = (attached.snapshot(0).pairs for attached in found[:2])
@@ -316,10 +316,10 @@ def test_adalora_cuts_to_its_budget_and_keeps_what_matters():
     attached = attach(small("qwen2"), config, seed=1)
     allocator: RankAllocator = attached._allocator
     layers = len(attached.snapshot(0).pairs)
-    assert [allocator.kept(share) for share in (0.0, 0.2, 0.7, 1.0)] == [6 * layers, 6 * layers, 4 * layers, 4 * layers]
+    assert [allocator.kept(progress) for progress in (0.0, 0.2, 0.7, 1.0)] == [6 * layers, 6 * layers, 4 * layers, 4 * layers]
     # halfway between the holds: 4 + 2 / 8 a layer
     assert allocator.kept(0.45) == int(layers * 4.25)
-    train(attached, steps=6, share=0.9)
+    train(attached, steps=6, progress=0.9)
     left = sum(int((attached.parameters[name] != 0).sum()) for name in attached.parameters if "lora_E" in name)
     assert left == 4 * layers
     assert attached.regulariser().item() > 0
@@ -459,5 +459,5 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
 
 def test_dense_leaves_ordinary_weights_alone():
     weight = torch.nn.Parameter(torch.ones(2, 2))
-    assert dense(weight) is weight
+    assert dequantize(weight) is weight
     assert AdapterSnapshot(1).is_base

@@ -9,10 +9,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
 from microrl.errors import UserError
-from microrl.policy import paths
+from microrl.policy import architecture
 from microrl.policy.policy import Policy
+from microrl.rollout.factory import make_engine
 from microrl.rollout.transformers import TransformersEngine
-from microrl.train.engines import make_engine
 from microrl.types import Prompt, Sampling
 
 SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "cohere", "cohere2", "granite", "olmo2",
@@ -37,7 +37,7 @@ PROMPTS = [Prompt("q", "1", "", (5, 6, 7)), Prompt("q", "1", "", (9, 8, 7, 6, 5)
 
 def once_around(model, tokenizer):
     """Check the model, sample from it with an adapter, and update that. Returns what the update says."""
-    paths.check(model, tokenizer)
+    architecture.check(model, tokenizer)
     config = resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 8, "data.max_prompt_tokens": 16})
     engine = make_engine(config, model, tokenizer)
     policy = Policy(model, config)
@@ -60,7 +60,7 @@ def test_a_supported_architecture_goes_once_around(model_type, tokenizer):
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_another_architecture_is_refused_with_the_reason(model_type, tokenizer):
     with pytest.raises(UserError, match=f"{model_type} models are not supported: .*{REFUSED[model_type]}") as error:
-        paths.check(tiny(model_type), tokenizer)
+        architecture.check(tiny(model_type), tokenizer)
     assert "\n" not in error.value.message and error.value.hint
 
 
@@ -119,7 +119,7 @@ def test_the_check_leaves_no_trace(tokenizer):
     """The random numbers to come and the model are what they were."""
     model = tiny("llama")
     state, modules = torch.get_rng_state(), [dict(vars(module)) for module in model.modules()]
-    paths.check(model, tokenizer)
+    architecture.check(model, tokenizer)
     assert torch.equal(torch.get_rng_state(), state)
     for module, before in zip(model.modules(), modules, strict=True):
         assert vars(module).keys() == before.keys() and not module._forward_hooks
@@ -136,20 +136,20 @@ def test_a_cache_without_gradients_is_seen(tokenizer, monkeypatch):
 
     monkeypatch.setattr(DynamicCache, "batch_select_indices", detached)
     with pytest.raises(UserError, match="gradients are off by"):
-        paths.check(tiny("llama"), tokenizer)
+        architecture.check(tiny("llama"), tokenizer)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types_pass_the_check(dtype, tokenizer):
     for model_type in ("llama", "gemma2", "qwen3"):
-        paths.check(tiny(model_type).to(dtype), tokenizer)
+        architecture.check(tiny(model_type).to(dtype), tokenizer)
 
 
 def test_weights_that_are_not_finite_are_seen(tokenizer):
     model = tiny("llama")
     model.lm_head.weight[7, 3] = float("nan")
     with pytest.raises(UserError, match="not finite in float32"):
-        paths.check(model, tokenizer)
+        architecture.check(model, tokenizer)
 
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [8.0] * 8, "rope_theta": 10000.0,

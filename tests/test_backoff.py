@@ -10,18 +10,17 @@ import torch
 from safetensors.torch import load_file
 from test_run import rows
 
-from microrl import checkpoint
-from microrl.algorithm import losses
+from microrl.algorithm import loss as losses
+from microrl.models.gpu import is_out_of_memory
 from microrl.policy import policy as policy_module
 from microrl.policy.policy import Policy
 from microrl.rollout import transformers as engine_module
-from microrl.rollout.gpu import is_out_of_memory
-from microrl.tracking import disk
-from microrl.train import evaluating
+from microrl.run import checkpoint, disk
+from microrl.train import validation
 
 ADAPTER = "final/adapter_model.safetensors"
 SETS = ["sampling.max_completion_tokens=40", "sampling.group_size=8", "reward.overlong.buffer=39", "optim.lr=0.002",
-        "data.validation=0.2", "validate.share=0.5", "optim.prompts_per_update=2", "loss.beta=0.01"]  # fmt: skip
+        "data.validation=0.2", "validation.fraction=0.5", "optim.prompts_per_update=2", "loss.beta=0.01"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +70,8 @@ SAMPLING = {
     "prefill": (engine_module._Wave, "__init__", 6),
     "decoding": (engine_module._Wave, "step", 150),
     "choosing": (engine_module, "choose", 200),
-    "validation": (evaluating, "evaluate", 2),
-    "evaluation before": (evaluating, "evaluate", 1),
+    "validation": (validation, "evaluate", 2),
+    "evaluation before": (validation, "evaluate", 1),
 }
 
 
@@ -226,7 +225,7 @@ def test_a_disk_without_room_for_the_adapter_ends_the_run_with_its_reason(argume
 
 
 def test_metrics_wait_for_room(tmp_path):
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
     folder = RunFolder(tmp_path)
     folder.append("metrics.jsonl", {"step": 0})

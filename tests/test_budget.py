@@ -2,7 +2,7 @@
 
 import pytest
 
-from microrl.budget import EVALUATION_MARGIN, Budget, Durations
+from microrl.run.budget import EVALUATION_MARGIN, Budget, Durations
 
 
 class Clock:
@@ -93,8 +93,8 @@ def test_the_least_budget_is_enough_and_hardly_more():
     clock = Clock()
     budget = made(clock, seconds=36.0)
     clock.now += 30
-    least_s = budget.least_hours(20.0) * 3600
-    assert 50 * 1.1 <= least_s < 50 * 1.25
+    min_s = budget.min_hours(20.0) * 3600
+    assert 50 * 1.1 <= min_s < 50 * 1.25
 
 
 def test_the_exit_takes_little_of_any_budget():
@@ -108,8 +108,8 @@ def test_time_of_earlier_processes_counts():
     clock.now += 900
     assert budget.elapsed_s() == 2700 and budget.left_s() == 900 and budget.process_s() == 900
     assert budget.cost_usd() == pytest.approx(0.225)
-    assert budget.share(step=5) == pytest.approx(0.75)
+    assert budget.progress(step=5) == pytest.approx(0.75)
     both = Budget(hours=1.0, steps=10, started=1000.0, before_s=1800.0, now=clock)
-    assert both.share(step=5) == pytest.approx(0.75) and both.share(step=8) == 0.8, "the nearer end counts"
+    assert both.progress(step=5) == pytest.approx(0.75) and both.progress(step=8) == 0.8, "the nearer end counts"
     both.is_by_steps = True
-    assert both.share(step=5) == 0.5, "but where steps end the run, it must repeat"
+    assert both.progress(step=5) == 0.5, "but where steps end the run, it must repeat"

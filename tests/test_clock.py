@@ -8,7 +8,7 @@ import pytest
 from test_run import rows
 
 from microrl.config import resolve
-from microrl.train.evaluating import by_steps
+from microrl.train.validation import by_steps
 
 # No plan foresees a machine that stalls in a run's last second, and a shared one does now and then.
 a_second_chance = pytest.mark.flaky(reruns=1)
@@ -89,6 +89,6 @@ def test_validation_by_steps_by_hand():
     # Evaluated at four times the length each counts four times.
     longer = {**flags, "evaluation.max_completion_tokens": 4 * 3584}
     assert by_steps(resolve((), longer), available=20) == (20, 34)
-    assert by_steps(resolve((), {**flags, "budget.steps": 1, "validate.samples": 8}), available=20)[0] == 0
+    assert by_steps(resolve((), {**flags, "budget.steps": 1, "validation.samples": 8}), available=20)[0] == 0
     # However cheap, 20 pauses.
     assert by_steps(resolve((), {**flags, "budget.steps": 10000}), available=1) == (1, 500)

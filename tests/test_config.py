@@ -163,12 +163,12 @@ def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path):
 def test_local_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    config = resolve((), {"data.name": "sums.jsonl", "model.name": "model", "warmup.data": "traces.csv", "init": "runs/warm"})
+    config = resolve((), {"data.name": "sums.jsonl", "model.name": "model", "sft.data": "traces.csv", "init": "runs/warm"})
     assert (config.data.name, config.model.name) == (str(tmp_path / "sums.jsonl"), str(tmp_path / "model"))
-    assert (config.warmup.data, config.init) == (str(tmp_path / "traces.csv"), str(tmp_path / "runs/warm"))
+    assert (config.sft.data, config.init) == (str(tmp_path / "traces.csv"), str(tmp_path / "runs/warm"))
     assert resolve((), {"model.name": "x.gguf"}).model.name == str(tmp_path / "x.gguf")
-    named = resolve((), {"data.name": "owner/name", "model.name": "Qwen/Qwen3-0.6B", "warmup.data": "arithmetic"})
-    assert (named.data.name, named.model.name, named.warmup.data) == ("owner/name", "Qwen/Qwen3-0.6B", "arithmetic")
+    named = resolve((), {"data.name": "owner/name", "model.name": "Qwen/Qwen3-0.6B", "sft.data": "arithmetic"})
+    assert (named.data.name, named.model.name, named.sft.data) == ("owner/name", "Qwen/Qwen3-0.6B", "arithmetic")
     (tmp_path / "quickstart").mkdir()
     assert resolve(["quickstart"]).model.name == "quickstart"
 

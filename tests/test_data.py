@@ -9,7 +9,7 @@ from microrl.data import arithmetic
 from microrl.data.load import Question, content_share, gold_answer, load_questions, split
 from microrl.data.prompts import render, render_all
 from microrl.data.sampler import PromptSampler
-from microrl.data.traces import trace
+from microrl.data.sft_examples import trace
 from microrl.errors import UserError
 from microrl.types import Prompt
 
@@ -115,7 +115,7 @@ def any_tokenizer(request):
     """The tiny one, and it with tokens that it adds itself, behind which nothing else may be read differently."""
     from tokenizers.processors import TemplateProcessing
 
-    from microrl.policy.tiny import build_tokenizer
+    from microrl.models.tiny import build_tokenizer
 
     tokenizer = build_tokenizer()
     if request.param != "tiny":
@@ -162,7 +162,7 @@ def test_a_tokenizer_that_reads_a_part_differently_is_told_by_row():
     """With a prefix at the very beginning only, as Llama 2's: what follows a control token has none, and a part alone would."""
     from tokenizers import pre_tokenizers
 
-    from microrl.policy.tiny import build_tokenizer
+    from microrl.models.tiny import build_tokenizer
 
     tokenizer = build_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

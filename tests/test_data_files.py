@@ -11,7 +11,7 @@ from microrl.config import resolve
 from microrl.config.schema import DataConfig
 from microrl.data.load import Question, gold_answer, load_questions
 from microrl.data.prompts import render_all
-from microrl.data.traces import load_solutions
+from microrl.data.sft_examples import load_solutions
 from microrl.errors import UserError
 from microrl.rewards.accuracy import AnswerChecker
 
@@ -132,7 +132,7 @@ def test_so_is_a_solution_to_imitate(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text('{"question": "q", "answer": "1", "solution": "s"}\n{"question": "q", "answer": "1", "solution": {"a": 1}}\n')
     with pytest.raises(UserError, match=r"row 2: `solution` is an object"):
-        load_solutions(resolve((), {"data.name": str(path), "warmup.steps": 1, "budget.steps": 1}))
+        load_solutions(resolve((), {"data.name": str(path), "sft.steps": 1, "budget.steps": 1}))
 
 
 def test_a_chat_is_a_question(tmp_path):

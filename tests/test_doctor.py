@@ -6,8 +6,8 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 
+from microrl.commands import doctor
 from microrl.rollout.preflight import Installed
-from microrl.train import doctor
 
 
 def test_this_machine_is_fit(microrl):

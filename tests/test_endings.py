@@ -20,12 +20,14 @@ from conftest import in_process
 from test_run import rows
 
 from microrl import clock
-from microrl.budget import Budget
 from microrl.cli.output import guarded
+from microrl.commands import evaluate
 from microrl.errors import UserError
-from microrl.tracking.run_folder import RunFolder
-from microrl.train import evaluating, measure, quickstart, saving
-from microrl.train.interrupts import Interrupts
+from microrl.quickstart import model as quickstart
+from microrl.run.budget import Budget
+from microrl.run.folder import RunFolder
+from microrl.run.signals import Interrupts
+from microrl.train import saving, validation
 
 ADAPTER = "final/adapter_model.safetensors"
 
@@ -33,7 +35,7 @@ ADAPTER = "final/adapter_model.safetensors"
 @pytest.fixture(scope="module")
 def arguments(tiny_arguments):
     """A tiny run whose rewards differ (by length), so that its weights move; four steps."""
-    sets = ["sampling.max_completion_tokens=16", "reward.overlong.buffer=15", "optim.lr=0.002", "validate.problems=0"]
+    sets = ["sampling.max_completion_tokens=16", "reward.overlong.buffer=15", "optim.lr=0.002", "validation.problems=0"]
     return [*map(str, tiny_arguments), "--steps", "4", *(part for key in sets for part in ("--set", key))]
 
 
@@ -130,7 +132,7 @@ def failing(monkeypatch, part, offset=None):
 
         monkeypatch.setattr(saving, "save_final", save_final)
     else:
-        original, calls = evaluating.evaluate, []
+        original, calls = validation.evaluate, []
 
         def evaluate(*rest, **named):
             calls.append(rest)
@@ -140,7 +142,7 @@ def failing(monkeypatch, part, offset=None):
                 offset[0] += 580
             raise RuntimeError("the checker has lost its mind")
 
-        monkeypatch.setattr(evaluating, "evaluate", evaluate)
+        monkeypatch.setattr(validation, "evaluate", evaluate)
     return calls
 
 
@@ -397,7 +399,7 @@ def test_a_result_that_cannot_be_stored_is_said_before_it_is_computed_and_printe
     out = tmp_path / "run"
     shutil.copytree(whole[0], out)
     (out / "eval" / "held-out.json").unlink(missing_ok=True)
-    monkeypatch.setattr(measure, "load_model", saying(measure.load_model))
+    monkeypatch.setattr(evaluate, "load_model", saying(evaluate.load_model))
     with read_only(out / "eval"):
         done = inside("eval", out, "--problems", 2, "--json")
     assert done.returncode == 0 and not (out / "eval" / "held-out.json").exists(), done.stderr

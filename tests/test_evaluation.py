@@ -8,7 +8,7 @@ from microrl.config import resolve
 from microrl.evaluation import evaluate as evaluate_module
 from microrl.evaluation.estimators import mean_share, paired_gain, pass_at_k
 from microrl.evaluation.evaluate import Result, gains
-from microrl.rewards import Judge
+from microrl.rewards import RewardScorer
 from microrl.types import Completion, Group, Prompt, Sampling
 
 
@@ -89,14 +89,14 @@ class SlowSampler:
 def asked(monkeypatch, deadline_s, expected_s=0.0):
     clock = [100.0]
     monkeypatch.setattr(evaluate_module.clock, "now_s", lambda: clock[0])
-    sampler, judge = SlowSampler(clock), Judge(resolve(()).reward)
+    sampler, scorer = SlowSampler(clock), RewardScorer(resolve(()).reward)
     prompts = [Prompt(f"question {number}", "1", "", (1,)) for number in range(40)]
     try:
         result = evaluate_module.evaluate(
-            sampler, judge, prompts, Sampling(1, 8), seed=3, pass_k=(), deadline_s=deadline_s, expected_s=expected_s
+            sampler, scorer, prompts, Sampling(1, 8), seed=3, pass_k=(), deadline_s=deadline_s, expected_s=expected_s
         )
     finally:
-        judge.close()
+        scorer.close()
     return result, sampler.asked, clock[0] - 100
 
 

@@ -12,7 +12,7 @@ from test_policy import scored_groups, with_adapter
 
 from microrl.algorithm.batch import assemble
 from microrl.errors import UserError
-from microrl.parameters import not_finite
+from microrl.models.tensors import not_finite
 
 NAN, INF = float("nan"), float("inf")
 
@@ -38,7 +38,7 @@ def test_a_step_that_makes_weights_infinite_ends_the_run(kind, several, tokenize
     with pytest.raises(UserError, match=r"not finite: `.*lora_[ABE]") as caught:
         policy.update(batch, 3.4e38)
     assert "optim.lr" in caught.value.hint
-    assert policy.is_whole is several
+    assert policy.is_consistent is several
     if several:
         assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters))
 

@@ -124,7 +124,7 @@ class Case:
     def _data(self) -> list[object]:
         data = self._damaged(self.rng.choice(["sums.jsonl", "sums.jsonl", "sums.json", "sums.csv"]))
         small = ["--set", "evaluation.problems=0", "--steps", 1]
-        with_solutions = ["--set", "warmup.steps=1", "--set", "warmup.batch=2", "--set", "warmup.solution=solution"]
+        with_solutions = ["--set", "sft.steps=1", "--set", "sft.batch=2", "--set", "sft.solution=solution"]
         more = self.rng.choice([["--dry-run"], ["--out", "new"], ["--out", "new", *with_solutions]])
         return ["train", self.wares / "preset.toml", "--data", data, *small, *more]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from microrl.config.oversight import GuardConfig, RuleConfig
-from microrl.tracking import metrics
+from microrl.run import metrics
 from microrl.train.guard import RULES, Guard, Verdict
 
 HEALTHY = {

@@ -16,9 +16,9 @@ from microrl.config.schema import RewardConfig
 from microrl.data.load import Question
 from microrl.errors import MachineFailure, UserError
 from microrl.evaluation.evaluate import evaluate
-from microrl.rewards import Judge
+from microrl.rewards import RewardScorer
 from microrl.rewards.accuracy import AnswerChecker, _Child
-from microrl.tracking.console import RunConsole
+from microrl.run.console import RunConsole
 from microrl.train.setup import check_golds
 from microrl.types import Completion, Group, Prompt, Sampling
 
@@ -42,20 +42,20 @@ def group(gold, *answers):
 @pytest.fixture(scope="module")
 def running():
     """A judge whose children are up."""
-    judge = Judge(RewardConfig())
-    judge.checker.start()
+    scorer = RewardScorer(RewardConfig())
+    scorer.checker.start()
     for answer in ("0.25", "0.75", "0.125", "1.5"):
-        judge.checker.check("1/2", answer)
-    yield judge
-    judge.close()
+        scorer.checker.check("1/2", answer)
+    yield scorer
+    scorer.close()
 
 
 @pytest.fixture
-def judge(running):
+def scorer(running):
     """The same, at the start of a step, with half a second for a check."""
     running.checker.deadline_s = 0.5
     running.checker._known.clear()
-    running.breathe = lambda: None
+    running.check_deadline = lambda: None
     running.renew()
     return running
 
@@ -238,10 +238,10 @@ def test_what_is_longer_than_any_answer_is_wrong_and_never_sent():
 
 
 def test_a_checker_that_cannot_start_says_so(monkeypatch):
-    judge = Judge(RewardConfig())
+    scorer = RewardScorer(RewardConfig())
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(MachineFailure, match="did not start"):
-        in_time(lambda: judge.score([(0, group("1/2", "0.5", "0.25", "0.75"))]))
+        in_time(lambda: scorer.score([(0, group("1/2", "0.5", "0.25", "0.75"))]))
 
 
 def test_closing_while_checks_are_running_ends_them():
@@ -269,17 +269,17 @@ def test_closing_while_checks_are_running_ends_them():
 # ---- one step
 
 
-def test_hanging_answers_cost_a_step_three_deadlines_and_quick_ones_nothing(judge):
-    judge.checker.deadline_s = 2.0
+def test_hanging_answers_cost_a_step_three_deadlines_and_quick_ones_nothing(scorer):
+    scorer.checker.deadline_s = 2.0
     towers = [group("1/2", *(hostile(100 * n + k) for k in range(4))) for n in range(4)]
     towers += [group("1/2", hostile(999))]  # the seventeenth: after it the others are checked in a second round
     quick = [group("1/3", *(rf"\frac{{{n + k}}}{{{3 * (n + k)}}}" for k in range(2, 6))) for n in range(3)]
     began = time.monotonic()
-    scored = judge.score(enumerate(towers + quick))
+    scored = scorer.score(enumerate(towers + quick))
     assert time.monotonic() - began < PATIENCE_S
     assert [[score.killed for score in one.scores] for one in scored] == [[True] * 4] * 4 + [[True]] + [[False] * 4] * 3
     assert [score.accuracy for one in scored for score in one.scores] == [0] * 17 + [1] * 12
-    allowance = judge.allowance
+    allowance = scorer.allowance
     assert len(allowance.put_off) >= 16 and len(allowance.killed) == 2 and len(allowance.refused) == 15
     assert ("1/2", hostile(0)) in allowance.killed, "the first in the step's order"
 
@@ -288,32 +288,32 @@ def never():
     raise AssertionError("it waits")
 
 
-def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(judge):
+def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scorer):
     same = [(n, group("1/2", *[HOSTILE] * 8)) for n in range(8)]
     for _ in range(2):
-        judge.renew()
-        assert in_time(lambda: sum(score.killed for one in judge.score(same) for score in one.scores)) == 64
-        assert judge.allowance.killed == {("1/2", HOSTILE)}
-        judge.breathe = never  # the step knows it: a second round of dynamic sampling does not wait
-        judge.score(same)
-        judge.breathe = lambda: None
+        scorer.renew()
+        assert in_time(lambda: sum(score.killed for one in scorer.score(same) for score in one.scores)) == 64
+        assert scorer.allowance.killed == {("1/2", HOSTILE)}
+        scorer.check_deadline = never  # the step knows it: a second round of dynamic sampling does not wait
+        scorer.score(same)
+        scorer.check_deadline = lambda: None
 
 
-def test_a_whole_step_of_hanging_answers_is_bounded(judge):
+def test_a_whole_step_of_hanging_answers_is_bounded(scorer):
     step = [(n, group("1/2", *(hostile(100 * n + k) for k in range(8)))) for n in range(16)]
-    scored = in_time(lambda: judge.score(step), seconds=15)
+    scored = in_time(lambda: scorer.score(step), seconds=15)
     assert all(score.killed and not score.accuracy for one in scored for score in one.scores)
 
 
-def test_slow_but_honest_answers_are_all_checked(judge):
+def test_slow_but_honest_answers_are_all_checked(scorer):
     """None hangs until the deadline, so none is refused, however many are put off."""
-    judge.checker.deadline_s = PATIENCE_S
+    scorer.checker.deadline_s = PATIENCE_S
     answers = [rf"\frac{{{n}\sqrt{{5}} + 7}}{{7}}" for n in range(24)]
     golds = [rf"\frac{{{n}\sqrt{{5}}}}{{7}} + 1" for n in range(24)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("microrl.rewards.scoring.FIRST_TRY", 1e-4)  # 2 ms
-        scored = judge.score(enumerate(group(gold, answer) for gold, answer in zip(golds, answers, strict=True)))
-    assert len(judge.allowance.put_off) >= 16
+        patch.setattr("microrl.rewards.allowance.FIRST_TRY", 1e-4)  # 2 ms
+        scored = scorer.score(enumerate(group(gold, answer) for gold, answer in zip(golds, answers, strict=True)))
+    assert len(scorer.allowance.put_off) >= 16
     assert all(score.accuracy == 1 and not score.killed for one in scored for score in one.scores)
 
 
@@ -321,23 +321,23 @@ class Stop(Exception):
     pass
 
 
-def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(judge):
-    judge.checker.deadline_s = 10.0
+def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(scorer):
+    scorer.checker.deadline_s = 10.0
     began, looks = time.monotonic(), []
 
-    def breathe():
+    def check_deadline():
         looks.append(time.monotonic())
         if looks[-1] - began > 0.8:
             raise Stop
 
-    judge.breathe = breathe
+    scorer.check_deadline = check_deadline
     with pytest.raises(Stop):
-        judge.score([(0, group("1/2", *map(hostile, range(6))))])
+        scorer.score([(0, group("1/2", *map(hostile, range(6))))])
     assert time.monotonic() - began < 4 and len(looks) >= 3
-    judge.breathe = lambda: None
-    judge.renew()
+    scorer.check_deadline = lambda: None
+    scorer.renew()
     began = time.monotonic()
-    assert judge.score([(0, group("1/3", r"\frac{7}{21}"))])[0].scores[0].accuracy == 1
+    assert scorer.score([(0, group("1/3", r"\frac{7}{21}"))])[0].scores[0].accuracy == 1
     assert time.monotonic() - began < 4, "what was given up keeps nothing waiting"
 
 
@@ -352,21 +352,21 @@ class Scripted:
             yield position, Group(prompt, (Completion((1, 2), (0.0, 0.0), "stop", 0, f"\\boxed{{{prompt.question}}}"),))
 
 
-def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(judge):
-    judge.checker.deadline_s = 30.0
+def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scorer):
+    scorer.checker.deadline_s = 30.0
     questions = ["0.5", r"\frac{2}{4}", "7", HOSTILE, r"\frac{4}{8}"]
     prompts = [Prompt(question, "1/2", "", (1,)) for question in questions]
     began = time.monotonic()
-    result = evaluate(Scripted(), judge, prompts, Sampling(1, 8), seed=0, pass_k=(), deadline_s=2.0)
+    result = evaluate(Scripted(), scorer, prompts, Sampling(1, 8), seed=0, pass_k=(), deadline_s=2.0)
     assert 2 <= time.monotonic() - began < 6
     assert result.right == {"0.5": 1, r"\frac{2}{4}": 1, "7": 0}, "as many as are whole, in the order of the questions"
     assert result.killed == 0
-    assert evaluate(Scripted(), judge, prompts[3:], Sampling(1, 8), seed=0, pass_k=(), deadline_s=1.0) is None
+    assert evaluate(Scripted(), scorer, prompts[3:], Sampling(1, 8), seed=0, pass_k=(), deadline_s=1.0) is None
 
 
-def test_an_evaluation_counts_what_it_killed(judge):
+def test_an_evaluation_counts_what_it_killed(scorer):
     prompts = [Prompt(question, "1/2", "", (1,)) for question in ("0.5", HOSTILE, "0.25")]
-    result = evaluate(Scripted(), judge, prompts, Sampling(1, 8), seed=0, pass_k=())
+    result = evaluate(Scripted(), scorer, prompts, Sampling(1, 8), seed=0, pass_k=())
     assert result.right == {"0.5": 1, HOSTILE: 0, "0.25": 0} and result.killed == 1
     assert result.to_json()["killed"] == 1
 
@@ -374,14 +374,14 @@ def test_an_evaluation_counts_what_it_killed(judge):
 # ---- whole runs
 
 
-def test_gold_answers_that_hang_are_refused_before_they_cost_hours(judge):
-    judge.checker.deadline_s = 0.2
+def test_gold_answers_that_hang_are_refused_before_they_cost_hours(scorer):
+    scorer.checker.deadline_s = 0.2
     config = resolve((), {"data.name": "sums.jsonl", "data.bad_answers": "drop", "reward.deadline_s": 0.2})
     golds = [rf"\binom{{99999{n:03}}}{{44444444}}" for n in range(600)]  # a tower is read at once, and hangs when compared
     questions = [Question(row, f"{gold}?", gold) for row, gold in enumerate(["1/2", *golds], 1)]
     with pytest.raises(UserError, match=r"sums.jsonl, row 2: the gold answer .* and 8 others take more than 0.2 s each"):
-        in_time(lambda: check_golds(questions, judge, config, None, RunConsole()))
-    assert check_golds(questions[:3], judge, config, None, RunConsole()) == questions[:1]
+        in_time(lambda: check_golds(questions, scorer, config, None, RunConsole()))
+    assert check_golds(questions[:3], scorer, config, None, RunConsole()) == questions[:1]
 
 
 @pytest.mark.slow

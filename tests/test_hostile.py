@@ -15,11 +15,10 @@ from damage import renew
 from safetensors.torch import load_file, save_file
 from test_fuzz import tree
 
-from microrl import checkpoint
 from microrl.errors import UserError
-from microrl.tracking import heartbeat
-from microrl.tracking.run_folder import RunFolder
-from microrl.train import evaluating, saving
+from microrl.run import checkpoint, heartbeat
+from microrl.run.folder import RunFolder
+from microrl.train import saving, validation
 
 pytestmark = pytest.mark.usefixtures("checkers_when_asked")
 HUGE = 10**400
@@ -94,7 +93,7 @@ def change_tensor(path, name, tensor):
 
 
 LINKS = [
-    "metrics.jsonl", "events.jsonl", "warmup.jsonl", ".lock", "heartbeat.json", ".heartbeat.json.tmp", "summary.json",
+    "metrics.jsonl", "events.jsonl", "sft.jsonl", ".lock", "heartbeat.json", ".heartbeat.json.tmp", "summary.json",
     "crash.log",
     "config.json", "eval", "eval/held-out-before.json", "checkpoints", "checkpoints/step-000009", "best", "rollouts",
     f"{LAST}/state.json",
@@ -171,7 +170,7 @@ def test_checksums_name_files_beside_them_and_nothing_else(run, outside, name):
         file.write(f"{'0' * 64}  {name}\n")
     with at_most(10):
         assert checkpoint.fault(folder) is not None
-        place, state = saving.find_place(RunFolder(run))
+        place, state = saving.find_checkpoint(RunFolder(run))
     assert (place, state.step) == (run / FIRST, 0)
     assert [event["message"].split()[0] for event in events(run)[-1:]] == ["bad-step-000003"]
 
@@ -181,12 +180,12 @@ STATES = [
     ("sampler_position", -1), ("sampler_position", HUGE), ("elapsed_s", float("nan")), ("elapsed_s", -1), ("elapsed_s", 1e300),
     ("metrics_offset", -1), ("metrics_offset", 10**9), ("metrics_offset", 5), ("phases", []), ("phases.load", "x"),
     ("phases.load", float("inf")), ("durations", {"seed": [1.0]}), ("durations.step", [-1.0]), ("durations.step", 3),
-    ("is_by_steps", 1), ("is_stopped", None), ("warmup", None), ("warmup.steps", -1), ("warmup.offset", HUGE),
+    ("is_by_steps", 1), ("is_stopped", None), ("sft", None), ("sft.steps", -1), ("sft.offset", HUGE),
     ("validation.best_step", 4), ("validation.best_step", "../.."), ("validation.best_accuracy", 2.0),
     ("validation.questions", -1),
     ("validation.x", 1), ("guard", []), ("guard.start", {"x": 1.0}), ("guard.log_norms", 1e300), ("guard.norms", -1),
     ("guard.passed", {"x": 1}), ("guard.warned", [1]), ("guard.interventions", HUGE), ("guard.validations", [2.0]),
-    ("guard.x", 1), ("metrics_offset", ...), ("warmup.offset", ...), ("validation", ...), ("guard.norms", ...),
+    ("guard.x", 1), ("metrics_offset", ...), ("sft.offset", ...), ("validation", ...), ("guard.norms", ...),
     ("max_kv_gb", 0), ("tokens_per_microbatch", 0), ("checkpoints_activations", "no"), ("x", 1),
 ]  # fmt: skip
 
@@ -196,7 +195,7 @@ def test_a_checkpoint_with_an_ill_typed_state_is_set_aside_and_the_one_before_it
     change(run / LAST / "state.json", key, value)
     renew(run / LAST)
     before = tree(run)
-    place, state = saving.find_place(RunFolder(run))
+    place, state = saving.find_checkpoint(RunFolder(run))
     assert (place, state.step) == (run / FIRST, 0)
     event = events(run)[-1]
     assert event["kind"] == "bad checkpoint" and "bad-step-000003" in event["message"] and "\n" not in event["message"]
@@ -208,7 +207,7 @@ def test_a_checkpoint_with_an_ill_typed_state_is_set_aside_and_the_one_before_it
 def test_a_checkpoint_whose_state_is_no_json_is_set_aside(run, content):
     (run / LAST / "state.json").write_bytes(content)
     renew(run / LAST)
-    assert saving.find_place(RunFolder(run))[0] == run / FIRST
+    assert saving.find_checkpoint(RunFolder(run))[0] == run / FIRST
 
 
 def test_a_checkpoint_that_was_killed_before_it_got_its_name_takes_that_of_a_damaged_one(run):
@@ -216,7 +215,7 @@ def test_a_checkpoint_that_was_killed_before_it_got_its_name_takes_that_of_a_dam
     shutil.copytree(run / FIRST, run / "checkpoints" / ".step-000002.tmp")  # of another step
     (run / "checkpoints" / ".step-000004.tmp").write_text("x")
     (run / LAST / "state.json").write_text("x")
-    place, state = saving.find_place(RunFolder(run))
+    place, state = saving.find_checkpoint(RunFolder(run))
     assert (place, state.step) == (run / LAST, 3) and "bad-step-000003" in events(run)[-1]["message"]
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["bad-step-000003", "step-000000", "step-000003"]
 
@@ -241,8 +240,8 @@ TENSORS = [
 @pytest.fixture(scope="module")
 def policy(tokenizer, wares):
     from microrl.config import check
+    from microrl.models.tiny import build_model
     from microrl.policy.policy import Policy
-    from microrl.policy.tiny import build_model
 
     config = check(json.loads((wares / "killed" / "config.json").read_text()))
     return Policy(build_model(tokenizer, seed=3), config, fresh=False)
@@ -347,10 +346,10 @@ BEFORE = [
 def test_a_damaged_evaluation_before_is_refused(run, key, value):
     path = run / "eval" / "held-out-before.json"
     config = RunFolder(run).settings()
-    assert evaluating.measured_before(RunFolder(run), config).right
+    assert validation.measured_before(RunFolder(run), config).right
     change(path, key, value)
     with pytest.raises(UserError) as caught:
-        evaluating.measured_before(RunFolder(run), config)
+        validation.measured_before(RunFolder(run), config)
     assert str(path) in caught.value.message and "\n" not in caught.value.message and f"rm {path}" in caught.value.hint
 
 
@@ -372,7 +371,7 @@ def test_the_hint_at_a_damaged_evaluation_leads_to_the_same_end(inside, wares, r
 def test_a_damaged_heartbeat_is_told_and_counts_nothing(run, content):
     (run / "heartbeat.json").write_text(content)
     assert heartbeat.last_s(run) == 0
-    _, state = saving.find_place(RunFolder(run))
+    _, state = saving.find_checkpoint(RunFolder(run))
     assert state.step == 3 and state.phases["lost"] == 0
     assert "heartbeat.json is damaged" in events(run)[-1]["message"] and events(run)[-1]["kind"] == "warning"
 
@@ -400,7 +399,7 @@ def test_a_damaged_record_is_said_by_merge_and_no_folder_is_left(inside, wares, 
 
 @pytest.mark.parametrize("content", ['{"mode": 3}', '{"mode": "both"}', "[]", "", "{}"])
 def test_a_damaged_choice_between_swap_and_merge_is_refused(run, content):
-    from microrl.train.engines import chosen
+    from microrl.rollout.factory import chosen
 
     assert chosen(RunFolder(run)) is None
     (run / "sync.json").write_text('{"mode": "swap", "why": "", "table": []}')
@@ -414,7 +413,7 @@ CONFIGS = [
     b"", b"[]", b"\xff\xfe{", b"[" * 100_000, b'{"budget": {}, "sampling": {}, "adapter": ' + b'{"a":' * 10_000,
     json.dumps({"budget": [], "sampling": {}, "adapter": {}}).encode(),
     json.dumps({"budget": {}, "sampling": {}, "adapter": {"kind": "lora", "rank": "x"}}).encode(),
-    json.dumps({"budget": {}, "sampling": 3, "adapter": {}, "warmup": []}).encode(),
+    json.dumps({"budget": {}, "sampling": 3, "adapter": {}, "sft": []}).encode(),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from microrl import hub
+from microrl.models import hub
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from microrl import clock
 from microrl.config import resolve
 from microrl.data import arithmetic
 from microrl.data.load import Question, split
-from microrl.rewards.judge import Judge
-from microrl.tracking.run_folder import RunFolder
+from microrl.rewards.scorer import RewardScorer
+from microrl.run.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_without_a_learning_rate_nothing_is_learned(tmp_path):
 def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch, seed):
     """Every training step's rewards are permuted among all its completions; evaluations are left alone."""
     draw = random.Random(seed)
-    judged = Judge.score
+    judged = RewardScorer.score
     questions = [Question(0, *pair) for pair in arithmetic.problems()]
     held_out = {question.text for question in split(questions, 0.1)[1]}
 
@@ -72,7 +72,7 @@ def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch, seed):
         hand_out = iter(scores)
         return [dataclasses.replace(group, scores=tuple(next(hand_out) for _ in group.scores)) for group in groups]
 
-    monkeypatch.setattr(Judge, "score", shuffled)
+    monkeypatch.setattr(RewardScorer, "score", shuffled)
     gain = gain_of([], tmp_path / "run", steps=120, seed=seed)
     print(gain)
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]

@@ -174,7 +174,7 @@ def test_the_type_is_the_bases_own_unless_another_is_wanted(inside, run_of, tmp_
 
 
 def test_what_cannot_be_is_refused_with_a_hint(inside, run_of, tmp_path, tokenizer, model_folder):
-    from microrl.policy.tiny import build_model
+    from microrl.models.tiny import build_model
 
     run = run_of("lora")
     (tmp_path / "taken").mkdir()

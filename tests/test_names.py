@@ -12,8 +12,8 @@ from test_readme import COMMANDS
 
 from microrl import cli
 from microrl.cli import options
-from microrl.tracking.run_folder import RunFolder
-from microrl.train.measure import benchmark_name
+from microrl.commands.evaluate import benchmark_name
+from microrl.run.folder import RunFolder
 
 LONG = "n" * 300
 

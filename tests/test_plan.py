@@ -13,21 +13,21 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 from microrl.adapters.attach import attach
 from microrl.adapters.starts import ENDS, compute
 from microrl.adapters.targets import targets
-from microrl.budget import BEFORE_SHARE, Budget, checkpoint_interval_s
 from microrl.cli import plan as plan_command
 from microrl.config import models, presets, resolve
 from microrl.config.adapters import KINDS
 from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
-from microrl.plan import Shape, advice, cards, here, make, memory, roofline, starts, work
+from microrl.models import gpu, load, tiny
+from microrl.plan import Shape, advice, devices, here, make, memory, roofline, starts, work
 from microrl.plan.known import CONFIGS
 from microrl.plan.source import shape_of
-from microrl.policy import load, logprobs, tiny
-from microrl.rollout import gpu
-from microrl.rollout.vllm_start import LORA_RANKS
-from microrl.train import engines
+from microrl.policy import logprobs
+from microrl.rollout import factory
+from microrl.rollout.vllm.launch import LORA_RANKS
+from microrl.run.budget import BEFORE_FRACTION, Budget, checkpoint_interval_s
 
-A40 = cards.CARDS["a40"]
+A40 = devices.DEVICES["a40"]
 TOTALS = {
     "Qwen2.5-1.5B-Instruct": 1_543_714_304, "Qwen2.5-3B-Instruct": 3_085_938_688, "Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen2.5-Math-1.5B": 1_543_714_304, "Qwen3-0.6B": 596_049_920, "DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
@@ -42,9 +42,9 @@ def on_meta(config: dict):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **options))
 
 
-def planned(*names, card=A40, sets=(), **flags):
+def planned(*names, device=A40, sets=(), **flags):
     config = resolve(names, {key.replace("__", "."): value for key, value in flags.items()}, sets)
-    return make(config, shape_of(config.model.name), card)
+    return make(config, shape_of(config.model.name), device)
 
 
 # Counts
@@ -213,12 +213,12 @@ def test_a_model_that_is_not_there(name, words, monkeypatch):
     ],
 )  # fmt: skip
 def test_cards_are_found_however_they_are_spelled(spelled, name):
-    assert cards.find(spelled).name == name
+    assert devices.find(spelled).name == name
 
 
 def test_an_unknown_card_is_an_error_with_the_nearest():
     with pytest.raises(UserError, match="unknown card `a41`") as caught:
-        cards.find("a41")
+        devices.find("a41")
     assert "a40" in caught.value.hint
 
 
@@ -231,35 +231,35 @@ def test_an_unknown_card_is_an_error_with_the_nearest():
     ],
 )  # fmt: skip
 def test_devices_by_the_names_that_drivers_give(device, memory_gb, name):
-    card = cards.of_device(device, memory_gb)
-    assert card.name == name and card.memory_gb <= memory_gb
+    device = devices.of_device(device, memory_gb)
+    assert device.name == name and device.memory_gb <= memory_gb
 
 
 def test_an_unknown_device_is_taken_for_a_slow_one_of_its_size_and_says_so():
-    card = cards.of_device("NVIDIA Something 9000", 50.0)
-    assert (card.memory_gb, card.bandwidth_gb_s) == (50.0, 696) and "unknown" in card.label
-    slice_of_h100 = cards.of_device("NVIDIA H100 80GB HBM3", 11.0)
+    device = devices.of_device("NVIDIA Something 9000", 50.0)
+    assert (device.memory_gb, device.bandwidth_gb_s) == (50.0, 696) and "unknown" in device.label
+    slice_of_h100 = devices.of_device("NVIDIA H100 80GB HBM3", 11.0)
     assert slice_of_h100.memory_gb == 11.0 and slice_of_h100.bandwidth_gb_s == 320
 
 
-@pytest.mark.parametrize("name", [*cards.CARDS, "cpu"])
+@pytest.mark.parametrize("name", [*devices.DEVICES, "cpu"])
 def test_plan_and_train_take_the_same_type(name, monkeypatch):
     """`auto` is one rule of the compute capability: a T4 has no bfloat16."""
-    card = cards.cpu(2, 16) if name == "cpu" else cards.CARDS[name]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: card.capability)
-    planned_type = work.Work.of(resolve(["micro-r8"]), shape_of("Qwen2.5-1.5B-Instruct"), card).dtype
-    trained_type = load.dtype_of("auto", torch.device("cpu" if card.is_cpu else "cuda"))
+    device = devices.cpu(2, 16) if name == "cpu" else devices.DEVICES[name]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: device.capability)
+    planned_type = work.Workload.of(resolve(["micro-r8"]), shape_of("Qwen2.5-1.5B-Instruct"), device).dtype
+    trained_type = load.dtype_of("auto", torch.device("cpu" if device.is_cpu else "cuda"))
     assert f"torch.{planned_type}" == str(trained_type)
     assert planned_type == {"t4": "float16", "cpu": "float32"}.get(name, "bfloat16")
 
 
 def test_the_type_follows_from_the_real_capability():
-    assert cards.of_device("NVIDIA GeForce RTX 4080", 16.7, (8, 9)).auto_dtype == "bfloat16", "its memory is a T4's"
-    assert cards.of_device("Tesla V100-SXM2-32GB", 34.0, (7, 0)).auto_dtype == "float16", "its memory is a 5090's"
-    t4 = make(resolve(["micro-r8", "budget-1h"]), shape_of("Qwen2.5-1.5B-Instruct"), cards.CARDS["t4"])
+    assert devices.of_device("NVIDIA GeForce RTX 4080", 16.7, (8, 9)).auto_dtype == "bfloat16", "its memory is a T4's"
+    assert devices.of_device("Tesla V100-SXM2-32GB", 34.0, (7, 0)).auto_dtype == "float16", "its memory is a 5090's"
+    t4 = make(resolve(["micro-r8", "budget-1h"]), shape_of("Qwen2.5-1.5B-Instruct"), devices.DEVICES["t4"])
     assert not [line for line in t4.advice if "dtype" in line]
     asked = resolve(["micro-r8"], {}, ["model.dtype=bfloat16"])
-    refused = make(asked, shape_of("Qwen2.5-1.5B-Instruct"), cards.CARDS["t4"])
+    refused = make(asked, shape_of("Qwen2.5-1.5B-Instruct"), devices.DEVICES["t4"])
     assert not refused.fits and "model.dtype=float16" in refused.advice[0]
 
 
@@ -267,10 +267,10 @@ def test_the_type_follows_from_the_real_capability():
 
 
 def test_what_it_shares_with_the_rooms_above_is_the_same():
-    assert (memory.KV_SLEEP_SHARE, memory.GRAPH_BYTES + memory.WORKSPACE_BYTES) == (gpu.KV_SLEEP_SHARE, gpu.RESERVE_BYTES)
-    assert work.MOST_SEQUENCES == engines.MOST_SEQUENCES
+    assert (memory.KV_SLEEP_FRACTION, memory.GRAPH_BYTES + memory.WORKSPACE_BYTES) == (gpu.KV_SLEEP_FRACTION, gpu.RESERVE_BYTES)
+    assert work.MAX_SEQUENCES == factory.MAX_SEQUENCES
     assert (memory.CHUNK_ELEMENTS, memory.LORA_RANKS) == (logprobs.CHUNK_ELEMENTS, LORA_RANKS)
-    assert memory.BLOCK_TOKENS == 2 * engines.LARGEST_BLOCK
+    assert memory.BLOCK_TOKENS == 2 * factory.LARGEST_BLOCK
     network = tiny.build_model(tiny.build_tokenizer())
     assert shape_of("quickstart").parameters == sum(parameter.numel() for parameter in network.parameters())
     assert shape_of("quickstart").max_positions == network.config.max_position_embeddings
@@ -356,11 +356,11 @@ def test_memory_grows_with_rank_length_and_model():
     fixed = ["optim.tokens_per_microbatch=8192"]
     by_rank = [planned("micro-r8", adapter__rank=rank, sets=fixed).memory_gb["peak"] for rank in (8, 64, 256)]
     assert by_rank == sorted(by_rank) and by_rank[0] < by_rank[2] - 3
-    big = cards.CARDS["b200"]
-    by_length = [planned("micro-r8", card=big, sampling__max_completion_tokens=n).sampling_gb["KV cache"] for n in (1024, 2048)]
+    big = devices.DEVICES["b200"]
+    by_length = [planned("micro-r8", device=big, sampling__max_completion_tokens=n).sampling_gb["KV cache"] for n in (1024, 2048)]
     assert by_length[0] < by_length[1]
     by_model = [
-        planned("micro-r8", card=big, model__name=name, sets=fixed).memory_gb["peak"]
+        planned("micro-r8", device=big, model__name=name, sets=fixed).memory_gb["peak"]
         for name in ("Qwen3-0.6B", "Qwen2.5-3B-Instruct")
     ]
     assert by_model[0] < by_model[1]
@@ -372,8 +372,8 @@ def test_memory_grows_with_rank_length_and_model():
 
 def test_decoding_by_hand():
     """Where arithmetic is free, a token of the batch costs one reading of the weights, the cache, and vLLM's own work."""
-    card = cards.Card("x", "x", 1000, 1000, 1e9, 0.0, 1e9)
-    found = planned("micro-r64", card=card, sets=["sync.mode=merge"])
+    device = devices.Device("x", "x", 1000, 1000, 1e9, 0.0, 1e9)
+    found = planned("micro-r64", device=device, sets=["engine.sync=merge"])
     steps = 0.9 * 3584
     body = 28 * (2 * 1536 * 1536 + 1536 + 2 * (1536 * 256 + 256) + 3 * 1536 * 8960)
     tokens = 128 * 0.5 * 3584
@@ -384,8 +384,8 @@ def test_decoding_by_hand():
 
 def test_the_update_by_hand():
     """Where memory is free: 4 operations a base parameter and token, 6 an adapter's, 4 the head's, attention, and launches."""
-    card = cards.Card("x", "x", 1000, 1e9, 100, 0.0, 10)
-    found = planned("micro-r64", card=card)
+    device = devices.Device("x", "x", 1000, 1e9, 100, 0.0, 10)
+    found = planned("micro-r64", device=device)
     completion, prompts = 128 * 1792, 16 * 0.3 * 512
     tokens = completion + prompts
     attention = 3.5 * 4 * 28 * 1536 * (0.3 * 512 + 896)
@@ -397,10 +397,10 @@ def test_the_update_by_hand():
 
 
 def test_steps_are_what_is_left_of_the_hours():
-    found = planned("micro-r64", budget__hours=3.0, validate__share=0.2, budget__checkpoint_minutes=15.0)
-    share = 20 * found.validation_s / (3 * 3600)
-    assert share < 0.2, "a run validates at most 20 times"
-    each = found.step_s / (1 - share) / (1 - found.save_s / 900)
+    found = planned("micro-r64", budget__hours=3.0, validation__fraction=0.2)
+    fraction = 20 * found.validation_s / (3 * 3600)
+    assert fraction < 0.2, "a run validates at most 20 times"
+    each = found.step_s / (1 - fraction) / (1 - found.save_s / 900)
     around = found.load_s + found.save_s + 2 * found.evaluation_s + 10
     assert found.steps == int((3 * 3600 - around) / each)
     assert found.hours == 3 and found.cost_usd == pytest.approx(0.9)
@@ -417,11 +417,11 @@ def test_steps_bound_the_run_and_then_the_hours_follow():
 
 @pytest.mark.parametrize("hours", [0.02, 0.1, 0.5, 24.0])
 def test_the_plan_keeps_back_what_the_run_keeps_back_for_its_exit(hours):
-    found = planned("quickstart", card=cards.cpu(2, 24.0), budget__hours=hours, validate__problems=0)
+    found = planned("quickstart", device=devices.cpu(2, 24.0), budget__hours=hours, validation__problems=0)
     exit_s = Budget(hours=hours, steps=None, started=0.0).exit_s()
     around = found.load_s + found.save_s + exit_s
-    left = hours * 3600 - around - 2 * min(found.evaluation_s, BEFORE_SHARE * (hours * 3600 - around))
-    interval_s = checkpoint_interval_s(None, hours, found.save_s)
+    left = hours * 3600 - around - 2 * min(found.evaluation_s, BEFORE_FRACTION * (hours * 3600 - around))
+    interval_s = checkpoint_interval_s(hours, found.save_s)
     assert found.steps == int(left * (1 - found.save_s / interval_s) / found.step_s)
 
 
@@ -442,7 +442,7 @@ def test_starts_on_a_card_beside_published_ones(hidden, inner, layers, heads, kv
     config = dict(CONFIGS["Qwen2.5-7B-Instruct"], hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
                   num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=128)  # fmt: skip
     adapter = KINDS["lora-rlpo"](rank=32)
-    found = starts.seconds(adapter, Shape.from_config(config), cards.CARDS["a100"], 2, cpu_flops=0.0)
+    found = starts.seconds(adapter, Shape.from_config(config), devices.DEVICES["a100"], 2, cpu_flops=0.0)
     assert published_s / 3 < found < published_s
 
 
@@ -463,7 +463,7 @@ def test_a_start_takes_what_the_plan_says(kind):
     layers = targets(network, adapter)
     measured = min(seconds(lambda: compute(layers, adapter, seed=0)) for _ in range(3))
     rate = 20 * 2 * 320**3 / min(seconds(lambda: [square @ square for _ in range(20)]) for _ in range(3))
-    said = starts.seconds(adapter, Shape.from_config(config), cards.cpu(1, 16), 4, cpu_flops=2 * rate)
+    said = starts.seconds(adapter, Shape.from_config(config), devices.cpu(1, 16), 4, cpu_flops=2 * rate)
     assert measured / 3 < said < measured * 3, (measured, said)
 
 
@@ -488,15 +488,15 @@ def test_what_makes_a_step_longer(sets, part, grows):
 def test_the_price_is_the_cards_unless_one_is_given():
     assert planned(budget__hours=10.0).cost_usd == pytest.approx(3.0)
     assert planned(budget__hours=10.0, budget__price=0.5).cost_usd == pytest.approx(5.0)
-    assert planned("quickstart", card=cards.cpu(2, 16)).cost_usd == 0
-    assert "usually rents" in " ".join(planned("micro-r8", "budget-7usd", card=cards.CARDS["h200"]).notes)
+    assert planned("quickstart", device=devices.cpu(2, 16)).cost_usd == 0
+    assert "usually rents" in " ".join(planned("micro-r8", "budget-7usd", device=devices.DEVICES["h200"]).notes)
 
 
 @pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])
 @pytest.mark.parametrize("micro", [name for name in presets.available() if name.startswith("micro-")])
 @pytest.mark.parametrize("card", ["a40", "4090", "h200", "3090", "l4", "h100"])
-def test_budgets_fit_every_card_of_24_gb(budget, micro, card):
-    found = planned(micro, budget, card=cards.CARDS[card])
+def test_budgets_fit_every_card_of_24_gb(budget, micro, device):
+    found = planned(micro, budget, device=devices.DEVICES[device])
     assert found.fits and found.advice == () and found.steps >= 80
     assert found.hours == {"budget-1h": 1, "budget-6h": 6, "budget-24h": 24, "budget-7usd": 23.33}[budget]
 
@@ -551,11 +551,11 @@ def test_no_single_line_of_the_advice_is_idle(inside):
 
 
 def test_a_card_that_nothing_fits_gets_another_card():
-    found = planned("ortho-7b", card=cards.CARDS["t4"])
+    found = planned("ortho-7b", device=devices.DEVICES["t4"])
     (line,) = found.advice
     assert line.startswith("--gpu ")
-    better = cards.find(line.split()[1].rstrip(":"))
-    assert planned("ortho-7b", card=better).fits
+    better = devices.find(line.split()[1].rstrip(":"))
+    assert planned("ortho-7b", device=better).fits
 
 
 def test_what_is_free_is_what_counts():
@@ -572,10 +572,10 @@ def test_where_there_is_room_it_says_what_would_be_faster():
 
 
 @pytest.mark.parametrize(("card", "again"), [("4090", True), ("a40", False), ("h200", False)])
-def test_activations_are_computed_again_only_where_they_would_not_fit(card, again):
-    found = planned("micro-r256", "budget-24h", card=cards.CARDS[card])
+def test_activations_are_computed_again_only_where_they_would_not_fit(device, again):
+    found = planned("micro-r256", "budget-24h", device=devices.DEVICES[device])
     assert found.fits and found.checkpoints_activations is again
-    never = planned("micro-r256", "budget-24h", card=cards.CARDS[card], sets=["model.gradient_checkpointing=false"])
+    never = planned("micro-r256", "budget-24h", device=devices.DEVICES[device], sets=["model.gradient_checkpointing=false"])
     assert never.fits is not again
     config, shape = resolve(["micro-r256", "budget-24h"]), shape_of("Qwen2.5-1.5B-Instruct")
     row = {"adapter": config.adapter, "length": 512 + 3584}
@@ -615,13 +615,13 @@ def test_json_has_what_scripts_read(inside):
 def test_without_a_card_it_compares_all(inside, monkeypatch):
     monkeypatch.setattr(here, "gpu", lambda: None)
     shown = inside("plan", "micro-r64")
-    assert shown.returncode == 0 and all(f"\n{name} " in shown.stdout for name in cards.CARDS)
+    assert shown.returncode == 0 and all(f"\n{name} " in shown.stdout for name in devices.DEVICES)
     rows = json.loads(inside("plan", "micro-r64", "--json").stdout)
-    assert set(rows["cards"]) == {*cards.CARDS, "cpu"} and rows["gpu"] == "a40"
+    assert set(rows["cards"]) == {*devices.DEVICES, "cpu"} and rows["gpu"] == "a40"
     # A preset's price is that of one card; the comparison takes each card's own, unless the command line says one.
     dear = json.loads(inside("plan", "micro-r64", "budget-7usd", "--json").stdout)
-    assert dear["cards"]["h200"]["cost_usd"] == pytest.approx(dear["hours"] * cards.CARDS["h200"].usd_hour)
-    assert rows["cards"]["h200"]["cost_usd"] == pytest.approx(24 * cards.CARDS["h200"].usd_hour)
+    assert dear["cards"]["h200"]["cost_usd"] == pytest.approx(dear["hours"] * devices.DEVICES["h200"].usd_hour)
+    assert rows["cards"]["h200"]["cost_usd"] == pytest.approx(24 * devices.DEVICES["h200"].usd_hour)
     priced = json.loads(inside("plan", "micro-r64", "--price", 1.0, "--json").stdout)
     assert {row["cost_usd"] for row in priced["cards"].values()} == {24.0}
 
@@ -631,8 +631,8 @@ def test_this_machines_card_is_asked_of_its_driver(monkeypatch, tmp_path, inside
     tool.write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564, 20000, 8.9'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    card, free_gb = here.gpu()
-    assert card.name == "4090" and free_gb == pytest.approx(20.97, abs=0.01)
+    device, free_gb = here.gpu()
+    assert device.name == "4090" and free_gb == pytest.approx(20.97, abs=0.01)
     assert json.loads(inside("plan", "micro-r8", "--json").stdout)["gpu"] == "4090"
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n")
     assert here.gpu() is None
@@ -661,11 +661,11 @@ def test_errors_are_one_line_and_a_hint(inside, arguments, words):
 def test_the_starts_of_smollm2_are_forecast_as_the_readme_has_them():
     """One core: 23 and 30 s for the two ends of the spectrum, at rank 64."""
     shape = shape_of("SmolLM2-135M-Instruct")
-    assert 20 < starts.seconds(KINDS["lora-rlpo"](rank=64), shape, cards.cpu(1, 16), 4, cpu_flops=0.05e12) < 35
+    assert 20 < starts.seconds(KINDS["lora-rlpo"](rank=64), shape, devices.cpu(1, 16), 4, cpu_flops=0.05e12) < 35
 
 
 def test_the_quickstart_is_forecast_as_it_runs_here():
     """On two cores of the README's machine, and with both to itself: 0.25 s a step, 635 steps in 0.05 hours."""
-    found = planned("quickstart", card=cards.cpu(2, 24.0), budget__hours=0.05)
+    found = planned("quickstart", device=devices.cpu(2, 24.0), budget__hours=0.05)
     assert found.step_s == pytest.approx(0.25, rel=0.15) and found.steps == pytest.approx(635, rel=0.15)
-    assert advice.conflicts(work.Work.of(resolve(["quickstart"]), shape_of("quickstart"), cards.cpu(2, 24.0))) == []
+    assert advice.conflicts(work.Workload.of(resolve(["quickstart"]), shape_of("quickstart"), devices.cpu(2, 24.0))) == []

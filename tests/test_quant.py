@@ -6,28 +6,29 @@ from test_adapters import IDS, config_of, logits, small, train
 from test_engine import PROMPTS, collect, random_model, rows_of, with_adapter
 from test_run import rows
 
-from microrl import checkpoint
 from microrl.adapters import folder, starts
 from microrl.adapters.attach import attach
 from microrl.adapters.targets import linears
 from microrl.algorithm.batch import Batch, Row
-from microrl.checkpoint import State
 from microrl.config import resolve
 from microrl.config.adapters import KINDS
 from microrl.config.schema import ModelConfig
 from microrl.errors import UserError
-from microrl.parameters import parameter_count, twin, weights
-from microrl.plan.cards import CARDS
+from microrl.models import gpu
+from microrl.models.forward import adapted
+from microrl.models.load import load
+from microrl.models.nf4 import Nf4Linear, bytes_in_4_bits, quantize
+from microrl.models.tensors import parameter_count, weight_sharing_copy, weights
+from microrl.plan.devices import DEVICES
 from microrl.plan.shapes import Shape
-from microrl.plan.work import NF4_BYTES, Work
-from microrl.policy.load import load
-from microrl.policy.nf4 import Nf4Linear, bytes_in_4_bits, quantize
+from microrl.plan.workload import NF4_BYTES, Workload
 from microrl.policy.policy import Policy
-from microrl.rollout import gpu, proof
-from microrl.rollout.base_model import adapted
+from microrl.rollout import proof
+from microrl.rollout.factory import make_engine
 from microrl.rollout.sync import SyncChoice
 from microrl.rollout.transformers import TransformersEngine
-from microrl.train.engines import make_engine
+from microrl.run import checkpoint
+from microrl.run.checkpoint import State
 from microrl.types import BASE, Sampling
 
 REFUSED = {"full", "tinylora"}
@@ -73,12 +74,12 @@ def test_a_folder_is_loaded_in_4_bits(model_folder):
     in_layers = sum(layer.weight.numel() for layer in linears(plain).values())
     assert gpu.weight_bytes(plain) - expected == in_layers * (4 - NF4_BYTES)
     shape, config = Shape.from_config(plain.config.to_dict()), resolve((), {"model.dtype": "float32", "model.quant": "nf4"})
-    assert Work.of(config, shape, CARDS["a40"]).base_bytes == expected, "and so the plan has it"
+    assert Workload.of(config, shape, DEVICES["a40"]).base_bytes == expected, "and so the plan has it"
 
 
 def test_a_twin_shares_the_4_bit_weights_and_their_scales():
     model = in_4_bits()
-    other = twin(model)
+    other = weight_sharing_copy(model)
     for name, layer in linears(model).items():
         theirs = other.get_submodule(name)
         assert theirs is not layer and theirs.weight is layer.weight and theirs.quant_state is layer.quant_state
@@ -89,8 +90,8 @@ def test_a_twin_shares_the_4_bit_weights_and_their_scales():
 def test_every_allowed_kind_trains_on_4_bits_and_leaves_exactly(kind, tmp_path):
     """Base and export make the trained model, in memory and from disk; the base's bytes are never written."""
     model = in_4_bits()
-    untouched = {name: parameter.clone() for name, parameter in twin(model).named_parameters()}
-    base, before = twin(model), logits(model)
+    untouched = {name: parameter.clone() for name, parameter in weight_sharing_copy(model).named_parameters()}
+    base, before = weight_sharing_copy(model), logits(model)
     attached = attach(model, config_of(kind), seed=1)
     assert (logits(model) - before).abs().max() < 1e-4, "the first forward is the base's"
     train(attached)
@@ -166,7 +167,7 @@ def test_kept_starts_are_told_apart_by_scales_too():
 
 def test_a_merged_model_is_written_as_numbers(tmp_path):
     model = in_4_bits()
-    base = twin(model)
+    base = weight_sharing_copy(model)
     attached = attach(model, config_of("lora"), seed=1)
     train(attached)
     folder.write_model(tmp_path, base, attached.snapshot(1))
@@ -241,7 +242,7 @@ def batch(groups=2):
 def step(policy, lr=1e-3):
     rows, groups = batch()
     policy.update(Batch(rows, groups, policy.version), lr=lr)
-    policy.is_whole = True
+    policy.is_consistent = True
 
 
 def everything(policy):
@@ -266,7 +267,7 @@ def test_8_bit_moments_are_there_from_the_start_and_small():
     assert types == {True: {torch.uint8}, False: {torch.float32}}
     large = [parameter for parameter in policy.parameters if parameter.numel() >= 4096]
     taken = sum(policy.optimizer.state[p][part].nbytes for p in large for part in ("state1", "state2", "absmax1", "absmax2"))
-    work = Work(resolve((), {"optim.name": "adamw_8bit"}), None, None, sum(p.numel() for p in large), "float32")
+    work = Workload(resolve((), {"optim.name": "adamw_8bit"}), None, None, sum(p.numel() for p in large), "float32")
     assert work.moment_bytes == pytest.approx(taken, rel=0.01), "and so the plan has it"
     moments = {id(policy.optimizer.state[p]["state1"]) for p in policy.parameters}
     step(policy)

@@ -27,7 +27,7 @@ def learning(tiny_arguments):
         "reward.overlong.buffer=39",
         "optim.lr=0.002",
         "data.validation=0.2",
-        "validate.share=0.5",
+        "validation.fraction=0.5",
         "optim.prompts_per_update=2",
     ]
     return [*map(str, tiny_arguments), "--steps", str(STEPS), *(part for key in sets for part in ("--set", key))]

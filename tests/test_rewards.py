@@ -6,7 +6,7 @@ import pytest
 
 from microrl.answers import has_format, last_boxed
 from microrl.config.schema import RewardConfig
-from microrl.rewards import Judge
+from microrl.rewards import RewardScorer
 from microrl.rewards.accuracy import AnswerChecker
 from microrl.types import Completion, Group, Prompt
 
@@ -117,16 +117,16 @@ def completion(text, tokens=3):
 
 
 def test_the_judge_keeps_the_parts_apart_and_the_order():
-    judge = Judge(RewardConfig(), penalty=lambda length: -0.5 if length > 4 else 0.0)
+    scorer = RewardScorer(RewardConfig(), penalty=lambda length: -0.5 if length > 4 else 0.0)
     prompts = [Prompt("q", gold, "", ()) for gold in ("1", "2")]
     texts = [r"<think>x</think> \boxed{1}", r"\boxed{1}", "<think>x</think> 1", "1"]
     try:
-        groups = judge.score(
+        groups = scorer.score(
             (position, Group(prompts[position], (*tuple(completion(text) for text in texts), completion("", 9))))
             for position in (1, 0)
         )
     finally:
-        judge.close()
+        scorer.close()
     assert [group.prompt.answer for group in groups] == ["1", "2"]
     first = [(score.total, score.format, score.accuracy) for score in groups[0].scores]
     assert first == [pytest.approx(expected) for expected in [(1.2, 1, 1), (1.0, 0, 1), (0.2, 1, 0), (0, 0, 0), (-0.5, 0, 0)]]
@@ -135,10 +135,10 @@ def test_the_judge_keeps_the_parts_apart_and_the_order():
 
 
 def test_a_template_that_opens_the_thinking_counts():
-    judge = Judge(RewardConfig())
+    scorer = RewardScorer(RewardConfig())
     try:
         group = Group(Prompt("q", "1", "<|Assistant|><think>\n", ()), (completion(r"x</think> \boxed{1}"),))
-        score = judge.score([(0, group)])[0].scores[0]
+        score = scorer.score([(0, group)])[0].scores[0]
     finally:
-        judge.close()
+        scorer.close()
     assert (score.format, score.accuracy) == (1, 1)

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from microrl.config import presets
-from microrl.tracking.console import RunConsole
-from microrl.tracking.metrics import METRICS
+from microrl.run.console import RunConsole
+from microrl.run.metrics import METRICS
 
 TIMES = ("time/", "budget/", "memory/", "tokens/per_second")
 
@@ -65,7 +65,7 @@ def test_metrics_rows(finished):
 def test_the_live_view_shows_no_markup_beside_a_note(finished):
     """A note is printed without markup, and what is live is drawn anew with the note's settings."""
     console, paper = RunConsole(title="runs/[x]", total_steps=6), Console(file=io.StringIO(), width=120)
-    console.step(rows(finished[0])[1], share=0.25)
+    console.step(rows(finished[0])[1], progress=0.25)
     paper.print(console._view(), markup=False)
     shown = paper.file.getvalue()
     assert "step 2/6" in shown and "runs/[x]" in shown and "25%" in shown and "[bold" not in shown

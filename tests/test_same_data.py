@@ -25,8 +25,8 @@ def trained(microrl, model_folder, tmp_path_factory):
     write(place / "elsewhere" / "sums.jsonl", ROWS[::-1][:30])
     sets = [
         "sampling.prompts_per_step=2", "sampling.group_size=2", "sampling.max_completion_tokens=4", "data.held_out=0.3",
-        "evaluation.problems=8", "evaluation.samples=1", "evaluation.pass_k=[1]", "validate.problems=0", "warmup.steps=1",
-        "warmup.data=sums.jsonl", "warmup.solution=solution", "warmup.batch=2", "data.system=",
+        "evaluation.problems=8", "evaluation.samples=1", "evaluation.pass_k=[1]", "validation.problems=0", "sft.steps=1",
+        "sft.data=sums.jsonl", "sft.solution=solution", "sft.batch=2", "data.system=",
     ]  # fmt: skip
     flags = [part for key in sets for part in ("--set", key)]
     done = microrl(
@@ -49,9 +49,9 @@ def place(trained, tmp_path):
 
 def test_the_run_holds_absolute_paths_and_the_hash(trained, model_folder):
     config, data = (json.loads((trained / "run" / name).read_text()) for name in ("config.json", "data.json"))
-    assert config["data"]["name"] == config["warmup"]["data"] == str(trained / "sums.jsonl")
+    assert config["data"]["name"] == config["sft"]["data"] == str(trained / "sums.jsonl")
     assert os.path.isabs(config["model"]["name"]) and os.path.samefile(config["model"]["name"], model_folder)
-    assert data["data"]["rows"] == data["warmup"]["rows"] == 60 and data["data"]["sha256"] != data["warmup"]["sha256"]
+    assert data["data"]["rows"] == data["sft"]["rows"] == 60 and data["data"]["sha256"] != data["sft"]["sha256"]
 
 
 @pytest.mark.parametrize("change", ["a question", "an answer", "the order", "a solution", "a row fewer"])

@@ -60,7 +60,7 @@ def test_the_base_is_untouched_and_every_token_agrees(tmp_path):
     from microrl.algorithm.batch import assemble
     from microrl.config import resolve
     from microrl.data.prompts import render
-    from microrl.policy.load import load
+    from microrl.models.load import load
     from microrl.policy.policy import Policy
     from microrl.rollout.transformers import TransformersEngine
     from microrl.types import Group, Sampling, Score
@@ -93,7 +93,7 @@ def test_the_base_is_untouched_and_every_token_agrees(tmp_path):
 def test_control_tokens_in_a_question_are_plain_text_for_a_real_tokenizer_too():
     from microrl.config.schema import ModelConfig
     from microrl.data.prompts import render
-    from microrl.policy.load import load_tokenizer
+    from microrl.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(ModelConfig(name=GGUF))
     ordinary = render("What is 1 + 2?\n\n  Say it. 🙂", "3", tokenizer, "Inside <think> and </think>.")

@@ -3,13 +3,13 @@
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-from microrl.budget import Budget
 from microrl.config import resolve
 from microrl.data.sampler import PromptSampler
-from microrl.rewards import Judge
+from microrl.rewards import RewardScorer
 from microrl.rollout.engine import SyncReport
-from microrl.tracking import metrics
-from microrl.tracking.stopwatch import Stopwatch
+from microrl.run import metrics
+from microrl.run.budget import Budget
+from microrl.run.stopwatch import Stopwatch
 from microrl.train import refill
 from microrl.train.refill import always
 from microrl.train.setup import Parts
@@ -45,14 +45,14 @@ def run(questions, loss, **flags):
     prompts = [Prompt(question, "1", "", (1, 2)) for question in questions]
     sampler = PromptSampler(prompts, seed=0)
     sampler._order = lambda epoch: list(range(len(prompts)))
-    judge = Judge(config.reward)
+    scorer = RewardScorer(config.reward)
     engine = ScriptedEngine()
     policy = SimpleNamespace(snapshot=lambda: None)
-    parts = Parts(config, engine, policy, judge, sampler, [], Sampling(2, 8))
+    parts = Parts(config, engine, policy, scorer, sampler, [], Sampling(2, 8))
     try:
         kept, sampled = sample(parts, 7, Stopwatch(), lambda groups, total: iter(groups), parts.sampling, may_refill)
     finally:
-        judge.close()
+        scorer.close()
     return parts, kept, sampled
 
 

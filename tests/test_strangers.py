@@ -245,11 +245,11 @@ def test_pickled_weights_are_not_loaded(kind, copy, base, tmp_path):
 def test_peft_reads_the_same_update(originals, base):
     """The other way round: what is read of PEFT's own folders computes what PEFT computes of them."""
     from microrl.adapters.export import export
-    from microrl.parameters import twin
+    from microrl.models.tensors import weight_sharing_copy
 
     for kind in KINDS:
         ours = folder.read(originals[kind], base)
-        tree = twin(base)
+        tree = weight_sharing_copy(base)
         peft.PeftModel.from_pretrained(tree, str(originals[kind]))
         theirs = export(tree, 1)
         assert ours.pairs.keys() == theirs.pairs.keys() and ours.merged.keys() == theirs.merged.keys(), kind

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from microrl.cli.output import emit, say
+from microrl.run.console import RunConsole
 from microrl.terminal import printable
-from microrl.tracking.console import RunConsole
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\rd\x9be\x7ff\u202eg\u2066h\u200fi\x00j\ud800k"
 FORBIDDEN = set("\x1b\x07\r\x9b\x7f\u202e\u2066\u200f\x00\ud800")

@@ -26,13 +26,13 @@ from microrl.algorithm.batch import Batch, Row  # noqa: E402
 from microrl.config import resolve  # noqa: E402
 from microrl.config.adapters import KINDS  # noqa: E402
 from microrl.errors import MachineFailure, SwapNotProved  # noqa: E402
+from microrl.models.forward import sequence_logprobs  # noqa: E402
+from microrl.models.tiny import build_model  # noqa: E402
 from microrl.policy.policy import Policy  # noqa: E402
-from microrl.policy.tiny import build_model  # noqa: E402
-from microrl.rollout.base_model import sequence_logprobs  # noqa: E402
+from microrl.rollout.factory import make_engine  # noqa: E402
 from microrl.rollout.sync import SyncChoice  # noqa: E402
 from microrl.rollout.transformers import TransformersEngine  # noqa: E402
-from microrl.rollout.vllm_driver import VllmDriver  # noqa: E402
-from microrl.train.engines import make_engine  # noqa: E402
+from microrl.rollout.vllm.driver import VllmDriver  # noqa: E402
 from microrl.types import BASE, AdapterSnapshot, LowRank, Prompt, Sampling  # noqa: E402
 
 CUDA = torch.cuda.is_available()
@@ -452,7 +452,7 @@ def test_sleep_that_frees_less_than_promised_is_a_warning_with_its_cause(served,
     engine, _ = sleepy("kv", int(0.8 * served.engine._settings.kv_bytes))
     sampled(engine, BASE, prompts(served, 1))
     ((kind, message, details),) = served.events
-    assert kind == "warning" and "PYTORCH_ALLOC_CONF turns expandable_segments on" in message
+    assert kind == "warning" and "PYTORCH_ALLOC_CONF fixes expandable_segments on" in message
     assert details["freed_bytes"] < details["promised_bytes"] == engine._settings.kv_bytes
 
 
@@ -661,7 +661,7 @@ def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
 def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
     out = tmp_path / "run"
     done = microrl("train", *arguments, "--steps", 2, "--out", out, "--set", f"model.dtype={dtype}",
-                   "--set", "model.head_dtype=float32", "--set", f"sync.mode={mode}")  # fmt: skip
+                   "--set", "model.head_dtype=float32", "--set", f"engine.sync={mode}")  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert all(line["update/skipped"] == 0 and line["sync/probe_gap"] is not None for line in lines)
@@ -669,7 +669,7 @@ def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
 
 
 def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, inside, monkeypatch):
-    from microrl.rollout.vllm import VllmEngine
+    from microrl.rollout.vllm.engine import VllmEngine
 
     monkeypatch.setattr(VllmEngine, "_difference", lambda self, snapshot, mode: "`x` in vLLM's memory is not the trainer's")
     out = tmp_path / "run"

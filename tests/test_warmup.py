@@ -17,16 +17,18 @@ from microrl.config import check, resolve
 from microrl.config.adapters import KINDS
 from microrl.data import arithmetic
 from microrl.data.load import content_share
-from microrl.data.traces import load_solutions, to_traces, trace
+from microrl.data.sft_examples import load_solutions, to_sft_examples, trace
 from microrl.errors import UserError
-from microrl.plan import cards, plan
+from microrl.plan import devices, plan
 from microrl.plan.shapes import Shape
 from microrl.policy import policy as policy_module
 from microrl.policy.policy import Policy
-from microrl.types import Prompt, Trace
+from microrl.types import Prompt, SftExample
 
 TRACES = [
-    Trace(Prompt("q", "1", "", tuple(range(5, 5 + prompt))), tuple((7 * place + length) % 290 + 3 for place in range(length)))
+    SftExample(
+        Prompt("q", "1", "", tuple(range(5, 5 + prompt))), tuple((7 * place + length) % 290 + 3 for place in range(length))
+    )
     for prompt, length in ((4, 9), (11, 1), (6, 16), (4, 5), (9, 12))
 ]
 ADAPTER = "final/adapter_model.safetensors"
@@ -36,8 +38,8 @@ def gradients(policy, traces=TRACES, **attributes):
     for name, value in attributes.items():
         setattr(policy, name, value)
     found = []
-    policy._step = lambda has_gradient, tally, share: found.extend(parameter.grad.clone() for parameter in policy.parameters)
-    return found, policy.imitate(traces, 1e-3)
+    policy._step = lambda has_gradient, tally, progress: found.extend(parameter.grad.clone() for parameter in policy.parameters)
+    return found, policy.sft_step(traces, 1e-3)
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
@@ -68,9 +70,9 @@ def test_every_adapter_imitates(kind, tokenizer):
     with policy.adapter.off():
         base = policy.score([(5, 6, 7, 8)])[0]
     fast = kind in ("vera", "tinylora", "ia3", "ln", "adalora")
-    losses = [policy.imitate(TRACES, 0.05 if fast else 0.005).loss for _ in range(8)]
+    losses = [policy.sft_step(TRACES, 0.05 if fast else 0.005).loss for _ in range(8)]
     assert losses[-1] < losses[0] - 0.05, losses
-    assert policy.version == 8 and not policy.is_whole
+    assert policy.version == 8 and not policy.is_consistent
     with policy.adapter.off():
         assert torch.equal(policy.score([(5, 6, 7, 8)])[0], base), "the reference stays the untouched base"
 
@@ -89,7 +91,7 @@ def test_out_of_memory_halves_the_micro_batches_and_changes_nothing(tokenizer, m
         monkeypatch.setattr(policy_module, "hidden_states", failing)
         policy = with_adapter(random_model("qwen2").double())
         policy._on_event = lambda kind, message, events=events, **more: events.append(kind)
-        policy.imitate(TRACES, 1e-2)
+        policy.sft_step(TRACES, 1e-2)
         found.append(torch.cat([parameter.detach().flatten() for parameter in policy.parameters]))
         assert bool(events) == fails
         monkeypatch.undo()
@@ -98,7 +100,7 @@ def test_out_of_memory_halves_the_micro_batches_and_changes_nothing(tokenizer, m
 
 def test_moments_are_forgotten(tokenizer):
     policy = with_adapter(random_model("qwen2"))
-    policy.imitate(TRACES, 1e-2)
+    policy.sft_step(TRACES, 1e-2)
     weights = [parameter.detach().clone() for parameter in policy.parameters]
     policy.forget_moments()
     states = list(policy.optimizer.state.values())
@@ -123,7 +125,7 @@ def traces_file(tmp_path_factory):
 
 def test_nothing_that_is_measured_is_imitated(tokenizer):
     config = resolve((), {"data.name": "arithmetic", "data.held_out": 0.2, "data.validation": 0.1})
-    found = to_traces(load_solutions(config), tokenizer, config)
+    found = to_sft_examples(load_solutions(config), tokenizer, config)
     shares = [content_share(one.prompt.question) for one in found.traces]
     assert min(shares) >= 0.3 and len(shares) == sum(content_share(q) >= 0.3 for q, _ in arithmetic.problems())
     assert found.left_out == {"are held out": 8100 - len(shares)}
@@ -144,11 +146,11 @@ def test_rows_that_cannot_be_imitated_are_counted(tokenizer, tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     flags = {"data.name": str(path), "data.held_out": 0.0, "data.validation": 0.0, "sampling.max_completion_tokens": 100}
     config = resolve((), flags, ["data.system="])
-    found = to_traces(load_solutions(config), tokenizer, config)
+    found = to_sft_examples(load_solutions(config), tokenizer, config)
     assert [one.prompt.question for one in found.traces] == ["second"]
     assert found.left_out == {"have no solution": 2, "have too long a solution": 1, "have too long a prompt": 1}
     with pytest.raises(UserError, match=r"no solution of .* is left") as caught:
-        to_traces(load_solutions(config)[2:], tokenizer, config)
+        to_sft_examples(load_solutions(config)[2:], tokenizer, config)
     assert "1 have too long a solution" in caught.value.message
 
 
@@ -162,10 +164,10 @@ def test_an_opened_think_is_not_opened_again(tokenizer):
 def test_solutions_may_come_from_another_file_and_column(tokenizer, traces_file, data_file, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"q": "What?", "answer": "1", "how": "like this"}) + "\n")
-    sets = ["data.question=q", "warmup.solution=how", "data.held_out=0", "data.validation=0"]
-    config = resolve((), {"data.name": str(data_file), "warmup.data": str(other)}, sets)
+    sets = ["data.question=q", "sft.solution=how", "data.held_out=0", "data.validation=0"]
+    config = resolve((), {"data.name": str(data_file), "sft.data": str(other)}, sets)
     assert [(one.question, one.text) for one in load_solutions(config)] == [("What?", "like this")]
-    config = resolve((), {"data.name": str(other), "warmup.data": str(traces_file)}, sets[:1])
+    config = resolve((), {"data.name": str(other), "sft.data": str(traces_file)}, sets[:1])
     assert len(load_solutions(config)) == 81, "the question has another name there, one of the usual ones"
 
 
@@ -177,7 +179,7 @@ def arguments(model_folder, traces_file):
     """The smallest real run with solutions to imitate."""
     sets = ["sampling.prompts_per_step=4", "sampling.group_size=4", "sampling.max_completion_tokens=32", "data.system=",
             "data.held_out=0.2", "evaluation.problems=4", "evaluation.samples=2", "evaluation.pass_k=[2]", "loss.beta=0.05",
-            "optim.lr=0.003", "warmup.batch=8"]  # fmt: skip
+            "optim.lr=0.003", "sft.batch=8"]  # fmt: skip
     flags = [part for key in sets for part in ("--set", key)]
     return ["--data", str(traces_file), "--rank", "8", *flags]
 
@@ -187,7 +189,7 @@ def model(model_folder):
     return str(model_folder)
 
 
-WARM = ["--set", "warmup.steps=6", "--steps", "3"]
+WARM = ["--set", "sft.steps=6", "--steps", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +202,7 @@ def whole(microrl, arguments, model, tmp_path_factory):
 
 
 def warm_rows(folder):
-    lines = [json.loads(line) for line in (folder / "warmup.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "sft.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
@@ -215,16 +217,16 @@ def test_a_run_with_a_warm_up(whole):
     assert trained[0]["policy/kl_ref"] > 1e-4, "the reference is the base, and step 0 samples from warmed up weights"
     assert trained[0]["policy/kl_sampler"] < 1e-6
     summary = json.loads((whole / "summary.json").read_text())
-    assert summary["steps"] == 3 and summary["seconds_by_phase"]["warmup"] > 0
-    assert summary["warmup"]["steps"] == 6 and summary["warmup"]["last_loss"] == lines[-1]["loss"]
+    assert summary["steps"] == 3 and summary["seconds_by_phase"]["sft"] > 0
+    assert summary["sft"]["steps"] == 6 and summary["sft"]["last_loss"] == lines[-1]["loss"]
     events = [json.loads(line) for line in (whole / "events.jsonl").read_text().splitlines()]
     left_out = next(event for event in events if event["kind"] == "solutions left out")
     assert left_out["reasons"].keys() == {"are held out"}
 
 
 KILLED = [
-    ("imitation", 4),
-    pytest.param("imitation", 1, marks=pytest.mark.slow),
+    ("sft_step", 4),
+    pytest.param("sft_step", 1, marks=pytest.mark.slow),
     pytest.param("name of a checkpoint", 5, marks=pytest.mark.slow),
     pytest.param("behind the warm-up", 1, marks=pytest.mark.slow),
     pytest.param("row", 2, marks=pytest.mark.slow),
@@ -259,7 +261,7 @@ def warmed(microrl, arguments, model, tmp_path_factory):
 def test_a_run_of_the_warm_up_alone(inside, warmed, model, tmp_path):
     assert len(warm_rows(warmed)) == 4 and not (warmed / "metrics.jsonl").exists()
     summary = json.loads((warmed / "summary.json").read_text())
-    assert (summary["status"], summary["steps"], summary["warmup"]["steps"]) == ("done", 0, 4)
+    assert (summary["status"], summary["steps"], summary["sft"]["steps"]) == ("done", 0, 4)
     assert summary["eval"]["before"]["questions"] == summary["eval"]["after"]["questions"] == 4
     assert summary["eval"]["paired_gain"] is not None and (warmed / ADAPTER).is_file()
     more = tmp_path / "more"
@@ -268,7 +270,7 @@ def test_a_run_of_the_warm_up_alone(inside, warmed, model, tmp_path):
     done = inside("warmup", "--resume", more, "--steps", 6)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in warm_rows(more)] == list(range(6)) and warm_rows(more)[:4] == warm_rows(warmed)
-    assert json.loads((more / "summary.json").read_text())["warmup"]["steps"] == 6
+    assert json.loads((more / "summary.json").read_text())["sft"]["steps"] == 6
 
 
 def test_init_starts_where_the_other_run_stands(inside, warmed, arguments, model, tmp_path):
@@ -290,13 +292,13 @@ def test_init_starts_where_the_other_run_stands(inside, warmed, arguments, model
 
 
 BAD = {
-    "no solutions": (["train", "--model", "{model}", "--data", "{plain}", "--steps", "1", "--set", "warmup.steps=2"],
+    "no solutions": (["train", "--model", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.steps=2"],
                      "it has question, answer"),
-    "wrong column": (["warmup", "{model}", "--data", "{plain}", "--steps", "1", "--set", "warmup.solution=anser"],
+    "wrong column": (["warmup", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.solution=anser"],
                      "did you mean `answer`"),
-    "longer than the run": (["train", "--model", "{model}", "--hours", "1", "--warmup-minutes", "60"],
+    "longer than the run": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "60"],
                             "leaves nothing of 1 hours"),
-    "negative": (["train", "--model", "{model}", "--hours", "1", "--warmup-minutes", "-1"], "`warmup.minutes` cannot be"),
+    "negative": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "-1"], "`sft.minutes` cannot be"),
     "no end": (["warmup", "{model}", "--data", "{traces}"], "the warm-up has no end"),
     "no model": (["warmup", "--steps", "1"], "which model"),
     "resume a training run": (["warmup", "--resume", "{whole}"], "is a training run"),
@@ -360,7 +362,7 @@ def test_a_state_carries_all_that_another_seed_would_have_drawn(kind, tokenizer)
         config = resolve((), {"seed": seed}).model_copy(update={"adapter": config_of(kind)})
         policy = Policy(small("qwen2"), config, fresh=seed == 0)
         if seed == 0:
-            policy.imitate(TRACES, 0.01)
+            policy.sft_step(TRACES, 0.01)
             state = {name: tensor.clone() for name, tensor in policy.adapter.state().items()}
         else:
             policy.adapter.load(state, "the other")
@@ -370,13 +372,13 @@ def test_a_state_carries_all_that_another_seed_would_have_drawn(kind, tokenizer)
 
 def test_the_plan_counts_the_minutes():
     shape = Shape.from_config(random_model("qwen2").config.to_dict())
-    card = cards.find("a40")
+    card = devices.find("a40")
     steps = {}
     for minutes in (None, 30.0):
-        config = resolve((), {"adapter.rank": 8, "budget.hours": 1.0, "warmup.minutes": minutes})
+        config = resolve((), {"adapter.rank": 8, "budget.hours": 1.0, "sft.minutes": minutes})
         steps[minutes] = plan.make(config, shape, card, load_s=0.0).steps
     assert steps[30.0] == pytest.approx(steps[None] / 2, rel=0.05)
-    alone = check({**config.model_dump(), "warmup": {"only": True}})
+    alone = check({**config.model_dump(), "sft": {"only": True}})
     assert plan.make(alone, shape, card).steps == 0
 
 
@@ -387,15 +389,15 @@ def test_the_plan_counts_the_minutes():
 @pytest.mark.flaky(reruns=2)
 def test_the_minutes_come_out_of_the_hours(microrl, arguments, model, tmp_path):
     out = tmp_path / "timed"
-    done = microrl("train", "--model", model, *arguments, "--hours", 40 / 3600, "--warmup-minutes", 8 / 60, "--out", out)
+    done = microrl("train", "--model", model, *arguments, "--hours", 40 / 3600, "--sft-minutes", 8 / 60, "--out", out)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
-    assert 6 < summary["seconds_by_phase"]["warmup"] < 8.2
+    assert 6 < summary["seconds_by_phase"]["sft"] < 8.2
     assert summary["steps"] > 5 and 0.95 * 40 < summary["hours_spent"] * 3600 < 40.4
     done = microrl("warmup", model, *arguments, "--hours", 25 / 3600, "--out", tmp_path / "alone")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "alone" / "summary.json").read_text())
-    assert summary["warmup"]["steps"] > 5 and 0.95 * 25 < summary["hours_spent"] * 3600 < 25.3
+    assert summary["sft"]["steps"] > 5 and 0.95 * 25 < summary["hours_spent"] * 3600 < 25.3
     assert warm_rows(tmp_path / "alone")[-1]["lr"] < 0.1 * 0.003
 
 
@@ -403,18 +405,18 @@ def test_the_minutes_come_out_of_the_hours(microrl, arguments, model, tmp_path):
 @pytest.mark.one_of_each
 def test_a_cold_model_warms_up(microrl, tokenizer, tmp_path):
     """A model of random weights, on generated sums worked out: never right before, right some of the time after."""
-    from microrl.policy.tiny import build_model
+    from microrl.models.tiny import build_model
 
     build_model(tokenizer, seed=7).save_pretrained(tmp_path / "cold")
     tokenizer.save_pretrained(tmp_path / "cold")
-    sets = ["data.system=", "data.held_out=0.1", "sampling.max_completion_tokens=32", "optim.lr=0.003", "warmup.batch=64",
+    sets = ["data.system=", "data.held_out=0.1", "sampling.max_completion_tokens=32", "optim.lr=0.003", "sft.batch=64",
             "evaluation.problems=64", "evaluation.samples=4", "evaluation.pass_k=[4]"]  # fmt: skip
     flags = [part for key in sets for part in ("--set", key)]
     out = tmp_path / "run"
     done = microrl("warmup", tmp_path / "cold", "--data", "arithmetic", "--adapter", "full", "--steps", 250, *flags, "--out", out)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
-    print(summary["eval"], summary["warmup"])
+    print(summary["eval"], summary["sft"])
     assert summary["eval"]["before"]["accuracy"] < 0.02 and summary["eval"]["after"]["accuracy"] > 0.3
     assert summary["eval"]["paired_gain"]["ci95"][0] > 0.2
-    assert summary["warmup"]["last_loss"] < 0.5 < 5 < summary["warmup"]["first_loss"]
+    assert summary["sft"]["last_loss"] < 0.5 < 5 < summary["sft"]["first_loss"]

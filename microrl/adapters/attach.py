@@ -14,7 +14,7 @@ from peft.tuners.tinylora import TinyLoraLayer
 from transformers import PreTrainedModel
 
 from microrl.adapters import starts
-from microrl.adapters.export import export, instead, tuned
+from microrl.adapters.export import constant_merge, export, tuned
 from microrl.adapters.ranks import RankAllocator
 from microrl.adapters.starts import Start
 from microrl.adapters.targets import kind_of, norms, targets
@@ -38,14 +38,14 @@ from microrl.config.adapters import (
     VeraConfig,
 )  # fmt: skip
 from microrl.errors import UserError
-from microrl.parameters import dense, parameter_count, put, replaced
+from microrl.models.tensors import dequantize, parameter_count, replaced, swap_parameters
 from microrl.types import AdapterSnapshot
 
 ADAPTER, START = "default", "start"
 """PEFT's names for what is trained, and for the frozen start that a residual form takes off again."""
 
 
-class Attached:
+class AttachedAdapter:
     """An adapter on a model's layers. Until the first update the model computes what its base does.
 
     `parameters` are what is trained, by name, in float32 or the base's own type where that is wider. The base's tensors are
@@ -68,7 +68,7 @@ class Attached:
 
     def snapshot(self, version: int) -> AdapterSnapshot:
         """What an engine needs. The tensors are the live ones: an engine that keeps them past `awake` clones them."""
-        merged = {name: partial(instead, self.parameters[name].detach()) for name in self._base}
+        merged = {name: partial(constant_merge, self.parameters[name].detach()) for name in self._base}
         return AdapterSnapshot(version, merged=merged) if self._base else export(self.model, version)
 
     @contextmanager
@@ -106,10 +106,10 @@ class Attached:
         """What this adapter adds to the loss; None: nothing."""
         return self._allocator.regulariser() if self._allocator is not None else None
 
-    def allocate(self, share: float) -> None:
+    def allocate(self, progress: float) -> None:
         """Behind an optimiser's step, with its gradients: move ranks between layers, where `share` of the budget is spent."""
         if self._allocator is not None:
-            self._allocator.step(share)
+            self._allocator.step(progress)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The live tensors of the adapter, trained and frozen, each once: with them it goes on as it was."""
@@ -186,7 +186,7 @@ def attach(
     seed: int,
     fresh: bool = True,
     progress: starts.Progress = lambda items, *_: items,
-) -> Attached:
+) -> AttachedAdapter:
     """Put the adapter on the model. Everything random follows from `seed`.
 
     Not `fresh`: a state will be loaded, and what takes long to compute is left out. Raises UserError for targets that match
@@ -194,7 +194,7 @@ def attach(
     """
     layers, total = targets(model, config), parameter_count(model)
     if isinstance(config, FullConfig):
-        return Attached(model, config, None, total)
+        return AttachedAdapter(model, config, None, total)
     settings = _settings(model, config, sorted({kind_of(name) for name in layers}), seed)
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers under a name that is being retired
@@ -212,7 +212,7 @@ def attach(
         _begin_at(model, config, start)
     _freeze(model, config)
     _begin_exactly(model, config)
-    attached = Attached(model, config, wrapped, total)
+    attached = AttachedAdapter(model, config, wrapped, total)
     attached.start = start and start._replace(pairs={})  # which are in the layers now
     if isinstance(config, Ia3Config | LnConfig) and attached.dtype.itemsize < 4:
         step = torch.finfo(attached.dtype).eps
@@ -326,7 +326,7 @@ def _begin_exactly(model: PreTrainedModel, config: Adapter) -> None:
     """What PEFT begins with in the base's own type, where it is rounded: the first forward would not be the base's."""
     for layer in tuned(model).values():
         if isinstance(config, DoraConfig):
-            base_OI = dense(layer.get_base_layer().weight)
+            base_OI = dequantize(layer.get_base_layer().weight)
             wide = torch.promote_types(base_OI.dtype, torch.float32)
             layer.lora_magnitude_vector[ADAPTER].weight.data = torch.linalg.vector_norm(base_OI.to(wide), dim=1)
         if isinstance(config, VeraConfig):
@@ -362,7 +362,7 @@ def _master_copies(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
         name: torch.nn.Parameter(parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True))
         for name, parameter in model.named_parameters()
     }
-    return put(model, copies)
+    return swap_parameters(model, copies)
 
 
 def _tensor_kind(name: str) -> str:

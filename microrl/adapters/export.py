@@ -118,14 +118,14 @@ def _ia3(layer: Any) -> dict[str, Merge]:
 
 def _ln(layer: Any) -> dict[str, Merge]:
     (name,) = layer.active_adapters
-    return {leaf: partial(instead, tensor.detach()) for leaf, tensor in layer.ln_tuning_layers[name].named_parameters()}
+    return {leaf: partial(constant_merge, tensor.detach()) for leaf, tensor in layer.ln_tuning_layers[name].named_parameters()}
 
 
 def _times(vector: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     return base.to(vector) * vector
 
 
-def instead(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+def constant_merge(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """A merge that knows the whole tensor already."""
     return tensor
 

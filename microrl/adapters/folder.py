@@ -16,22 +16,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from microrl.adapters.attach import Attached, no_decomposition
-from microrl.adapters.export import export, instead, tuned
+from microrl.adapters.attach import AttachedAdapter, no_decomposition
+from microrl.adapters.export import constant_merge, export, tuned
 from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnSettings, base_of, read_settings
 from microrl.adapters.targets import kind_of, linears, norms
 from microrl.errors import UserError
-from microrl.parameters import is_real, not_finite, shape_of, twin, weights
+from microrl.models.tensors import is_real, not_finite, shape_of, weight_sharing_copy, weights
 from microrl.types import AdapterSnapshot, LowRank
 
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """Of PEFT's names for tensors."""
-MOST_CLAIMED, FEW_NUMBERS = 16, 2**26
+MAX_CLAIMED, FEW_NUMBERS = 16, 2**26
 """An adapter is made room for before its missing tensors can be named: up to so many times what its file holds."""
 
 
-def write(folder: Path, attached: Attached) -> None:
+def write(folder: Path, attached: AttachedAdapter) -> None:
     """What is low rank as a plain LoRA pair relative to the untouched base; the rest as PEFT writes it; `full` as a model."""
     snapshot = attached.snapshot(0)
     base = getattr(attached.model.config, "_name_or_path", None) or None
@@ -96,14 +96,14 @@ def read(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
 
 def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
     """What PEFT knows how to load, through the same export as a trained one."""
-    settings, tree, tensors = read_settings(folder), twin(model), _tensors(folder, folder / WEIGHTS)
+    settings, tree, tensors = read_settings(folder), weight_sharing_copy(model), _tensors(folder, folder / WEIGHTS)
     try:
         with torch.random.fork_rng(), warnings.catch_warnings(), no_decomposition():
             warnings.simplefilter("ignore")
             config = PEFT_TYPE_TO_CONFIG_MAPPING[settings.kind](inference_mode=True, **settings.for_peft())
             layers = _targets(folder, settings, config, model)
             held = sum(tensor.numel() for tensor in tensors.values())
-            if settings.numbers(layers) > max(MOST_CLAIMED * held, FEW_NUMBERS):
+            if settings.numbers(layers) > max(MAX_CLAIMED * held, FEW_NUMBERS):
                 raise UserError(
                     f"{folder} is incomplete: its rank and its {len(layers)} layers take far more numbers than {WEIGHTS} holds",
                     _made_for(folder) or "is it an adapter for this model, and written to its end?",
@@ -205,7 +205,7 @@ def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     known = model.state_dict().keys()  # with the tied ones under each of their names
     if (unexpected := next((name for name in found if name not in known), None)) is not None:
         raise _for_another_model(folder, unexpected)
-    return {name: partial(instead, found[name].to(model.device)) for name in expected}
+    return {name: partial(constant_merge, found[name].to(model.device)) for name in expected}
 
 
 def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:

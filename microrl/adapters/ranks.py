@@ -56,20 +56,20 @@ class RankAllocator:
             for part, factor in factors.items()
         }
 
-    def kept(self, share: float) -> int:
+    def kept(self, progress: float) -> int:
         """Singular values that stay, of all layers together, when this share of the budget is spent (the paper's b(t))."""
         config, layers = self._config, len(self._layers)
         first, last = config.rank * layers, config.final_rank * layers
-        left = 1 - (share - config.hold_first) / (1 - config.hold_first - config.hold_last)
+        left = 1 - (progress - config.hold_first) / (1 - config.hold_first - config.hold_last)
         return int(last + (first - last) * min(max(left, 0.0), 1.0) ** 3)
 
     @torch.no_grad()
-    def step(self, share: float) -> None:
+    def step(self, progress: float) -> None:
         """Take the gradients into account that are there now, behind the optimiser's step; then cut to the budget."""
         for factors in self._layers.values():
             for factor in factors.values():
                 factor.see(self._config.sensitivity_decay)
-        kept = self.kept(share)
+        kept = self.kept(progress)
         if kept >= self._config.rank * len(self._layers):
             return
         scores = [

@@ -15,7 +15,7 @@ from microrl.files import BadFile, read_json
 
 SETTINGS = "adapter_config.json"
 ALL_LINEAR = "all-linear"
-MOST_NAMES = 10_000
+MAX_NAMES = 10_000
 RESIDUAL_STARTS = ("pissa", "olora", "corda", "loftq")
 """PEFT's own starts that take something off the base's weights."""
 UNUSED = {
@@ -47,8 +47,8 @@ def _printable(text: str) -> str:
 
 
 Text = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_printable)]
-Names = Annotated[list[str], Field(max_length=MOST_NAMES), BeforeValidator(_plain)]
-Targets = Annotated[list[str] | Literal["all-linear"], Field(max_length=MOST_NAMES), BeforeValidator(_plain)]
+Names = Annotated[list[str], Field(max_length=MAX_NAMES), BeforeValidator(_plain)]
+Targets = Annotated[list[str] | Literal["all-linear"], Field(max_length=MAX_NAMES), BeforeValidator(_plain)]
 Rank = Annotated[int, Field(ge=1, le=2**20)]
 Alpha = Annotated[float, Field(ge=-1e6, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -79,7 +79,7 @@ class AdapterSettings(BaseModel):
 
 
 class _Layered(AdapterSettings):
-    layers_to_transform: Annotated[list[int], Field(max_length=MOST_NAMES)] | int | None = None
+    layers_to_transform: Annotated[list[int], Field(max_length=MAX_NAMES)] | int | None = None
     layers_pattern: Names | None = None
 
 
@@ -92,8 +92,8 @@ class LoraSettings(_Layered):
     use_rslora: bool = False
     use_dora: bool = False
     exclude_modules: Names | None = None
-    rank_pattern: Annotated[dict[str, Rank], Field(max_length=MOST_NAMES), BeforeValidator(_plain)] = {}
-    alpha_pattern: Annotated[dict[str, Alpha], Field(max_length=MOST_NAMES), BeforeValidator(_plain)] = {}
+    rank_pattern: Annotated[dict[str, Rank], Field(max_length=MAX_NAMES), BeforeValidator(_plain)] = {}
+    alpha_pattern: Annotated[dict[str, Alpha], Field(max_length=MAX_NAMES), BeforeValidator(_plain)] = {}
 
     def numbers(self, layers: Mapping[str, tuple[int, int]]) -> int:
         return sum(self._rank(name) * sum(sides) for name, sides in layers.items())

@@ -36,15 +36,15 @@ from microrl.config.adapters import (
     TinyLoraConfig,
     WaveletConfig,
 )  # fmt: skip
-from microrl.hub import cache_folder
-from microrl.parameters import dense
+from microrl.models.hub import cache_folder
+from microrl.models.tensors import dequantize
 
 End = Literal["largest", "smallest"]
 Progress = Callable[[Iterable[str], int, str], Iterable[str]]
 """(items, how many, label) to the same items, with a bar."""
 FLAT = 1e-6
 """Below this share of the largest singular value the Gram matrix, which squares it, has lost its digits."""
-LEAST_CACHED_S = 10.0
+MIN_CACHED_S = 10.0
 """What is computed faster than this is not worth a file."""
 
 
@@ -91,13 +91,13 @@ def compute(
     pairs: dict[str, Pair] = {}
     generator = torch.Generator().manual_seed(seed)
     for name in progress(layers, len(layers), f"start of {config.name}"):
-        weight_OI = dense(layers[name].weight)
+        weight_OI = dequantize(layers[name].weight)
         if end is not None and not cached:
             # In float32, as the cache gives them back: a second run starts from the same bits.
             spectra[name] = Spectrum(*(part.float() for part in singular(weight_OI, min(config.rank, *weight_OI.shape), end)))
         pairs[name] = _pair(config, weight_OI, spectra.get(name), generator)
     seconds = clock.now_s() - began
-    if kept is not None and not cached and seconds > LEAST_CACHED_S:
+    if kept is not None and not cached and seconds > MIN_CACHED_S:
         _keep(kept, spectra)
     return Start(pairs, clock.now_s() - began, _memory_mark(before), cached)
 
@@ -179,7 +179,7 @@ def _kept(layers: Mapping[str, torch.nn.Linear], end: End, rank: int) -> Path:
     """The cache's file for the singular vectors of just these weights."""
     digest = hashlib.sha256()
     for name, layer in layers.items():
-        weight_OI = dense(layer.weight)
+        weight_OI = dequantize(layer.weight)
         digest.update(f"{name} {weight_OI.dtype} {tuple(weight_OI.shape)}".encode())
         digest.update(weight_OI.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return cache_folder() / "starts" / f"{digest.hexdigest()[:16]}-{end}-{rank}.safetensors"

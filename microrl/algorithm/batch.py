@@ -54,12 +54,12 @@ def assemble(groups: Sequence[Group], *, scale_by_std: bool, mask_truncated: boo
     return Batch(rows, len(groups), versions.pop())
 
 
-def split_evenly(batch: Batch, most_groups: int | None) -> list[list[Row]]:
+def split_evenly(batch: Batch, max_groups: int | None) -> list[list[Row]]:
     """The rows of each optimiser step's mini-batch, groups kept whole and in order.
 
-    There are as few mini-batches as `most_groups` allows (None: one), and their numbers of groups differ by at most one: a
+    There are as few mini-batches as `max_groups` allows (None: one), and their numbers of groups differ by at most one: a
     small last one would move the weights as far as a whole one, since AdamW's step does not shrink with its gradient.
     """
-    count = 1 if most_groups is None else -(-batch.groups // most_groups)
+    count = 1 if max_groups is None else -(-batch.groups // max_groups)
     ends = [batch.groups * number // count for number in range(count + 1)]
     return [[row for row in batch.rows if first <= row.group < end] for first, end in itertools.pairwise(ends)]

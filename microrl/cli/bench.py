@@ -39,7 +39,7 @@ def step(
         },
     )  # fmt: skip
     prepare_hub(config)
-    from microrl.train.bench import time_steps
+    from microrl.commands.bench import time_steps
 
     say(f"loading {model}; then {steps + 1} steps, of which the first is not counted")
     result = time_steps(config, lambda step, seconds: say(f"step {step}: {seconds:.2f} s"))

@@ -1,4 +1,4 @@
-"""`microrl doctor`: what this machine has, what goes together, and whether the loop turns."""
+"""`microrl doctor`: what this machine has, what goes together, and whether the loop fixes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def doctor(
 
     words = Console(stderr=True)
     with words.status("loading"):
-        from microrl.train.doctor import examine
+        from microrl.commands.doctor import examine
     if self_test and not words.is_terminal:
         say("looking around; the self-test takes half a minute")
     found = []

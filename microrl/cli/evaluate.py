@@ -9,7 +9,7 @@ import typer
 from microrl.cli.output import emit, say
 
 if TYPE_CHECKING:
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -72,12 +72,12 @@ def evaluate(
         {
             "data.name": data, "data.held_out": None if data is None else 1.0, "evaluation.samples": samples,
             "evaluation.pass_k": tuple(ks) or None, "evaluation.problems": problems, "evaluation.seed": seed,
-            "engine.kind": engine, "sync.mode": "auto",
+            "engine.kind": engine, "engine.sync": None if engine == "transformers" else "auto",
         },
         sets or (),
     )  # fmt: skip
     prepare_hub(config, *([base] if base else []))
-    from microrl.train.measure import measure
+    from microrl.commands.evaluate import measure
 
     if found.run is not None and not found.run.is_writable("eval"):
         say(f"note: {found.run.path / 'eval'} cannot be written to: the result is printed and is not stored")
@@ -91,8 +91,8 @@ def evaluate(
         emit(result)
         return
     for name, value in result["benchmarks"].items():
-        heat = value["settings"]["temperature"]
-        say(f"{name}: {value['questions']} questions, {value['samples']} samples each, temperature {heat}")
+        temperature = value["settings"]["temperature"]
+        say(f"{name}: {value['questions']} questions, {value['samples']} samples each, temperature {temperature}")
         for side, numbers in (("", value), ("base ", value.get("base", {}))):
             for key, estimate in numbers.items():
                 if key.startswith(("avg@", "pass@")):

@@ -11,7 +11,7 @@ from microrl.cli.output import emit, say
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -60,7 +60,7 @@ def merge(
     expanded(str(out), "--out")
     config, folder, adapter = _find(run, model)
     prepare_hub(config)
-    from microrl.train.merging import merge
+    from microrl.commands.export import merge
 
     found = merge(config, folder, adapter, out, form=form, dtype=dtype)
     if as_json:
@@ -79,7 +79,7 @@ def _find(name: str | None, model: str | None) -> tuple[RunConfig, RunFolder | N
     from microrl.config import resolve
     from microrl.config.paths import expanded
     from microrl.errors import UserError
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
     path = Path(expanded(name, "the name of a run")) if name is not None else None
     if path is None or RunFolder.is_one(path):

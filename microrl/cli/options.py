@@ -21,7 +21,7 @@ Seed = Annotated[int | None, typer.Option(help="Seed of everything random in tra
 Price = Annotated[float | None, typer.Option(help="US dollars an hour of this machine.")]
 WarmupMinutes = Annotated[
     float | None,
-    typer.Option("--warmup-minutes", help="Minutes of these hours that go to supervised learning first."),
+    typer.Option("--sft-minutes", help="Minutes of these hours that go to supervised learning first."),
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")]
 
@@ -56,5 +56,5 @@ def as_flags(
     return {
         "model.name": model, "adapter.rank": rank, "adapter.kind": adapter, "loss.kind": loss, "data.name": data,
         "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,
-        "warmup.minutes": warmup_minutes,
+        "sft.minutes": warmup_minutes,
     }  # fmt: skip

@@ -18,7 +18,7 @@ from microrl.errors import Explained, MachineFailure, SwapNotProved, UserError
 from microrl.terminal import lasting, printable
 
 if TYPE_CHECKING:
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
 # Typer carries a copy of click in newer versions and depends on it in older ones: the class is the same by name.
 ClickException: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -11,7 +11,7 @@ from microrl.cli.output import emit, say
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
-    from microrl.plan import Card, Plan, Shape
+    from microrl.plan import Device, Plan, Shape
 
 DEFAULT_HOURS = 24.0
 EXAMPLES = """
@@ -58,14 +58,14 @@ def plan(
     )  # fmt: skip
     config = _bounded(resolve(presets or (), flags, sets or ()))
     shape = shape_of(config.model.name)
-    card, free_gb = _card(gpu)
-    if card is None:
+    device, free_gb = _card(gpu)
+    if device is None:
         names_price = price is not None or any(text.startswith("budget.price") for text in sets or ())
         _compare(config, shape, names_price=names_price, as_json=as_json)
         return
     from microrl.plan import make
 
-    found = make(config, shape, card, free_gb=free_gb)
+    found = make(config, shape, device, free_gb=free_gb)
     emit(found.to_json()) if as_json else _show(config, found)
 
 
@@ -76,12 +76,12 @@ def _bounded(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
 
 
-def _card(name: str | None) -> tuple[Card | None, float | None]:
+def _card(name: str | None) -> tuple[Device | None, float | None]:
     """The card that was asked for, or this machine's, and what is free of it where that is known."""
-    from microrl.plan import cards, here
+    from microrl.plan import devices, here
 
     if name is not None:
-        return (here.processor() if name.lower() == cards.CPU else cards.find(name)), None
+        return (here.processor() if name.lower() == devices.CPU else devices.find(name)), None
     found = here.gpu()
     return (None, None) if found is None else found
 
@@ -94,14 +94,14 @@ def _show(config: RunConfig, found: Plan) -> None:
 
 def _compare(config: RunConfig, shape: Shape, *, names_price: bool, as_json: bool) -> None:
     """All cards. Each at its own usual rent, unless the command line names a price: a preset's is that of one card."""
-    from microrl.plan import cards, here, make, show
+    from microrl.plan import devices, here, make, show
 
     if not names_price:
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"price": None})})
-    plans = [make(config, shape, card) for card in (here.processor(), *cards.CARDS.values())]
+    plans = [make(config, shape, device) for device in (here.processor(), *devices.DEVICES.values())]
     if as_json:
-        likely = make(config, shape, here.likely(shape).card)
-        value: dict[str, Any] = {**likely.to_json(), "cards": {found.card.name: found.to_json() for found in plans}}
+        likely = make(config, shape, here.likely(shape).device)
+        value: dict[str, Any] = {**likely.to_json(), "cards": {found.device.name: found.to_json() for found in plans}}
         emit(value)
         return
     print(show.comparison(config, plans))

@@ -12,7 +12,7 @@ from microrl.cli.output import emit
 
 if TYPE_CHECKING:
     from microrl.cli.target import Target
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
 
 EXAMPLES = """
@@ -45,10 +45,10 @@ def sample(
     if is_torn(question):
         raise UserError("the question is not valid text (half a surrogate pair)", "write it in UTF-8")
     # One question is answered before another engine has started.
-    flags = {"evaluation.temperature": temperature, "engine.kind": "transformers", "sync.mode": "auto"}
+    flags = {"evaluation.temperature": temperature, "engine.kind": "transformers"}
     config = found.with_settings(flags, ())
     prepare_hub(config)
-    from microrl.train.measure import answers
+    from microrl.commands.evaluate import answers
 
     sides = answers(config, run, question, count=count, seed=seed)
     if as_json:
@@ -70,7 +70,7 @@ def _asked(words: list[str]) -> tuple[Target, RunFolder, str]:
     """The run and the question. A single word is the question, and the newest run's, unless it can only be a run."""
     from microrl.cli.target import find, is_path
     from microrl.errors import UserError
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
     hint = "microrl sample [RUN] 'your question'; without RUN it is the newest run's to answer"
     if len(words) > 2:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from microrl import hub
 from microrl.cli.output import say
 from microrl.config import RunConfig, models, resolve
 from microrl.config.paths import expanded
 from microrl.config.resolve import override
 from microrl.errors import UserError
-from microrl.tracking.run_folder import RunFolder
+from microrl.models import hub
+from microrl.run.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ def prepare_hub(config: RunConfig, *more: str) -> None:
     """See `hub.prepare`; call it before anything heavy is imported. Raises UserError for a name that nothing can have."""
     for name in more:
         expanded(name, "the name of a model")
-    warmup = [config.warmup.data] if config.warmup.data is not None else []
-    hub.prepare(config.model.name, config.data.name, *warmup, *more, local=(models.QUICKSTART, "arithmetic"))
+    sft = [config.sft.data] if config.sft.data is not None else []
+    hub.prepare(config.model.name, config.data.name, *sft, *more, local=(models.QUICKSTART, "arithmetic"))
 
 
 def is_path(name: str) -> bool:

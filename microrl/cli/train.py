@@ -13,7 +13,7 @@ from microrl.errors import Explained, UserError
 from microrl.terminal import lasting
 
 if TYPE_CHECKING:
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
 AUTO = "auto"
 
@@ -26,7 +26,7 @@ EXAMPLES = """
 
   microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
 
-  microrl train --model Qwen2.5-0.5B --warmup-minutes 20 --hours 6   [dim]solutions first, for a cold model[/]
+  microrl train --model Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]solutions first, for a cold model[/]
 
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
 """
@@ -63,7 +63,7 @@ def train(
     """Train a model by reinforcement learning with verifiable rewards."""
     from microrl.config import resolve
     from microrl.config.paths import expanded
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
     if out is not None:
         expanded(str(out), "--out")
@@ -82,8 +82,8 @@ def train(
         from microrl.cli.target import prepare_hub
 
         prepare_hub(config)
+        from microrl.commands.dry_run import preview
         from microrl.terminal import printable
-        from microrl.train.preview import preview
 
         print(printable(preview(config)))
         return OK
@@ -106,7 +106,7 @@ def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None
 
 def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
     """Resume a run, with other bounds where they are given; returns the exit status."""
-    from microrl.tracking import heartbeat
+    from microrl.run import heartbeat
 
     config = folder.settings()
     folder.lock()
@@ -117,8 +117,8 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         return OK
     if bounds:
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
-        if config.warmup.only:  # its steps are the supervised ones
-            tree["warmup"] |= {"minutes": None, "steps": steps}
+        if config.sft.only:  # its steps are the supervised ones
+            tree["sft"] |= {"minutes": None, "steps": steps}
             tree["budget"]["steps"] = None
         folder.settings(tree)
         spent = heartbeat.last_s(folder.path) / 3600
@@ -127,10 +127,10 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         folder.write_json("config.json", tree)
         folder.mend("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
-    return carry_out(folder, tree, resume=True, has_more=bool(bounds))
+    return carry_out(folder, tree, resume=True, is_extended=bool(bounds))
 
 
-def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more: bool = False) -> int:
+def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False) -> int:
     """Load and carry out a run whose folder exists; returns the exit status."""
     from microrl import clock
     from microrl.cli.target import prepare_hub
@@ -139,7 +139,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more
     config = folder.settings(tree)
     in_run(folder)
     say(f"run folder: {folder.path}; loading")
-    from microrl.train.interrupts import Interrupts
+    from microrl.run.signals import Interrupts
 
     try:
         with lasting("stdout"), Interrupts(folder.log) as interrupts:
@@ -147,7 +147,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, has_more
             # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
-            summary = run(config, folder, started=clock.process_started_s(), resume=resume, has_more=has_more)
+            summary = run(config, folder, started=clock.process_started_s(), resume=resume, is_extended=is_extended)
     except (Explained, OSError):
         if not resume:
             folder.discard()
@@ -180,8 +180,8 @@ def _report(summary: dict[str, Any], path: Path) -> None:
         back = summary["hours_given_back"]
         say("stopped early by the guard" + (f": {back:.2f} hours are given back" if back is not None else ""))
     minutes = summary["hours_spent"] * 60
-    steps, warmup = f"{summary['steps']} steps", summary["warmup"]
-    if warmup:
-        steps = f"{warmup['steps']} supervised steps" + (f", {steps}" if summary["steps"] else "")
+    steps, sft = f"{summary['steps']} steps", summary["sft"]
+    if sft:
+        steps = f"{sft['steps']} supervised steps" + (f", {steps}" if summary["steps"] else "")
     say(f"{steps} in {minutes:.1f} minutes, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
     say(f"try it: microrl sample {path} 'your question'")

@@ -47,18 +47,18 @@ def warmup(
     sets: options.Sets = None,
 ) -> int:
     """Teach a model to reason from solutions: supervised, evaluated before and after. `train --init RUN` goes on from there."""
-    from microrl.tracking.run_folder import RunFolder
+    from microrl.run.folder import RunFolder
 
     flags = options.as_flags(
         model=model, rank=rank, adapter=adapter, loss=None, data=data, engine=None, seed=seed, hours=hours, steps=None,
         price=None, warmup_minutes=None,
     )  # fmt: skip
-    flags["warmup.steps"] = steps
+    flags["sft.steps"] = steps
     if resume is not None:
-        bounds = ("budget.hours", "warmup.steps")
+        bounds = ("budget.hours", "sft.steps")
         refuse_with_resume([], {**{name: flags[name] for name in flags if name not in bounds}, "--out": out, "--set": sets})
         folder = RunFolder.open(resume)
-        if not folder.settings().warmup.only:
+        if not folder.settings().sft.only:
             raise UserError(f"{resume} is a training run", f"microrl train --resume {resume}")
         return go_on(folder, hours, steps)
     config = _resolved(flags, sets)
@@ -74,6 +74,6 @@ def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:
     if flags["model.name"] is None:
         raise UserError("which model?", "microrl warmup MODEL --data FILE, or --resume RUN")
     presets = [models.QUICKSTART] if flags["model.name"] == models.QUICKSTART else []
-    config = resolve(presets, {**flags, "warmup.only": True}, sets or ())
+    config = resolve(presets, {**flags, "sft.only": True}, sets or ())
     # A preset's steps are training steps, of which there are none here.
     return config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from microrl.config.section import Decay, Positive, Section, Share
+from microrl.config.section import Decay, Fraction, Positive, Section
 
 
 class Adapter(Section):
@@ -138,9 +138,9 @@ class AdaLoraConfig(LowRankAdapter):
     kind: Literal["adalora"] = "adalora"
     target_rank: Positive | None = None
     """Mean rank that is left in the end; None: two thirds of `rank`, as in the paper."""
-    hold_first: Share = 0.1
+    hold_first: Fraction = 0.1
     """Share of the budget before the first cut."""
-    hold_last: Share = 0.3
+    hold_last: Fraction = 0.3
     """Share of the budget behind the last cut."""
     orthogonality: Annotated[float, Field(ge=0)] = 0.5
     """Weight of |P^T P - I| and |Q Q^T - I|, averaged over all P and Q, in the loss."""
@@ -279,7 +279,7 @@ class TinyLoraConfig(RankedAdapter):
     """Singular directions kept; in a layer that has fewer, all of them."""
     size: Positive = 64
     """Numbers in a vector v."""
-    tying: Share = 0.0
+    tying: Fraction = 0.0
     """0: every layer has a v of its own; 1: all share one."""
 
 

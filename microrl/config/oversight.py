@@ -42,10 +42,10 @@ class ValidationConfig(Section):
     """Most problems of a validation; 0 runs none, and then there is no `best/`."""
     samples: Positive = 2
     """Completions for each problem."""
-    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Most of the run that validation may take: of its time, or with `steps` of what it samples."""
     every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Time between validations; None: as often as `share` allows. With `steps`, which must repeat, `share` alone counts."""
+    """Time between validations; None: as often as `fraction` allows. With `steps`, which must repeat, `fraction` alone counts."""
 
 
 Action = Literal["warn", "lower", "rollback", "stop"]
@@ -55,7 +55,7 @@ class RuleConfig(Section):
     """A rule of the guard: it triggers when `limit` has been passed in `patience` steps on end."""
 
     limit: Annotated[float, Field(ge=0)] | None = None
-    """What must not be passed; None turns the rule off."""
+    """What must not be passed; None fixes the rule off."""
     patience: Positive = 8
     """Steps on end. For grad_norm a skipped step does not count; for accuracy it is validations, and their mean."""
     action: Action = "rollback"
@@ -97,5 +97,3 @@ class BudgetConfig(Section):
     """Most training steps."""
     price: Annotated[float, Field(ge=0)] | None = None
     """US dollars an hour of this machine; None: what the card usually costs to rent, nothing on a CPU."""
-    checkpoint_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Time between checkpoints; None: a twentieth of the budget, at most 15 minutes."""

@@ -42,8 +42,8 @@ def absolute(config: RunConfig) -> RunConfig:
         "data": config.data.model_copy(update={"name": _data(config.data.name, "data.name")}),
         "model": config.model.model_copy(update={"name": _model(config.model.name)}),
     }
-    if config.warmup.data is not None:
-        updates["warmup"] = config.warmup.model_copy(update={"data": _data(config.warmup.data, "warmup.data")})
+    if config.sft.data is not None:
+        updates["sft"] = config.sft.model_copy(update={"data": _data(config.sft.data, "sft.data")})
     if config.init is not None:
         updates["init"] = _absolute(expanded(config.init, "init"))
     return config.model_copy(update=updates)

@@ -11,7 +11,7 @@ from microrl.errors import UserError, did_you_mean
 
 DEEPEST = 8
 """Levels of nesting; the configuration has four."""
-MOST_CHARACTERS, MOST_DOTS = 1_000_000, 500
+MAX_CHARACTERS, MAX_DOTS = 1_000_000, 500
 """Python's reader of TOML takes the square of a dotted key's depth: minutes for a small file."""
 _PACKAGE = Path(__file__).resolve().parent.parent
 # In the wheel presets live inside the package; in a checkout they stand beside it.
@@ -59,9 +59,9 @@ def load(name: str) -> dict[str, Any]:
     """A preset's keys as a nested dictionary, not yet checked. Raises UserError."""
     path = find(name)
     text = read(path)
-    if len(text) > MOST_CHARACTERS or any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+    if len(text) > MAX_CHARACTERS or any(line.count(".") > MAX_DOTS for line in text.splitlines()):
         raise UserError(
-            f"{path} is no preset: {len(text):,} characters, or a line with more than {MOST_DOTS} dots", "a preset is short"
+            f"{path} is no preset: {len(text):,} characters, or a line with more than {MAX_DOTS} dots", "a preset is short"
         )
     try:
         found = tomllib.loads(text)

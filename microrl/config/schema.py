@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig, TinyLoraConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
-from microrl.config.section import Decay, Positive, Section, Seed, Share, Temperature
-from microrl.config.warmup import WarmupConfig
-
-# A method of pydantic's first version has the name of one of our sections; nobody calls it.
-warnings.filterwarnings("ignore", message='Field name "validate"')
+from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
+from microrl.config.sft import SftConfig
 
 
 class ModelConfig(Section):
@@ -51,9 +47,9 @@ class DataConfig(Section):
     """Longest prompt, in tokens, chat template included."""
     long_prompts: Literal["error", "drop", "truncate_left"] = "error"
     """What happens to a prompt over the limit."""
-    held_out: Share = 0.05
+    held_out: Fraction = 0.05
     """Share of the questions kept for the evaluation before and after, chosen by a hash of the question's text."""
-    validation: Share = 0.05
+    validation: Fraction = 0.05
     """Share of the questions kept for validation during training: neither trained on nor in the final evaluation."""
 
 
@@ -68,7 +64,7 @@ class SurrogateConfig(Section):
     """Leave completions that ran into the length limit out of the loss."""
     scale_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation."""
-    clip_low: Share = 0.2
+    clip_low: Fraction = 0.2
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
     """The ratio is clipped above at 1 + clip_high."""
@@ -115,7 +111,7 @@ class GspoConfig(SurrogateConfig):
     """GSPO (Zheng et al. 2025): one ratio a sequence, exp of the mean token log-ratio, clipped tightly."""
 
     kind: Literal["gspo"] = "gspo"
-    clip_low: Share = 3e-4
+    clip_low: Fraction = 3e-4
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 4e-4
     """The ratio is clipped above at 1 + clip_high."""
@@ -139,6 +135,9 @@ class SleepingConfig(InProcessConfig):
     """kv frees the cache; 1 moves the weights to host memory too, 2 drops them; auto: kv up to 3B on 48 GB, else 2."""
     cuda_graphs: bool = True
     """Replay decoding as CUDA graphs: faster, for some seconds and about a GB at the start."""
+    sync: Literal["auto", "swap", "merge"] = "auto"
+    """How a new adapter reaches the engine: swap hands it over as an adapter, merge folds it into the engine's weights; auto
+    measures both and keeps the cheaper."""
 
 
 class AutoEngineConfig(SleepingConfig):
@@ -157,22 +156,16 @@ class TransformersEngineConfig(InProcessConfig):
     """Generation by transformers in this process: works everywhere, made for CPUs and small models."""
 
     kind: Literal["transformers"] = "transformers"
+    sync: ClassVar[Literal["auto"]] = "auto"  # it shares the trainer's weights: nothing is handed over
 
 
 EngineConfig = Annotated[AutoEngineConfig | VllmEngineConfig | TransformersEngineConfig, Field(discriminator="kind")]
 
 
-class SyncConfig(Section):
-    """How a new adapter reaches the vLLM engine."""
-
-    mode: Literal["auto", "swap", "merge"] = "auto"
-    """swap hands it over as an adapter, merge folds it into the engine's weights; auto measures both and keeps the cheaper."""
-
-
 class RisingConfig(Section):
     """What every schedule shares."""
 
-    warmup: Share = 0.0
+    warmup: Fraction = 0.0
     """Share of the budget over which the rate rises: the first of W steps trains at a W-th of it."""
 
 
@@ -185,7 +178,7 @@ class ConstantSchedule(RisingConfig):
 class DecayConfig(RisingConfig):
     """What falling schedules share."""
 
-    floor: Share = 0.0
+    floor: Fraction = 0.0
     """What is left of the rate at the end, as a share."""
 
 
@@ -214,7 +207,7 @@ class OptimConfig(Section):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's moment decays."""
     eps: Annotated[float, Field(ge=1e-16)] = 1e-8
-    """AdamW's denominator floor. Above the gradients' size it turns AdamW towards SGD with momentum. Below 1e-16 a small
+    """AdamW's denominator floor. Above the gradients' size it fixes AdamW towards SGD with momentum. Below 1e-16 a small
     gradient, whose square is 0 in float32, would make a step without bound."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global norm; None is off."""
@@ -268,6 +261,16 @@ class RewardConfig(Section):
     """A checker that takes longer is killed and its answer counts as wrong. After two in a step its other slow ones are, too."""
 
 
+RENAMED: dict[str, str | None] = {
+    "sync.mode": "engine.sync",
+    "warmup": "sft",
+    "validate.share": "validation.fraction",
+    "validate": "validation",
+    "budget.checkpoint_minutes": None,
+}
+"""Keys of earlier versions; None: derived today."""
+
+
 class RunConfig(Section):
     """A whole run. Defaults are the micro paper's setting (one 48 GB GPU, Qwen2.5-1.5B-Instruct, open-rs)."""
 
@@ -280,15 +283,27 @@ class RunConfig(Section):
     adapter: AdapterConfig = LoraConfig()
     loss: LossConfig = GrpoConfig()
     engine: EngineConfig = AutoEngineConfig()
-    sync: SyncConfig = SyncConfig()
     optim: OptimConfig = OptimConfig()
-    warmup: WarmupConfig = WarmupConfig()
+    sft: SftConfig = SftConfig()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    validate: ValidationConfig = ValidationConfig()  # type: ignore[assignment]
+    validation: ValidationConfig = ValidationConfig()
     guard: GuardConfig = GuardConfig()
     budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, values: Any) -> Any:
+        """Keys of earlier versions get an error that names today's."""
+        if isinstance(values, dict):
+            for old, new in RENAMED.items():
+                section, _, leaf = old.partition(".")
+                if section in values and (not leaf or (isinstance(values[section], dict) and leaf in values[section])):
+                    if new is None:
+                        raise ValueError(f"`{old}` is no longer a key: it follows from the budget", "leave it out")
+                    raise ValueError(f"`{old}` is called `{new}` now", f"replace `{old}` by `{new}`")
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -305,12 +320,12 @@ class RunConfig(Section):
                 f"reward.overlong.buffer {overlong.buffer} must be below sampling.max_completion_tokens "
                 f"{self.sampling.max_completion_tokens}"
             )
-        hours, minutes = self.budget.hours, self.warmup.minutes
-        if self.warmup.only and hours is None and minutes is None and self.warmup.steps is None:
+        hours, minutes = self.budget.hours, self.sft.minutes
+        if self.sft.only and hours is None and minutes is None and self.sft.steps is None:
             raise ValueError("the warm-up has no end", "say how long: --hours H, or --steps N")
         if hours is not None and minutes is not None and minutes >= hours * 60:
             raise ValueError(
                 f"a warm-up of {minutes:g} minutes leaves nothing of {hours:g} hours",
-                f"--warmup-minutes {hours * 6:.2g} would be a tenth; the supervised phase alone is `microrl warmup`",
+                f"--sft-minutes {hours * 6:.2g} would be a tenth; the supervised phase alone is `microrl warmup`",
             )
         return self

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Temperature = Annotated[float, Field(ge=0.01)]
 """Below 0.01 the likeliest token is all but certain, and the rounding of logits divided by it shows in the log-probabilities.

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from microrl import hub
 from microrl.answers import last_boxed
 from microrl.config.paths import is_data_file
 from microrl.config.schema import DataConfig
@@ -18,6 +17,7 @@ from microrl.data import arithmetic
 from microrl.data.cells import NotText, as_text, plain
 from microrl.data.read import rows_of_file
 from microrl.errors import UserError, did_you_mean
+from microrl.models import hub
 
 ARITHMETIC = "arithmetic"
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "instruction")
@@ -185,10 +185,10 @@ def split(questions: Iterable[Question], held_out: float, validation: float = 0.
     """
     parts = Split([], [], [])
     for question in questions:
-        share = content_share(question.text)
-        if share < held_out:
+        fraction = content_share(question.text)
+        if fraction < held_out:
             parts.held_out.append(question)
-        elif share < held_out + validation:
+        elif fraction < held_out + validation:
             parts.validation.append(question)
         else:
             parts.training.append(question)

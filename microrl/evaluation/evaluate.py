@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 
 from microrl import clock, files
 from microrl.evaluation.estimators import Estimate, mean_share, paired_gain, pass_at_k
-from microrl.files import STRICT, BadFile, Count, Seconds, Share
-from microrl.rewards.judge import Judge
+from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
+from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.engine import Sampler
 from microrl.types import Prompt, Sampling
 
@@ -109,7 +109,7 @@ class _Stored(BaseModel):
     questions: Count
     samples: Annotated[int, Field(ge=1, le=10**6)]
     length_mean: Annotated[float, Field(ge=0)]
-    truncated: Share
+    truncated: Fraction
     seconds: Seconds
     settings: _Settings
     right: Annotated[dict[str, Count], Field(min_length=1)]
@@ -117,7 +117,7 @@ class _Stored(BaseModel):
 
 def evaluate(
     sampler: Sampler,
-    judge: Judge,
+    scorer: RewardScorer,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     *,
@@ -150,8 +150,8 @@ def evaluate(
         chunk = prompts[start : start + _fitting(left_s(), slowest, size)]
         if not chunk:
             break
-        judge.renew()
-        groups = judge.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start)), left_s=left_s)
+        scorer.renew()
+        groups = scorer.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start)), left_s=left_s)
         scored = list(takewhile(lambda group: group.scores, groups))
         for group in scored:
             result.right[group.prompt.question] = sum(score.accuracy > 0 for score in group.scores)

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from microrl.config.resolve import override
+from microrl.limits import MAX_SWAP_RANK
 from microrl.plan import memory, roofline
-from microrl.plan.cards import CARDS
+from microrl.plan.devices import DEVICES
 from microrl.plan.memory import GB, Memory
 from microrl.plan.roofline import Timing
-from microrl.plan.work import LENGTH_SHARE, MAX_SWAP_RANK, Work
+from microrl.plan.workload import LENGTH_FRACTION, Workload
 
-LEAST_LIMIT, LEAST_RANK = 256, 8
+MIN_LIMIT, MIN_RANK = 256, 8
 LONG_START_S = 10.0
 """An adapter's start that takes longer is worth a note; it is the longer ones that are cached, too."""
 
 
-class Turn(NamedTuple):
+class Fix(NamedTuple):
     """Flags as the command line takes them, why, and the same as keys of the configuration."""
 
     flags: str
@@ -28,25 +29,25 @@ class Turn(NamedTuple):
         return f"{self.flags}: {self.why}"
 
 
-def conflicts(work: Work) -> list[Turn]:
+def conflicts(work: Workload) -> list[Fix]:
     """What contradicts whatever the memory, with the way out."""
     config, found = work.config, []
     positions = work.shape.max_positions
     if positions is not None and work.longest_row > positions:
         found.append(_fewer_tokens(work, positions))
-    if work.dtype == "bfloat16" and work.card.auto_dtype == "float16":
-        why = f"the {work.card.label} has no bfloat16"
-        found.append(Turn("--set model.dtype=float16", why, {"model.dtype": "float16"}))
+    if work.dtype == "bfloat16" and work.device.auto_dtype == "float16":
+        why = f"the {work.device.label} has no bfloat16"
+        found.append(Fix("--set model.dtype=float16", why, {"model.dtype": "float16"}))
     if work.has_vllm and work.dtype == "float32" and not work.merges:
         why = "on a GPU vLLM computes adapters in 16 bits only"
-        found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
-    if work.has_vllm and work.merges and config.sync.mode == "swap":
+        found.append(Fix("--set engine.sync=merge", why, {"engine.sync": "merge"}))
+    if work.has_vllm and work.merges and config.engine.sync == "swap":
         why = f"{config.adapter.name} is served {config.adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}"
-        found.append(Turn("--set sync.mode=merge", why, {"sync.mode": "merge"}))
+        found.append(Fix("--set engine.sync=merge", why, {"engine.sync": "merge"}))
     return found
 
 
-def _fewer_tokens(work: Work, positions: int) -> Turn:
+def _fewer_tokens(work: Workload, positions: int) -> Fix:
     prompt = work.config.data.max_prompt_tokens
     why = f"prompts of up to {prompt} tokens and completions of up to {work.longest_row - prompt} exceed {positions} positions"
     values: dict[str, Any] = {}
@@ -58,90 +59,90 @@ def _fewer_tokens(work: Work, positions: int) -> Turn:
         values |= _limit(work, limit)
     if (work.config.evaluation.max_completion_tokens or 0) > limit:
         values["evaluation.max_completion_tokens"] = limit
-    return Turn(_sets(values), why, values)
+    return Fix(_sets(values), why, values)
 
 
-def turns(work: Work, room: float) -> tuple[str, ...]:
+def fixes(work: Workload, room: float) -> tuple[str, ...]:
     """What to turn so that the run fits into `room` bytes; several lines only where no single one does it."""
     needed = conflicts(work)
     work = _after(work, needed)
     if memory.of(work, room).fits(room):
         return tuple(map(str, needed))
-    for turn in _candidates(work):
-        if memory.of(_after(work, [turn]), room).fits(room):
-            return tuple(map(str, [*needed, turn]))
-    pile: list[Turn] = []
-    for turn in _candidates(work):
-        pile = [kept for kept in pile if not _replaces(turn, kept)] + [turn]
+    for fix in _candidates(work):
+        if memory.of(_after(work, [fix]), room).fits(room):
+            return tuple(map(str, [*needed, fix]))
+    pile: list[Fix] = []
+    for fix in _candidates(work):
+        pile = [kept for kept in pile if not _replaces(fix, kept)] + [fix]
         if memory.of(_after(work, pile), room).fits(room):
             return tuple(map(str, [*needed, *_mildest(work, pile, room)]))
     return (_larger_card(work),)
 
 
-def _mildest(work: Work, pile: list[Turn], room: float) -> list[Turn]:
+def _mildest(work: Workload, pile: list[Fix], room: float) -> list[Fix]:
     """The pile with each knob left alone, or turned less, where it fits so too."""
 
-    def fits(turns: list[Turn]) -> bool:
-        return memory.of(_after(work, turns), room).fits(room)
+    def fits(fixes: list[Fix]) -> bool:
+        return memory.of(_after(work, fixes), room).fits(room)
 
-    for turn in list(pile):
-        others = [kept for kept in pile if kept is not turn]
+    for fix in list(pile):
+        others = [kept for kept in pile if kept is not fix]
         if fits(others):
             pile = others
             continue
         for milder in _candidates(work):
-            if next(iter(milder.values)) == next(iter(turn.values)) and fits([*others, milder]):
-                pile = [milder if kept is turn else kept for kept in pile]
+            if next(iter(milder.values)) == next(iter(fix.values)) and fits([*others, milder]):
+                pile = [milder if kept is fix else kept for kept in pile]
                 break
     return pile
 
 
-def _candidates(work: Work) -> Iterator[Turn]:
+def _candidates(work: Workload) -> Iterator[Fix]:
     """In the order of what they cost: first time, then what is learned."""
     config = work.config
     if config.optim.tokens_per_microbatch is not None:
         why = "lets the micro-batch follow from the memory"
-        yield Turn("--set optim.tokens_per_microbatch=none", why, {"optim.tokens_per_microbatch": None})
+        yield Fix("--set optim.tokens_per_microbatch=none", why, {"optim.tokens_per_microbatch": None})
     if config.engine.max_kv_gb is not None:
-        yield Turn("--set engine.max_kv_gb=none", "lets the cache follow from the memory", {"engine.max_kv_gb": None})
+        yield Fix("--set engine.max_kv_gb=none", "lets the cache follow from the memory", {"engine.max_kv_gb": None})
     if work.has_vllm and getattr(config.engine, "sleep", None) != 2:
         why = "the engine drops its weights while the trainer works, about a second a step"
-        yield Turn("--set engine.sleep=2", why, {"engine.sleep": 2})
+        yield Fix("--set engine.sleep=2", why, {"engine.sleep": 2})
     if not work.checkpoints_activations:
         why = "activations are computed again in the backward pass: about half more time for the update"
-        yield Turn("--set model.gradient_checkpointing=true", why, {"model.gradient_checkpointing": True})
+        yield Fix("--set model.gradient_checkpointing=true", why, {"model.gradient_checkpointing": True})
     limit = work.limit // 2
-    while limit >= LEAST_LIMIT:
+    while limit >= MIN_LIMIT:
         values = _limit(work, limit)
-        yield Turn(_sets(values), "shorter completions", values)
+        yield Fix(_sets(values), "shorter completions", values)
         limit //= 2
     rank = getattr(config.adapter, "rank", 0) // 2
-    while rank >= max(LEAST_RANK, getattr(config.adapter, "target_rank", None) or 0):
-        yield Turn(f"--rank {rank}", "a smaller adapter and its optimizer", {"adapter.rank": rank})
+    while rank >= max(MIN_RANK, getattr(config.adapter, "target_rank", None) or 0):
+        yield Fix(f"--rank {rank}", "a smaller adapter and its optimizer", {"adapter.rank": rank})
         rank //= 2
     if work.has_vllm:
         why = "no second copy of the weights, but sampling several times slower"
-        yield Turn("--engine transformers", why, {"engine.kind": "transformers", "sync.mode": "auto"})
+        yield Fix("--engine transformers", why, {"engine.kind": "transformers"})
 
 
-def _replaces(turn: Turn, kept: Turn) -> bool:
+def _replaces(fix: Fix, kept: Fix) -> bool:
     """Whether the later turn leaves nothing of the earlier: the same knob, or another engine."""
     knob = next(iter(kept.values))
-    return knob in turn.values or ("engine.kind" in turn.values and knob.startswith("engine."))
+    return knob in fix.values or ("engine.kind" in fix.values and knob.startswith("engine."))
 
 
-def _after(work: Work, applied: list[Turn]) -> Work:
-    values = {key: value for turn in applied for key, value in turn.values.items()}
+def _after(work: Workload, applied: list[Fix]) -> Workload:
+    values = {key: value for fix in applied for key, value in fix.values.items()}
     if not values:
         return work
     tree = work.config.model_dump()
     for key in [key for key, value in values.items() if value is None]:  # a flag of None means that it was not given
         section, leaf = key.split(".")
         tree[section][leaf] = values.pop(key)
-    return Work.of(override(tree, values, ()), work.shape, work.card)
+    return Workload.of(override(tree, values, ()), work.shape, work.device)
 
 
-def _limit(work: Work, limit: int) -> dict[str, Any]:
+def _limit(work: Workload, limit: int) -> dict[str, Any]:
     """A completion limit, and the overlong penalty's buffer and the evaluation's limit where they would pass it."""
     values: dict[str, Any] = {"sampling.max_completion_tokens": limit}
     overlong = work.config.reward.overlong
@@ -154,15 +155,17 @@ def _sets(values: dict[str, Any]) -> str:
     return " ".join(f"--set {key}={value}" for key, value in values.items())
 
 
-def _larger_card(work: Work) -> str:
-    for card in sorted(CARDS.values(), key=lambda card: card.usd_hour):
-        candidate = Work.of(work.config, work.shape, card)
-        if not conflicts(candidate) and memory.of(candidate, card.memory_gb * GB).fits(card.memory_gb * GB):
-            return f"--gpu {card.name}: no setting fits this model here; the {card.label} is the cheapest that takes it as it is"
+def _larger_card(work: Workload) -> str:
+    for device in sorted(DEVICES.values(), key=lambda device: device.usd_hour):
+        candidate = Workload.of(work.config, work.shape, device)
+        if not conflicts(candidate) and memory.of(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
+            return (
+                f"--gpu {device.name}: no setting fits this model here; the {device.label} is the cheapest that takes it as it is"
+            )
     return "--model SMALLER: no setting fits this model, and no card that is known here takes it"
 
 
-def notes(work: Work, sizes: Memory, timing: Timing, room: float, steps: int) -> tuple[str, ...]:
+def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int) -> tuple[str, ...]:
     """What a reader should know beside the numbers."""
     config, found = work.config, []
     if work.shape.note:
@@ -174,17 +177,17 @@ def notes(work: Work, sizes: Memory, timing: Timing, room: float, steps: int) ->
             f"loading includes about {start_s:.0f} s for the start of {config.adapter.name}; the next run finds it in the cache"
         )
     price = config.budget.price
-    if price is not None and work.card.usd_hour and not 0.75 <= price / work.card.usd_hour <= 1.33:
+    if price is not None and work.device.usd_hour and not 0.75 <= price / work.device.usd_hour <= 1.33:
         found.append(
-            f"priced at {price:g} $/h as configured; the {work.card.label} usually rents at about {work.card.usd_hour:g}"
+            f"priced at {price:g} $/h as configured; the {work.device.label} usually rents at about {work.device.usd_hour:g}"
         )
-    if work.checkpoints_activations and not work.card.is_cpu and sizes.fits(room):
-        without = _after(work, [Turn("", "", {"model.gradient_checkpointing": False})])
+    if work.checkpoints_activations and not work.device.is_cpu and sizes.fits(room):
+        without = _after(work, [Fix("", "", {"model.gradient_checkpointing": False})])
         sizes_without = memory.of(without, room)
         if sizes_without.fits(room):
             gain = timing.step["update"] - roofline.of(without, sizes_without).step["update"]
             if gain > 0:
                 found.append(f"there is room for --set model.gradient_checkpointing=false: about {gain:.3g} s a step less")
-    if sizes.concurrency < LENGTH_SHARE * work.rows:
+    if sizes.concurrency < LENGTH_FRACTION * work.rows:
         found.append(f"the cache has room for about {sizes.concurrency:.0f} of {work.rows} completions at a time; the rest wait")
     return tuple(found)

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from microrl.plan import cards
-from microrl.plan.cards import Card
+from microrl.plan import devices
+from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
 
 CPU_PARAMETERS = 500_000_000
@@ -20,7 +20,7 @@ DRIVER_S = 3.0
 class Here(NamedTuple):
     """This machine's card, and what is free of it in GB."""
 
-    card: Card
+    device: Device
     free_gb: float
 
 
@@ -30,8 +30,8 @@ def likely(shape: Shape) -> Here:
     found = gpu()
     if found is not None:
         return found
-    card = processor() if shape.parameters <= CPU_PARAMETERS else cards.CARDS["a40"]
-    return Here(card, card.memory_gb)
+    device = processor() if shape.parameters <= CPU_PARAMETERS else devices.DEVICES["a40"]
+    return Here(device, device.memory_gb)
 
 
 def gpu() -> Here | None:
@@ -45,15 +45,15 @@ def gpu() -> Here | None:
         name, total, free, capability = answer.splitlines()[0].rsplit(",", 3)
         major, minor = map(int, capability.split("."))
         mebibyte = 2**20 / 1e9
-        return Here(cards.of_device(name.strip(), float(total) * mebibyte, (major, minor)), float(free) * mebibyte)
+        return Here(devices.of_device(name.strip(), float(total) * mebibyte, (major, minor)), float(free) * mebibyte)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 
-def processor() -> Card:
+def processor() -> Device:
     """This machine's cores and memory, as a card."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cards.cpu(cores, _memory_gb())
+    return devices.cpu(cores, _memory_gb())
 
 
 def _memory_gb() -> float:

@@ -23,32 +23,24 @@ from microrl.config.adapters import (
     TinyLoraConfig,
     VeraConfig,
 )  # fmt: skip
+from microrl.limits import BLOCK_TOKENS, CPU_CACHE_BYTES, GRAPH_BYTES, KV_SLEEP_FRACTION, MAX_SEQUENCES, WORKSPACE_BYTES
 from microrl.plan.shapes import Shape
-from microrl.plan.work import LENGTH_SHARE, MOMENT_BYTES, MOST_SEQUENCES, Work
+from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
 GB = 1e9
 BYTES_A_TRAINED_PARAMETER = 16
 """Weight, gradient and AdamW's two moments, in fp32."""
 CPU_ROOM_BYTES = 1.5e9
 """Activations of a micro-batch on a CPU: beyond it nothing gets faster."""
-LEAST_TOKENS, MOST_TOKENS = 256, 32768
+MIN_TOKENS, MAX_TOKENS = 256, 32768
 """Tokens of a micro-batch. Above the most a GPU gets no faster; a CPU takes none of it, as its rule is older."""
 CHUNK_ELEMENTS = 2**24
 CHUNK_BUFFERS = 5
 """fp32 tensors of the log-probability chunk at their most: logits, their copy, probabilities, products, narrow ones."""
-GRAPH_BYTES = 1.0e9
-"""CUDA graphs of the decode step; they stay while the engine sleeps."""
-WORKSPACE_BYTES = 2.0e9
-"""CUDA context, libraries' workspaces, vLLM's own activations. With the graphs: what the engine leaves free beside its cache."""
 FRAGMENTS = 0.1
 """Of the activations: what tensors of changing sizes leave unusable between them."""
-KV_SLEEP_SHARE = 0.15
-"""Up to this share of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
-BLOCK_TOKENS = 256
-"""Two blocks of the engine's cache, which a completion may leave unfilled."""
 SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
-CPU_CACHE_BYTES = 4e9
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Sizes of vLLM's adapter buffers."""
 DEFAULT_LENGTH = 4096
@@ -108,9 +100,9 @@ def micro_batch_tokens(
     """
     if on_cpu:
         per_token = shape.layers * (10 * shape.hidden + 5 * shape.intermediate) * dtype_bytes
-        return max(LEAST_TOKENS, int(room_bytes / per_token))
+        return max(MIN_TOKENS, int(room_bytes / per_token))
     per_token = token_bytes(shape, adapter or LoraConfig(), dtype_bytes, length, checkpointing=checkpointing)
-    return min(max(LEAST_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MOST_TOKENS)
+    return min(max(MIN_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MAX_TOKENS)
 
 
 def activation_room(free_bytes: float, total_bytes: float, trained: int) -> float:
@@ -173,7 +165,7 @@ class Memory:
         return self.peak <= room + 1.0
 
 
-def of(work: Work, room: float) -> Memory:
+def of(work: Workload, room: float) -> Memory:
     """Memory of a run on a card (or machine) with `room` bytes free."""
     sleep, copy, resident = _sleep_level(work), _engine_bytes(work), _resident(work)
     trained = {
@@ -191,33 +183,33 @@ def of(work: Work, room: float) -> Memory:
     updating["log-probability chunk"] = 4.0 * min(CHUNK_BUFFERS * CHUNK_ELEMENTS, work.rows * work.limit * work.shape.vocab)
     tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
-    updating["fragmentation"] = 0.0 if work.card.is_cpu else FRAGMENTS * updating["activations"]
+    updating["fragmentation"] = 0.0 if work.device.is_cpu else FRAGMENTS * updating["activations"]
     return Memory(_positive(sampling), _positive(updating), tokens, _concurrency(work, sampling["KV cache"]), sleep)
 
 
-def least_cache(work: Work) -> float:
+def min_cache(work: Workload) -> float:
     """Bytes of one completion's keys and values at its longest."""
     return float((work.longest_row + BLOCK_TOKENS) * work.shape.kv_bytes(work.width))
 
 
-def _most_rows(work: Work) -> int:
+def _most_rows(work: Workload) -> int:
     """Completions that the engine is built to decode at a time."""
-    return min(max(work.rows, work.config.evaluation.samples), MOST_SEQUENCES)
+    return min(max(work.rows, work.config.evaluation.samples), MAX_SEQUENCES)
 
 
 def _positive(parts: dict[str, float]) -> dict[str, float]:
     return {name: size for name, size in parts.items() if size > 0}
 
 
-def _resident(work: Work) -> dict[str, float]:
+def _resident(work: Workload) -> dict[str, float]:
     """What stays through both phases beside tensors of our own."""
-    if work.card.is_cpu:
+    if work.device.is_cpu:
         return {"workspaces": 0.7e9}  # Python, torch and the other libraries
     has_graphs = work.has_vllm and getattr(work.config.engine, "cuda_graphs", False)
     return {"CUDA graphs": GRAPH_BYTES if has_graphs else 0.0, "workspaces": WORKSPACE_BYTES}
 
 
-def _engine_bytes(work: Work) -> float:
+def _engine_bytes(work: Workload) -> float:
     """The engine's own weights: vLLM's copy with its adapter buffers; on a CPU the folded copies; else the trainer's serve."""
     if work.has_vllm:
         rank = next((size for size in LORA_RANKS if size >= (work.config.adapter.pair_rank or 0)), 0)
@@ -230,7 +222,7 @@ def _engine_bytes(work: Work) -> float:
     return _targeted(work)
 
 
-def _exported(work: Work) -> float:
+def _exported(work: Workload) -> float:
     """Pairs that are not the trained factors themselves, fp32; merged tensors, of which the proof needs a second copy."""
     adapter = work.config.adapter
     if adapter.pair_rank is None and work.has_vllm and work.width < 4:
@@ -239,27 +231,27 @@ def _exported(work: Work) -> float:
     return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if made else 0.0
 
 
-def _targeted(work: Work) -> float:
+def _targeted(work: Workload) -> float:
     """Bytes of the weights that the adapter changes, in the base's type."""
     chosen = work.shape.targets(work.config.adapter)
     return float(work.width * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
 
 
-def _sleep_level(work: Work) -> str | int | None:
+def _sleep_level(work: Workload) -> str | int | None:
     if not work.has_vllm:
         return None
     wanted = getattr(work.config.engine, "sleep", "auto")
     if wanted != "auto":
         return wanted
-    return "kv" if _engine_bytes(work) <= KV_SLEEP_SHARE * work.card.memory_gb * GB else 2
+    return "kv" if _engine_bytes(work) <= KV_SLEEP_FRACTION * work.device.memory_gb * GB else 2
 
 
-def _micro_batch(work: Work, left: float) -> int:
+def _micro_batch(work: Workload, left: float) -> int:
     """Tokens of a micro-batch: as configured, or what fits into `left` bytes; a single row in any case."""
     config = work.config
     if config.optim.tokens_per_microbatch is not None:
         tokens = config.optim.tokens_per_microbatch
-    elif work.card.is_cpu:
+    elif work.device.is_cpu:
         return micro_batch_tokens(work.shape, dtype_bytes=work.width, room_bytes=CPU_ROOM_BYTES, checkpointing=False, on_cpu=True)
     else:
         tokens = micro_batch_tokens(
@@ -273,9 +265,9 @@ def _micro_batch(work: Work, left: float) -> int:
     return max(tokens, work.training_row)
 
 
-def _concurrency(work: Work, cache: float) -> float:
+def _concurrency(work: Workload, cache: float) -> float:
     """Completions that decode together, at their mean length and with half a block unfilled."""
-    per_row = (work.prompt + LENGTH_SHARE * work.limit + BLOCK_TOKENS / 4) * work.shape.kv_bytes(work.width)
+    per_row = (work.prompt + LENGTH_FRACTION * work.limit + BLOCK_TOKENS / 4) * work.shape.kv_bytes(work.width)
     if not work.has_vllm:  # room is set aside for each at its longest
         per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.width)
     evaluated = work.config.evaluation.problems * work.config.evaluation.samples
@@ -283,19 +275,19 @@ def _concurrency(work: Work, cache: float) -> float:
     return max(1.0, min(cache / per_row, most))
 
 
-def _activations(work: Work, tokens: float) -> float:
+def _activations(work: Workload, tokens: float) -> float:
     adapter = work.config.adapter
     return tokens * token_bytes(work.shape, adapter, work.width, work.training_row, checkpointing=work.checkpoints_activations)
 
 
-def _cache(work: Work, left: float) -> float:
+def _cache(work: Workload, left: float) -> float:
     """Keys and values: what the batch can use at its longest, as far as there is room."""
     config = work.config
-    wanted = _most_rows(work) * least_cache(work)
+    wanted = _most_rows(work) * min_cache(work)
     if config.engine.max_kv_gb is not None:
         return config.engine.max_kv_gb * GB
-    if work.card.is_cpu:
+    if work.device.is_cpu:
         return min(wanted, CPU_CACHE_BYTES)
     if not work.has_vllm:
         wanted = min(wanted, (left + GRAPH_BYTES) / 3)
-    return max(min(wanted, left), least_cache(work))
+    return max(min(wanted, left), min_cache(work))

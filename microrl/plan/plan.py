@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from microrl.budget import BEFORE_SHARE, CHECKPOINT_MINUTES, CHECKPOINTS, VALIDATIONS, checkpoint_interval_s, exit_reserve_s
 from microrl.config import RunConfig
-from microrl.config.rate import with_rate
+from microrl.config.learning_rate import with_rate
+from microrl.limits import (
+    BEFORE_FRACTION,
+    CHECKPOINT_MINUTES,
+    CHECKPOINTS,
+    VALIDATIONS,
+    checkpoint_interval_s,
+    exit_reserve_s,
+)
 from microrl.plan import advice, memory, roofline
-from microrl.plan.cards import Card
+from microrl.plan.devices import Device
 from microrl.plan.memory import GB, Memory
 from microrl.plan.roofline import Timing
 from microrl.plan.shapes import Shape
-from microrl.plan.work import LENGTH_SHARE, Work
+from microrl.plan.workload import LENGTH_FRACTION, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,7 @@ class Plan:
     """A forecast; nothing in it was measured on the card. GB are 1e9 bytes."""
 
     model: str
-    card: Card
+    device: Device
     total_params: int
     trainable_params: int
     served: str
@@ -58,7 +65,7 @@ class Plan:
     """One side of the evaluation before and after."""
     validation_s: float
     save_s: float
-    imitation_s: float
+    sft_step_s: float
     """A supervised step of the warm-up."""
     steps: int
     tokens: int
@@ -70,22 +77,22 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON's types; `gpu` is the card's name."""
-        return {**asdict(self), "gpu": self.card.name, "advice": list(self.advice), "notes": list(self.notes)}
+        return {**asdict(self), "gpu": self.device.name, "advice": list(self.advice), "notes": list(self.notes)}
 
 
-def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None = None, load_s: float | None = None) -> Plan:
+def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | None = None, load_s: float | None = None) -> Plan:
     """The plan of this run. `free_gb` is what is free of the card, `load_s` what loading has taken, where these are known.
 
     A run without a bound is planned for a single step. Raises UserError for a rank or targets that the network does not have.
     """
     config = with_rate(config, hidden=shape.hidden, model_type=shape.model_type)
     assert not isinstance(config.optim.lr, str)
-    work = Work.of(config, shape, card)
-    room = (card.memory_gb if free_gb is None else free_gb) * GB
+    work = Workload.of(config, shape, device)
+    room = (device.memory_gb if free_gb is None else free_gb) * GB
     sizes = memory.of(work, room)
-    if config.model.gradient_checkpointing == "auto" and not card.is_cpu and not sizes.fits(room):
+    if config.model.gradient_checkpointing == "auto" and not device.is_cpu and not sizes.fits(room):
         model = config.model.model_copy(update={"gradient_checkpointing": True})
-        work = Work.of(config.model_copy(update={"model": model}), shape, card)
+        work = Workload.of(config.model_copy(update={"model": model}), shape, device)
         sizes = memory.of(work, room)
     timing = roofline.of(work, sizes)
     if load_s is not None:
@@ -94,11 +101,11 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
     fits = sizes.fits(room) and not wrong
     step_s = sum(timing.step.values())
     steps, hours = _steps(work, timing, step_s)
-    price = card.usd_hour if config.budget.price is None else config.budget.price
+    price = device.usd_hour if config.budget.price is None else config.budget.price
     rows, batches = _micro_batches(work, sizes)
     return Plan(
         model=config.model.name,
-        card=card,
+        device=device,
         total_params=shape.parameters,
         trainable_params=work.trained,
         served=config.adapter.served if config.adapter.pair_rank is None or not work.merges else "as merged weights",
@@ -108,7 +115,7 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
         updating_gb=_gb(sizes.updating),
         room_gb=room / GB,
         fits=fits,
-        advice=() if fits else advice.turns(work, room),
+        advice=() if fits else advice.fixes(work, room),
         notes=advice.notes(work, sizes, timing, room, steps),
         engine="vllm" if work.has_vllm else "transformers",
         sleep=sizes.sleep,
@@ -124,68 +131,68 @@ def make(config: RunConfig, shape: Shape, card: Card, *, free_gb: float | None =
         evaluation_s=timing.evaluation,
         validation_s=timing.validation,
         save_s=timing.save,
-        imitation_s=_imitation_s(work, timing),
+        sft_step_s=_sft_step_s(work, timing),
         steps=steps,
-        tokens=int(steps * work.sampled_rows * LENGTH_SHARE * work.limit),
+        tokens=int(steps * work.sampled_rows * LENGTH_FRACTION * work.limit),
         hours=hours,
         price=price,
         cost_usd=hours * price,
     )
 
 
-def _steps(work: Work, timing: Timing, step_s: float) -> tuple[int, float]:
+def _steps(work: Workload, timing: Timing, step_s: float) -> tuple[int, float]:
     """(steps, hours): what is left of the hours after loading, two evaluations, validation and saves; bounded by the steps."""
     budget = work.config.budget
     each = step_s / (1 - _validation_share(work, timing))
-    around = timing.load + timing.save + _warmup_s(work, timing) + exit_reserve_s(budget.hours)
+    around = timing.load + timing.save + _sft_s(work, timing) + exit_reserve_s(budget.hours)
     if budget.hours is None:
-        steps = 0 if work.config.warmup.only else budget.steps or 1
+        steps = 0 if work.config.sft.only else budget.steps or 1
         total = around + 2 * timing.evaluation + steps * each
         return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600
     seconds = budget.hours * 3600
-    interval_s = checkpoint_interval_s(budget.checkpoint_minutes, budget.hours, timing.save)
+    interval_s = checkpoint_interval_s(budget.hours, timing.save)
     saving = min(timing.save / interval_s, 0.5)
-    evaluation = min(timing.evaluation, BEFORE_SHARE * max(seconds - around, 0.0))
+    evaluation = min(timing.evaluation, BEFORE_FRACTION * max(seconds - around, 0.0))
     left = seconds - around - 2 * evaluation
-    steps = 0 if work.config.warmup.only else max(int(left * (1 - saving) / each), 0)
+    steps = 0 if work.config.sft.only else max(int(left * (1 - saving) / each), 0)
     if budget.steps is not None and budget.steps < steps:
         used = around + 2 * evaluation + budget.steps * each / (1 - saving)
         return budget.steps, min(used / 3600, budget.hours)
     return steps, budget.hours
 
 
-def _imitation_s(work: Work, timing: Timing) -> float:
+def _sft_step_s(work: Workload, timing: Timing) -> float:
     """A supervised step: its share of an update's rows."""
-    return timing.step["update"] * work.config.warmup.batch / work.rows
+    return timing.step["update"] * work.config.sft.batch / work.rows
 
 
-def _warmup_s(work: Work, timing: Timing) -> float:
+def _sft_s(work: Workload, timing: Timing) -> float:
     """The supervised phase before the first step: by its minutes, or by its steps where these end sooner."""
-    warmup = work.config.warmup
-    bounds = [warmup.minutes * 60] if warmup.minutes is not None else []
-    bounds += [warmup.steps * _imitation_s(work, timing)] if warmup.steps is not None else []
+    sft = work.config.sft
+    bounds = [sft.minutes * 60] if sft.minutes is not None else []
+    bounds += [sft.steps * _sft_step_s(work, timing)] if sft.steps is not None else []
     return min(bounds, default=0.0)
 
 
-def _micro_batches(work: Work, sizes: Memory) -> tuple[int, int]:
+def _micro_batches(work: Workload, sizes: Memory) -> tuple[int, int]:
     """(rows of the assumed mean length that make a micro-batch, micro-batches a step)."""
-    row = work.prompt + LENGTH_SHARE * work.limit
+    row = work.prompt + LENGTH_FRACTION * work.limit
     rows = max(1, min(work.rows, round(sizes.micro_batch_tokens / row)))
     return rows, max(work.minibatches, -(-int(work.rows * row) // sizes.micro_batch_tokens))
 
 
-def _validation_share(work: Work, timing: Timing) -> float:
+def _validation_share(work: Workload, timing: Timing) -> float:
     """Share of training time that validation takes; its own questions must exist."""
     config = work.config
-    settings: Any = config.validate
+    settings: Any = config.validation
     if settings.problems == 0 or config.data.validation == 0:
         return 0.0
-    share = float(settings.share)
+    fraction = float(settings.fraction)
     if settings.every_minutes is not None:
-        share = min(share, timing.validation / (settings.every_minutes * 60))
+        fraction = min(fraction, timing.validation / (settings.every_minutes * 60))
     elif config.budget.hours is not None and config.budget.steps is None:
-        share = min(share, VALIDATIONS * timing.validation / (config.budget.hours * 3600))
-    return min(share, 0.9)
+        fraction = min(fraction, VALIDATIONS * timing.validation / (config.budget.hours * 3600))
+    return min(fraction, 0.9)
 
 
 def _largest(sizes: Memory) -> dict[str, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from microrl.config.adapters import FullConfig
 from microrl.plan import memory, starts
 from microrl.plan.memory import Memory
-from microrl.plan.work import LENGTH_SHARE, LONGEST_SHARE, Work
+from microrl.plan.workload import LENGTH_FRACTION, LONGEST_FRACTION, Workload
 
 # Shares of the data sheet's numbers that such kernels reach in practice.
 DECODE_BANDWIDTH = 0.65
@@ -75,17 +75,17 @@ class Rates:
     decode_bytes: float
 
     @classmethod
-    def of(cls, work: Work) -> Rates:
-        card, flops = work.card, work.card.tflops * 1e12
-        if card.is_cpu:
+    def of(cls, work: Workload) -> Rates:
+        device, flops = work.device, work.device.tflops * 1e12
+        if device.is_cpu:
             rate = _cpu_flops(work) * work.shape.hidden / (work.shape.hidden + CPU_HALF_WIDTH)
-            bytes_s = card.bandwidth_gb_s * 1e9
+            bytes_s = device.bandwidth_gb_s * 1e9
             return cls(rate * CPU_DECODE, rate, rate, bytes_s, bytes_s)
-        bytes_s = card.bandwidth_gb_s * 1e9
+        bytes_s = device.bandwidth_gb_s * 1e9
         if work.width == 4:
-            flops = card.fp32
+            flops = device.fp32
         return cls(
-            flops * DECODE_ARITHMETIC, flops * UPDATE_ARITHMETIC, card.fp32 * FP32_ARITHMETIC, bytes_s * STREAM_BANDWIDTH,
+            flops * DECODE_ARITHMETIC, flops * UPDATE_ARITHMETIC, device.fp32 * FP32_ARITHMETIC, bytes_s * STREAM_BANDWIDTH,
             bytes_s * DECODE_BANDWIDTH,
         )  # fmt: skip
 
@@ -101,7 +101,7 @@ class Timing:
     save: float
 
 
-def of(work: Work, sizes: Memory) -> Timing:
+def of(work: Workload, sizes: Memory) -> Timing:
     """All parts of a run on this card."""
     rates, config = Rates.of(work), work.config
     sync, adapter_bytes = _sync(work, rates)
@@ -118,24 +118,24 @@ def of(work: Work, sizes: Memory) -> Timing:
     def evaluate(rows: int, limit: int) -> float:
         if rows == 0:
             return 0.0
-        return sides + _decode(work, rates, sizes, rows, limit, adapter_bytes) + (CPU_EVALUATION_S if work.card.is_cpu else 1.0)
+        return sides + _decode(work, rates, sizes, rows, limit, adapter_bytes) + (CPU_EVALUATION_S if work.device.is_cpu else 1.0)
 
     return Timing(
         step=step,
         load=_load(work),
         evaluation=evaluate(config.evaluation.problems * config.evaluation.samples, work.evaluation_limit),
-        validation=evaluate(config.validate.problems * config.validate.samples, work.evaluation_limit),
+        validation=evaluate(config.validation.problems * config.validation.samples, work.evaluation_limit),
         save=SAVE_S + 12 * work.trained / DISK_BYTES_S,
     )
 
 
-def _decode(work: Work, rates: Rates, sizes: Memory, rows: float, limit: int, adapter_bytes: float) -> float:
+def _decode(work: Workload, rates: Rates, sizes: Memory, rows: float, limit: int, adapter_bytes: float) -> float:
     """Sampling `rows` completions. Each token of a batch reads the weights once and every row's keys and values."""
     shape = work.shape
-    mean = LENGTH_SHARE * limit
+    mean = LENGTH_FRACTION * limit
     tokens = rows * mean
     crowd = max(rows / sizes.concurrency, 1.0)
-    longest = LONGEST_SHARE * limit
+    longest = LONGEST_FRACTION * limit
     # vLLM fills a place as soon as it is free; the other engine decodes wave after wave, each to its longest.
     steps = longest + mean * (crowd - 1) if work.has_vllm else longest * crowd
     computing = shape.body + shape.head
@@ -148,9 +148,9 @@ def _decode(work: Work, rates: Rates, sizes: Memory, rows: float, limit: int, ad
     return max(reading, arithmetic) + cache + prefill + steps * _decode_step(work)
 
 
-def _decode_step(work: Work) -> float:
+def _decode_step(work: Workload) -> float:
     """Seconds of overhead for each token of a batch."""
-    if work.card.is_cpu:
+    if work.device.is_cpu:
         return work.shape.layers * CPU_DECODE_LAYER_S
     if not work.has_vllm:
         return work.shape.layers * HF_DECODE_LAYER_S
@@ -158,7 +158,7 @@ def _decode_step(work: Work) -> float:
     return DECODE_STEP_S + (0.0 if has_graphs else work.shape.layers * EAGER_LAYER_S)
 
 
-def _update(work: Work, rates: Rates, sizes: Memory) -> float:
+def _update(work: Workload, rates: Rates, sizes: Memory) -> float:
     """Forward and backward of a frozen base: 2 + 2 operations a parameter and token, 2 + 4 in the adapter, in fp32.
 
     The head's forward works out logits and slopes, 2 + 2, for completion tokens only. Checkpointing adds a forward pass,
@@ -171,74 +171,74 @@ def _update(work: Work, rates: Rates, sizes: Memory) -> float:
     head = 4 * work.shape.head * completion
     adapter = (8 if again else 6) * work.shape.products(work.config.adapter) * tokens
     traffic = completion * work.shape.vocab * 4 * LOGIT_TOUCHES + 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
-    if not work.card.is_cpu:  # on a CPU the rates, which are measured, contain them
+    if not work.device.is_cpu:  # on a CPU the rates, which are measured, contain them
         saved = memory.saved_bytes(work.config.adapter, work.shape, width=work.width, length=work.training_row)
         traffic += TOUCHES * work.shape.layers * saved * tokens * (1.5 if again else 1)
     else:
         traffic = 0.0
     passes = max(tokens / sizes.micro_batch_tokens, work.minibatches, 1.0)
-    launches = passes * work.shape.layers * (CPU_UPDATE_LAYER_S if work.card.is_cpu else UPDATE_LAYER_S)
+    launches = passes * work.shape.layers * (CPU_UPDATE_LAYER_S if work.device.is_cpu else UPDATE_LAYER_S)
     olds = _forward(work, rates, work.rows) if work.minibatches > 1 else 0.0
     return (base + head) / rates.update + adapter / rates.fp32 + traffic / rates.stream + launches + olds
 
 
-def _forward(work: Work, rates: Rates, rows: float) -> float:
+def _forward(work: Workload, rates: Rates, rows: float) -> float:
     """A pass without a gradient over the batch: the reference, or the log-probabilities before several optimiser steps."""
     completion, tokens = _tokens(work)
     work_ops = 2 * work.shape.body * tokens + _attention(work) * tokens + 2 * work.shape.head * completion
-    logits = 0.0 if work.card.is_cpu else completion * work.shape.vocab * 4 * LOGIT_TOUCHES / 2
+    logits = 0.0 if work.device.is_cpu else completion * work.shape.vocab * 4 * LOGIT_TOUCHES / 2
     return work_ops / rates.update + logits / rates.stream
 
 
-def _tokens(work: Work) -> tuple[float, float]:
+def _tokens(work: Workload) -> tuple[float, float]:
     """(completion tokens, all tokens) of an update: prompts count once for their group, with checkpointing once a row."""
-    completion = work.rows * LENGTH_SHARE * work.limit
+    completion = work.rows * LENGTH_FRACTION * work.limit
     prompts = work.rows if work.checkpoints_activations else work.config.sampling.prompts_per_step
     return completion, completion + prompts * work.prompt
 
 
-def _attention(work: Work) -> float:
+def _attention(work: Workload) -> float:
     """Operations of one token's scores and sums, forward."""
-    context = work.prompt + LENGTH_SHARE * work.limit / 2
+    context = work.prompt + LENGTH_FRACTION * work.limit / 2
     return 4 * work.shape.layers * work.shape.heads * work.shape.head_dim * context
 
 
-def _sync(work: Work, rates: Rates) -> tuple[float, float]:
+def _sync(work: Workload, rates: Rates) -> tuple[float, float]:
     """(seconds a step, bytes that the adapter adds to each decode step). `auto` takes the cheaper of swap and merge."""
     rank = work.config.adapter.pair_rank or work.config.adapter.width
     if not work.has_vllm:
         # In fp32 the update is folded into copies of the weights; beside narrower ones it runs as it is.
         return (2 * work.shape.body * rank / rates.update if work.width == 4 else 0.0), 0.0
     swap_bytes = rank * work.adapter_sides * work.width
-    swap_s = swap_bytes * LONGEST_SHARE * work.limit / rates.decode_bytes
+    swap_s = swap_bytes * LONGEST_FRACTION * work.limit / rates.decode_bytes
     merge_s = 2 * work.shape.body * rank / rates.fp32 + 5 * work.weight_bytes / rates.stream
-    if work.merges or (work.config.sync.mode == "auto" and merge_s < swap_s):
+    if work.merges or (work.config.engine.sync == "auto" and merge_s < swap_s):
         return PROBE_S + merge_s, 0.0
     return PROBE_S, float(swap_bytes)
 
 
-def _sleep_wake(work: Work, sizes: Memory) -> float:
+def _sleep_wake(work: Workload, sizes: Memory) -> float:
     """Giving the engine's memory away and taking it back: pages are mapped, and dropped weights pushed again."""
     if sizes.sleep is None or sizes.sleep == "off":
         return 0.0
-    moved = {"kv": 0.0, 1: 2 * work.weight_bytes / HOST_BYTES_S, 2: 4 * work.weight_bytes / (work.card.bandwidth_gb_s * 1e9)}
+    moved = {"kv": 0.0, 1: 2 * work.weight_bytes / HOST_BYTES_S, 2: 4 * work.weight_bytes / (work.device.bandwidth_gb_s * 1e9)}
     return 0.4 + moved[sizes.sleep]
 
 
-def start_s(work: Work) -> float:
+def start_s(work: Workload) -> float:
     """Seconds of computing where the adapter begins, a part of loading; the singular vectors are kept in the cache."""
-    host = _cpu_flops(work) if work.card.is_cpu else HOST_FLOPS
-    return starts.seconds(work.config.adapter, work.shape, work.card, work.width, cpu_flops=host)
+    host = _cpu_flops(work) if work.device.is_cpu else HOST_FLOPS
+    return starts.seconds(work.config.adapter, work.shape, work.device, work.width, cpu_flops=host)
 
 
-def _cpu_flops(work: Work) -> float:
+def _cpu_flops(work: Workload) -> float:
     """float32 operations a second; a small model runs on one core."""
-    flops = work.card.tflops * 1e12
+    flops = work.device.tflops * 1e12
     return min(flops, 0.05e12) if work.shape.parameters < CPU_SMALL else flops
 
 
-def _load(work: Work) -> float:
+def _load(work: Workload) -> float:
     reading = work.weight_bytes / DISK_BYTES_S + start_s(work)
-    if work.card.is_cpu:
+    if work.device.is_cpu:
         return CPU_IMPORTS_S + reading
     return IMPORTS_S + reading + (VLLM_START_S if work.has_vllm else 0.0)

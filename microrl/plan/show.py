@@ -11,7 +11,7 @@ from rich.text import Text
 
 from microrl.config import RunConfig
 from microrl.plan.plan import Plan
-from microrl.plan.work import LENGTH_SHARE
+from microrl.plan.workload import LENGTH_FRACTION
 from microrl.terminal import printable
 
 PIPE_WIDTH = 120
@@ -31,7 +31,7 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
     verdict = "fits" if plan.fits else "does not fit; it would with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
     return [
         f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
-        f"about {plan.step_s:.3g} s a step on {plan.card.label} ({parts}), completions at {LENGTH_SHARE:.0%} of their limit",
+        f"about {plan.step_s:.3g} s a step on {plan.device.label} ({parts}), completions at {LENGTH_FRACTION:.0%} of their limit",
         f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
         _budget(config, plan),
         *(f"note: {text}" for text in plan.notes),
@@ -52,7 +52,7 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
     for plan in plans:
         flags = " ".join(text.partition(": ")[0].replace("--set ", "") for text in plan.advice)
         table.add_row(
-            plan.card.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", f"{plan.step_s:.3g}", f"{plan.steps:,}",
+            plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", f"{plan.step_s:.3g}", f"{plan.steps:,}",
             _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
             _verdict(plan, flags),
         )  # fmt: skip
@@ -72,11 +72,11 @@ def _title(config: RunConfig, plan: Plan) -> Group:
         else f"DOES NOT FIT AS IT IS: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB"
     )
     engine = plan.engine + (f", asleep at level {plan.sleep} in the update" if plan.sleep not in (None, "off") else "")
-    share = plan.trainable_params / plan.total_params
+    fraction = plan.trainable_params / plan.total_params
     return Group(
-        f"{printable(plan.model)}, {config.adapter.name}, {config.loss.kind} on {plan.card.label}",
+        f"{printable(plan.model)}, {config.adapter.name}, {config.loss.kind} on {plan.device.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
-        f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({share:.2%}), at a learning rate of "
+        f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({fraction:.2%}), at a learning rate of "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
         f"engine: {engine}; served {plan.served}",
         f"a step: {_batch(config, plan)}; up to {plan.concurrency} decode at a time; "
@@ -158,7 +158,7 @@ def _words(plan: Plan) -> list[Any]:
 
 def _caution() -> Text:
     return Text(
-        f"A roofline with stated efficiencies and completions at {LENGTH_SHARE:.0%} of their limit; not measured on a GPU.",
+        f"A roofline with stated efficiencies and completions at {LENGTH_FRACTION:.0%} of their limit; not measured on a GPU.",
         style="dim",
     )
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from microrl import hub
 from microrl.config import models
 from microrl.config.paths import expanded
 from microrl.errors import UserError, did_you_mean
 from microrl.files import read_json
+from microrl.models import hub
 from microrl.plan.known import CONFIGS
 from microrl.plan.shapes import Shape
 

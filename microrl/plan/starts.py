@@ -20,7 +20,7 @@ from microrl.config.adapters import (
     TinyLoraConfig,
     WaveletConfig,
 )
-from microrl.plan.cards import Card
+from microrl.plan.devices import Device
 from microrl.plan.shapes import Linear, Shape
 
 SPECTRAL = (PissaConfig, MiloraConfig, OloraConfig, OloraTailConfig, RlpoConfig, RlmoConfig, TinyLoraConfig)
@@ -40,7 +40,7 @@ HASH_BYTES_S = 1e9
 """The weights are hashed, to find their singular vectors in the cache."""
 
 
-def seconds(config: Adapter, shape: Shape, card: Card, width: int, *, cpu_flops: float) -> float:
+def seconds(config: Adapter, shape: Shape, device: Device, width: int, *, cpu_flops: float) -> float:
     """All layers' starts; 0 where PEFT's own serves. `width` is bytes of a weight, `cpu_flops` the processor's float32 rate."""
     if not isinstance(config, RankedAdapter):
         return 0.0
@@ -49,14 +49,14 @@ def seconds(config: Adapter, shape: Shape, card: Card, width: int, *, cpu_flops:
     for linear in shape.targets(config):
         if isinstance(config, SPECTRAL):
             product, eigen = spectral(linear, config.rank)
-            if card.is_cpu:
+            if device.is_cpu:
                 found += (product + eigen) / on_cpu
             else:
                 side_s = GPU_EIGEN_SIDE_S * min(linear.n_in, linear.n_out)
-                found += product / (GPU_PRODUCT * card.fp64) + eigen / (GPU_EIGEN * card.fp64) + side_s
+                found += product / (GPU_PRODUCT * device.fp64) + eigen / (GPU_EIGEN * device.fp64) + side_s
             found += linear.n_in * linear.n_out * width / HASH_BYTES_S
         elif isinstance(config, OloraQrConfig):
-            found += qr(linear.n_out, linear.n_in) / (on_cpu if card.is_cpu else GPU_PRODUCT * card.fp64)
+            found += qr(linear.n_out, linear.n_in) / (on_cpu if device.is_cpu else GPU_PRODUCT * device.fp64)
         elif isinstance(config, WaveletConfig):
             # On the processor, wherever the model is.
             found += qr(linear.n_in, config.rank) / on_cpu + WAVELET_ELEMENT_S * linear.n_in * config.rank

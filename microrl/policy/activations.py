@@ -17,7 +17,7 @@ from microrl.errors import UserError
 from microrl.plan import Shape, memory
 
 
-class Room(NamedTuple):
+class ActivationBudget(NamedTuple):
     """What there is for a micro-batch's activations. Ask while the engine sleeps and the optimiser's moments are there."""
 
     shape: Shape
@@ -27,7 +27,7 @@ class Room(NamedTuple):
     """None on a CPU, where a fixed rule keeps the bits the same."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, config: RunConfig, trained: int, dtype: torch.dtype) -> Room:
+    def of(cls, model: PreTrainedModel, config: RunConfig, trained: int, dtype: torch.dtype) -> ActivationBudget:
         """`dtype` is what the base computes in: trained base weights are wider."""
         room = None
         if model.device.type == "cuda":
@@ -69,7 +69,7 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
 def recompute(model: PreTrainedModel) -> None:
     """Keep no activations but each layer's input: the rest is computed again in the backward pass.
 
-    transformers' own switch works in training mode only, which turns dropout on; here the model stays in eval mode.
+    transformers' own switch works in training mode only, which fixes dropout on; here the model stays in eval mode.
     Raises UserError where no layer is marked as one that can be checkpointed.
     """
     if not can_recompute(model):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from microrl.rollout.base_model import Bend, project
+from microrl.models.forward import Bend, project
 
 CHUNK_ELEMENTS = 2**24
 """Logits held at a time: 64 MiB in fp32."""

@@ -18,19 +18,19 @@ from transformers import PreTrainedModel
 
 from microrl.adapters.attach import attach
 from microrl.adapters.starts import Progress
-from microrl.algorithm import losses
+from microrl.algorithm import loss as losses
 from microrl.algorithm.batch import Batch, Row, split_evenly
 from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
 from microrl.errors import MachineFailure, UserError
-from microrl.parameters import not_finite
-from microrl.policy.activations import Room, can_recompute, recompute
+from microrl.models import gpu
+from microrl.models.forward import Bend, sequence_logprobs
+from microrl.models.tensors import not_finite
+from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
-from microrl.policy.tally import Imitation, Tally, Update
-from microrl.rollout import gpu
-from microrl.rollout.base_model import Bend, sequence_logprobs
-from microrl.types import AdapterSnapshot, Trace
+from microrl.policy.update_metrics import SftUpdate, Update, UpdateMetrics
+from microrl.types import AdapterSnapshot, SftExample
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ class Policy:
         self._model = model.eval()
         self.parameters = list(self.adapter.parameters.values())
         self.optimizer = build_optimizer(self.adapter.groups(), config.optim)
-        self._room = Room.of(self._model, config, self.trainable, self.adapter.dtype)
+        self._room = ActivationBudget.of(self._model, config, self.trainable, self.adapter.dtype)
         self._may_checkpoint = config.model.gradient_checkpointing == "auto" and can_recompute(model)
         self.checkpoints_activations = False
         """Whether activations are computed again in the backward pass. Each row then has a prompt of its own."""
@@ -69,7 +69,7 @@ class Policy:
         self.max_tokens = config.optim.tokens_per_microbatch or self._room.tokens(checkpointing=self.checkpoints_activations)
         self.version = 0
         self._is_stepping = False
-        self.is_whole = True
+        self.is_consistent = True
         """False while an update is half done: the weights then belong to no version."""
         self._on_event = on_event
 
@@ -94,55 +94,57 @@ class Policy:
         )
 
     @torch.no_grad()
-    def logprobs(self, rows: Sequence[Row], breathe: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+    def logprobs(self, rows: Sequence[Row], check_deadline: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """Log-probabilities of each row's completion tokens at the training temperature, [T] each, in the rows' order.
 
         They are those that an update of the same rows computes, to the last bit: the micro-batches are the same.
         """
         found: dict[int, torch.Tensor] = {}
         for _, batch in self._cut(rows):
-            breathe()
+            check_deadline()
             logprobs_BT, _ = self._score(batch)
             for number, position in enumerate(batch.rows):
                 found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
         return [found[position] for position in range(len(rows))]
 
-    def update(self, batch: Batch, lr: float, breathe: Callable[[], None] = lambda: None, *, share: float = 0.0) -> Update:
+    def update(
+        self, batch: Batch, lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0
+    ) -> Update:
         """One optimiser step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips.
 
         `share` of the run's budget is spent: an adapter that moves ranks between its layers goes by it.
 
-        `breathe` is called before every micro-batch; what it raises ends the update, with the weights as they were before.
-        Where memory runs out the whole update is done again in smaller pieces. Afterwards `is_whole` is False until the caller
+        `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were before.
+        Where memory runs out the whole update is done again in smaller pieces. Afterwards `is_consistent` is False until the caller
         has written down that the update happened.
         """
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
         self._set_rate(lr)
         minibatches = split_evenly(batch, self._optim.prompts_per_update)
-        tally = self._with_less_if_needed(minibatches, partial(self._steps, minibatches, breathe, share))
-        self.is_whole = False
+        tally = self._with_less_if_needed(minibatches, partial(self._steps, minibatches, check_deadline, progress))
+        self.is_consistent = False
         self.version += 1
         return tally.result()
 
-    def _steps(self, minibatches: list[list[Row]], breathe: Callable[[], None], share: float) -> Tally:
+    def _steps(self, minibatches: list[list[Row]], check_deadline: Callable[[], None], progress: float) -> UpdateMetrics:
         """One optimiser step a mini-batch: all of them or none.
 
         Several are clipped against the log-probabilities of the weights that sampled. These hold for one way to cut the rows
         into micro-batches only, so an attempt that runs out of memory leaves nothing to the next.
         """
-        tally = Tally(len(minibatches))
+        tally = UpdateMetrics(len(minibatches))
         with self._all_or_nothing(several=len(minibatches) > 1):
             # With one mini-batch the weights that sampled are the current ones, and `old` is `new` itself.
             olds: list[Any] = [None] * len(minibatches)
             if len(minibatches) > 1:
-                olds = [self.logprobs(rows, breathe) for rows in minibatches]
+                olds = [self.logprobs(rows, check_deadline) for rows in minibatches]
             for rows, old in zip(minibatches, olds, strict=True):
-                self._minibatch(rows, old, tally, breathe, share)
+                self._minibatch(rows, old, tally, check_deadline, progress)
         return tally
 
-    def imitate(
-        self, traces: Sequence[Trace], lr: float, breathe: Callable[[], None] = lambda: None, *, share: float = 0.0
-    ) -> Imitation:
+    def sft_step(
+        self, traces: Sequence[SftExample], lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0
+    ) -> SftUpdate:
         """One optimiser step towards these solutions: supervised, by their mean cross-entropy in nats a token.
 
         The loss is -sum of log p(token) over the tokens of all solutions / their number, at the training temperature: what is
@@ -151,24 +153,24 @@ class Policy:
         self._set_rate(lr)
         rows = [Row(trace.prompt.token_ids, trace.token_ids, (), 0.0, True, number) for number, trace in enumerate(traces)]
         with self._all_or_nothing(several=False):
-            found = self._with_less_if_needed([rows], partial(self._imitate, rows, breathe, share))
-        self.is_whole = False
+            found = self._with_less_if_needed([rows], partial(self._sft_gradient, rows, check_deadline, progress))
+        self.is_consistent = False
         self.version += 1
         return found
 
-    def _imitate(self, rows: Sequence[Row], breathe: Callable[[], None], share: float) -> Imitation:
-        tokens, loss, tally = sum(len(row.completion_ids) for row in rows), 0.0, Tally(1)
+    def _sft_gradient(self, rows: Sequence[Row], check_deadline: Callable[[], None], progress: float) -> SftUpdate:
+        tokens, loss, tally = sum(len(row.completion_ids) for row in rows), 0.0, UpdateMetrics(1)
         self.optimizer.zero_grad(set_to_none=True)
         scale = _loss_scale(torch.tensor(1 / tokens), self.adapter.dtype)
         for _, batch in self._cut(rows):
-            breathe()
+            check_deadline()
             logprobs_BT, _ = self._score(batch)  # 0 where there is padding
             part = -logprobs_BT.sum() / tokens
             (part * scale).backward()
             loss += float(part.detach())
         self._regularise(scale)
-        self._step(True, tally, share)
-        return Imitation(loss, tokens, tally.grad_norms[0] if tally.grad_norms else None, tally.reason)
+        self._step(True, tally, progress)
+        return SftUpdate(loss, tokens, tally.grad_norms[0] if tally.grad_norms else None, tally.reason)
 
     def forget_moments(self) -> None:
         """A fresh optimiser: what comes now is another loss."""
@@ -197,7 +199,7 @@ class Policy:
                     tensor.copy_(before)
             for state, numbers in zip(states, counts if several else [], strict=False):
                 state.update(numbers)
-            self.is_whole = self.is_whole or several
+            self.is_consistent = self.is_consistent or several
             raise
 
     def _with_less_if_needed(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:
@@ -241,7 +243,12 @@ class Policy:
         return max(len(positions) for rows in minibatches for _, positions in self._planned(rows))
 
     def _minibatch(
-        self, rows: list[Row], old: list[torch.Tensor] | None, tally: Tally, breathe: Callable[[], None], share: float
+        self,
+        rows: list[Row],
+        old: list[torch.Tensor] | None,
+        tally: UpdateMetrics,
+        check_deadline: Callable[[], None],
+        progress: float,
     ) -> None:
         """One optimiser step, added to `tally`."""
         width = max(len(row.completion_ids) for row in rows)
@@ -253,14 +260,14 @@ class Policy:
         self.optimizer.zero_grad(set_to_none=True)
         scale = _loss_scale(weights_NT, self.adapter.dtype)
         for carries, batch in self._cut(rows):
-            breathe()
+            check_deadline()
             with torch.set_grad_enabled(carries):
                 loss = self._microbatch(batch, rows, old, weights_NT, tally)
                 if carries:
                     (loss * scale).backward()
         if has_gradient and (penalty := self._regularise(scale)) is not None:
             tally.add_loss(penalty)
-        self._step(has_gradient, tally, share)
+        self._step(has_gradient, tally, progress)
 
     def _regularise(self, scale: float) -> torch.Tensor | None:
         """Add the gradient of what the adapter adds to the loss, and take the loss scale off; returns what is added."""
@@ -272,7 +279,7 @@ class Policy:
         return None if penalty is None else penalty.detach()
 
     def _microbatch(
-        self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, tally: Tally
+        self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, tally: UpdateMetrics
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
         config = self._loss
@@ -314,7 +321,7 @@ class Policy:
         )
         return loss
 
-    def _step(self, has_gradient: bool, tally: Tally, share: float) -> None:
+    def _step(self, has_gradient: bool, tally: UpdateMetrics, progress: float) -> None:
         """The optimiser's step. Raises UserError where it leaves weights that are not finite."""
         if not has_gradient:
             tally.skip(
@@ -329,10 +336,10 @@ class Policy:
         else:
             tally.grad_norms.append(norm)
             # AdamW steps all of them or none; bitsandbytes' goes from one parameter to the next.
-            self.is_whole, self._is_stepping = False, self._optim.name == "adamw_8bit"
+            self.is_consistent, self._is_stepping = False, self._optim.name == "adamw_8bit"
             self.optimizer.step()
             self._is_stepping = True
-            self.adapter.allocate(share)
+            self.adapter.allocate(progress)
             self._refuse_not_finite()
             self._is_stepping = False
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,5 +1,5 @@
 """From text to scores: format, accuracy, length. What can hang runs in a child that can be killed."""
 
-from microrl.rewards.judge import Judge
+from microrl.rewards.scorer import RewardScorer
 
-__all__ = ["Judge"]
+__all__ = ["RewardScorer"]

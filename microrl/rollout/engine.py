@@ -47,7 +47,7 @@ class Engine(Protocol):
     name: str
     report: SyncReport
     """Of the last `awake`; its `sleep_s` is there once that has ended."""
-    breathe: Callable[[], None]
+    check_deadline: Callable[[], None]
     """Called between two tokens. What it raises ends the sampling."""
 
     def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> AbstractContextManager[Sampler]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from microrl.config import RunConfig
 from microrl.errors import UserError
-from microrl.plan.work import MAX_SWAP_RANK
+from microrl.limits import MAX_SWAP_RANK
 
 OLDEST, NEWEST = (0, 26), (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
@@ -56,9 +56,9 @@ def choose(config: RunConfig) -> Literal["vllm", "transformers"]:
     if kind == "auto":
         kind = "vllm" if vllm is not None and not vllm.is_for_cpu and _has_cuda() and vllm.is_supported else "transformers"
     if kind == "transformers":
-        if config.sync.mode != "auto":
+        if config.engine.sync != "auto":
             raise UserError(
-                f"sync.mode={config.sync.mode} is for the vLLM engine: this one shares the trainer's weights", "--engine vllm"
+                f"engine.sync={config.engine.sync} is for the vLLM engine: this one shares the trainer's weights", "--engine vllm"
             )
         return "transformers"
     check_vllm(config, vllm)
@@ -94,20 +94,20 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     if config.model.dtype == "float32" and not vllm.is_for_cpu and sync_mode(config) != "merge":
         raise UserError(
             "on a GPU vLLM computes adapters in 16 bits only, and model.dtype is float32",
-            "fold them into the weights: --set sync.mode=merge, or --set model.dtype=float16",
+            "fold them into the weights: --set engine.sync=merge, or --set model.dtype=float16",
         )
-    if config.sync.mode == "swap" and sync_mode(config) != "swap":
+    if config.engine.sync == "swap" and sync_mode(config) != "swap":
         adapter = config.adapter
         raise UserError(
-            f"sync.mode=swap: {adapter.name} is served {adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
-            "leave sync.mode out, or --set sync.mode=merge",
+            f"engine.sync=swap: {adapter.name} is served {adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
+            "leave engine.sync out, or --set engine.sync=merge",
         )
 
 
 def sync_mode(config: RunConfig) -> Literal["auto", "swap", "merge"]:
-    """`sync.mode`, or merge where the adapter cannot be handed over as a LoRA pair, or one that vLLM would take."""
+    """`engine.sync`, or merge where the adapter cannot be handed over as a LoRA pair, or one that vLLM would take."""
     rank = config.adapter.pair_rank
-    return "merge" if rank is None or rank > MAX_SWAP_RANK else config.sync.mode
+    return "merge" if rank is None or rank > MAX_SWAP_RANK else config.engine.sync
 
 
 def _has_cuda() -> bool:

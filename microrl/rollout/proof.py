@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from microrl.parameters import dense
+from microrl.models.tensors import dequantize
 from microrl.types import LowRank
 
 TEXTS = (
@@ -23,7 +23,7 @@ TEXTS = (
     "Let x be the smaller number. Then x + (x + 4) = 30, so 2x = 26 and x = 13. The answer is \\boxed{13}.",
     "<think>Half of 18 is 9, and three times 9 is 27, which is less than 30.</think> No, it is not enough.",
 )
-MOST_TOKENS = 32
+MAX_TOKENS = 32
 """Of each text, so that a proof costs a few milliseconds."""
 CANARY_TIMES_NOISE, CANARY_LEAST = 20, 0.02
 """Least change that the canary makes: a multiple of the noise, and nats a token."""
@@ -54,7 +54,7 @@ class Reading:
     floor: float
     """The largest gap that passes here."""
 
-    def fault(self) -> str | None:
+    def failure(self) -> str | None:
         """What is wrong, in one sentence with its likely cause; None where nothing is."""
         if not math.isfinite(self.change):
             return "the trainer's own scores are not finite: its weights are broken, and not the swap"
@@ -127,7 +127,7 @@ class Probe:
 
 def sequences(tokenizer: Any) -> list[tuple[int, ...]]:
     """The fixed texts in a model's tokens."""
-    return [tuple(tokenizer(text, add_special_tokens=False)["input_ids"][:MOST_TOKENS]) for text in TEXTS]
+    return [tuple(tokenizer(text, add_special_tokens=False)["input_ids"][:MAX_TOKENS]) for text in TEXTS]
 
 
 def flat(scores: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -145,7 +145,7 @@ def canary(
     generator = torch.Generator().manual_seed(20)
     factors, size = {}, []
     for name in targets:
-        weight_OI = dense(model.get_submodule(name).weight)
+        weight_OI = dequantize(model.get_submodule(name).weight)
         out, width = weight_OI.shape
         R = min(rank, out, width)
         factors[name] = (

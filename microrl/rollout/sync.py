@@ -47,8 +47,8 @@ class SyncChoice:
     def admit(self, mode: Mode, reading: Reading) -> bool:
         """Whether this mode may go on after what the probe showed; a merge that may not is ruled out for good."""
         if self.decided is None and mode == "merge":
-            if reading.slope is None or reading.slope < LOWEST_SLOPE or reading.fault() is not None:
-                self._decide("swap", f"swap: a merged update does not pass the probe ({reading.fault() or 'no slope'})")
+            if reading.slope is None or reading.slope < LOWEST_SLOPE or reading.failure() is not None:
+                self._decide("swap", f"swap: a merged update does not pass the probe ({reading.failure() or 'no slope'})")
                 return False
         else:
             self._reading = reading

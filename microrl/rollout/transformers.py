@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from microrl import clock
 from microrl.errors import MachineFailure
-from microrl.parameters import fold, merged, replaced, twin
-from microrl.rollout.base_model import Bend, adapted, kv_bytes_per_token, project, stop_tokens
+from microrl.models.forward import Bend, adapted, kv_bytes_per_token, project, stop_tokens
+from microrl.models.tensors import merge_lora, merged, replaced, weight_sharing_copy
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.kv_cache import in_place_cache
 from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
@@ -34,9 +34,9 @@ class TransformersEngine:
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_kv_gb: float | None, fp32_head: bool = False) -> None:
         self.report = SyncReport()
-        self.breathe: Callable[[], None] = lambda: None
+        self.check_deadline: Callable[[], None] = lambda: None
         self._fp32_head = fp32_head
-        self._model = twin(model)
+        self._model = weight_sharing_copy(model)
         if model.device.type == "cpu":
             for module in self._model.modules():
                 if type(module) is torch.nn.Linear:
@@ -60,7 +60,7 @@ class TransformersEngine:
         tensors = dict(merged(self._model, snapshot))
         for name, pair in wide.items():
             base_OI = self._model.get_submodule(name).weight
-            tensors[f"{name}.weight"] = torch.nn.Parameter(fold(base_OI, pair), requires_grad=False)
+            tensors[f"{name}.weight"] = torch.nn.Parameter(merge_lora(base_OI, pair), requires_grad=False)
         with replaced(self._model, tensors), adapted(self._model, AdapterSnapshot(snapshot.version, narrow)):
             self.report = SyncReport(push_s=clock.now_s() - began)
             yield _Sampler(self, snapshot.version)
@@ -149,7 +149,7 @@ class _Sampler:
         stopped: set[int] = set()
 
         for t in range(limit):
-            self._engine.breathe()
+            self._engine.check_deadline()
             chosen_R, chosen_logprobs_R = choose(
                 wave.logits_RV, uniforms_RT[alive_R, t], sampling, forbidden=self._stops if t < sampling.min_tokens else None
             )

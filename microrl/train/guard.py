@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from microrl.config.oversight import Action, GuardConfig
-from microrl.files import STRICT, BadFile, Count, Share, absent
+from microrl.files import STRICT, BadFile, Count, Fraction, absent
 
 Row = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ ONCE_USEFUL = 0.1
 """Share of useful groups in the whole run below which there never was anything to learn."""
 LARGEST_LOG_NORM = 700.0
 """exp of it is still a number."""
-LEAST_ENTROPY = 0.1
+MIN_ENTROPY = 0.1
 """Nats. A rise is judged against step 0's entropy, but not against less: a few times almost nothing is still little."""
 
 
@@ -62,11 +62,11 @@ class Memory:
     steps: Count = 0
     useful: Annotated[float, Field(ge=0)] = 0.0
     """Sum of the shares of useful groups over all `steps`."""
-    validations: list[Share] = field(default_factory=list)
+    validations: list[Fraction] = field(default_factory=list)
     """The last accuracies, as many as are averaged."""
-    average: Share | None = None
+    average: Fraction | None = None
     """Their mean; None while there are too few."""
-    best_average: Share = 0.0
+    best_average: Fraction = 0.0
     passed: dict[str, Annotated[int, Field(ge=-(10**9), le=10**9)]] = field(default_factory=dict)
     """Steps on end in which a rule's limit was passed. Below 0: a grace period."""
     warned: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Guard:
     def check(self, row: Row) -> Verdict | None:
         """The strongest of the verdicts on this row; of equals the first in the order of `RULES`."""
         self._look(row)
-        found = [verdict for name, rule in RULES.items() if (verdict := self._judge(name, rule, row))]
+        found = [verdict for name, rule in RULES.items() if (verdict := self._check_rule(name, rule, row))]
         if norm := row["policy/grad_norm"]:
             self._memory.norms += 1
             self._memory.log_norms += math.log(norm)
@@ -134,7 +134,7 @@ class Guard:
                 memory.average = sum(memory.validations) / averaged
                 memory.best_average = max(memory.best_average, memory.average)
 
-    def _judge(self, name: str, rule: Rule, row: Row) -> Verdict | None:
+    def _check_rule(self, name: str, rule: Rule, row: Row) -> Verdict | None:
         config, memory = getattr(self._config, name), self._memory
         value = rule.measure(row, memory) if config.limit is not None else None
         if value is None:
@@ -210,7 +210,7 @@ def _entropy_drop(row: Row, memory: Memory) -> float | None:
 
 def _entropy_rise(row: Row, memory: Memory) -> float | None:
     entropy = row["policy/entropy"]
-    return None if entropy is None else entropy / max(memory.start["policy/entropy"], LEAST_ENTROPY)
+    return None if entropy is None else entropy / max(memory.start["policy/entropy"], MIN_ENTROPY)
 
 
 def _length_drift(row: Row, memory: Memory) -> float:
@@ -266,7 +266,7 @@ RULES: dict[str, Rule] = {
     ),
     "entropy_rise": Rule(
         _entropy_rise,
-        _says("the policy's entropy is {row[policy/entropy]:.3f} nats, {value:.1f} times that of step 0: it turns random"),
+        _says("the policy's entropy is {row[policy/entropy]:.3f} nats, {value:.1f} times that of step 0: it fixes random"),
     ),
     "entropy_low": Rule(
         _unsolved_entropy,

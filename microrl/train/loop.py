@@ -6,25 +6,26 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from microrl import checkpoint, clock
-from microrl.budget import LEAST_EVALUATION, Budget
-from microrl.checkpoint import State
+from microrl import clock
 from microrl.config import RunConfig
 from microrl.errors import SwapNotProved, UserError
+from microrl.limits import MIN_EVALUATION
 from microrl.policy.schedule import learning_rate
-from microrl.tracking import metrics
-from microrl.tracking.console import RunConsole
-from microrl.tracking.heartbeat import Heartbeat
-from microrl.tracking.run_folder import RunFolder
-from microrl.tracking.stopwatch import Stopwatch
-from microrl.train import evaluating, planning, refill, saving, setup
-from microrl.train.forecast import Forecast
+from microrl.run import checkpoint, metrics
+from microrl.run.budget import Budget
+from microrl.run.checkpoint import State
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.run.forecast import Forecast
+from microrl.run.heartbeat import Heartbeat
+from microrl.run.signals import Interrupts
+from microrl.run.stopwatch import Stopwatch
+from microrl.train import planning, refill, saving, setup, validation
 from microrl.train.guard import Guard, Verdict
-from microrl.train.interrupts import Interrupts
 from microrl.train.run import OutOfTime, Run
+from microrl.train.sft import supervised_phase
 from microrl.train.step import describe, gpu_name, sample, to_batch
 from microrl.train.summary import summary_of
-from microrl.train.warmup import warm_up
 
 
 class StoppedByGuard(Exception):
@@ -32,26 +33,26 @@ class StoppedByGuard(Exception):
 
 
 def train(
-    config: RunConfig, folder: RunFolder, *, started: float, resume: bool = False, has_more: bool = False
+    config: RunConfig, folder: RunFolder, *, started: float, resume: bool = False, is_extended: bool = False
 ) -> dict[str, Any]:
     """Carry a run out and return its summary, which also stands in `summary.json`.
 
-    `started` is when the process was created, on the clock of `clock.now_s`. `has_more` says that a resumed run was given more
+    `started` is when the process was created, on the clock of `clock.now_s`. `is_extended` says that a resumed run was given more
     hours or steps than it had. Raises KeyboardInterrupt after a clean save.
     """
     while True:
         try:
-            return _train(config, folder, started=started, resume=resume, has_more=has_more)
+            return _train(config, folder, started=started, resume=resume, is_extended=is_extended)
         except saving.SetAside:
             pass  # there is a checkpoint before it, and fewer at every turn
 
 
-def _train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool, has_more: bool) -> dict[str, Any]:
-    measured = evaluating.measured_before(folder, config) if resume else None
-    place, state = saving.find_place(folder) if resume else (None, State())
-    state.is_stopped = state.is_stopped and not has_more
-    state.is_by_steps = None if has_more else state.is_by_steps
-    state.warmup.is_done = state.warmup.is_done and not (has_more and config.warmup.only)
+def _train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool, is_extended: bool) -> dict[str, Any]:
+    measured = validation.measured_before(folder, config) if resume else None
+    place, state = saving.find_checkpoint(folder) if resume else (None, State())
+    state.is_stopped = state.is_stopped and not is_extended
+    state.is_by_steps = None if is_extended else state.is_by_steps
+    state.sft.is_done = state.sft.is_done and not (is_extended and config.sft.only)
     before_s, watch, bounds = state.elapsed_s, Stopwatch(state.phases), config.budget
     watch.add("load", clock.now_s() - started)
     with (
@@ -63,7 +64,7 @@ def _train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool
         with watch.phase("load"):
             parts = setup.build(config, folder, console, state, fresh=place is None)
             closing.callback(parts.engine.close)
-            closing.callback(parts.judge.close)
+            closing.callback(parts.scorer.close)
             config = parts.config
             plan = planning.of_model(config, parts, before_s + clock.now_s() - started)
         budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=before_s)
@@ -71,7 +72,7 @@ def _train(config: RunConfig, folder: RunFolder, *, started: float, resume: bool
             state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
         budget.is_by_steps = state.is_by_steps
         guard, forecast = Guard(config.guard), Forecast(plan, budget, done=state.step)
-        guard.completions = (state.validation.questions or 0) * config.validate.samples
+        guard.completions = (state.validation.questions or 0) * config.validation.samples
         if place is not None:
             saving.restore(folder, place, parts.policy)
             guard.restore(state.guard)
@@ -89,34 +90,34 @@ def _carry_out(run: Run, *, resume: bool) -> dict[str, Any]:
         _begin(run, resume=resume)
     status = "failed"
     try:
-        evaluating.before(run)
+        validation.before(run)
         _refuse_without_room_for_a_step(run)
-        warm_up(run)
+        supervised_phase(run)
         ended = _steps(run)
         saving.save_checkpoint(run)  # a finished run can be given more steps or hours
         saving.save_final(run)
-        evaluating.after(run)
+        validation.after(run)
         saving.flush_lines(run)
         status = ended  # not before all of it has been done
     except KeyboardInterrupt:
         status = "interrupted"
         with run.interrupts.held("saving"):
-            saving.save_what_is_whole(run)
+            saving.save_consistent_state(run)
             run.folder.event("interrupted", f"stopped by a signal before step {run.state.step}")
         raise
     except SwapNotProved as error:
         status = "unproved"
         run.folder.event("swap not proved", error.message, hint=error.hint, step=run.state.step)
-        saving.save_what_is_whole(run)
+        saving.save_consistent_state(run)
         raise
     except Exception as error:
         run.folder.event("failed", f"{type(error).__name__}: {error}", step=run.state.step)
-        saving.save_what_is_whole(run)
+        saving.save_consistent_state(run)
         error.add_note(f"go on with: {run.resume_command()}")
         raise
     finally:
         summary = summary_of(run, status)
-        with run.folder.left_out_if_refused("summary.json", run.tell):
+        with run.folder.tolerate_write_errors("summary.json", run.tell):
             run.folder.write_json("summary.json", summary)
     return summary
 
@@ -127,39 +128,39 @@ def _begin(run: Run, *, resume: bool) -> None:
     A run that has made steps is ended as well as can be.
     """
     budget, state = run.budget, run.state
-    needed_s = budget.least_reserve_s() + LEAST_EVALUATION * budget.evaluation_s  # before training and after it
+    needed_s = budget.min_reserve_s() + MIN_EVALUATION * budget.evaluation_s  # before training and after it
     left = budget.left_s()
-    first = budget.imitation if run.config.warmup.only else budget.step
-    if left is not None and left < needed_s and state.step == 0 and not state.warmup.steps:
+    first = budget.sft_step if run.config.sft.only else budget.step
+    if left is not None and left < needed_s and state.step == 0 and not state.sft.steps:
         raise UserError(
             f"{budget.hours:g} hours are too few: {budget.elapsed_s():.0f} s are spent now that everything is loaded, and "
             f"evaluating and saving take at least {needed_s:.1f} s more",
-            f"--hours {budget.least_hours(needed_s + first.forecast_s()):g}",
+            f"--hours {budget.min_hours(needed_s + first.forecast_s()):g}",
         )
     policy = run.parts.policy
     adapter = policy.adapter.described()
     (run.folder.path / "summary.json").unlink(missing_ok=True)
-    with run.folder.left_out_if_refused("environment.json", run.tell):
+    with run.folder.tolerate_write_errors("environment.json", run.tell):
         run.folder.log_environment(
             engine=run.parts.engine.name, trainable_params=policy.trainable, gpu=gpu_name(), adapter=adapter
         )
     run.console.note(f"{adapter['name']}: {adapter['line']}")
     if resume:
-        is_warming_up = run.config.warmup.is_on and not state.warmup.is_done
-        at = f"supervised step {state.warmup.steps}" if is_warming_up else f"step {state.step}"
+        is_warming_up = run.config.sft.is_on and not state.sft.is_done
+        at = f"supervised step {state.sft.steps}" if is_warming_up else f"step {state.step}"
         run.tell("resumed", f"going on at {at}", elapsed_s=state.elapsed_s)
 
 
 def _refuse_without_room_for_a_step(run: Run) -> None:
     budget = run.budget
-    if run.config.warmup.only:  # which looks for itself
+    if run.config.sft.only:  # which looks for itself
         return
     if run.state.step == 0 and not budget.fits_a_step():
-        missing_s = budget.step.forecast_s() + budget.least_reserve_s()
+        missing_s = budget.step.forecast_s() + budget.min_reserve_s()
         raise UserError(
             f"{budget.hours:g} hours have no room for a single step: it may take {budget.step.forecast_s():.1f} s, saving and "
-            f"a part of the final evaluation {budget.least_reserve_s():.1f} s, and {budget.left_s():.1f} s are left",
-            f"microrl train --resume {run.folder.path} --hours {budget.least_hours(missing_s):g}",
+            f"a part of the final evaluation {budget.min_reserve_s():.1f} s, and {budget.left_s():.1f} s are left",
+            f"microrl train --resume {run.folder.path} --hours {budget.min_hours(missing_s):g}",
         )
 
 
@@ -169,19 +170,19 @@ def _steps(run: Run) -> str:
     saved_s = budget.elapsed_s()
     if state.is_stopped:
         return "stopped"  # and killed before its end
-    if run.config.warmup.only:
+    if run.config.sft.only:
         return "done"
-    parts.engine.breathe = parts.judge.breathe = run.breathe
+    parts.engine.check_deadline = parts.scorer.check_deadline = run.check_deadline
     try:
         for step in budget.steps(start=state.step):
-            accuracy = evaluating.validate_if_due(run, step)
+            accuracy = validation.validate_if_due(run, step)
             began = budget.elapsed_s()
             row = _step(run, step, accuracy)
             budget.step.add(budget.elapsed_s() - began)
             run.forecast.stepped(step, row["length/mean"])
-            saved_s = saving.save_if_due(run, saved_s, state.step, budget.most_steps)
-        if state.step == budget.most_steps:
-            evaluating.validate_if_due(run, state.step)  # of the weights that no step samples with any more
+            saved_s = saving.save_if_due(run, saved_s, state.step, budget.max_steps)
+        if state.step == budget.max_steps:
+            validation.validate_if_due(run, state.step)  # of the weights that no step samples with any more
     except OutOfTime:
         parts.prompts.position = state.sampler_position
         if state.step == 0:
@@ -191,7 +192,7 @@ def _steps(run: Run) -> str:
     except StoppedByGuard:
         return "stopped"
     finally:
-        parts.engine.breathe = parts.judge.breathe = lambda: None
+        parts.engine.check_deadline = parts.scorer.check_deadline = lambda: None
     return "done"
 
 
@@ -203,19 +204,19 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
     parts, state, watch = run.parts, run.state, run.watch
     began = clock.now_s()
     watch.lap()
-    lr = learning_rate(run.config.optim, run.budget.share(step), after=run.budget.share(step + 1)) * run.guard.lr_factor
+    lr = learning_rate(run.config.optim, run.budget.progress(step), after=run.budget.progress(step + 1)) * run.guard.lr_factor
     progress = partial(run.console.sampling, label=f"step {step + 1}: sampling")
     may_refill = refill.may_refill(run, step)
     groups, sampled = run.sampled(lambda: sample(parts, step, watch, progress, parts.sampling, may_refill))
     run.console.status(f"step {step + 1}: update")
     with run.interrupts.held("this micro-batch"):
         with watch.phase("update"):
-            update = parts.policy.update(to_batch(parts, groups), lr, run.breathe, share=run.budget.share(step))
+            update = parts.policy.update(to_batch(parts, groups), lr, run.check_deadline, progress=run.budget.progress(step))
         with watch.phase("log"):
             if state.entropy_start is None:
                 state.entropy_start = update.entropy
             row = describe(
-                step, sampled, update, parts.engine.report, lr=lr, entropy_start=state.entropy_start, laps=watch.lap(),
+                step, sampled, update, parts.engine.report, lr=lr, entropy_start=state.entropy_start, phase_seconds=watch.lap(),
                 seconds=clock.now_s() - began,
             )  # fmt: skip
             missing = refill.missing(run.config, groups)
@@ -224,13 +225,13 @@ def _step(run: Run, step: int, accuracy: float | None) -> dict[str, Any]:
                 wanted = run.config.sampling.prompts_per_step
                 said = f"{wanted - missing} of {wanted} groups have mixed accuracy after {len(sampled)} prompts"
                 run.folder.event("batch not full", said, step=step, missing=missing)
-        with watch.phase("save"), run.folder.left_out_if_refused("rollouts", run.tell):
+        with watch.phase("save"), run.folder.tolerate_write_errors("rollouts", run.tell):
             run.folder.log_rollouts(step, sampled)
         state.step, state.sampler_position = step + 1, parts.prompts.position
         verdict = run.guard.check(row)  # part of the step: a checkpoint never holds a row that the guard has not seen
         if verdict is not None:
             _act(run, verdict, step)
-        parts.policy.is_whole = True
+        parts.policy.is_consistent = True
     if state.is_stopped:
         raise StoppedByGuard
     return row
@@ -241,7 +242,7 @@ def _log(run: Run, step: int, values: dict[str, Any], reason: str | None) -> dic
     values |= {"budget/elapsed_s": budget.elapsed_s(), "budget/left_s": budget.left_s(), "budget/cost_usd": budget.cost_usd()}
     row = metrics.row(values)
     run.folder.append("metrics.jsonl", row)
-    run.console.step(row, share=budget.share(step + 1), expected=run.forecast.steps)
+    run.console.step(row, progress=budget.progress(step + 1), expected=run.forecast.steps)
     if reason:
         run.folder.event("update skipped", reason, step=step)
     if row["reward/killed"]:
@@ -250,7 +251,7 @@ def _log(run: Run, step: int, values: dict[str, Any], reason: str | None) -> dic
 
 
 def _killed(run: Run, count: int) -> str:
-    allowance, deadline_s = run.parts.judge.allowance, run.config.reward.deadline_s
+    allowance, deadline_s = run.parts.scorer.allowance, run.config.reward.deadline_s
     why = f"the checks of {len(allowance.killed)} different answers were killed after {deadline_s:g} s"
     if allowance.refused:
         why += f", and {len(allowance.refused)} more were not checked to the end, since that is all that a step may wait for"

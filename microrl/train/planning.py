@@ -8,8 +8,8 @@ import torch
 
 from microrl.config import RunConfig
 from microrl.config.schema import TransformersEngineConfig
-from microrl.plan import cards, plan
-from microrl.plan.cards import Card
+from microrl.plan import devices, plan
+from microrl.plan.devices import Device
 from microrl.plan.plan import Plan
 from microrl.plan.shapes import Shape
 from microrl.train.setup import Parts
@@ -23,10 +23,10 @@ def of_model(config: RunConfig, parts: Parts, load_s: float) -> Plan:
     return plan.make(config, shape, this_card(), load_s=load_s)
 
 
-def this_card() -> Card:
+def this_card() -> Device:
     """The first card, or the processor where there is none."""
     if torch.cuda.is_available():
         memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9
-        return cards.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())
+        return devices.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return cards.cpu(torch.get_num_threads(), memory_gb)
+    return devices.cpu(torch.get_num_threads(), memory_gb)

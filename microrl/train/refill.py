@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.config import RunConfig
-from microrl.config.refill import has_time, next_round
 from microrl.config.schema import DapoConfig
+from microrl.limits import has_time, next_round
 from microrl.train.run import Run
 from microrl.types import Group
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from microrl import clock
-from microrl.budget import Budget
-from microrl.checkpoint import State
 from microrl.config import RunConfig
 from microrl.evaluation.evaluate import Result
-from microrl.rollout import gpu
-from microrl.tracking.console import RunConsole
-from microrl.tracking.run_folder import RunFolder
-from microrl.tracking.stopwatch import Stopwatch
-from microrl.train.forecast import Forecast
+from microrl.models import gpu
+from microrl.run.budget import Budget
+from microrl.run.checkpoint import State
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.run.forecast import Forecast
+from microrl.run.signals import Interrupts
+from microrl.run.stopwatch import Stopwatch
 from microrl.train.guard import Guard
-from microrl.train.interrupts import Interrupts
 from microrl.train.setup import Parts
 
 Value = TypeVar("Value")
@@ -45,7 +45,7 @@ class Run:
     before: Result | None = None
     after: Result | None = None
 
-    def breathe(self) -> None:
+    def check_deadline(self) -> None:
         """Between two pieces of work. Raises KeyboardInterrupt where a signal waits, and OutOfTime."""
         self.interrupts.check()
         if self.budget.is_over():
@@ -55,7 +55,7 @@ class Run:
         """What to type to go on with this run: with more hours where too few are left to load it again, save and evaluate."""
         command = f"microrl train --resume {shlex.quote(str(self.folder.path))}"
         needed_s, left_s = self.watch.totals.get("load", 0.0) + self.budget.reserve_s(), self.budget.left_s()
-        return command if left_s is None or left_s >= needed_s else f"{command} --hours {self.budget.least_hours(needed_s):g}"
+        return command if left_s is None or left_s >= needed_s else f"{command} --hours {self.budget.min_hours(needed_s):g}"
 
     def tell(self, kind: str, message: str, **details: Any) -> None:
         """An event that a person should see as well."""
@@ -80,7 +80,7 @@ class Run:
             gpu.empty_cache()
             self.parts.prompts.position = position
             self.state.max_kv_gb = self.parts.engine.shrink()
-            if not self.watch.is_in_a_phase:
+            if not self.watch.in_phase:
                 self.watch.add("retry", clock.now_s() - began)
             self.tell(
                 "out of memory", f"in sampling: {self.state.max_kv_gb:.3g} GB of keys and values from now on",

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from microrl import checkpoint, files
+from microrl import files
 from microrl.adapters.folder import write
-from microrl.budget import CHECKPOINTS, checkpoint_interval_s
-from microrl.checkpoint import State
 from microrl.errors import MachineFailure, UserError
 from microrl.files import BadFile
+from microrl.limits import CHECKPOINTS, checkpoint_interval_s
 from microrl.policy.policy import Policy
-from microrl.tracking import disk, heartbeat
-from microrl.tracking.run_folder import RunFolder
+from microrl.run import checkpoint, disk, heartbeat
+from microrl.run.checkpoint import State
+from microrl.run.folder import RunFolder
 from microrl.train.guard import memory_of
 from microrl.train.run import Run
 
-METRICS, EVENTS, WARMUP = "metrics.jsonl", "events.jsonl", "warmup.jsonl"
+METRICS, EVENTS, WARMUP = "metrics.jsonl", "events.jsonl", "sft.jsonl"
 DURATIONS = get_args(checkpoint.Duration)
 FOLDER, BEST, FINAL = checkpoint.FOLDER, "best", "final"
 
@@ -28,7 +28,7 @@ class SetAside(Exception):
     """The checkpoint that was to be resumed does not fit the policy and has another name now; there is one before it."""
 
 
-def find_place(folder: RunFolder) -> tuple[Path | None, State]:
+def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
     """The newest usable checkpoint and where the run stood then; the start where there is none.
 
     Newer ones that are not usable are set aside. Nothing else is changed: see `go_back`. The time until the last heartbeat
@@ -36,12 +36,12 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
     """
     root = folder.path / FOLDER
     folder.mend(EVENTS)
-    for aside, fault in checkpoint.adopt(root):
-        _tell_bad(folder, aside, fault)
+    for aside, find_corruption in checkpoint.adopt(root):
+        _tell_bad(folder, aside, find_corruption)
     bad: list[tuple[Path, str]] = []
     place, state, intact = None, State(), None
     for path in reversed(checkpoint.all_in(root)):
-        if (why := checkpoint.corrupt(path)) is None:
+        if (why := checkpoint.find_damage(path)) is None:
             why = checkpoint.ill_typed(path) or _unusable(folder, checkpoint.read_state(path))
             intact = intact or (f"{path}: {why}" if why else None)
         if why is None:
@@ -53,8 +53,8 @@ def find_place(folder: RunFolder) -> tuple[Path | None, State]:
             f"no checkpoint can be used: {intact}",
             "put back what is missing; or, if another version of microrl wrote it, go on with that one; or begin anew: --out DIR",
         )
-    for path, fault in bad:
-        _tell_bad(folder, checkpoint.set_aside(path), fault)
+    for path, find_corruption in bad:
+        _tell_bad(folder, checkpoint.set_aside(path), find_corruption)
     elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _forget_the_heartbeat(folder, why)))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
@@ -102,10 +102,10 @@ def go_back(folder: RunFolder, place: Path | None, state: State) -> None:
     if place is None:
         folder.keep_before()
     folder.rewind(METRICS, state.metrics_offset)
-    folder.rewind(WARMUP, min(state.warmup.offset, folder.size(WARMUP)))
+    folder.rewind(WARMUP, min(state.sft.offset, folder.size(WARMUP)))
     folder.mend(WARMUP)
     folder.forget_rollouts(state.step)
-    with folder.left_out_if_refused(BEST):
+    with folder.tolerate_write_errors(BEST):
         _mend_best(folder, state)
 
 
@@ -115,7 +115,7 @@ def _mend_best(folder: RunFolder, state: State) -> None:
     step = state.validation.best_step
     if step is None:
         files.remove(target)
-    elif checkpoint.fault(target) is not None or checkpoint.read_state(target).step != step:
+    elif checkpoint.find_corruption(target) is not None or checkpoint.read_state(target).step != step:
         found = checkpoint.best(folder.path / FOLDER, state)
         if found is not None:
             checkpoint.publish(found, target)
@@ -126,7 +126,7 @@ def save_checkpoint(run: Run) -> bool:
     run.console.status("saving a checkpoint")
     good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
     saved = False
-    with run.watch.phase("save"), run.folder.left_out_if_refused(f"checkpoints ({good[0]} is the last good one)", run.tell):
+    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"checkpoints ({good[0]} is the last good one)", run.tell):
         _make_room_and(run, lambda: _save(run))
         saved = True
     return saved
@@ -140,7 +140,7 @@ def _save(run: Run) -> None:
             with (folder.path / name).open("rb") as file:
                 os.fsync(file.fileno())
     began = run.budget.elapsed_s()
-    state.elapsed_s, state.metrics_offset, state.warmup.offset = began, folder.size(METRICS), folder.size(WARMUP)
+    state.elapsed_s, state.metrics_offset, state.sft.offset = began, folder.size(METRICS), folder.size(WARMUP)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
     state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}
     policy = run.parts.policy
@@ -166,7 +166,7 @@ def save_if_due(run: Run, saved_s: float, step: int, steps: int | None) -> float
     `saved_s` is the elapsed time of the last; returns that of the now last.
     """
     by_step = steps is not None and step % max(steps // CHECKPOINTS, 1) == 0
-    interval_s = checkpoint_interval_s(run.config.budget.checkpoint_minutes, run.budget.hours, run.budget.save.typical_s())
+    interval_s = checkpoint_interval_s(run.budget.hours, run.budget.save.typical_s())
     if not by_step and run.budget.elapsed_s() - saved_s < interval_s:
         return saved_s
     save_checkpoint(run)
@@ -175,7 +175,7 @@ def save_if_due(run: Run, saved_s: float, step: int, steps: int | None) -> float
 
 def publish_best(run: Run) -> None:
     """Let `best/` be the checkpoint that scored best."""
-    with run.watch.phase("save"), run.folder.left_out_if_refused(f"{BEST}/", run.tell):
+    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"{BEST}/", run.tell):
         found = checkpoint.best(run.folder.path / FOLDER, run.state)
         if found is not None:
             checkpoint.publish(found, run.folder.path / BEST)
@@ -224,13 +224,13 @@ def _not_written(run: Run, what: str, error: Exception) -> MachineFailure:
     )
 
 
-def save_what_is_whole(run: Run) -> None:
+def save_consistent_state(run: Run) -> None:
     """Checkpoint and adapter as of the last finished step; nothing where an update was cut, and the last checkpoint stands.
 
     It is called when something else has gone wrong, which is what must be heard of: its own failures are events.
     """
     try:
-        if run.parts.policy.is_whole and save_checkpoint(run):
+        if run.parts.policy.is_consistent and save_checkpoint(run):
             save_final(run)
     except Exception as error:
         run.tell("warning", f"the last steps could not be saved: {type(error).__name__}: {error}")

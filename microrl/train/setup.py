@@ -9,26 +9,28 @@ from functools import partial
 from typing import Any
 
 from microrl.adapters.targets import targets
-from microrl.algorithm.losses import soft_overlong_penalty
+from microrl.algorithm.loss import soft_overlong_penalty
 from microrl.answers import as_integer
-from microrl.checkpoint import State
 from microrl.config import RunConfig, models
-from microrl.config.rate import with_rate
+from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render_all
 from microrl.data.sampler import PromptSampler
-from microrl.data.traces import Solution, load_solutions, to_traces
+from microrl.data.sft_examples import Solution, load_solutions, to_sft_examples
 from microrl.errors import UserError
-from microrl.policy.load import LoadedModel, load
+from microrl.models.load import LoadedModel, load
 from microrl.policy.policy import Policy
-from microrl.rewards import Judge
+from microrl.quickstart import model as quickstart
+from microrl.rewards import RewardScorer
 from microrl.rollout.engine import Engine
+from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import choose as choose_engine
-from microrl.tracking.console import RunConsole
-from microrl.tracking.run_folder import RunFolder
-from microrl.train import initial, quickstart, same_data
-from microrl.train.engines import make_engine
-from microrl.types import Prompt, Sampling, Trace
+from microrl.run import data_record
+from microrl.run.checkpoint import State
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.train import init_from
+from microrl.types import Prompt, Sampling, SftExample
 
 HANGING_GOLDS = 8
 """Gold answers whose check may hang until its deadline before the data is refused."""
@@ -41,13 +43,13 @@ class Parts:
     config: RunConfig
     engine: Engine
     policy: Policy
-    judge: Judge
+    scorer: RewardScorer
     prompts: PromptSampler[Prompt]
     held_out: list[Prompt]
     sampling: Sampling
     validation: list[Prompt] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
-    """What the warm-up imitates; empty without one, and where it is over."""
+    traces: list[SftExample] = field(default_factory=list)
+    """What the warm-up plan_sft; empty without one, and where it is over."""
 
 
 def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: State, *, fresh: bool = True) -> Parts:
@@ -59,19 +61,19 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
     if state.max_kv_gb is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})})
     choose_engine(config)  # what cannot run here is said before anything is loaded
-    judge = make_judge(config)
-    judge.checker.start()
+    scorer = make_scorer(config)
+    scorer.checker.start()
     try:
         console.status("reading the data")
         # Data first: a wrong path or column is said before minutes are spent on weights.
         questions = load_questions(config.data)
-        solutions = load_solutions(config) if config.warmup.is_on and not state.warmup.is_done else None
-        same_data.hold(folder, config, questions, solutions)
+        solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
+        data_record.hold(folder, config, questions, solutions)
         training, held_out, validation = split(questions, config.data.held_out, config.data.validation)
-        training = check_golds(training, judge, config, folder, console)
-        held_out = check_golds(_unique(held_out), judge, config, folder, console)
-        validation = check_golds(_unique(validation), judge, config, folder, console)
-        start = initial.find(config) if fresh else None
+        training = check_golds(training, scorer, config, folder, console)
+        held_out = check_golds(_unique(held_out), scorer, config, folder, console)
+        validation = check_golds(_unique(validation), scorer, config, folder, console)
+        start = init_from.find(config) if fresh else None
         if not training:
             raise UserError(
                 "no questions are left to train on",
@@ -91,14 +93,14 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
             folder.event("warning", "no held-out questions: nothing is evaluated; raise data.held_out")
             console.note("warning: no held-out questions, so nothing is evaluated; raise data.held_out")
         held_out_prompts = render_all(chosen, tokenizer, config.data)
-        asked = choose(validation, config.validate.problems, config.evaluation.seed)
+        asked = choose(validation, config.validation.problems, config.evaluation.seed)
         validation_prompts = render_all(asked, tokenizer, config.data)
         traces = _traces(solutions, tokenizer, config, folder, console) if solutions is not None else []
         console.status("preparing the engine and the adapter")
         engine = make_engine(config, model, tokenizer, folder=folder, console=console)
         policy = Policy(model, config, folder.event, fresh=fresh and start is None, progress=console.progress)
         if start is not None:
-            initial.begin_at(start, policy)
+            init_from.begin_at(start, policy)
             folder.event("init", f"the adapter starts as in {start}")
             console.note(f"the adapter starts as in {start}")
         if (begun := policy.adapter.start) is not None:
@@ -112,16 +114,18 @@ def build(config: RunConfig, folder: RunFolder, console: RunConsole, state: Stat
         if state.checkpoints_activations and not policy.checkpoints_activations:
             policy.checkpoint_activations()
     except BaseException:
-        judge.close()
+        scorer.close()
         raise
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
     sampler = PromptSampler(prompts, config.seed)
-    return Parts(config, engine, policy, judge, sampler, held_out_prompts, sampling, validation_prompts, traces)
+    return Parts(config, engine, policy, scorer, sampler, held_out_prompts, sampling, validation_prompts, traces)
 
 
-def _traces(solutions: list[Solution], tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole) -> list[Trace]:
+def _traces(
+    solutions: list[Solution], tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole
+) -> list[SftExample]:
     progress = partial(console.progress, total=len(solutions), label="rendering solutions")
-    found = to_traces(solutions, tokenizer, config, progress)
+    found = to_sft_examples(solutions, tokenizer, config, progress)
     if found.left_out:
         said = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
         folder.event("solutions left out", f"{said}; {len(found.traces)} are left to imitate", reasons=found.left_out)
@@ -129,12 +133,12 @@ def _traces(solutions: list[Solution], tokenizer: Any, config: RunConfig, folder
     return found.traces
 
 
-def make_judge(config: RunConfig) -> Judge:
+def make_scorer(config: RunConfig) -> RewardScorer:
     """The reward as configured."""
     overlong = config.reward.overlong
     limit = config.sampling.max_completion_tokens
     penalty = partial(soft_overlong_penalty, limit=limit, buffer=overlong.buffer, factor=overlong.factor) if overlong else None
-    return Judge(config.reward, answer_kind=config.data.answer_kind, penalty=penalty)
+    return RewardScorer(config.reward, answer_kind=config.data.answer_kind, penalty=penalty)
 
 
 def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) -> LoadedModel:
@@ -147,7 +151,7 @@ def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) ->
 
 
 def check_golds(
-    questions: list[Question], judge: Judge, config: RunConfig, folder: RunFolder | None, console: RunConsole
+    questions: list[Question], scorer: RewardScorer, config: RunConfig, folder: RunFolder | None, console: RunConsole
 ) -> list[Question]:
     """Questions whose gold answer can be checked; the first that cannot is an error, or all such are dropped.
 
@@ -158,7 +162,7 @@ def check_golds(
     golds = list(dict.fromkeys(question.answer for question in questions))
     checked: dict[str, bool | None] = {}
     hanging = []
-    for gold, good in zip(golds, console.progress(judge.parse(golds), len(golds), "checking gold answers"), strict=True):
+    for gold, good in zip(golds, console.progress(scorer.parse(golds), len(golds), "checking gold answers"), strict=True):
         checked[gold] = good
         hanging += [gold] if good is None else []
         if len(hanging) > HANGING_GOLDS:

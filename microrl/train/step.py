@@ -11,10 +11,10 @@ import torch
 
 from microrl import clock
 from microrl.algorithm.batch import Batch, assemble
-from microrl.policy.tally import Update
+from microrl.policy.update_metrics import Update
 from microrl.rollout.engine import SyncReport
-from microrl.tracking import metrics
-from microrl.tracking.stopwatch import Stopwatch
+from microrl.run import metrics
+from microrl.run.stopwatch import Stopwatch
 from microrl.train.refill import MayRefill, Refill, always
 from microrl.train.setup import Parts
 from microrl.types import Group, Sampling
@@ -28,7 +28,7 @@ def sample(
     """(groups to train on, all groups sampled). They differ under DAPO's dynamic sampling, which refills what it drops."""
     refill = Refill(parts.config, may_refill)
     entered, counted, number = clock.now_s(), 0.0, 0
-    parts.judge.renew()
+    parts.scorer.renew()
     with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
         while asked := refill.next_round():
             prompts = parts.prompts.draw(asked)
@@ -40,7 +40,7 @@ def sample(
                 ended = clock.now_s()
 
             groups = decoding(sampler.groups(prompts, sampling, stream=(parts.config.seed, step, number)))
-            scored = parts.judge.score(progress(groups, len(prompts)))
+            scored = parts.scorer.score(progress(groups, len(prompts)))
             done = clock.now_s()
             watch.add("generate", ended - began)
             watch.add("verify", done - ended)
@@ -67,11 +67,11 @@ def describe(
     *,
     lr: float,
     entropy_start: float | None,
-    laps: dict[str, float],
+    phase_seconds: dict[str, float],
     seconds: float,
 ) -> dict[str, Any]:
     """The step's metrics but for the budget's."""
-    generate = laps.get("generate", 0.0)
+    generate = phase_seconds.get("generate", 0.0)
     found = metrics.of_groups(sampled)
     change = (update.entropy / entropy_start - 1) * 100 if entropy_start else 0.0
     return {
@@ -90,10 +90,10 @@ def describe(
         "loss": update.loss,
         "time/step": seconds,
         "time/generate": generate,
-        "time/verify": laps.get("verify", 0.0),
-        "time/update": laps.get("update", 0.0),
-        "time/sync": laps.get("sync", 0.0),
-        "time/sleep_wake": laps.get("sleep_wake", 0.0),
+        "time/verify": phase_seconds.get("verify", 0.0),
+        "time/update": phase_seconds.get("update", 0.0),
+        "time/sync": phase_seconds.get("sync", 0.0),
+        "time/sleep_wake": phase_seconds.get("sleep_wake", 0.0),
         "time/proof": sync.proof_s,
         "sync/probe_gap": sync.gap,
         "sync/slope": sync.slope,

@@ -6,7 +6,7 @@ from typing import Any
 
 from microrl.evaluation.evaluate import gains
 from microrl.train.run import Run
-from microrl.train.warmup import spent_s
+from microrl.train.sft import spent_s
 
 
 def summary_of(run: Run, status: str) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def summary_of(run: Run, status: str) -> dict[str, Any]:
     budget, state = run.budget, run.state
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
-    best, warmup = state.validation, state.warmup
+    best, sft = state.validation, state.sft
     return {
         "status": status,
         "steps": state.step,
@@ -24,10 +24,10 @@ def summary_of(run: Run, status: str) -> dict[str, Any]:
         "seconds_by_phase": {**phases, "idle": round(max(elapsed_s - sum(phases.values()), 0.0), 3)},
         "cost_usd": budget.cost_usd(),
         "trainable_params": run.parts.policy.trainable,
-        "forecast": None if run.config.warmup.only else run.forecast.to_json(state.step, budget.step.typical_s() or None),
-        "warmup": None
-        if not run.config.warmup.is_on
-        else {"steps": warmup.steps, "seconds": spent_s(run), "first_loss": warmup.first_loss, "last_loss": warmup.last_loss},
+        "forecast": None if run.config.sft.only else run.forecast.to_json(state.step, budget.step.typical_s() or None),
+        "sft": None
+        if not run.config.sft.is_on
+        else {"steps": sft.steps, "seconds": spent_s(run), "first_loss": sft.first_loss, "last_loss": sft.last_loss},
         "best": None if best.best_step is None else {"step": best.best_step, "accuracy": best.best_accuracy},
         "eval": {
             "before": run.before.summary() if run.before else None,

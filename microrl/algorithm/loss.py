@@ -1,0 +1,96 @@
+"""The losses: one clipped surrogate and four ways to average it. Pure functions of tensors.
+
+Every loss is `sum(weight_BT * term_BT)`: the term is the clipped surrogate, the weight its share in the average.
+The weights are counted over one whole optimiser mini-batch before any micro-batch is run, so that gradients
+accumulated over micro-batches of any size equal those of one big batch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
+
+MIN_LOGPROB = -100.0
+"""Nats. A token below this is less likely than the smallest float32; an engine may call one that it has sampled impossible."""
+MAX_MISMATCH = 10.0
+"""Nats by which a token may be likelier in the trainer than in the engine and count in full in `k3`: exp(10) is 2e4, so a single
+impossible token in 2e5 makes 0.1 nats a token, and does not become infinite."""
+
+
+def token_weights(mask_BT: torch.Tensor, averaging: Averaging, *, max_tokens: int) -> torch.Tensor:
+    """Each token's weight in the loss, over a whole mini-batch. Shapes [B, T]; the mask is 1 on tokens that count.
+
+    - sequence_mean (GRPO, GSPO): 1 / (own length * B): mean over tokens, then over completions.
+    - token_mean (DAPO): 1 / all tokens of the batch.
+    - constant_length (Dr. GRPO): 1 / (B * max_tokens), so that no length is favoured.
+
+    A completion that is masked out whole still counts in B: leaving it out does not make the others louder.
+    """
+    mask_BT = mask_BT.to(torch.float64)
+    completions = mask_BT.shape[0]
+    if averaging == "token_mean":
+        return mask_BT / mask_BT.sum().clamp(min=1)
+    if averaging == "constant_length":
+        return mask_BT / (completions * max_tokens)
+    return mask_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1) / completions
+
+
+def surrogate(
+    new_BT: torch.Tensor,
+    old_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    per_sequence: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's clipped surrogate loss, and where the clip was active. Shapes [B, T] and [B].
+
+    -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(new - old) (PPO eq. 7; DAPO eq. 8 with two clips).
+    `dual_clip` = c bounds the objective below by c A where A < 0 (Ye et al. 2020, eq. 5).
+    `per_sequence`: r = exp(mean over the completion's tokens of new - old), the same for all its tokens (GSPO eq. 7).
+    """
+    logratio_BT = (new_BT - old_BT) * mask_BT
+    if per_sequence:
+        logratio_B1 = logratio_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+        logratio_BT = logratio_B1.expand_as(new_BT)
+    ratio_BT = logratio_BT.exp()
+    advantages_B1 = advantages_B.unsqueeze(1)
+    plain_BT = ratio_BT * advantages_B1
+    clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_B1
+    objective_BT = torch.minimum(plain_BT, clipped_BT)
+    active_BT = clipped_BT < plain_BT
+    if dual_clip is not None:
+        bounded_BT = torch.maximum(objective_BT, dual_clip * advantages_B1)
+        objective_BT = torch.where(advantages_B1 < 0, bounded_BT, objective_BT)
+    return -objective_BT, active_BT
+
+
+def k3(ref_BT: torch.Tensor, new_BT: torch.Tensor) -> torch.Tensor:
+    """Schulman's k3 estimate of KL(policy, reference) for each sampled token: exp(ref - new) - (ref - new) - 1."""
+    logratio_BT = ref_BT - new_BT
+    return torch.expm1(logratio_BT) - logratio_BT
+
+
+def mismatch(old_BT: torch.Tensor, engine_BT: torch.Tensor) -> torch.Tensor:
+    """old - engine, nats, of trainer against sampler at the same weights. Finite: what is below -100 nats counts as -100, and so
+    does -inf, which a sampled token has where its probability is rounded to 0, and NaN.
+    """
+    old_BT, engine_BT = (torch.nan_to_num(part, nan=MIN_LOGPROB).clamp(min=MIN_LOGPROB) for part in (old_BT, engine_BT))
+    return old_BT - engine_BT
+
+
+def importance_weights(old_BT: torch.Tensor, engine_BT: torch.Tensor, cap: float) -> torch.Tensor:
+    """Truncated importance weights min(exp(old - engine), cap), detached: trainer against sampler at the same weights."""
+    return mismatch(old_BT, engine_BT).exp().clamp(max=cap).detach()
+
+
+def soft_overlong_penalty(length: int, *, limit: int, buffer: int, factor: float) -> float:
+    """DAPO eq. 13: 0 up to limit - buffer, then a line down to -1 at the limit; times `factor`. Lengths in tokens."""
+    over = length - (limit - buffer)
+    return -factor * min(max(over / buffer, 0.0), 1.0)

@@ -1,0 +1,91 @@
+"""Time whole training steps on work of a fixed size, the same as a peer's step is timed on."""
+
+from __future__ import annotations
+
+import random
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from microrl import clock
+from microrl.config import RunConfig
+from microrl.data.prompts import render
+from microrl.data.sampler import PromptSampler
+from microrl.models.load import load
+from microrl.policy.policy import Policy
+from microrl.policy.schedule import learning_rate
+from microrl.rollout.factory import make_engine
+from microrl.run.stopwatch import Stopwatch
+from microrl.train.setup import Parts, make_scorer
+from microrl.train.step import sample, to_batch
+from microrl.types import Group, Prompt, Sampling
+
+
+def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda step, seconds: None) -> dict[str, Any]:
+    """Median seconds of `budget.steps - 1` steps (the first warms up), seconds by phase, and peak resident memory in GB."""
+    model, tokenizer = load(config.model)
+    prompts = bench_prompts(tokenizer)
+    scorer = make_scorer(config)
+    parts = Parts(
+        config,
+        engine=make_engine(config, model, tokenizer),
+        policy=Policy(model, config),
+        scorer=scorer,
+        prompts=PromptSampler(prompts, config.seed),
+        held_out=[],
+        sampling=Sampling(
+            config.sampling.group_size,
+            config.sampling.max_completion_tokens,
+            config.sampling.temperature,
+            min_tokens=config.sampling.max_completion_tokens,
+        ),
+    )
+    seconds: list[float] = []
+    phase_seconds: list[dict[str, float]] = []
+    try:
+        watch = Stopwatch()
+        for step in range(config.budget.steps or 1):
+            began = clock.now_s()
+            groups, _ = sample(parts, step, watch, _unseen, parts.sampling)
+            with watch.phase("update"):
+                batch = to_batch(parts, [every_useful(group) for group in groups])
+                update = parts.policy.update(batch, learning_rate(config.optim, 0.0, after=1.0))
+            assert update.skipped == 0, update.reason
+            seconds.append(clock.now_s() - began)
+            phase_seconds.append(watch.lap())
+            on_step(step, seconds[-1])
+    finally:
+        scorer.close()
+        parts.engine.close()
+    timed, timed_laps = (seconds[1:], phase_seconds[1:]) if len(seconds) > 1 else (seconds, phase_seconds)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "step_s_median": statistics.median(timed),
+        "steps_s": seconds,
+        "seconds_by_phase": {name: statistics.median(lap.get(name, 0.0) for lap in timed_laps) for name in timed_laps[0]},
+        "tokens_per_step": len(groups) * parts.sampling.group_size * parts.sampling.max_tokens,
+        "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9,
+    }
+
+
+def bench_prompts(tokenizer: Any) -> list[Prompt]:
+    """The questions of the peer's benchmark: sums of two-digit numbers, no system message."""
+    draw = random.Random(0)
+    pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(512)]
+    return [render(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y), tokenizer, None) for x, y in pairs]
+
+
+def every_useful(group: Group) -> Group:
+    """Make the group's rewards differ, as the peer's benchmark does, so that every completion has a gradient."""
+    scores = tuple(
+        replace(score, total=score.total + 0.01 * len(completion.text) + 0.001 * number)
+        for number, (score, completion) in enumerate(zip(group.scores, group.completions, strict=True))
+    )
+    return replace(group, scores=scores)
+
+
+def _unseen(groups: Iterable[tuple[int, Group]], total: int) -> Iterator[tuple[int, Group]]:
+    return iter(groups)

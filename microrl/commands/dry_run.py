@@ -1,0 +1,81 @@
+"""`--dry-run`: the resolved configuration, three rendered prompts with their gold answers, and a forecast."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from microrl.config import RunConfig, models
+from microrl.config.schema import DataConfig
+from microrl.data.load import ARITHMETIC, Question, load_questions, split
+from microrl.data.prompts import messages, render
+from microrl.errors import UserError
+from microrl.plan import here, make
+from microrl.plan.show import brief
+from microrl.plan.source import shape_of
+from microrl.train.setup import make_scorer
+
+SHOWN = 3
+
+
+def preview(config: RunConfig) -> str:
+    """All of it as text. Without a network it shows what can be shown, and says what could not."""
+    parts = ["configuration", json.dumps(config.model_dump(mode="json"), indent=2), "", *_prompts(config), "", *_forecast(config)]
+    return "\n".join(parts)
+
+
+def _prompts(config: RunConfig) -> list[str]:
+    lines: list[str] = []
+    try:
+        questions = split(load_questions(config.data), config.data.held_out, config.data.validation).training
+        origin = config.data.name
+    except UserError as error:
+        if "hub cannot be reached" not in error.message:
+            raise
+        lines += [f"note: {error.message}", f"hint: {error.hint}"]
+        questions, origin = load_questions(DataConfig(name=ARITHMETIC)), "generated arithmetic in its place"
+    try:
+        tokenizer = _tokenizer(config)
+    except UserError as error:
+        if "hub cannot be reached" not in error.message:
+            raise
+        lines += [f"note: {error.message}", f"hint: {error.hint}", "note: messages are shown before the model's chat template"]
+        tokenizer = None
+    scorer = make_scorer(config)
+    try:
+        for question in questions[:SHOWN]:
+            parsed = "parses" if scorer.checker.parses(question.answer) else "DOES NOT PARSE"
+            lines += [
+                f"--- row {question.row} of {origin}, gold answer {question.answer!r} ({parsed})",
+                _shown(question, tokenizer, config),
+            ]
+    finally:
+        scorer.close()
+    return ["prompts", *lines]
+
+
+def _shown(question: Question, tokenizer: Any, config: RunConfig) -> str:
+    if tokenizer is None:
+        return "\n".join(f"[{message['role']}] {message['content']}" for message in messages(question.text, config.data.system))
+    prompt = render(question.text, question.answer, tokenizer, config.data.system)
+    return f"{prompt.text.rstrip()}\n({len(prompt.token_ids)} tokens, the limit is {config.data.max_prompt_tokens})"
+
+
+def _tokenizer(config: RunConfig) -> Any:
+    if config.model.name == models.QUICKSTART:
+        from microrl.models.tiny import build_tokenizer
+
+        return build_tokenizer()
+    from microrl.models.load import load_tokenizer
+
+    return load_tokenizer(config.model)
+
+
+def _forecast(config: RunConfig) -> list[str]:
+    """What `microrl plan` says, in brief: on this machine's card, else on the one that the model is likely to be trained on."""
+    try:
+        shape = shape_of(config.model.name)
+    except UserError as error:
+        return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "seconds a step: unknown without the model's size"]
+    card, free_gb = here.likely(shape)
+    return ["forecast", *brief(config, make(config, shape, card, free_gb=free_gb))]

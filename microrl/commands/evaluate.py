@@ -1,0 +1,145 @@
+"""Evaluate a run or a model apart from training, and answer single questions with both sides."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from microrl import clock
+from microrl.adapters.folder import read
+from microrl.config import RunConfig
+from microrl.config.paths import is_data_file
+from microrl.data.load import Question, load_questions, split
+from microrl.data.prompts import none_fits, render, render_all
+from microrl.errors import UserError
+from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
+from microrl.rewards import RewardScorer
+from microrl.rollout.factory import make_engine
+from microrl.rollout.preflight import choose as choose_engine
+from microrl.run import data_record
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.train.setup import check_golds, choose, load_model, make_scorer
+from microrl.types import BASE, AdapterSnapshot, Sampling
+
+
+def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[str, Any]:
+    """`{"benchmarks": {NAME: {...}}}` of the run's trained model, or of the configured model; with `base` the pair of both."""
+    if not config.evaluation.problems:
+        raise UserError("evaluation.problems is 0: there is nothing to evaluate", "--problems N")
+    choose_engine(config)  # what cannot run here is said before anything is loaded
+    name = "held-out" if config.data.held_out < 1 else benchmark_name(config.data.name)
+    scorer = make_scorer(config)
+    if run is not None:
+        final_of(run)
+    try:
+        with RunConsole() as console:
+            questions = load_questions(config.data)
+            data = _data(config, run, questions, console)
+            label = run.path.name if run is not None else config.model.name
+            result = _evaluate(config, run, scorer, console, label, questions)
+            found = {**result.to_json(), "data": data}
+            if base is not None:
+                base_config = config.model_copy(update={"model": config.model.model_copy(update={"name": base})})
+                other = _evaluate(base_config, None, scorer, console, base, questions)
+                found |= {"base": {"model": base, **other.to_json()}, **gains(other, result)}
+                if other.right.keys() != result.right.keys():
+                    paired = len(other.right.keys() & result.right.keys())
+                    console.note(
+                        f"warning: the two were asked {len(result.right)} and {len(other.right)} questions: the gain pairs the "
+                        f"{paired} that both were asked"
+                    )
+    finally:
+        scorer.close()
+    return {"benchmarks": {name: found}}
+
+
+def benchmark_name(data: str) -> str:
+    """What an evaluation on a file or a data set is called: `1.5` is a part of a name, a file's suffix is not."""
+    path = Path(data)
+    return path.stem if is_data_file(data) else path.name
+
+
+def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
+    """The data's fingerprint, and whether it is what the run was trained on: None where it is meant to be other data."""
+    found = data_record.of_questions(config.data, questions)
+    is_same = data_record.is_same(run, config, found)
+    if is_same is False:
+        assert run is not None
+        record = data_record.recorded(run)
+        assert record is not None
+        console.note(
+            f"warning: {data_record.changed(record.data, found)}. These are not the questions of the run's own evaluations: "
+            "do not compare the two"
+        )
+    return {**found.model_dump(), "same_as_in_training": is_same}
+
+
+def _evaluate(
+    config: RunConfig, run: RunFolder | None, scorer: RewardScorer, console: RunConsole, label: str, everything: list[Question]
+) -> Result:
+    held_out = split(everything, config.data.held_out).held_out
+    questions = check_golds(choose(held_out, config.evaluation.problems, config.evaluation.seed), scorer, config, None, console)
+    if not questions:
+        raise UserError("there is nothing to evaluate: the held-out part is empty", "name a file: --data FILE.jsonl")
+    model, tokenizer = load_model(config, console)
+    snapshot = trained(run, model) if run is not None else BASE
+    prompts = render_all(questions, tokenizer, config.data)
+    if not prompts:
+        raise none_fits(config.data)
+    settings = config.evaluation
+    limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
+    sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)
+    began = clock.now_s()
+    with closing(make_engine(config, model, tokenizer, console=console)) as engine, engine.awake(snapshot) as sampler:
+        result = evaluate(
+            sampler,
+            scorer,
+            prompts,
+            sampling,
+            seed=settings.seed,
+            pass_k=settings.pass_k,
+            on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
+        )
+    assert result is not None, "without a deadline every problem is answered"
+    console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")
+    if result.killed:
+        console.note(f"warning: {label}: {result.killed} answers count as wrong: their checks hung")
+    return result
+
+
+def final_of(run: RunFolder) -> Path:
+    """The folder of what a run has ended with. Raises UserError where it has not."""
+    final = run.path / "final"
+    if not final.is_dir():
+        raise UserError(f"{run.path} has no trained adapter yet", f"finish it: microrl train --resume {run.path}")
+    return final
+
+
+def trained(run: RunFolder, model: PreTrainedModel) -> AdapterSnapshot:
+    """What a run has ended with, on its model."""
+    return read(final_of(run), model)
+
+
+def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> dict[str, list[str]]:
+    """`count` answers of the base and of the trained model, drawn with the same random numbers."""
+    final_of(run)
+    with RunConsole() as console:
+        if (warning := data_record.warning_for_sample(run, config)) is not None:
+            console.note(f"warning: {warning}")
+        model, tokenizer = load_model(config, console)
+        snapshot = trained(run, model)
+        engine = make_engine(config, model, tokenizer, console=console)
+        prompt = render(question, "", tokenizer, config.data.system)
+        sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
+        sides = {}
+        with closing(engine):
+            for side, weights in (("base", BASE), ("trained", snapshot)):
+                console.status(f"asking the {side} model")
+                with engine.awake(weights) as sampler:
+                    ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed))
+                sides[side] = [completion.text for completion in group.completions]
+    return sides

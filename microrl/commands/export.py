@@ -1,0 +1,164 @@
+"""A trained adapter to a folder that others load as it is: a plain LoRA in PEFT's format, or the whole model with it merged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from microrl.adapters.folder import read, write_pairs
+from microrl.commands.evaluate import final_of
+from microrl.commands.model_card import ModelCard
+from microrl.config import RunConfig, models
+from microrl.errors import MachineFailure, UserError
+from microrl.models.load import NO_CODE
+from microrl.models.tensors import weights
+from microrl.run import checkpoint, disk
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.train.saving import BEST
+from microrl.train.setup import load_model
+from microrl.types import AdapterSnapshot
+
+TYPES = ("float32", "bfloat16", "float16")
+
+
+def merge(
+    config: RunConfig, run: RunFolder | None, adapter: Path | None, out: Path, *, form: str | None, dtype: str | None
+) -> dict[str, Any]:
+    """Write `out` and say what is in it: `{"folder", "as", "base", "dtype", "rank", "files", "bytes", "serve"}`.
+
+    `adapter` is a folder with an adapter of the model in `config`; None: what `run` has ended with. `form` is lora or full;
+    None: lora where the update is low rank. `dtype` is that of a whole model; None: the base's own, as it is stored.
+    Raises UserError for an `out` that is taken, an adapter of another model, and a form that the update has not.
+    """
+    target = _free(out)
+    source = adapter or _final(run)
+    if form == "lora" and run is not None and config.adapter.pair_rank is None:
+        raise _not_low_rank(config.adapter.name)
+    with RunConsole() as console:
+        if run is not None and adapter is None and not run.is_done():
+            console.note(f"note: {run.path} is not finished: this is its adapter as it stands")
+        # A pair is the same for a base in 4 bits; a whole model is made of the numbers that the run has seen.
+        changes = {"quant": None if form == "lora" else config.model.quant, "dtype": dtype or _own_type(config)}
+        wanted = config.model_copy(update={"model": config.model.model_copy(update=changes)})
+        model, tokenizer = load_model(wanted, console, check=False)  # nothing is computed with it
+        base = _base(config, model)
+        console.status(f"reading {source}")
+        snapshot = read(source, model)
+        form = form or ("lora" if snapshot.pairs else "full")
+        if form == "lora" and not snapshot.pairs:
+            raise _not_low_rank(str(source))
+        rank = max((len(pair.A_RI) for pair in snapshot.pairs.values()), default=None)
+        stored = str(model.dtype).removeprefix("torch.")
+        has_template = tokenizer.chat_template is not None
+        card = ModelCard(form, base, target, config, run, source, rank, stored, has_template)
+        with _whole(target) as temporary:
+            if form == "lora":
+                write_pairs(temporary, snapshot.pairs, base)
+            else:
+                tensors = _merged(model, snapshot, console)
+                console.status(f"writing {target}")
+                model.save_pretrained(temporary, state_dict=tensors)
+                tokenizer.save_pretrained(temporary)
+            (temporary / "README.md").write_text(card.text(), encoding="utf-8")
+    files = sorted(path for path in target.iterdir() if path.is_file())
+    return {
+        "folder": str(target),
+        "as": form,
+        "base": base,
+        "dtype": "float32" if form == "lora" else stored,
+        "rank": rank if form == "lora" else None,
+        "files": [path.name for path in files],
+        "bytes": sum(path.stat().st_size for path in files),
+        "serve": card.serve(),
+    }
+
+
+def _final(run: RunFolder | None) -> Path:
+    assert run is not None, "a run or an adapter"
+    if not (run.path / "final").is_dir() and (run.path / BEST).is_dir():
+        raise UserError(
+            f"{run.path} has not come to its end", f"finish it: microrl train --resume {run.path}; or take {run.path / BEST}"
+        )
+    return final_of(run)
+
+
+def _free(out: Path) -> Path:
+    """The absolute path of a folder that can be made. Raises UserError where something is in its place."""
+    target = out.expanduser().resolve()
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{out} is a file", "choose another folder: --out DIR")
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(f"{out} exists already and is not empty", "choose another folder: --out DIR")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}", "choose another one: --out DIR") from None
+    return target
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder beside the target that takes its name only when everything in it is on the disk."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        yield temporary
+        checkpoint.flush(temporary)
+        temporary.replace(target)
+    except PermissionError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}", "choose another folder: --out DIR") from error
+    except Exception as error:
+        if not disk.is_full(error):
+            raise
+        raise MachineFailure(f"the disk is full: no room for {target} ({error})", "free some, or choose another --out") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _not_low_rank(what: str) -> UserError:
+    return UserError(f"{what} is no low-rank update: no LoRA pair says the same", "merge it into the whole model: --as full")
+
+
+def _own_type(config: RunConfig) -> str:
+    """The type in which a model's weights are stored; the run's own, where a `.gguf` file has many or 4 bits follow from it."""
+    name = config.model.name
+    if name.endswith(".gguf") or config.model.quant is not None:
+        return config.model.dtype
+    path, known = Path(name).expanduser(), models.find(name)
+    try:
+        stored = AutoConfig.from_pretrained(path if path.exists() else known.hub_id if known else name, **NO_CODE).dtype
+    except (OSError, ValueError, KeyError, RuntimeError):
+        return "float32"  # the quickstart's; of any other name loading it says what is wrong
+    found = str(stored).removeprefix("torch.")
+    return found if found in TYPES else "float32"
+
+
+def _base(config: RunConfig, model: PreTrainedModel) -> str:
+    """What the base is found by: a hub id, or the absolute path of a folder or file."""
+    name = config.model.name if config.model.name.endswith(".gguf") else str(model.config._name_or_path)
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
+@torch.no_grad()
+def _merged(model: PreTrainedModel, snapshot: AdapterSnapshot, console: RunConsole) -> dict[str, torch.Tensor]:
+    """Every tensor with the update in it, in the place of the base's own where that is a plain one: there is no second model.
+
+    What the base holds in 4 bits becomes the numbers that it computed with.
+    """
+    found = {}
+    total = sum(1 for _ in model.parameters())
+    for name, tensor in console.progress(weights(model, snapshot), total, "merging tensors"):
+        parameter = model.get_parameter(name)
+        if getattr(parameter, "quant_state", None) is None:
+            parameter.data = tensor.detach()
+        found[name] = tensor.detach()
+    return found

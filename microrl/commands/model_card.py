@@ -1,0 +1,243 @@
+"""The model card of a merged folder: what it is, how it was trained, what it came to, and how to load it.
+
+Every number in it stands in the run folder; what is not known is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from microrl.config import RunConfig
+from microrl.config.paths import shown
+from microrl.files import Count, Fraction
+from microrl.rollout.vllm.launch import LORA_RANKS, buffer_rank
+from microrl.run import checkpoint
+from microrl.run.folder import RunFolder
+
+EXAMPLE = "What is 47 + 38?"
+
+
+class _Side(BaseModel):
+    accuracy: Fraction
+    ci95: tuple[Fraction, Fraction]
+    questions: Count
+
+
+class _Gain(BaseModel):
+    mean: Annotated[float, Field(ge=-1, le=1)]
+    ci95: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]]
+
+
+class _Evaluations(BaseModel):
+    before: _Side | None
+    after: _Side | None
+    paired_gain: _Gain | None
+
+
+class _Summary(BaseModel):
+    """What a card takes from `summary.json`."""
+
+    status: Literal["done", "stopped", "interrupted", "unproved", "failed"]
+    steps: Count
+    hours_spent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    trainable_params: Count
+    eval: _Evaluations
+
+
+class _Environment(BaseModel):
+    """And from `environment.json`."""
+
+    packages: dict[Annotated[str, Field(pattern=r"^[\w.-]{1,50}$")], Annotated[str, Field(pattern=r"^[\w.+!-]{1,100}$")]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a card is written from. `run` is None for an adapter from elsewhere, whose training is not known."""
+
+    form: str
+    """lora or full."""
+    base: str
+    """A hub id, or a path."""
+    folder: Path
+    config: RunConfig
+    run: RunFolder | None
+    source: Path
+    """The adapter's own folder."""
+    rank: int | None
+    """Of the LoRA pairs, the largest; None for merged weights."""
+    dtype: str
+    """Of a whole model's weights."""
+    has_template: bool
+    """Whether the tokenizer has a chat template."""
+
+    def text(self) -> str:
+        """The card, front matter included."""
+        parts = [self._front(), f"# {self.folder.name}\n\n{self._what()}", self._training(), self._accuracy(), self._loading()]
+        return "\n\n".join(part for part in [*parts, self._versions()] if part) + "\n"
+
+    def serve(self) -> str | None:
+        """The command that serves the folder; None where vLLM cannot."""
+        folder = shlex.quote(str(self.folder))
+        if self.form == "full":
+            return f"vllm serve {folder}"
+        assert self.rank is not None
+        if self.rank > LORA_RANKS[-1] or self._is_gguf:
+            return None
+        module = shlex.quote(f"{self.folder.name}={self.folder}")
+        options = f"--enable-lora --max-lora-rank {buffer_rank(self.rank)} --lora-modules {module}"
+        return f"vllm serve {shlex.quote(self.base)} {options}"
+
+    @property
+    def _is_gguf(self) -> bool:
+        return self.base.endswith(".gguf")
+
+    @property
+    def _is_local(self) -> bool:
+        return Path(self.base).is_absolute()
+
+    def _front(self) -> str:
+        tags = ["reinforcement-learning", "rlvr", "microrl"]
+        if self.run is not None:
+            tags[:0] = [self.config.loss.kind]
+        if self.form == "lora":
+            tags += ["lora"]
+        lines = [
+            # The hub takes its own ids here and refuses a card with a path.
+            *([] if self._is_local else [f"base_model: {self.base}"]),
+            f"library_name: {'peft' if self.form == 'lora' else 'transformers'}",
+            "pipeline_tag: text-generation",
+            "tags:",
+            *(f"- {tag}" for tag in tags),
+        ]
+        return "\n".join(["---", *lines, "---"])
+
+    def _what(self) -> str:
+        if self.form == "full":
+            kind = f"The whole model: the weights of `{self.base}` with the trained update merged, in {self.dtype}."
+        else:
+            kind = f"A LoRA adapter of rank {self.rank} for `{self.base}`, relative to its untouched weights."
+        if self.run is None:
+            return f"{kind} Written by microrl from `{self.source}`."
+        quant = self.config.model.quant
+        bits = ""
+        if quant is not None:
+            took = "this model is made of the same numbers" if self.form == "full" else "a base in 16 bits differs a little"
+            bits = f" It was trained on the base in 4 bits ({quant}); {took}."
+        return f"{kind} Trained by reinforcement learning with verifiable rewards, with microrl.{bits}"
+
+    def _training(self) -> str | None:
+        """The run's settings, with the numbers of its summary where it has come to one."""
+        if self.run is None:
+            return None
+        config, summary = self.config, _summary(self.run)
+        rows: dict[str, Any] = {"adapter": config.adapter.name}
+        if summary is not None:
+            rows["trained parameters"] = f"{summary.trainable_params:,}"
+        rows |= {"loss": config.loss.kind, "data": shown(config.data.name), "learning rate": config.optim.lr}
+        batch = config.sampling
+        rows["a step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
+        rows["completions"] = f"up to {batch.max_completion_tokens} tokens, temperature {batch.temperature}"
+        if (self.source / "state.json").is_file():
+            state = checkpoint.read_state(self.source)
+            found = state.validation.best_accuracy
+            scored = f", which did best on the validation questions ({found:.3f})" if found is not None else ""
+            rows["step"] = f"{state.step}{scored}"
+        elif summary is not None:
+            ended = "" if summary.status == "done" else f" (the run was {summary.status})"
+            rows["steps"] = f"{summary.steps}{ended}"
+            rows["hours"] = f"{summary.hours_spent:.3g}"
+        rows["seed"] = config.seed
+        return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+    def _accuracy(self) -> str | None:
+        """Before and after, of what the run has ended with: an earlier step's has not been evaluated."""
+        if self.run is None or self.source.resolve() != (self.run.path / "final").resolve():
+            return None
+        summary = _summary(self.run)
+        if summary is None or summary.eval.before is None or summary.eval.after is None:
+            return None
+        before, after, gain = summary.eval.before, summary.eval.after, summary.eval.paired_gain
+        rows = "\n".join(
+            f"| {side} | {values.accuracy:.3f} | [{values.ci95[0]:.3f}, {values.ci95[1]:.3f}] |"
+            for side, values in (("before", before), ("after", after))
+        )
+        if gain is not None:
+            rows += f"\n| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
+        asked = f"{after.questions} held-out questions of `{shown(self.config.data.name)}`, none of them trained on"
+        temperature = self.config.evaluation.temperature
+        head = f"On {asked}; {self.config.evaluation.samples} samples each, at temperature {temperature}."
+        return f"## Held-out accuracy\n\n{head}\n\n| | accuracy | 95 % interval |\n|---|---|---|\n{rows}"
+
+    def _loading(self) -> str:
+        parts = ["## Use", f"```python\n{self._code()}\n```"]
+        command = self.serve()
+        if command is not None:
+            name = self.folder.name if self.form == "lora" else str(self.folder)
+            parts += [f"```sh\n{command}\n{self._request(name)}\n```"]
+            if self.dtype == "float32" and self.form == "full":
+                parts += ["(vLLM computes a float32 model in 16 bits, unless it is told `--dtype float32`.)"]
+        elif self._is_gguf:
+            parts += ["For vLLM, merge the run into a whole model: `microrl merge RUN --as full --out DIR`."]
+        else:
+            limit = f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, and this one has {self.rank}"
+            parts += [f"{limit}: merge the run into a whole model, `microrl merge RUN --as full --out DIR`."]
+        return "\n\n".join(parts)
+
+    def _messages(self) -> list[dict[str, str]]:
+        """The chat as it was sent in training."""
+        system = self.config.data.system if self.run is not None else None
+        head = [{"role": "system", "content": system}] if system else []
+        return [*head, {"role": "user", "content": EXAMPLE}]
+
+    def _code(self) -> str:
+        folder, base = json.dumps(str(self.folder)), json.dumps(self.base)
+        imports, source = "from transformers import AutoModelForCausalLM, AutoTokenizer", folder
+        model = f"model = AutoModelForCausalLM.from_pretrained({folder})"
+        if self.form == "lora":
+            source = base
+            if self._is_gguf:
+                path = Path(self.base)
+                source = f"{json.dumps(str(path.parent))}, gguf_file={json.dumps(path.name)}"
+                imports = f"from peft import PeftModel\n{imports}"
+                model = f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({source}), {folder})"
+            else:
+                model += "  # the base and, with peft installed, the adapter"
+        if self.has_template:
+            chat = json.dumps(self._messages(), indent=4, ensure_ascii=False)
+            inputs = f"messages = {chat}\ninputs = tokenizer.apply_chat_template(\n    messages, add_generation_prompt=True, "
+            inputs += 'return_tensors="pt", return_dict=True\n)'
+        else:
+            inputs = f'inputs = tokenizer({json.dumps(self._plain(), ensure_ascii=False)}, return_tensors="pt")'
+        limit = self.config.sampling.max_completion_tokens if self.run is not None else 256
+        return "\n".join([
+            imports, "", f"tokenizer = AutoTokenizer.from_pretrained({source})", model, inputs,
+            f"output = model.generate(**inputs, max_new_tokens={limit})",
+            'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))',
+        ])  # fmt: skip
+
+    def _plain(self) -> str:
+        return "\n\n".join(message["content"] for message in self._messages()) + "\n\n"
+
+    def _request(self, name: str) -> str:
+        """A request to the running server."""
+        asked = {"messages": self._messages()} if self.has_template else {"prompt": self._plain()}
+        path = "chat/completions" if self.has_template else "completions"
+        body = json.dumps({"model": name, **asked}, ensure_ascii=False)
+        return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+
+    def _versions(self) -> str | None:
+        if self.run is None or not (self.run.path / "environment.json").is_file():
+            return None
+        packages = self.run.read_json("environment.json", _Environment).packages
+        return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in packages.items())
+
+
+def _summary(run: RunFolder) -> _Summary | None:
+    """What the run has come to; None where it has not yet. Raises BadFile."""
+    return run.read_json("summary.json", _Summary) if (run.path / "summary.json").is_file() else None

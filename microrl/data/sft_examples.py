@@ -1,0 +1,123 @@
+"""Solutions to imitate: the rows of a data set that have one, as prompts of the model with the tokens that should follow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from microrl.config import RunConfig
+from microrl.config.schema import DataConfig
+from microrl.data import arithmetic
+from microrl.data.cells import NotText, as_text
+from microrl.data.load import (
+    ARITHMETIC,
+    KNOWN,
+    LONGEST_TOKEN,
+    QUESTION_COLUMNS,
+    column,
+    content_share,
+    is_far_too_long,
+    is_torn,
+    rows_of,
+)
+from microrl.data.prompts import render
+from microrl.data.tokens import plain_ids
+from microrl.errors import UserError
+from microrl.types import Prompt, SftExample
+
+SOLUTION_COLUMNS = ("solution", "completion", "response", "trace", "reasoning", "generation", "output")
+
+
+class Solution(NamedTuple):
+    """A question's worked solution, as text."""
+
+    question: str
+    text: str
+
+
+class Found(NamedTuple):
+    """What there is to imitate, and how many rows were left out for what reason."""
+
+    traces: list[SftExample]
+    left_out: dict[str, int]
+
+
+def load_solutions(config: RunConfig) -> list[Solution]:
+    """Every row of the warm-up's data, with an empty text where it has no solution. Raises UserError."""
+    settings, data = config.sft, config.data
+    if settings.data is not None and settings.data != data.name:
+        # Of another data set only the question's column may have the same name.
+        data = DataConfig(name=settings.data, question=data.question)
+    if data.name == ARITHMETIC:
+        return [Solution(question, arithmetic.solve(question).worked) for question, _ in arithmetic.problems()]
+    rows = list(rows_of(data))
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    known = KNOWN.get(data.name.lower())
+    if known is not None:
+        question = known.question
+    else:
+        is_there = data.question in columns or data.name == config.data.name
+        question = column("question", data.question if is_there else None, QUESTION_COLUMNS, columns)
+    # What a known data set calls a solution may be the answer alone.
+    usual = [name for name in SOLUTION_COLUMNS if known is None or name != known.answer]
+    try:
+        solution = column("solution", settings.solution, usual, columns, "warmup")
+    except UserError as error:
+        raise UserError(f"the warm-up plan_sft solutions, and {data.name} has none: {error.message}", error.hint) from None
+    return [
+        Solution(*(_text(row, name, f"{data.name}, row {number}") for name in (question, solution)))
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def _text(row: Mapping[str, Any], name: str, where: str) -> str:
+    value = row.get(name)
+    try:
+        return "" if value is None else as_text(value).strip()
+    except NotText as error:
+        raise UserError(f"{where}: `{name}` is {error}", "write text there, or leave the row out") from None
+
+
+def to_sft_examples(
+    solutions: Iterable[Solution], tokenizer: Any, config: RunConfig, progress: Callable[[Iterable], Iterable] = iter
+) -> Found:
+    """Those that may be trained on and fit, rendered as the training prompts are.
+
+    Questions of the held-out and the validation part are never among them: the text's hash decides, as in `load.split`.
+    Raises UserError where none is left.
+    """
+    data, found, left_out = config.data, [], Counter[str]()
+    for solution in progress(solutions):
+        if not solution.question or not solution.text or is_torn(solution.question + solution.text):
+            left_out["have no solution"] += 1
+        elif is_far_too_long(solution.question, data):
+            left_out["have too long a prompt"] += 1
+        elif len(solution.text) > config.sampling.max_completion_tokens * LONGEST_TOKEN:
+            left_out["have too long a solution"] += 1
+        elif content_share(solution.question) < data.held_out + data.validation:
+            left_out["are held out"] += 1
+        else:
+            one = trace(render(solution.question, "", tokenizer, data.system), solution.text, tokenizer)
+            if len(one.prompt.token_ids) > data.max_prompt_tokens:
+                left_out["have too long a prompt"] += 1
+            elif len(one.token_ids) > config.sampling.max_completion_tokens:
+                left_out["have too long a solution"] += 1
+            else:
+                found.append(one)
+    if not found:
+        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it is empty"
+        raise UserError(
+            f"no solution of {config.sft.data or data.name} is left to imitate: {why}",
+            f"sampling.max_completion_tokens is {config.sampling.max_completion_tokens}, data.held_out {data.held_out}, "
+            f"data.validation {data.validation}",
+        )
+    return Found(found, dict(left_out))
+
+
+def trace(prompt: Prompt, solution: str, tokenizer: Any) -> SftExample:
+    """A solution behind its prompt. Where the chat template has opened <think> already, it is not opened twice."""
+    if prompt.text.rstrip().endswith("<think>"):
+        solution = solution.removeprefix("<think>").lstrip("\n")
+    ids = plain_ids(solution, tokenizer)
+    return SftExample(prompt, (*ids, tokenizer.eos_token_id))

@@ -1,0 +1,97 @@
+"""Constants and rules that the estimate (`microrl plan`) and the runtime share, each in one place so that they cannot drift."""
+
+from __future__ import annotations
+
+import math
+
+# ---- the clock
+
+BEFORE_FRACTION = 0.3
+"""At most this much of what is left after loading goes to the evaluation before training."""
+VALIDATIONS = 20
+"""A run validates no more often than this, however cheap it is."""
+CHECKPOINTS = 20
+"""A run writes about this many checkpoints; more where they would be further apart than CHECKPOINT_MINUTES."""
+CHECKPOINT_MINUTES = 15.0
+SAVING_FRACTION = 0.02
+"""At most this much of the time goes to checkpoints."""
+MIN_EVALUATION = 0.25
+"""Fraction of the final evaluation for which a step that takes too long is given up."""
+
+
+def checkpoint_interval_s(hours: float | None, save_s: float) -> float:
+    """Seconds between two checkpoints: what follows from the budget, and from the seconds that one takes."""
+    longest_s = CHECKPOINT_MINUTES * 60
+    derived_s = longest_s if hours is None else min(hours * 3600 / CHECKPOINTS, longest_s)
+    return max(derived_s, save_s / SAVING_FRACTION)
+
+
+def exit_reserve_s(hours: float | None) -> float:
+    """Seconds kept back for closing the engine and leaving the process: 0.7, and half a per cent of the hours, at most ten."""
+    return 0.7 + min(0.005 * (hours or 0.0) * 3600, 9.3)
+
+
+# ---- memory and types
+
+GRAPH_BYTES = 1.0e9
+"""CUDA graphs of the decode step; they stay while the engine sleeps."""
+WORKSPACE_BYTES = 2.0e9
+"""CUDA context, libraries' workspaces, vLLM's own activations. With the graphs: what the engine leaves free beside its cache."""
+KV_SLEEP_FRACTION = 0.15
+"""Up to this fraction of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
+BLOCK_TOKENS = 256
+"""Two blocks of the engine's cache, which a completion may leave unfilled."""
+CPU_CACHE_BYTES = 4e9
+"""At most this much cache on a CPU."""
+NF4_BYTES = 0.5 + 4 / 64
+"""A weight in 4 bits, with one float32 for each 64."""
+MIN_BF16 = (8, 0)
+"""The first compute capability with bfloat16; below it torch emulates it, and vLLM refuses it."""
+
+
+def auto_dtype(capability: tuple[int, int] | None) -> str:
+    """What `model.dtype=auto` is on a GPU of this compute capability; None: on a CPU."""
+    if capability is None:
+        return "float32"
+    return "bfloat16" if capability >= MIN_BF16 else "float16"
+
+
+# ---- vLLM
+
+MAX_SEQUENCES = 512
+"""Completions that vLLM decodes at a time."""
+MAX_SWAP_RANK = 512
+"""vLLM's largest adapter."""
+
+# ---- DAPO's dynamic sampling
+
+MAX_BATCHES = 10
+"""A step asks at most this many times the prompts of its batch: the bound that DAPO's own recipe sets in verl. A batch is filled
+where at least a tenth of the groups are mixed."""
+REFILL_FRACTION = 0.9
+"""At most this much of a step's sampling time goes to refilling, in a run that the clock ends."""
+GROWTH = 4
+"""A round asks at most this many times what the rounds before it have asked: a few groups tell their rate roughly."""
+
+
+def next_round(wanted: int, kept: int, sampled: int) -> int:
+    """Prompts to ask next, when `kept` of `sampled` groups were mixed and `wanted` make a batch; 0: none.
+
+    The first round asks for the batch. Each later one asks for (m + sqrt(m (1 - p))) / p prompts, where m groups are missing
+    and p = (kept + 1) / (sampled + 2) estimates the fraction of mixed ones: one standard deviation more than fills the batch on
+    average, since a further round would wait for its own longest completion. No clock decides, so that this repeats.
+    """
+    if not sampled:
+        return wanted
+    missing = wanted - kept
+    if missing <= 0:
+        return 0
+    mixed = (kept + 1) / (sampled + 2)
+    asked = math.ceil((missing + math.sqrt(missing * (1 - mixed))) / mixed)
+    return max(min(asked, GROWTH * sampled, MAX_BATCHES * wanted - sampled), 0)
+
+
+def has_time(first_s: float, refills_s: float, next_s: float) -> bool:
+    """Whether a round of `next_s` seconds leaves refilling within its fraction of the sampling time."""
+    refilling_s = refills_s + next_s
+    return refilling_s <= REFILL_FRACTION * (first_s + refilling_s)

@@ -1,0 +1,130 @@
+"""The trainer's base model as an engine sees it: the same tensors in a second tree of modules, and updates on top of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.models.tensors import merged, replaced
+from microrl.types import AdapterSnapshot, LowRank
+
+
+def lora_forward_hook(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
+    """A forward hook that adds scale * B A x, in fp32, to a linear layer's output."""
+    B_OR, A_RI = (factor.to(device, torch.float32) for factor in (pair.B_OR, pair.A_RI))
+
+    def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        return (output + (inputs[0].float() @ A_RI.t()) @ B_OR.t() * pair.scale).to(output.dtype)
+
+    return hook
+
+
+@contextmanager
+def adapted(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[PreTrainedModel]:
+    """The model with this snapshot: pairs run beside its weights, merged tensors take the base's place."""
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lora_forward_hook(pair, model.get_submodule(name).weight.device))
+        for name, pair in snapshot.pairs.items()
+    ]
+    try:
+        with replaced(model, dict(merged(model, snapshot))):
+            yield model
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class Bend(NamedTuple):
+    """What a model makes of its head's output z: scale * cap * tanh(z / cap), or scale * z without a cap.
+
+    Gemma 2 (arXiv 2408.00118, section 2) caps its logits, Cohere and Granite scale theirs.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Bend | None:
+        """As the model's configuration says; None where the head's output is the logits."""
+        config = model.config.get_text_config()
+        scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        bend = cls(scale, getattr(config, "final_logit_softcapping", None))
+        return None if bend == cls() else bend
+
+    def __call__(self, head: torch.Tensor) -> torch.Tensor:
+        """The logits, in a tensor of their own, in fp32 or the head's type where that is finer."""
+        logits = head.to(torch.promote_types(head.dtype, torch.float32))
+        return logits * self.scale if self.cap is None else (logits / self.cap).tanh() * (self.scale * self.cap)
+
+    def slope(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """d logits / d z where the logits are these: scale * (1 - tanh^2)."""
+        return self.scale if self.cap is None else self.scale * (1 - (logits / (self.scale * self.cap)).square())
+
+
+def project(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, *, fp32: bool, bend: Bend | None = None
+) -> torch.Tensor:
+    """The model's logits, [N, V].
+
+    They are in the head's own type; with `fp32` products of narrow factors are summed and kept in fp32, and so is what is bent.
+    """
+    logits_NV = _product(hidden_ND, weight_VD, bias_V, fp32)
+    return logits_NV if bend is None else bend(logits_NV)
+
+
+def _product(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, fp32: bool) -> torch.Tensor:
+    if not fp32 or hidden_ND.dtype.itemsize >= 4:
+        return torch.nn.functional.linear(hidden_ND, weight_VD, bias_V)
+    if hidden_ND.is_cuda:  # no float32 copy of the weights
+        logits_NV = torch.mm(hidden_ND, weight_VD.t(), out_dtype=torch.float32)
+        return logits_NV if bias_V is None else logits_NV + bias_V.float()
+    return torch.nn.functional.linear(hidden_ND.float(), weight_VD.float(), None if bias_V is None else bias_V.float())
+
+
+@torch.no_grad()
+def sequence_logprobs(
+    model: PreTrainedModel,
+    sequences: Sequence[tuple[int, ...]],
+    *,
+    fp32_head: bool,
+    precision: AbstractContextManager[Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> list[torch.Tensor]:
+    """Log-probabilities (nats, fp32 or finer) of each sequence's second token to its last, at temperature 1; [length - 1] each.
+
+    Sequences are padded on the right, where a causal model does not look. Weights that are wider than what is computed with
+    come with the `precision` of the forward pass, and the `dtype` of the head.
+    """
+    width = max(map(len, sequences))
+    ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=model.device)
+    with precision or nullcontext():
+        hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    head: Any = model.get_output_embeddings()
+    dtype = dtype or hidden_BTD.dtype
+    hidden_BTD, weight_VD = hidden_BTD.to(dtype), head.weight.to(dtype)
+    bias_V = None if head.bias is None else head.bias.to(dtype)
+    found, bend = [], Bend.of(model)
+    for row, ids in enumerate(sequences):
+        logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head, bend=bend)
+        logprobs_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(dim=-1)
+        found.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
+    return found
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """The tokens that end a completion, as the model's generation settings and the tokenizer name them."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    stops = set(configured if isinstance(configured, list) else [configured])
+    return {int(token) for token in (*stops, tokenizer.eos_token_id) if token is not None}
+
+
+def kv_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of one token's keys and values in all layers, in the model's own type."""
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize

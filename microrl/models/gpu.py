@@ -1,0 +1,159 @@
+"""What a card has room for, who else is on it, and why memory does not come back."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from microrl.errors import UserError
+from microrl.limits import GRAPH_BYTES, KV_SLEEP_FRACTION, WORKSPACE_BYTES
+
+GB = 1e9
+RESERVE_BYTES = int(GRAPH_BYTES + WORKSPACE_BYTES)
+"""Left to CUDA graphs, vLLM's own activations and both libraries' workspaces."""
+
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "No available memory for the cache blocks",
+    "Free memory on device",
+)
+
+
+class Other(NamedTuple):
+    """Another process on the card; its name is None where it may not be asked."""
+
+    pid: int
+    bytes: int
+    name: str | None
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's parameters as numbers, tied ones once: of an engine's copy, also where the model's own is in 4 bits."""
+    as_numbers = (getattr(parameter, "quant_state", parameter) for parameter in model.parameters())
+    return sum(numbers.shape.numel() * numbers.dtype.itemsize for numbers in as_numbers)
+
+
+def sleep_level(wanted: str | int, *, engine_bytes: int, total_bytes: int, can_release_cache: bool) -> str | int:
+    """`engine.sleep` with auto decided, for an engine whose weights take so much of a card.
+
+    Dropped weights (2) come back from the trainer's own copy, which is on the card already: cheaper than by way of the host (1).
+    """
+    if wanted == "kv" and not can_release_cache:
+        raise UserError("this vLLM cannot free its cache alone (0.31 and later can)", "--set engine.sleep=1, or upgrade vLLM")
+    if wanted != "auto":
+        return wanted
+    if can_release_cache and engine_bytes <= KV_SLEEP_FRACTION * total_bytes:
+        return "kv"
+    # Before it could release the cache alone, vLLM lost its adapter buffers in level 2.
+    return 2 if can_release_cache else 1
+
+
+def cache_bytes(
+    *, free: int, total: int, engine: int, adapter: int, wanted: int, least: int, others: tuple[Other, ...] = ()
+) -> int:
+    """Bytes for keys and values: what the batch can use, as far as the card has it once the trainer's base is loaded.
+
+    `engine` are the engine's own weights and adapter buffers, `adapter` what the trainer will keep for its adapter, `least`
+    the cache of a single completion. Raises UserError that says how much is missing and what would help.
+    """
+    room = free - engine - adapter - RESERVE_BYTES
+    if room >= least:
+        return min(wanted, room)
+    short = f"{(least - room) / GB:.1f} GB"
+    held = sum(other.bytes for other in others)
+    if room + held >= least:
+        names = ", ".join(f"{other.name or 'process'} {other.pid} ({other.bytes / GB:.1f} GB)" for other in others)
+        raise UserError(f"the card is {short} short: other processes hold {held / GB:.1f} GB of it: {names}", "end them, or wait")
+    raise UserError(
+        f"the card is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy takes "
+        f"{engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one "
+        f"completion's keys and values {least / GB:.2f}",
+        "a lower --rank, a smaller sampling.max_completion_tokens, a smaller model, or --engine transformers (it needs no copy)",
+    )
+
+
+def require_room(needed: int, what: str) -> None:
+    """Raises UserError where the card has not this many bytes free for something, naming who else is on it."""
+    if not torch.cuda.is_available():
+        return
+    free, total = torch.cuda.mem_get_info()
+    if free >= needed:
+        return
+    others = others_on_card()
+    who = "; ".join(f"{other.name or 'process'} {other.pid} holds {other.bytes / GB:.1f} GB" for other in others)
+    raise UserError(
+        f"{what} takes {needed / GB:.1f} GB, and {free / GB:.1f} of the card's {total / GB:.1f} GB are free"
+        + (f" ({who})" if who else ""),
+        "end what else runs on the card" if needed <= 0.95 * total else "take a smaller model",
+    )
+
+
+def others_on_card() -> tuple[Other, ...]:
+    """The other processes that hold memory of torch's card, as the driver names them; nothing where it cannot be asked.
+
+    What this process itself holds is told by its size: a container knows its own processes under other numbers.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except Exception:  # no driver, no library, a container without rights: each has an exception of its own
+        return ()
+    found = [Other(one.pid, one.usedGpuMemory or 0, _name(one.pid)) for one in running if one.pid != os.getpid()]
+    if len(found) == len(running) > 0:
+        own = torch.cuda.memory_reserved()
+        found.remove(min(found, key=lambda other: abs(other.bytes - own)))
+    return tuple(found)
+
+
+def _name(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is a lack of memory, on a card or off it, in torch's words or vLLM's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, (RuntimeError, ValueError)) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first; torch adds a page."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def empty_cache() -> None:
+    """Give back to the card what torch keeps of it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def expandable_segments(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The variable that fixes expandable segments on, if one does. vLLM looks at the older name only (vllm#54351)."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
+            return name
+    return None
+
+
+def why_memory_stays() -> str:
+    """The likely cause of a sleep that freed less than it should."""
+    if variable := expandable_segments():
+        return f"{variable} fixes expandable_segments on, which vLLM's sleeping memory cannot live with: unset it"
+    if others := others_on_card():
+        return f"process {others[0].pid} takes memory of this card at the same time"
+    return "no cause is known; `microrl doctor` looks further"

@@ -1,0 +1,177 @@
+"""`--model` to a frozen network and its tokenizer: a local folder, a hub id, a paper's short name, or a .gguf file."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import find_adapter_config_file
+from transformers.utils import logging as transformers_logging
+
+from microrl.config import models
+from microrl.config.schema import ModelConfig
+from microrl.errors import UserError, did_you_mean
+from microrl.files import read_json
+from microrl.limits import auto_dtype
+from microrl.models import gpu, hub
+from microrl.models.tensors import not_finite, parameter_count
+from microrl.policy import architecture
+
+SMALL_PARAMETERS = 20_000_000
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""For every reader of transformers: left out, it asks on standard input, and after "y" runs what lies in the folder."""
+
+
+class LoadedModel(NamedTuple):
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+def load(config: ModelConfig, *, check: bool = True) -> LoadedModel:
+    """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer; sets torch's threads.
+
+    With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated
+    model, a hub out of reach, or, with `check`, an architecture that is not computed here as it computes itself.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype_of(config.dtype, device)
+    path = Path(config.name).expanduser()
+    if config.quant is None and path.is_dir():
+        gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")), config.name)
+    if config.name.endswith(".gguf"):
+        model, tokenizer = _load_gguf(path, dtype)
+    else:
+        model, tokenizer = _load_pretrained(config.name, path, dtype)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if config.quant is None:
+        gpu.require_room(gpu.weight_bytes(model), config.name)
+    else:
+        _to_4_bits(model, device, config.name)
+    model.to(device).eval().requires_grad_(False)
+    if (broken := not_finite(dict(model.named_parameters()))) is not None:
+        raise UserError(
+            f"{config.name} holds weights that are not finite: `{broken}`",
+            "is the folder complete? In float16 large weights overflow: try --set model.dtype=bfloat16",
+        )
+    _use_sensible_threads(model)
+    if check:
+        architecture.check(model, tokenizer, fp32_head=config.head_dtype == "float32")
+    return LoadedModel(model, tokenizer)
+
+
+def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    try:
+        from microrl.models import nf4
+    except ImportError as error:
+        raise UserError("model.quant=nf4: bitsandbytes is not installed", "pip install bitsandbytes") from error
+    gpu.require_room(nf4.bytes_in_4_bits(model), name)
+    nf4.quantize(model, device)
+
+
+def _use_sensible_threads(model: PreTrainedModel) -> None:
+    """One thread for a tiny model, whose operations are too small to share out; otherwise one per core.
+
+    A rule and not a measurement: on a CPU the number of threads can change the last bit, and a run must repeat.
+    """
+    if parameter_count(model) < SMALL_PARAMETERS:
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """`model.dtype` as torch's type; `auto` is what the plan takes for this device."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return getattr(torch, auto_dtype(capability) if name == "auto" else name)
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer alone, without the weights. Raises UserError as `load` does."""
+    path = Path(config.name).expanduser()
+    if config.name.endswith(".gguf"):
+        return _read(path, lambda: AutoTokenizer.from_pretrained(_gguf_folder(path), gguf_file=path.name, **NO_CODE))
+    return _read(config.name, lambda: AutoTokenizer.from_pretrained(_source(config.name, path), **NO_CODE))
+
+
+def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
+    source = _source(name, path)
+    if _read(name, lambda: find_adapter_config_file(source)) is not None:  # which transformers would load, by PEFT's own rules
+        raise UserError(f"{name} holds an adapter beside the model (adapter_config.json)", f"microrl merge {name} --model BASE")
+    tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source, **NO_CODE))
+    # Of safetensors alone: other files are pickles.
+    model = _read(name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **NO_CODE))
+    return LoadedModel(model, tokenizer)
+
+
+def _source(name: str, path: Path) -> str:
+    """What transformers is asked for: a folder's path or a hub id."""
+    known = models.find(name)
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
+        read_json(path / "config.json", dict[str, Any], follow=True)
+        return str(path)
+    if known is not None:
+        return known.hub_id
+    if name.startswith((".", "/", "~")) or "/" not in name:
+        raise UserError(f"there is no model `{name}`", _did_you_mean_model(name))
+    return name
+
+
+def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
+    """Run one of transformers' readers, with its many exceptions as one UserError."""
+    try:
+        return reader()
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{name} brings code of its own, which is not run",
+                "take a model of an architecture that transformers has built in",
+            ) from error
+        if Path(name).exists():
+            raise UserError(
+                f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}", "is the folder complete?"
+            ) from error
+        known = models.find(str(name))
+        hub_id = known.hub_id if known else str(name)
+        raise hub.missing("model", hub_id, error, known.licence_page if known else None) from error
+
+
+def _did_you_mean_model(name: str) -> str:
+    return did_you_mean(name, [*models.MODELS, models.QUICKSTART]) + "; or a local folder, a .gguf file, or owner/name on the hub"
+
+
+def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
+    """De-quantise a GGUF file. The weights move to a fresh model, since the one that reads them refuses to be saved."""
+    folder = _gguf_folder(path)
+    tokenizer = _read(path, lambda: AutoTokenizer.from_pretrained(folder, gguf_file=path.name, **NO_CODE))
+    read = _read(path, lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=dtype, **NO_CODE))
+    config = copy.deepcopy(read.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
+    model.load_state_dict(read.state_dict(), assign=True)
+    for name, buffer in read.named_buffers():  # rotary tables are not in the state dict
+        module, _, leaf = name.rpartition(".")
+        model.get_submodule(module).register_buffer(leaf, buffer, persistent=False)
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    return LoadedModel(model, tokenizer)
+
+
+def _gguf_folder(path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
+    if (path.parent / "adapter_config.json").exists():  # transformers would load it
+        raise UserError(f"an adapter lies beside {path} (adapter_config.json)", "move the .gguf file into a folder of its own")
+    return path.parent

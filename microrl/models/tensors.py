@@ -1,0 +1,107 @@
+"""A model's parameters as numbers, with an update merged, and other ones in their place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.types import AdapterSnapshot, LowRank
+
+
+def weight_sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A second tree of modules over the same tensors: the trainer is then free to wrap its own modules."""
+    assert not any("base_layer" in name for name, _ in model.named_modules()), "build the engine before the adapter"
+    shared: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for parameter in model.parameters():
+        if (state := getattr(parameter, "quant_state", None)) is not None:
+            shared[id(state)] = state  # the scales of a weight in 4 bits, which its layer holds on to as well
+    return copy.deepcopy(model, shared).eval()
+
+
+def dequantize(parameter: torch.Tensor) -> torch.Tensor:
+    """A weight as numbers: one that is stored in 4 bits in the type that its layer computes in, any other as it is."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return parameter
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(parameter.data, state)
+
+
+def shape_of(parameter: torch.Tensor) -> torch.Size:
+    """The shape of a weight's numbers, however few bits they are stored in."""
+    return torch.Size(getattr(parameter, "quant_state", parameter).shape)
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Parameters, tied ones once, however few bits they are stored in."""
+    return sum(shape_of(parameter).numel() for parameter in model.parameters())
+
+
+def is_real(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers that weights are stored in: 16, 32 or 64 bits with a point."""
+    return tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@torch.no_grad()
+def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of a tensor with NaN or an infinity; None: there is none. What has no point (weights in 4 bits) is passed over.
+
+    Where all is well it is one fused sum of squares, and one wait for the device. The sum may overflow on finite numbers:
+    then the tensors are looked at one by one.
+    """
+    real = {name: tensor for name, tensor in tensors.items() if is_real(tensor)}
+    if bool(torch.nn.utils.get_total_norm(real.values(), norm_type=2.0).isfinite()):
+        return None
+    return next((name for name, tensor in real.items() if not bool(tensor.isfinite().all())), None)
+
+
+def swap_parameters(model: torch.nn.Module, tensors: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """Put these in the place of the parameters of these names, in every module that shares them; returns what was there."""
+    before = {name: model.get_parameter(name) for name in tensors}
+    new = {id(before[name]): tensor for name, tensor in tensors.items()}
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if id(parameter) in new:
+                module._parameters[leaf] = new[id(parameter)]
+    return before
+
+
+@contextmanager
+def replaced(model: torch.nn.Module, tensors: Mapping[str, torch.nn.Parameter]) -> Iterator[None]:
+    """The model with these in the place of its own parameters."""
+    before = swap_parameters(model, tensors)
+    try:
+        yield
+    finally:
+        swap_parameters(model, before)
+
+
+def merge_lora(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
+    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
+    wide = torch.promote_types(base_OI.dtype, torch.float32)
+    B_OR, A_RI = (factor.to(base_OI.device, wide) for factor in (pair.B_OR, pair.A_RI))
+    return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
+
+
+def merged(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The snapshot's merged tensors in the base's own types, frozen, by name."""
+    for name, merge in snapshot.merged.items():
+        base = dequantize(model.get_parameter(name))
+        yield name, torch.nn.Parameter(merge(base).to(base.dtype), requires_grad=False)
+
+
+def weights(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter by its name, as this snapshot has it: one after the other, so that no second model is ever held."""
+    for name, parameter in model.named_parameters():
+        parameter = dequantize(parameter)
+        if merge := snapshot.merged.get(name):
+            yield name, merge(parameter).to(parameter.dtype)
+        elif pair := snapshot.pairs.get(name.removesuffix(".weight")):
+            yield name, merge_lora(parameter, pair)
+        else:
+            yield name, parameter

@@ -1,0 +1,141 @@
+"""What a configuration asks of a card: sizes, numbers of rows and tokens, and the assumptions that make them numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microrl.config import RunConfig
+from microrl.config.schema import DapoConfig
+from microrl.limits import MAX_SWAP_RANK, NF4_BYTES, next_round
+from microrl.plan.devices import Device
+from microrl.plan.shapes import Shape
+
+LENGTH_FRACTION = 0.5
+"""Mean completion, as a share of the limit. An assumption: instruct models start below it, reasoning models above."""
+LONGEST_FRACTION = 0.9
+"""Longest completion of a batch: among a hundred one comes near the limit nearly always."""
+PROMPT_FRACTION = 0.3
+"""Mean prompt, as a share of its limit: competition problems have 60 to 250 tokens."""
+ARITHMETIC_PROMPT = 24
+"""Tokens of a generated sum in its chat template."""
+MIXED_FRACTION = 2 / 3
+"""Groups whose accuracy is mixed, where DAPO's dynamic sampling drops the others and samples on."""
+MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256}
+"""AdamW's two moments of a number; in 8 bits with a float32 scale for each 256."""
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A run on a card, in numbers."""
+
+    config: RunConfig
+    shape: Shape
+    device: Device
+    trained: int
+    """Trained parameters."""
+    dtype: str
+
+    @classmethod
+    def of(cls, config: RunConfig, shape: Shape, device: Device) -> Workload:
+        """Raises UserError for targets and ranks that the network does not have."""
+        dtype = device.auto_dtype if config.model.dtype == "auto" else config.model.dtype
+        return cls(config, shape, device, shape.trainable(config.adapter), dtype)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a base weight."""
+        return WIDTHS[self.dtype]
+
+    @property
+    def has_vllm(self) -> bool:
+        """Whether vLLM samples: `auto` takes it on a GPU (where the `gpu` extra is installed)."""
+        return not self.device.is_cpu and self.config.engine.kind != "transformers"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one copy of the base."""
+        return self.shape.parameters * self.width
+
+    @property
+    def base_bytes(self) -> float:
+        """Bytes of the trainer's base: the embeddings and the head stay as they are where the rest is in 4 bits."""
+        if self.config.model.quant is None:
+            return float(self.weight_bytes)
+        linear = self.shape.layers * sum(one.n_in * one.n_out for one in self.shape.linears)
+        return self.weight_bytes - linear * (self.width - NF4_BYTES)
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of AdamW's two moments."""
+        return MOMENT_BYTES[self.config.optim.name] * self.trained
+
+    @property
+    def merges(self) -> bool:
+        """Whether the engine gets merged weights and nothing else."""
+        rank = self.config.adapter.pair_rank
+        return self.config.engine.sync == "merge" or rank is None or rank > MAX_SWAP_RANK
+
+    @property
+    def adapter_sides(self) -> int:
+        """Sum of the targeted layers' widths and heights, over all layers."""
+        targets = self.shape.targets(self.config.adapter)
+        return self.shape.layers * sum(linear.n_in + linear.n_out for linear in targets)
+
+    @property
+    def rows(self) -> int:
+        """Completions that a step trains on."""
+        return self.config.sampling.prompts_per_step * self.config.sampling.group_size
+
+    @property
+    def limit(self) -> int:
+        """Longest completion, tokens."""
+        return self.config.sampling.max_completion_tokens
+
+    @property
+    def evaluation_limit(self) -> int:
+        return self.config.evaluation.max_completion_tokens or self.limit
+
+    @property
+    def longest_row(self) -> int:
+        """Prompt and completion at their limits, training and evaluation, tokens: what must fit the model's positions."""
+        return self.config.data.max_prompt_tokens + max(self.limit, self.evaluation_limit)
+
+    @property
+    def training_row(self) -> int:
+        """The longest row of an update, tokens."""
+        return self.config.data.max_prompt_tokens + self.limit
+
+    @property
+    def prompt(self) -> float:
+        """Mean prompt, tokens."""
+        if self.config.data.name == "arithmetic":
+            return ARITHMETIC_PROMPT
+        return PROMPT_FRACTION * self.config.data.max_prompt_tokens
+
+    @property
+    def rounds(self) -> tuple[float, ...]:
+        """Rows of each round of sampling: one, or with DAPO's dynamic sampling as many as the batch needs to fill up."""
+        loss, prompts, size = self.config.loss, self.config.sampling.prompts_per_step, self.config.sampling.group_size
+        if not (isinstance(loss, DapoConfig) and loss.dynamic_sampling):
+            return (float(self.rows),)
+        asked: list[int] = []
+        while more := next_round(prompts, int(MIXED_FRACTION * sum(asked)), sum(asked)):
+            asked.append(more)
+        return tuple(float(more * size) for more in asked)
+
+    @property
+    def sampled_rows(self) -> float:
+        """Completions sampled a step, those of dropped groups included."""
+        return sum(self.rounds)
+
+    @property
+    def checkpoints_activations(self) -> bool:
+        """`auto` is off: where that does not fit, `plan.make` fixes it on."""
+        return self.config.model.gradient_checkpointing is True
+
+    @property
+    def minibatches(self) -> int:
+        """Optimiser steps in a step."""
+        per_update = self.config.optim.prompts_per_update
+        return -(-self.config.sampling.prompts_per_step // per_update) if per_update else 1

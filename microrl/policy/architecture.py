@@ -1,0 +1,170 @@
+"""The ways in which a model is run here, compared with its own logits: what differs is refused before anything is trained.
+
+They are rows with a prompt each, rows that share their prompt, activations that are recomputed, and decoding with a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.algorithm.batch import Row
+from microrl.errors import MachineFailure, UserError
+from microrl.models import gpu
+from microrl.models.forward import Bend, kv_bytes_per_token
+from microrl.policy.activations import can_recompute, recomputed
+from microrl.policy.logprobs import chosen_logprobs
+from microrl.policy.microbatch import hidden_states, pad
+from microrl.rollout.transformers import TransformersEngine
+
+TEXT = "To add 47 and 38, add the tens and then the ones: together they make 85."
+LENGTHS = ((2, (3, 1)), (4, (2, 3)))
+"""Tokens of two prompts and of their completions: something is padded on either side."""
+LARGEST_GAP = {torch.bfloat16: 0.5, torch.float16: 0.1}
+"""Nats a token that rounding may make; 0.002 in wider types. A path that is wrong is mostly off by several nats."""
+LARGEST_GRADIENT_GAP = {torch.bfloat16: 0.5, torch.float16: 0.2}
+"""The same for a gradient, as a share of its norm; 0.02 in wider types."""
+PLAIN = "with padded rows"
+HINT = "Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3 (text only), Cohere, Granite, Phi-3, OLMo 2 and SmolLM models are supported"
+Result = TypeVar("Result")
+
+
+class _Scored(NamedTuple):
+    logprobs_N: torch.Tensor
+    """Of all completions' tokens, one row after the other, in nats."""
+    gradient_D: torch.Tensor
+    """Of their sum, with respect to a vector that is added to every token's embedding."""
+
+
+def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) -> None:
+    """Score a few tokens by every path: some twenty passes of a few tokens each. It draws no random numbers.
+
+    Raises UserError that names the model's type, the path, and what it raises or by how much it differs, and MachineFailure
+    where memory runs out.
+    """
+    rows = _rows(tokenizer)
+    # The first is the one that most models fail which fail at all: for some of these every further one takes seconds.
+    trained: dict[str, Callable[[], _Scored]] = {
+        "with a prompt's cache repeated for its group": lambda: _scored(model, rows, fp32_head, share_prompts=True),
+        PLAIN: lambda: _scored(model, rows, fp32_head, share_prompts=False),
+    }
+    if can_recompute(model):
+        trained["with recomputed activations"] = lambda: _recomputed(model, rows, fp32_head)
+    apart, decoding = "taken apart into their body and their head", "decoding with a cache"
+    with torch.random.fork_rng():
+        scored = {how: _run(model, how, path) for how, path in trained.items()}
+        own_N = _run(model, "run as they are", lambda: _own(model, rows))
+        from_head_T = _run(model, apart, lambda: _from_head(model, rows[0], fp32_head))
+        decoded_N = _run(model, decoding, lambda: _decoded(model, tokenizer, rows, fp32_head))
+    if not bool(own_N.isfinite().all()):
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise UserError(
+            f"the model's own log-probabilities are not finite in {dtype}", "--set model.dtype=float32, or another file"
+        )
+    _compare(model, apart, from_head_T, own_N[: len(from_head_T)])
+    for how, found in scored.items():
+        _compare(model, how, found.logprobs_N, own_N)
+        gap = float((found.gradient_D - scored[PLAIN].gradient_D).norm() / scored[PLAIN].gradient_D.norm().clamp(min=1e-30))
+        if not gap <= LARGEST_GRADIENT_GAP.get(model.dtype, 0.02):
+            raise _refused(model, f"{how}, their gradients are off by {gap:.2g} of their norm")
+    _compare(model, decoding, decoded_N, own_N)
+
+
+def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result:
+    try:
+        return path()
+    except Exception as error:  # any architecture's code runs here, and whatever it cannot do is the answer
+        if gpu.is_out_of_memory(error):
+            raise MachineFailure(
+                f"out of memory with the model alone, in a pass of a few tokens: {gpu.first_line(error)}",
+                "a smaller model, a larger card, or --set model.quant=nf4",
+            ) from error
+        raise _refused(model, f"{how}, they raise {type(error).__name__}: {gpu.first_line(error)[:200]}") from error
+
+
+def _compare(model: PreTrainedModel, how: str, found_N: torch.Tensor, own_N: torch.Tensor) -> None:
+    gap = float((found_N - own_N).abs().max())
+    if not gap <= LARGEST_GAP.get(model.dtype, 2e-3):
+        raise _refused(model, f"{how}, their log-probabilities are off by {gap:.2g} nats a token")
+
+
+def _refused(model: PreTrainedModel, why: str) -> UserError:
+    return UserError(f"{model.config.model_type} models are not supported: {why}", HINT)
+
+
+def _rows(tokenizer: Any) -> list[Row]:
+    tokens = cycle(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    rows = []
+    for group, (prompt_length, lengths) in enumerate(LENGTHS):
+        prompt = tuple(islice(tokens, prompt_length))
+        rows += [Row(prompt, tuple(islice(tokens, length)), (), 0.0, True, group) for length in lengths]
+    return rows
+
+
+@torch.no_grad()
+def _own(model: PreTrainedModel, rows: Sequence[Row]) -> torch.Tensor:
+    """From the model's own logits, a row at a time, without padding."""
+    own = []
+    for row in rows:
+        logits_1LV = model(input_ids=_fed(model, row), use_cache=False).logits
+        targets_T = torch.tensor(row.completion_ids, device=model.device)
+        logprobs_TV = logits_1LV[0, len(row.prompt_ids) - 1 :].float().log_softmax(dim=-1)
+        own.append(logprobs_TV.gather(1, targets_T[:, None])[:, 0])
+    return torch.cat(own)
+
+
+@torch.no_grad()
+def _from_head(model: PreTrainedModel, row: Row, fp32_head: bool) -> torch.Tensor:
+    """The same for one row, from what its body gives."""
+    states_1LD = model.base_model(input_ids=_fed(model, row), use_cache=False).last_hidden_state
+    targets_T = torch.tensor(row.completion_ids, device=model.device)
+    return _logprobs(model, states_1LD[0, len(row.prompt_ids) - 1 :], targets_T, fp32_head)
+
+
+def _fed(model: PreTrainedModel, row: Row) -> torch.Tensor:
+    return torch.tensor([[*row.prompt_ids, *row.completion_ids[:-1]]], device=model.device)
+
+
+def _scored(model: PreTrainedModel, rows: Sequence[Row], fp32_head: bool, *, share_prompts: bool) -> _Scored:
+    batch = pad(rows, tuple(range(len(rows))), model.device, share_prompts=share_prompts)
+    with torch.enable_grad(), _added_to_embeddings(model) as vector_D:
+        states_BTD = hidden_states(model, batch, share_prompts=share_prompts)
+        logprobs_N = _logprobs(model, states_BTD[batch.mask_BT], batch.completions_BT[batch.mask_BT], fp32_head)
+        (gradient_D,) = torch.autograd.grad(logprobs_N.sum(), vector_D)
+    return _Scored(logprobs_N.detach(), gradient_D.float())
+
+
+def _recomputed(model: PreTrainedModel, rows: Sequence[Row], fp32_head: bool) -> _Scored:
+    with recomputed(model):
+        return _scored(model, rows, fp32_head, share_prompts=False)
+
+
+def _decoded(model: PreTrainedModel, tokenizer: Any, rows: Sequence[Row], fp32_head: bool) -> torch.Tensor:
+    kv_bytes_per_token(model)  # the engine sizes its batches by it
+    engine = TransformersEngine(model, tokenizer, max_kv_gb=1, fp32_head=fp32_head)
+    groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for row in rows:
+        groups.setdefault(row.prompt_ids, []).append(row.completion_ids)
+    return torch.cat(engine.score(list(groups), list(groups.values())))
+
+
+def _logprobs(model: PreTrainedModel, states_ND: torch.Tensor, targets_N: torch.Tensor, fp32_head: bool) -> torch.Tensor:
+    head: Any = model.get_output_embeddings()
+    return chosen_logprobs(states_ND, targets_N, head, 1.0, fp32_head=fp32_head, bend=Bend.of(model))[0]
+
+
+@contextmanager
+def _added_to_embeddings(model: PreTrainedModel) -> Iterator[torch.Tensor]:
+    """A zero vector that is added to every token's embedding: what reaches it has come through the whole model."""
+    table: Any = model.get_input_embeddings()
+    vector_D = torch.zeros(table.weight.shape[-1], dtype=table.weight.dtype, device=table.weight.device, requires_grad=True)
+    hook = table.register_forward_hook(lambda module, inputs, output: output + vector_D)
+    try:
+        yield vector_D
+    finally:
+        hook.remove()

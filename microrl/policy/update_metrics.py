@@ -1,0 +1,97 @@
+"""What an update did, summed over its micro-batches: a metric is the whole step's and not the last micro-batch's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from microrl.algorithm.loss import MAX_MISMATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step's update did; the fields are the metrics of the same names."""
+
+    loss: float
+    entropy: float
+    kl_sampler: float
+    outside_share: float
+    impossible_tokens: int
+    clip_fraction: float
+    kl_ref: float | None
+    grad_norm: float | None
+    skipped: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SftUpdate:
+    """What a supervised step did. `loss` is the mean cross-entropy before it, nats a token."""
+
+    loss: float
+    tokens: int
+    grad_norm: float | None
+    reason: str | None
+    """Why the step was skipped; None: it was not."""
+
+
+class UpdateMetrics:
+    """The sums. See `Update` for what becomes of them."""
+
+    def __init__(self, minibatches: int) -> None:
+        self._minibatches = minibatches
+        self.grad_norms: list[float] = []
+        self._loss = 0.0
+        self._entropies: list[float] = []
+        self._tokens = 0
+        self._mismatch = self._outside = self._clipped = 0.0
+        self._impossible = 0
+        self._kl: float | None = None
+        self._skipped = 0
+        self.reason: str | None = None
+
+    def add(
+        self,
+        *,
+        loss: torch.Tensor,
+        mismatch_BT: torch.Tensor,
+        impossible_BT: torch.Tensor,
+        entropy_BT: torch.Tensor,
+        clipped_BT: torch.Tensor,
+        kl_BT: torch.Tensor | None,
+        mask_BT: torch.Tensor,
+    ) -> None:
+        self._loss += float(loss)
+        self._tokens += int(mask_BT.sum())
+        self._entropies += (entropy_BT.sum(1) / mask_BT.sum(1)).tolist()
+        mismatch_BT = mismatch_BT.clamp(max=MAX_MISMATCH)
+        self._mismatch += float((torch.expm1(mismatch_BT) - mismatch_BT).sum(dtype=torch.float64))
+        self._impossible += int((impossible_BT & mask_BT).sum())
+        ratio_BT = mismatch_BT.exp()
+        self._outside += float((((ratio_BT < 0.8) | (ratio_BT > 1.25)) & mask_BT).sum())
+        self._clipped += float((clipped_BT & mask_BT).sum())
+        if kl_BT is not None:
+            self._kl = (self._kl or 0.0) + float((kl_BT * mask_BT).sum(dtype=torch.float64))
+
+    def add_loss(self, penalty: torch.Tensor) -> None:
+        """What an adapter adds to the loss of a mini-batch."""
+        self._loss += float(penalty)
+
+    def skip(self, reason: str) -> None:
+        self._skipped += 1
+        self.reason = reason
+
+    def result(self) -> Update:
+        return Update(
+            loss=self._loss / self._minibatches,
+            entropy=sum(self._entropies) / len(self._entropies),
+            kl_sampler=self._mismatch / self._tokens,
+            outside_share=self._outside / self._tokens,
+            impossible_tokens=self._impossible,
+            clip_fraction=self._clipped / self._tokens,
+            kl_ref=None if self._kl is None else self._kl / self._tokens,
+            grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
+            skipped=self._skipped,
+            reason=self.reason,
+        )

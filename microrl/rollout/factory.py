@@ -1,0 +1,175 @@
+"""From a configuration to a generation engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from pydantic import BaseModel
+from transformers import PreTrainedModel
+
+from microrl.adapters.targets import linears, targets
+from microrl.config import RunConfig
+from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
+from microrl.errors import UserError
+from microrl.limits import CPU_CACHE_BYTES, MAX_SEQUENCES
+from microrl.models import gpu
+from microrl.models.forward import kv_bytes_per_token
+from microrl.plan.memory import trained_bytes
+from microrl.plan.shapes import Shape
+from microrl.rollout.engine import Engine
+from microrl.rollout.preflight import choose, sync_mode
+from microrl.rollout.proof import MAX_TOKENS
+from microrl.rollout.sync import Mode, SyncChoice
+from microrl.rollout.transformers import TransformersEngine
+from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+
+LARGEST_BLOCK = 128
+"""Tokens; vLLM gives its cache out in blocks of 16 on a GPU and 128 on a CPU."""
+CANARY_RANK = 8
+"""Of the probe's own adapter, where the run's is no pair."""
+SYNC_FILE = "sync.json"
+
+
+class _Chosen(BaseModel):
+    """What is read of it: the rest says why."""
+
+    mode: Mode
+
+
+def make_engine(
+    config: RunConfig,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    folder: RunFolder | None = None,
+    console: RunConsole | None = None,
+) -> Engine:
+    """The generation engine. Build it before the policy wraps the model's layers.
+
+    Its warnings and its measured choice between swap and merge go into the run folder, if there is one. Raises UserError
+    where the model has not the positions for the run's longest sequence.
+    """
+    longest = longest_sequence(config, model)
+    if choose(config) == "transformers":
+        fp32_head = config.model.head_dtype == "float32"
+        return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb, fp32_head=fp32_head)
+    from microrl.rollout.vllm.engine import VllmEngine
+
+    def on_event(kind: str, message: str, **details: Any) -> None:
+        if folder is not None:
+            folder.event(kind, message, **details)
+        if console is not None and (folder is not None or kind == "warning"):
+            console.note(f"{kind}: {message}")
+
+    def on_choice(mode: Mode, why: str, table: list[dict[str, Any]]) -> None:
+        on_event("sync chosen", why, table=table)
+        if folder is None:
+            return
+        with folder.tolerate_write_errors(SYNC_FILE):
+            folder.write_json(SYNC_FILE, {"mode": mode, "why": why, "table": table})
+
+    if console is not None:
+        console.note("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
+    choice = SyncChoice(sync_mode(config), chosen(folder) if folder is not None else None, on_choice)
+    return VllmEngine(model, tokenizer, _vllm_settings(config, model, longest), choice, on_event)
+
+
+def chosen(folder: RunFolder) -> Mode | None:
+    """What an earlier process of the run has measured to be cheaper; None where it has not yet. Raises BadFile."""
+    if not (folder.path / SYNC_FILE).is_file():
+        return None
+    found: _Chosen = folder.read_json(SYNC_FILE, _Chosen)
+    return found.mode
+
+
+def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> VllmSettings:
+    """What vLLM is built for: the run's lengths, batch and adapter, and as much cache as these need and there is room for."""
+    engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
+    length = max(longest, MAX_TOKENS + 1)  # the probe has to fit, and the token that vLLM always adds
+    layers = targets(model, config.adapter) or linears(model)
+    rows = max(config.sampling.prompts_per_step * config.sampling.group_size, config.evaluation.samples)
+    sequences = min(rows, MAX_SEQUENCES)
+    if engine.max_kv_gb is not None:
+        wanted = int(engine.max_kv_gb * 1e9)
+    else:
+        wanted = sequences * _cache_a_sequence(model, length)
+        if model.device.type == "cpu":
+            wanted = min(wanted, int(CPU_CACHE_BYTES))
+    settings = VllmSettings(
+        targets=tuple(layers),
+        rank=config.adapter.pair_rank or CANARY_RANK,
+        max_model_len=length,
+        max_sequences=sequences,
+        kv_bytes=wanted,
+        sync=sync_mode(config),
+        sleep="off",
+        cuda_graphs=engine.cuda_graphs,
+        fp32_head=config.model.head_dtype == "float32",
+    )
+    if model.device.type != "cuda":
+        return settings
+    sides = sum(layer.in_features + layer.out_features for layer in layers.values())
+    kept = trained_bytes(Shape.from_config(model.config.to_dict()), config)
+    return _fit_to_card(settings, model, sides, kept, engine.sleep)
+
+
+def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, kept: int, sleep: str | int) -> VllmSettings:
+    """The settings with the cache, the share of the card and the sleep level that go with what is free.
+
+    `sides` is the sum of the targeted layers' widths and heights, `kept` what the trainer will hold for its adapter, in
+    bytes. Raises UserError where it does not fit.
+    """
+    torch.cuda.empty_cache()  # of an engine before this one
+    free, total = torch.cuda.mem_get_info(model.device)
+    buffers = 0 if settings.sync == "merge" else buffer_rank(settings.rank) * sides * model.dtype.itemsize
+    engine_bytes = gpu.weight_bytes(model) + buffers
+    kv_bytes = gpu.cache_bytes(
+        free=free,
+        total=total,
+        engine=engine_bytes,
+        adapter=kept,
+        wanted=settings.kv_bytes,
+        least=_cache_a_sequence(model, settings.max_model_len),
+        others=gpu.others_on_card(),
+    )
+    level = gpu.sleep_level(sleep, engine_bytes=engine_bytes, total_bytes=total, can_release_cache=can_release_cache())
+    fraction = min(engine_bytes + kv_bytes, int(0.9 * free)) / total
+    return replace(settings, kv_bytes=kv_bytes, memory_share=fraction, sleep=level)
+
+
+def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:
+    """Bytes of one completion's keys and values at its longest, in whole blocks and one to spare."""
+    return (length + 2 * LARGEST_BLOCK) * kv_bytes_per_token(model)
+
+
+def longest_sequence(config: RunConfig, model: PreTrainedModel) -> int:
+    """Tokens of the longest prompt and completion together. Raises UserError where the model has not so many positions."""
+    completion = max(config.sampling.max_completion_tokens, config.evaluation.max_completion_tokens or 0)
+    length = config.data.max_prompt_tokens + completion
+    positions = getattr(model.config, "max_position_embeddings", None) or length
+    bound = min(_rotary_bound(model.config) or positions, positions)
+    if length <= bound:
+        return length
+    wanted = f"prompts of up to {config.data.max_prompt_tokens} tokens and completions of up to {completion}"
+    raise UserError(
+        f"{wanted} do not fit into the model's {positions} positions"
+        if bound == positions
+        else f"{wanted} are too long together: from {bound} tokens on this model's rotary embeddings change for all rows of a "
+        "batch (longrope), and a row's probabilities would depend on the rows beside it",
+        f"lower data.max_prompt_tokens or sampling.max_completion_tokens: together at most {bound}",
+    )
+
+
+def _rotary_bound(config: Any) -> int | None:
+    """The longest sequence up to which longrope takes its short factors. The dynamic kind is the same up to
+    `max_position_embeddings`."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    kinds = [
+        settings,
+        *(part for part in settings.values() if isinstance(part, dict)),
+    ]  # one in all, or one a layer type
+    return min((kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"), default=None)

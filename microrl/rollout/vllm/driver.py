@@ -1,0 +1,257 @@
+"""vLLM's own interfaces to weights, adapters, requests and memory; what differs from 0.26 to 0.33 is found out by looking.
+
+vLLM never reads weights from disk: it starts on dummies, and the trainer's own tensors are pushed into it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.models.tensors import weights
+from microrl.rollout.vllm.launch import VllmSettings, start
+from microrl.types import AdapterSnapshot, LowRank, Sampling
+
+
+class VllmDriver:
+    """One running engine: weights and adapters in, requests through, memory freed and taken back."""
+
+    def __init__(self, base: PreTrainedModel, settings: VllmSettings) -> None:
+        self._base, self._settings = base, settings
+        self._llm = start(base, settings)
+        self._engine = self._llm.llm_engine
+        self._runner = self._engine.model_executor.driver_worker.model_runner
+        self._request: Any = None
+        self._adapters = self._requests = 0
+        self._unfinished: set[str] = set()
+        newer = bool(getattr(self._engine.vllm_config, "use_v2_model_runner", False))
+        self.seeded = newer or base.device.type != "cuda"
+        """Whether a seed of its own costs a request nothing: on a GPU the older runner draws such rows one by one."""
+
+    def close(self) -> None:
+        """Take the engine down and free its memory, on the card too. A second time there is nothing to do."""
+        if not hasattr(self, "_engine"):
+            return
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        with suppress(Exception):  # memory that is asleep cannot be freed (vllm#36651); where it cannot wake, nothing is lost
+            self.wake("weights")
+            self.wake("kv_cache")
+        if hasattr(self._runner, "lora_manager"):
+            del self._runner.lora_manager  # it holds on to the model
+        self._engine.model_executor.shutdown()
+        del self._llm, self._engine, self._runner
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    # ---- weights
+
+    def load(self, snapshot: AdapterSnapshot) -> None:
+        """Every weight of the trainer's base, with this snapshot merged, into the engine's own memory. Adapters are lost."""
+        self._request = None
+        wrapped = self._wrapped_layers()
+        named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, snapshot))
+        with torch.no_grad():
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+            head: Any = getattr(self._runner.model, "lm_head", None)
+            if hasattr(head, "cpu_linear"):  # a CPU keeps a packed copy, which a tied head is not told to renew
+                head.quant_method.process_weights_after_loading(head)
+
+    def _wrapped_layers(self) -> set[str]:
+        """The layers to be named with their wrapper: before 0.28 vLLM did not look for weights inside of it."""
+        if self._settings.sync == "merge":
+            return set()
+        from vllm.lora.layers import BaseLayerWithLoRA
+
+        if hasattr(BaseLayerWithLoRA, "load_weights"):
+            return set()
+        manager = self._manager()
+        return {part for whole in manager.modules for part in manager.packed_modules.get(whole, [whole])}
+
+    def swap(self, pairs: Mapping[str, LowRank]) -> None:
+        """The pairs as the one adapter of the requests to come, from memory, under a new number that no cache knows."""
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.lora_weights import LoRALayerWeights
+        from vllm.lora.request import LoRARequest
+
+        self.drop_adapters()
+        self._adapters += 1
+        number, layers = self._adapters, {}
+        for name, pair in pairs.items():
+            A_RI, B_OR = self._served(pair)
+            # The scale is in B already. Told of a scale, vLLM would multiply it into the tensor it is given, in place.
+            layers[name] = LoRALayerWeights(name, len(A_RI), len(A_RI), A_RI, B_OR)
+        manager = self._manager()
+        manager.add_adapter(LoRAModel(number, self._settings.rank, layers))
+        manager.activate_adapter(number)
+        self._request = LoRARequest(f"microrl-{number}", number, lora_path="in-memory")
+
+    def drop_adapters(self) -> None:
+        """Requests go to the base from now on."""
+        self._request = None
+        if self._settings.sync != "merge":
+            for number in list(self._manager().list_adapters()):
+                self._manager().remove_adapter(number)
+
+    def reset_cache(self) -> None:
+        """Forget the keys and values of prompts, which older weights have computed."""
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM would not reset its prompt cache: requests of an earlier step are still in it")
+
+    def _served(self, pair: LowRank) -> tuple[torch.Tensor, torch.Tensor]:
+        """The factors as the engine holds them, in tensors of their own: its type, its device, the scale in B."""
+        dtype, device = self._manager().lora_config.lora_dtype, self._base.device
+        return pair.A_RI.detach().to(device, dtype, copy=True), (pair.B_OR.detach().float() * pair.scale).to(device, dtype)
+
+    def _manager(self) -> Any:
+        return self._runner.lora_manager._adapter_manager
+
+    # ---- what is really in memory
+
+    def weights_difference(self, snapshot: AdapterSnapshot) -> str | None:
+        """The first parameter that is not, bit by bit, the trainer's with this snapshot merged; None: all are."""
+        for name, expected in weights(self._base, snapshot):
+            try:
+                found = self._stored(name, len(expected))
+            except AttributeError:
+                return f"`{name}` has no counterpart in vLLM's model"
+            if not torch.equal(found, expected):
+                return f"`{name}` in vLLM's memory is not the trainer's"
+        return None
+
+    def adapter_difference(self, pairs: Mapping[str, LowRank]) -> str | None:
+        """The first layer whose adapter, in the buffers that the kernels read, is not this one bit by bit; None: all are."""
+        manager = self._manager()
+        if self._request is None or self._request.lora_int_id not in manager.lora_index_to_id:
+            return "no adapter of this version is active in vLLM"
+        slot = manager.lora_index_to_id.index(self._request.lora_int_id)
+        parts = {part: (whole, i) for whole, names in manager.packed_modules.items() for i, part in enumerate(names)}
+        for name, pair in pairs.items():
+            whole, i = parts.get(name, (name, 0))
+            if whole not in manager.modules:
+                return f"`{name}` has no adapter in vLLM"
+            A_RI, B_OR = self._served(pair)
+            R = len(A_RI)  # the buffers are as wide as the largest rank: the rest must be empty
+            A_LI, B_OL = manager.modules[whole].lora_a_stacked[i][slot, 0], manager.modules[whole].lora_b_stacked[i][slot, 0]
+            if not (torch.equal(A_LI[:R], A_RI) and torch.equal(B_OL[:, :R], B_OR)) or A_LI[R:].any() or B_OL[:, R:].any():
+                return f"the adapter of `{name}` in vLLM's memory is not the trainer's"
+        return None
+
+    def _stored(self, name: str, rows: int) -> torch.Tensor:
+        """A parameter as the engine holds it, by the name that the trainer has for it: its rows of what vLLM keeps in one."""
+        model = self._runner.model
+        fused = getattr(model, "packed_modules_mapping", {})
+        module, _, leaf = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        packed = next((key for key, parts in fused.items() if last in parts and len(parts) > 1), None)
+        holder = model.get_submodule(f"{parent}.{packed}" if packed else module)
+        holder = getattr(holder, "base_layer", holder)
+        tensor = getattr(holder, leaf).data
+        if tensor.numel() == 0:  # a CPU keeps it packed only: ask for the products with the unit vectors
+            eye = torch.eye(holder.input_size, dtype=self._base.dtype)
+            tensor = holder.quant_method.apply(holder, eye, None).t()
+        if packed is None:
+            return tensor[:rows]  # vocabularies are padded
+        position = fused[packed].index(last)
+        start = sum(holder.output_sizes[:position])
+        return tensor[start : start + holder.output_sizes[position]]
+
+    # ---- requests
+
+    def sample(self, ids: Sequence[int], sampling: Sampling, stops: Sequence[int], seed: int) -> str:
+        """Queue a group of completions; its n-th has the seed plus n. Log-probabilities are the processed ones."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        settings = SamplingParams(
+            n=sampling.group_size,
+            seed=seed if self.seeded else None,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=list(stops),
+            logprobs=0,  # the sampled token's own
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        return self._add(ids, settings)
+
+    def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Log-probabilities of each sequence's second token to its last, temperature 1, by the path that prompts take."""
+        from vllm import SamplingParams
+
+        settings = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        names = [self._add(ids, settings) for ids in sequences]
+        found: dict[str, torch.Tensor] = {}
+        for output in self.finished():
+            ids, scores = output.prompt_token_ids, output.prompt_logprobs
+            found[output.request_id] = torch.tensor([scores[i][ids[i]].logprob for i in range(1, len(ids))])
+        return [found[name] for name in names]
+
+    def finished(self, check_deadline: Callable[[], None] = lambda: None) -> Iterator[Any]:
+        """Drive vLLM step by step until nothing is left, and pass each request on as soon as it is finished."""
+        while self._unfinished:
+            check_deadline()
+            for output in self._engine.step():
+                if output.finished:
+                    self._unfinished.discard(output.request_id)
+                    yield output
+
+    def settle(self) -> None:
+        """Take back what is still being decoded, and step on until vLLM has nothing in hand.
+
+        It tells its worker of finished requests one step later, and with asynchronous scheduling a batch may be under way:
+        neither must be there when memory is freed or weights are pushed.
+        """
+        if self._unfinished:
+            self._engine.abort_request(list(self._unfinished))
+            self._unfinished.clear()
+        core = self._engine.engine_core.engine_core
+        while core.scheduler.has_requests() or core.batch_queue:
+            self._engine.step()
+
+    def _add(self, ids: Sequence[int], settings: Any) -> str:
+        self._requests += 1
+        name = str(self._requests)
+        self._unfinished.add(name)  # first: an interrupt in between must not leave half a group behind
+        self._engine.add_request(name, {"prompt_token_ids": list(ids)}, settings, lora_request=self._request)
+        return name
+
+    # ---- memory
+
+    def sleep(self) -> int:
+        """Free what the sleep level frees; returns the bytes by which the card has more room."""
+        level = self._settings.sleep
+        if level == "off":
+            return 0
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        if level == "kv":
+            self._engine.sleep(0)
+            self._engine.release_kv_cache_memory()
+        else:
+            self._engine.sleep(level)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0] - free
+
+    def wake(self, what: str) -> int:
+        """Take `weights` or `kv_cache` back, where they were freed; returns the bytes."""
+        level = self._settings.sleep
+        if level == "off" or not self._engine.is_sleeping() or (what == "weights" and level == "kv"):
+            return 0
+        torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is wanted now
+        free = torch.cuda.mem_get_info()[0]
+        self._engine.wake_up([what])
+        return free - torch.cuda.mem_get_info()[0]
+
+
+def _inside(name: str, wrapped: set[str]) -> str:
+    module, _, leaf = name.rpartition(".")
+    return f"{module}.base_layer.{leaf}" if module in wrapped else name

@@ -1,0 +1,331 @@
+"""The vLLM engine: asleep while the trainer works, awake with the trainer's newest adapter, and proved so.
+
+An adapter goes over from memory, as a pair of factors (swap) or folded into the engine's weights (merge). After every one
+engine and trainer score the same tokens, and the engine's own buffers are compared with what they should hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from microrl import clock
+from microrl.errors import MachineFailure, SwapNotProved
+from microrl.limits import BLOCK_TOKENS
+from microrl.models import gpu
+from microrl.models.forward import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens
+from microrl.models.tensors import weight_sharing_copy
+from microrl.rollout import proof
+from microrl.rollout.engine import SyncReport
+from microrl.rollout.sync import Mode, SyncChoice, Trial
+from microrl.rollout.vllm.driver import VllmDriver
+from microrl.rollout.vllm.launch import VllmSettings, process_state_kept
+from microrl.types import BASE, AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
+
+LESS_THAN_PROMISED = 0.9
+
+
+class VllmEngine:
+    """See `Engine`. One a process: vLLM's sleeping memory allows no second one."""
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        settings: VllmSettings,
+        choice: SyncChoice,
+        on_event: Callable[..., None],
+    ) -> None:
+        self.report = SyncReport(mode="swap")
+        self.check_deadline: Callable[[], None] = lambda: None
+        self._base = weight_sharing_copy(model)
+        self._settings, self._choice, self._on_event = settings, choice, on_event
+        self._tokenizer, self._stops = tokenizer, sorted(stop_tokens(model, tokenizer))
+        self._sequences = proof.sequences(tokenizer)
+        self._probe: proof.Probe | None = None
+        self._folded: bool | None = None
+        """Whether an update is folded into the engine's weights; None: they are not the trainer's at all."""
+        self._loaded = False
+        """Whether the last push loaded weights, which then are to be compared."""
+        self._said: set[bool] = set()
+        self._driver: VllmDriver
+        self._start()
+
+    @contextmanager
+    def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
+        """See `Engine.awake`. The process's random generators are on exit what they were on entry."""
+        self.report = SyncReport(mode="swap")
+        with process_state_kept():
+            try:
+                self._take_over(snapshot, self._choice.next() if trial else self._choice.decided or "swap")
+                sampler = _Sampler(self, snapshot.version)
+                yield sampler
+            except BaseException:
+                with suppress(Exception):  # what went wrong first is what matters
+                    self._driver.settle()
+                    self._sleep()
+                raise
+            self._driver.settle()
+            if trial and not snapshot.is_base:
+                report = self.report
+                cost = Trial(report.push_s, sampler.tokens, sampler.decode_s, report.gap or 0.0, report.slope)
+                self._choice.record("merge" if report.mode == "merge" else "swap", cost)
+            self._sleep()
+
+    def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """While awake: how likely the engine finds these sequences. See `AdapterSnapshot.score`."""
+        return self._driver.score(sequences)
+
+    def shrink(self) -> float:
+        """See `Engine.shrink`: vLLM is built anew with a smaller cache, and proved anew."""
+        self._driver.close()
+        self._halve("in sampling")
+        self._probe = self._folded = None
+        self._start()
+        return self._settings.kv_bytes / 1e9
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._driver.close()
+
+    def _start(self) -> None:
+        """Build vLLM, with as much cache as it comes up with, and put it to sleep."""
+        while True:
+            try:
+                with process_state_kept():
+                    self._driver = VllmDriver(self._base, self._settings)
+                return self._sleep()
+            except Exception as error:
+                if not gpu.is_out_of_memory(error):
+                    raise
+                said = gpu.first_line(error)
+            self._halve(f"at vLLM's start: {said}")
+
+    def _halve(self, where: str) -> None:
+        """Settings with half of the cache. Raises MachineFailure where that holds no whole completion."""
+        gpu.empty_cache()
+        kv_bytes = self._settings.kv_bytes // 2
+        if kv_bytes < (self._settings.max_model_len + BLOCK_TOKENS) * kv_bytes_per_token(self._base):
+            raise MachineFailure(
+                f"out of memory {where}, with a cache for less than two completions",
+                "a smaller sampling.max_completion_tokens, a lower --rank, engine.cuda_graphs=false, or --engine transformers",
+            )
+        total = torch.cuda.mem_get_info(self._base.device)[1] if self._base.device.type == "cuda" else 1
+        fraction = self._settings.memory_share - kv_bytes / total
+        self._settings = replace(self._settings, kv_bytes=kv_bytes, memory_share=max(fraction, 0.0))
+        self._on_event("out of memory", f"{where}: the engine's cache is {kv_bytes / 1e9:.2f} GB from now on", kv_bytes=kv_bytes)
+
+    # ---- waking up: weights, push, cache, proof
+
+    def _take_over(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
+        with self._timed("wake_s"):
+            self._wake("weights")
+            if self._probe is None:  # the canary comes first: it says how well the two sides can agree
+                self._push(BASE, mode)
+                self._wake("kv_cache")
+                self._probe = self._calibrate(mode="merge" if self._settings.sync == "merge" else "swap")
+        self._push_timed(snapshot, mode)
+        with self._timed("wake_s"):
+            self._wake("kv_cache")
+        reading, failure = self._prove(snapshot, mode)
+        if not self._choice.admit(mode, reading):
+            mode = "swap"
+            self._push_timed(snapshot, mode)
+            reading, failure = self._prove(snapshot, mode)
+        if failure is not None:
+            self._on_event("swap retried", failure, version=snapshot.version, mode=mode, gap=reading.gap, slope=reading.slope)
+            self._folded = None  # push everything
+            self._push_timed(snapshot, mode)
+            reading, failure = self._prove(snapshot, mode)
+        self.report.mode, self.report.gap, self.report.slope = mode, reading.gap, reading.slope
+        if failure is not None:
+            slope = "not measurable" if reading.slope is None else f"{reading.slope:.3f}"
+            raise SwapNotProved(
+                f"version {snapshot.version} of the adapter did not reach vLLM, twice: {failure}",
+                f"probe gap {reading.gap:.3g} nats a token (floor {reading.floor:.3g}), slope {slope}; nothing was sampled from "
+                f"it. Try {'' if snapshot.merged else 'the other way (--set engine.sync=merge or swap) or '}another sleep level; "
+                "see `microrl doctor`",
+            )
+        if not snapshot.is_base:
+            self._say_what_was_shown(snapshot.version, reading)
+
+    def _say_what_was_shown(self, version: int, reading: proof.Reading) -> None:
+        """Once for each: an update too small for the scores to show, and one that they do."""
+        shown = reading.slope is not None
+        if shown in self._said:
+            return
+        self._said.add(shown)
+        change = f"version {version} changes the scores by {reading.change:.2g} nats a token"
+        if reading.slope is None:
+            self._on_event("probe", f"{change}, less than the noise: its slope is not measurable, and the bytes decide")
+        else:
+            self._on_event("probe", f"{change}, and the engine follows at a slope of {reading.slope:.3f}")
+
+    def _push_timed(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
+        self.report.push_s = 0.0
+        with self._timed("push_s"):
+            self._push(snapshot, mode)
+
+    def _push(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
+        """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones."""
+        self._driver.settle()
+        merged = not snapshot.is_base and mode == "merge"
+        self._loaded = merged or self._folded is not False
+        if self._loaded:
+            self._driver.load(snapshot if merged else BASE)
+            self._folded = merged
+        if snapshot.pairs and mode == "swap":
+            self._driver.swap(snapshot.pairs)
+        else:
+            self._driver.drop_adapters()
+        self._driver.reset_cache()
+
+    # ---- the proof
+
+    def _prove(self, snapshot: AdapterSnapshot, mode: Mode) -> tuple[proof.Reading, str | None]:
+        """What the probe shows of the engine's present state, and what is wrong with it."""
+        assert self._probe is not None
+        with self._timed("proof_s"):
+            reading = self._probe.read(self._engine_scores(), self._trainer_scores(snapshot))
+            return reading, self._difference(snapshot, mode) or reading.failure()
+
+    def _calibrate(self, mode: Mode) -> proof.Probe:
+        """Push a canary, see it in the scores, take it away, see it gone; the floor follows from how close the sides were."""
+        base_N = self._trainer_scores(BASE)
+        probe = proof.Probe(self._engine_scores(), base_N)
+        different = self._driver.weights_difference(BASE)
+        if different or not probe.base_gap < proof.BASE_LIMIT:
+            raise SwapNotProved(
+                f"vLLM's base model is not the trainer's: {different or 'the weights are equal, but'} the scores differ by "
+                f"{probe.base_gap:.3g} nats a token",
+                "is the architecture one that both support? `microrl doctor` shows the versions",
+            )
+
+        def change_of(pairs: Mapping[str, LowRank]) -> float:
+            return float((self._trainer_scores(AdapterSnapshot(0, pairs)) - base_N).abs().mean())
+
+        try:
+            pairs = proof.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
+        except ArithmeticError as error:
+            raise SwapNotProved(
+                f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats a token): {error}",
+                "--set model.head_dtype=float32 or model.dtype=float16 brings them closer",
+            ) from error
+        canary = AdapterSnapshot(0, pairs)
+        self._push(canary, mode)
+        seen = probe.read(self._engine_scores(), self._trainer_scores(canary))
+        different = self._difference(canary, mode) or seen.slope_fault()
+        if different:
+            raise SwapNotProved(f"the canary adapter did not arrive: {different}", _other_way(mode))
+        probe.calibrate(seen)
+        self._push(BASE, mode)
+        gone = probe.read(self._engine_scores(), base_N)
+        if failure := gone.failure():
+            raise SwapNotProved(f"the canary adapter was taken away and is still in the scores: {failure}", _other_way(mode))
+        self._on_event(
+            "probe calibrated", f"canary seen and gone; the floor is {gone.floor:.3g} nats a token", mode=mode,
+            base_gap=probe.base_gap, canary_change=seen.change, canary_gap=seen.gap, canary_slope=seen.slope,
+        )  # fmt: skip
+        return probe
+
+    def _difference(self, snapshot: AdapterSnapshot, mode: Mode) -> str | None:
+        """Compare the engine's own buffers with the snapshot, bit by bit. None: equal, or nothing to compare."""
+        merged = mode == "merge"
+        if merged or self._loaded:  # otherwise the base is as it was when it was last compared
+            different = self._driver.weights_difference(snapshot if merged else BASE)
+            if different:
+                return different
+        return self._driver.adapter_difference(snapshot.pairs) if snapshot.pairs and not merged else None
+
+    def _engine_scores(self) -> torch.Tensor:
+        return proof.flat(self._driver.score(self._sequences))
+
+    def _trainer_scores(self, snapshot: AdapterSnapshot) -> torch.Tensor:
+        """By the trainer's own forward pass where it has one for these weights.
+
+        Merged tensors are compared as they were handed over, rounded: that rounding takes something away is no fault of the
+        hand-over, there is no other way for them, and `policy/kl_sampler` says every step what it comes to.
+        """
+        if snapshot.score is not None and not (snapshot.merged and self._base.dtype.itemsize < 4):
+            return proof.flat(snapshot.score(self._sequences))
+        with adapted(self._base, snapshot) as model:
+            return proof.flat(sequence_logprobs(model, self._sequences, fp32_head=self._settings.fp32_head))
+
+    # ---- memory
+
+    def _wake(self, what: str) -> None:
+        self.report.retaken_bytes += self._driver.wake(what)
+        if what == "weights" and self._settings.sleep == 2:
+            self._folded = None  # what was in them is gone
+
+    def _sleep(self) -> None:
+        """Give the memory to the trainer, and see that it was given."""
+        with self._timed("sleep_s"):
+            self._driver.drop_adapters()
+            freed = self.report.freed_bytes = self._driver.sleep()
+        level = self._settings.sleep
+        promised = self._settings.kv_bytes + (0 if level == "kv" else gpu.weight_bytes(self._base))
+        if level != "off" and freed < LESS_THAN_PROMISED * promised:
+            self._on_event(
+                "warning", f"sleep {level} freed {freed / 1e9:.1f} GB of {promised / 1e9:.1f}: {gpu.why_memory_stays()}",
+                freed_bytes=freed, promised_bytes=promised,
+            )  # fmt: skip
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Add the seconds inside to this part of the report, the card's work included."""
+        began = clock.now_s()
+        yield
+        if self._base.device.type == "cuda":
+            torch.cuda.synchronize()
+        setattr(self.report, part, getattr(self.report, part) + clock.now_s() - began)
+
+
+class _Sampler:
+    """See `Sampler`. `tokens` and `decode_s` add up over what it has sampled."""
+
+    def __init__(self, engine: VllmEngine, version: int) -> None:
+        self._engine = engine
+        self._driver, self._tokenizer, self._stops = engine._driver, engine._tokenizer, engine._stops
+        self._version = version
+        self.tokens, self.decode_s = 0, 0.0
+
+    def groups(self, prompts: Sequence[Prompt], sampling: Sampling, *, stream: tuple[int, ...]) -> Iterator[tuple[int, Group]]:
+        """See `Sampler.groups`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
+        self._driver.settle()
+        if not self._driver.seeded:
+            torch.cuda.manual_seed_all(_seed(stream))
+        waiting = {
+            self._driver.sample(prompt.token_ids, sampling, self._stops, _seed((*stream, position))): position
+            for position, prompt in enumerate(prompts)
+        }
+        began = clock.now_s()
+        for output in self._driver.finished(self._engine.check_deadline):
+            self.decode_s += clock.now_s() - began
+            position = waiting.pop(output.request_id)
+            yield position, Group(prompts[position], tuple(self._completion(one) for one in output.outputs))
+            began = clock.now_s()
+
+    def _completion(self, output: Any) -> Completion:
+        ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
+        assert len(ids) == len(logprobs) and output.finish_reason in ("stop", "length"), (len(ids), len(logprobs), output)
+        self.tokens += len(ids)
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return Completion(ids, logprobs, output.finish_reason, self._version, text)
+
+
+def _other_way(mode: Mode) -> str:
+    return f"try the other way: --set engine.sync={'swap' if mode == 'merge' else 'merge'}; see also `microrl doctor`"
+
+
+def _seed(key: tuple[int, ...]) -> int:
+    """A number below 2^62 that follows from the key, far from the neighbouring key's."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 2

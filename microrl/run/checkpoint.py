@@ -1,0 +1,384 @@
+"""Save and resume a run, so that a resumed one goes on as if it had never been stopped.
+
+A checkpoint appears whole or not at all, and its checksums tell whether it still is. A completion's randomness follows from
+(seed, step, prompt, sample); the generators are saved all the same, for whatever else draws from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from microrl import files
+from microrl.adapters.folder import write
+from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
+from microrl.policy.policy import Policy
+from microrl.run import generators
+
+FOLDER = "checkpoints"
+"""Of a run folder."""
+KEPT = 2
+Duration = Literal["step", "save", "validation", "sft_step"]
+SUMS = "SHA256SUMS"
+_ADAPTER, _OPTIMIZER, _RNG, _STATE = "adapter.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"
+
+
+@dataclass(slots=True)
+class Validation:
+    """Where validation stands: what was measured last, what was best, when the next one is due."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    questions: Count | None = None
+    """How many are asked; None before the first."""
+    step: Annotated[int, Field(ge=-1)] = -1
+    accuracy: Fraction | None = None
+    best_step: Count | None = None
+    best_accuracy: Fraction | None = None
+    due_s: Annotated[float, Field(ge=0)] = 0.0
+    """Of the run's elapsed seconds."""
+
+
+@dataclass(slots=True)
+class SftState:
+    """Where the supervised phase before the first step stands."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    steps: Count = 0
+    is_done: bool = False
+    first_loss: float | None = None
+    """Of the first step and of the last, nats a token."""
+    last_loss: float | None = None
+    offset: Count = 0
+    """Bytes of sft.jsonl."""
+
+
+@dataclass(slots=True)
+class State:
+    """Where a run stands between two steps. `step` is the next one; the offset is in bytes of metrics.jsonl."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    step: Count = 0
+    version: Count = 0
+    """The policy's."""
+    sampler_position: Count = 0
+    entropy_start: Annotated[float, Field(allow_inf_nan=True)] | None = None
+    elapsed_s: Seconds = 0.0
+    metrics_offset: Count = 0
+    phases: dict[str, Seconds] = field(default_factory=dict)
+    """Seconds by phase so far."""
+    durations: dict[Duration, list[Seconds]] = field(default_factory=dict)
+    """The last few of each, seconds: what the clock forecasts from."""
+    is_by_steps: bool | None = None
+    """See `Budget`; None before it was decided."""
+    is_stopped: bool = False
+    """Whether the guard has ended the run."""
+    sft: SftState = field(default_factory=SftState)
+    validation: Validation = field(default_factory=Validation)
+    guard: dict[str, Any] = field(default_factory=dict)
+    max_kv_gb: Annotated[float, Field(gt=0)] | None = None
+    """GB of the engine's cache after it ran out of memory; None: as configured or derived."""
+    tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
+    """As the trainer has derived it and found it to fit; None before the first checkpoint."""
+    checkpoints_activations: bool = False
+    """Whether the trainer computes them again."""
+
+
+def save(root: Path, policy: Policy, state: State) -> Path:
+    """Write `root/step-NNNNNN` under another name, flush it to disk, rename it; then drop what is no longer needed.
+
+    The last two stay, and the best of each. Raises OSError or SafetensorError where there is no room, and leaves the rest as
+    it was.
+    """
+    state.version = policy.version
+    target = _path(root, state.step)
+    temporary = root / f".{target.name}.tmp"
+    files.remove(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in policy.adapter.state().items()}, temporary / _ADAPTER)
+        save_file(_optimizer_tensors(policy), temporary / _OPTIMIZER)
+        if state.validation.best_step == state.step:  # `best/` will be a copy of it, and is to be loaded by others
+            write(temporary, policy.adapter)
+        save_file(generators.states(), temporary / _RNG)
+        (temporary / _STATE).write_text(json.dumps(asdict(state), indent=2))
+        sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(temporary.iterdir()))
+        (temporary / SUMS).write_text(sums)
+        flush(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    # From here on the temporary one is whole, and `newest` finds it under either name.
+    files.remove(target)
+    temporary.replace(target)
+    _flush_one(root)
+    prune(root)
+    return target
+
+
+def prune(root: Path, kept: int = KEPT) -> None:
+    """Drop all checkpoints but the last ones and what these call their best."""
+    last = all_in(root)[-kept:]
+    needed = {path.name for path in last} | {_path(root, step).name for path in last if (step := _best_step(path)) is not None}
+    for old in all_in(root):
+        if old.name not in needed:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def all_in(root: Path) -> list[Path]:
+    """The checkpoints, oldest first, whole or not."""
+    found = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) is not None]
+    return sorted(found, key=lambda path: _step_of(path) or 0)
+
+
+def find_damage(folder: Path) -> str | None:
+    """What of a checkpoint is not what was written, by its checksums; None: nothing."""
+    try:
+        named = _sums(folder)
+        if not {_ADAPTER, _OPTIMIZER, _RNG, _STATE} <= named.keys():
+            return f"{SUMS} is damaged"
+        return next((f"{name} is not what was written" for name, sum in named.items() if _sha256(folder / name) != sum), None)
+    except BadFile as error:
+        return error.message
+    except OSError as error:
+        return f"it cannot be read: {error}"
+
+
+def find_corruption(folder: Path) -> str | None:
+    """Why a checkpoint cannot be used, as far as can be told without its policy; None: it can."""
+    return find_damage(folder) or ill_typed(folder)
+
+
+def ill_typed(folder: Path) -> str | None:
+    """What is wrong with a checkpoint whose checksums are right; None: nothing."""
+    try:
+        state, number = read_state(folder), _step_of(folder)
+        if number is not None and state.step != number:
+            return f"it is of step {state.step}"
+        for name in (_ADAPTER, _OPTIMIZER, _RNG):
+            _names(folder / name)
+    except BadFile as error:
+        return error.message
+    return None
+
+
+def adopt(root: Path) -> list[tuple[Path, str]]:
+    """Give a checkpoint that was written whole, but killed before it got it, its name; remove what else was begun.
+
+    A whole checkpoint that has the name already stays; a damaged one is set aside. Returns those and what is wrong with them.
+    """
+    aside = []
+    for temporary in root.glob(".step-*.tmp"):
+        target = root / temporary.name.removeprefix(".").removesuffix(".tmp")
+        if find_corruption(temporary) is None and read_state(temporary).step == _step_of(target):
+            why = find_corruption(target) if os.path.lexists(target) else None
+            if why is not None:
+                aside.append((set_aside(target), why))
+            if not os.path.lexists(target):
+                temporary.replace(target)
+        files.remove(temporary)
+    return aside
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a checkpoint, so that it is not taken for a good one any more; returns what it is called now."""
+    place, number = folder.with_name(f"bad-{folder.name}"), 2
+    while os.path.lexists(place):
+        place, number = folder.with_name(f"bad-{folder.name}-{number}"), number + 1
+    return folder.replace(place)
+
+
+def read_state(folder: Path) -> State:
+    """Where the run stood. Raises BadFile."""
+    path = folder / _STATE
+    state: State = files.read_json(path, State, is_consistent=True)
+    best = state.validation
+    if max(best.step, best.best_step or 0) > state.step or (best.best_step is None) != (best.best_accuracy is None):
+        raise BadFile(f"{path} is damaged: `validation` is of step {best.step}, the best of {best.best_step}")
+    return state
+
+
+def restore(folder: Path, policy: Policy) -> None:
+    """Load a checkpoint into the policy and the generators. Raises UserError for another variant's, and BadFile, and leaves
+    everything as it was."""
+    state, found = read_state(folder), generators.checked(_tensors(folder / _RNG), folder / _RNG)
+    load_weights(folder, policy)
+    generators.restore(found)
+    policy.version = state.version
+
+
+def load_weights(folder: Path, policy: Policy) -> None:
+    """A checkpoint's adapter and optimiser alone. The policy's version goes on counting. Raises as `restore` does."""
+    states = _optimizer_states(policy)
+    moments = _tensors(folder / _OPTIMIZER)
+    expected = {f"{number}.{name}": value for number, state in enumerate(states) for name, value in state.items()}
+    _refuse_misfit(folder / _OPTIMIZER, moments, {name: torch.as_tensor(value) for name, value in expected.items()})
+    for name, tensor in moments.items():
+        if name.endswith((".step", ".exp_avg_sq")) and bool((tensor < 0).any()):
+            raise BadFile(f"{folder / _OPTIMIZER} is damaged: `{name}` is below 0")
+    load_adapter(folder, policy)
+    for key, tensor in moments.items():
+        number, name = key.split(".", 1)
+        state = states[int(number)]
+        if torch.is_tensor(state[name]):
+            state[name].copy_(tensor)
+        else:  # bitsandbytes counts its steps in plain numbers
+            state[name] = int(tensor)
+
+
+def load_adapter(folder: Path, policy: Policy) -> None:
+    """A checkpoint's adapter without its optimiser. Raises as `restore` does."""
+    path, own = folder / _ADAPTER, policy.adapter.state()
+    found = _tensors(path)
+    if found.keys() == own.keys() and all(found[name].shape == own[name].shape for name in own):
+        _refuse_misfit(path, found, own)
+    policy.adapter.load(found, folder)  # which says what another variant's is
+
+
+def fits(folder: Path, policy: Policy) -> bool:
+    """Whether a checkpoint's tensors have the names and shapes of this policy's."""
+    if find_corruption(folder) is not None:
+        return False
+    moments = {f"{number}.{name}" for number, state in enumerate(_optimizer_states(policy)) for name in state}
+    own = {name: list(tensor.shape) for name, tensor in policy.adapter.state().items()}
+    return _names(folder / _OPTIMIZER).keys() == moments and _names(folder / _ADAPTER) == own
+
+
+def newest_whole(root: Path) -> Path | None:
+    """The newest checkpoint that is whole. Nothing is renamed: it may be another run's."""
+    return next((folder for folder in reversed(all_in(root)) if find_corruption(folder) is None), None)
+
+
+def best(root: Path, state: State) -> Path | None:
+    """The checkpoint that scored best on the validation split, if there is a whole one."""
+    step = state.validation.best_step
+    if step is None:
+        return None
+    folder = _path(root, step)
+    return folder if find_corruption(folder) is None else None
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Make `target` a copy of a checkpoint, by hard links where the file system has them."""
+    temporary, old = target.with_name(f".{target.name}.tmp"), target.with_name(f".{target.name}.old")
+    for leftover in (temporary, old):
+        files.remove(leftover)
+    try:
+        shutil.copytree(folder, temporary, copy_function=os.link)
+    except (OSError, shutil.Error):
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(folder, temporary)
+    if target.exists():
+        target.replace(old)
+    temporary.replace(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def flush(folder: Path) -> None:
+    """Have the disk hold a folder's files."""
+    for path in (*folder.iterdir(), folder):
+        _flush_one(path)
+
+
+def _flush_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _path(root: Path, step: int) -> Path:
+    return root / f"step-{step:06d}"
+
+
+def _step_of(folder: Path) -> int | None:
+    """The step in a checkpoint's name; None where it is not a name of ours."""
+    found = re.fullmatch(r"step-(\d{6,15})", folder.name)
+    return int(found[1]) if found and _path(folder.parent, int(found[1])) == folder else None
+
+
+def _best_step(folder: Path) -> int | None:
+    try:
+        return read_state(folder).validation.best_step
+    except BadFile:
+        return None  # corrupted; it is found out when somebody wants it
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """Checksums by file name. Raises BadFile where a line is none, or names a file that lies elsewhere."""
+    named = {}
+    for line in files.read_bytes(folder / SUMS, 2**20).decode(errors="replace").splitlines():
+        found = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line, re.ASCII)
+        if found is None or found[2] in (".", ".."):
+            raise BadFile(f"{SUMS} is damaged")
+        named[found[2]] = found[1]
+    return named
+
+
+def _sha256(path: Path) -> str:
+    with files.open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _names(path: Path) -> dict[str, list[int]]:
+    """Names and shapes of the tensors in a safetensors file, by its header. Raises BadFile."""
+    files.open_regular(path).close()
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, OverflowError) as error:
+        raise BadFile(f"{path} is damaged: {error}") from None
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file. Raises BadFile."""
+    _names(path)
+    return load_file(path)
+
+
+def _refuse_misfit(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Raise BadFile unless these are the expected names, shapes and types, and all numbers are finite."""
+    for name in (*expected, *found):
+        hint = "was the run's config.json changed, or the model behind it?"
+        if name not in found or name not in expected:
+            raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'too many'}", hint)
+        ours, theirs = expected[name], found[name]
+        # The frozen part of some adapters has the base's own type, which another card may have chosen otherwise.
+        is_type = theirs.dtype == ours.dtype or (_is_wide(theirs.dtype) and _is_wide(ours.dtype))
+        if theirs.shape != ours.shape or not is_type:
+            said = f"{theirs.dtype} {list(theirs.shape)}, and not {ours.dtype} {list(ours.shape)}"
+            raise BadFile(f"{path} does not fit: `{name}` is {said}", hint)
+        if theirs.dtype.is_floating_point and not bool(theirs.isfinite().all()):
+            hint = "remove this checkpoint to go on from the one before it, or start the run again"
+            raise BadFile(f"{path} is damaged: not all numbers of `{name}` are finite", hint)
+
+
+def _optimizer_tensors(policy: Policy) -> dict[str, torch.Tensor]:
+    """Every parameter's moments. safetensors wants tensors that share no memory."""
+    tensors = {}
+    for number, values in enumerate(_optimizer_states(policy)):
+        for name, value in values.items():
+            tensor = torch.as_tensor(value)
+            tensors[f"{number}.{name}"] = tensor.clone() if name.startswith("qmap") else tensor.contiguous()  # one for all
+    return tensors
+
+
+def _optimizer_states(policy: Policy) -> list[dict[str, Any]]:
+    """The live state of every parameter. Not by `state_dict`, in which bitsandbytes hides its tensors one level deeper."""
+    return [policy.optimizer.state[parameter] for group in policy.optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_wide(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2

@@ -1,0 +1,94 @@
+"""What the plan expected, corrected by what the run measures, and in the end beside what came."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import Any
+
+from microrl.evaluation.evaluate import Result
+from microrl.plan.plan import Plan
+from microrl.run.budget import RECENT, Budget
+
+MADE_AT = 0.1
+"""Share of the time for training after which the number of steps is forecast from what was measured."""
+MIN_STEPS = 3
+
+
+class Forecast:
+    """Fills the budget's guesses from the plan, and keeps them up to date."""
+
+    def __init__(self, plan: Plan, budget: Budget, *, done: int) -> None:
+        """`done` is how many steps earlier processes of this run have made."""
+        self._plan, self._budget = plan, budget
+        self._planned = plan.steps if budget.max_steps is not None else done + plan.steps
+        budget.step.guess_s, budget.save.guess_s, budget.validation.guess_s = plan.step_s, plan.save_s, plan.validation_s
+        budget.sft_step.guess_s = plan.sft_step_s
+        budget.evaluation_s = plan.evaluation_s
+        self.update_s = plan.step_parts_s["update"]
+        """Seconds of an update, before any is measured."""
+        self._before: Result | None = None
+        self._lengths: deque[float] = deque(maxlen=RECENT)
+        self._completion_s = float("inf")
+        self._began: tuple[int, float] | None = None
+        self._steps: float | None = None
+        self._made_after = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps in the whole run, as far as is known."""
+        return self._planned if self._steps is None else round(self._steps)
+
+    def evaluated(self, before: Result | None) -> None:
+        """The evaluation before training has been measured."""
+        self._before = before
+        self._budget.evaluation_s = before.seconds if before else 0.0
+
+    def plan_sft(self, length_mean: float) -> None:
+        """From now on the answers come to resemble solutions of this many tokens."""
+        if self._before is not None:
+            longer = length_mean / max(self._before.mean_length, 1.0)
+            self._budget.evaluation_s = self._before.seconds * max(longer, 1.0)
+
+    def validated(self, seconds: float, completions: int) -> None:
+        """A validation has been measured: newer than the evaluation before training, and without its one-time costs."""
+        self._budget.validation.add(seconds)
+        self._completion_s = seconds / completions
+
+    def stepped(self, step: int, length_mean: float) -> None:
+        """A step has been made; its completions say how long those of the final evaluation will be."""
+        budget = self._budget
+        self._lengths.append(length_mean)
+        if self._before is not None:
+            before = self._before
+            longer = statistics.median(self._lengths) / max(before.mean_length, 1.0)
+            # Two upper bounds: the first asks for one-time costs again, the second for a batch's overhead once a completion.
+            at_most = self._completion_s * len(before.right) * before.samples
+            budget.evaluation_s = min(before.seconds * max(longer, 1.0), at_most)
+        if self._began is None:
+            self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves
+            return
+        if self._steps is None:
+            self._steps = self._measured(step + 1, *self._began)
+
+    def _measured(self, made: int, began: int, began_s: float) -> float | None:
+        """Steps in the whole run, at the pace since `began`; None while that is too short a time."""
+        budget = self._budget
+        spent_s, left_s = budget.elapsed_s() - began_s, budget.left_s()
+        fitting = float("inf") if left_s is None else made + max(left_s - budget.reserve_s(), 0.0) / (spent_s / (made - began))
+        total = fitting if budget.max_steps is None else min(fitting, budget.max_steps)
+        if made - began < MIN_STEPS or made - began < MADE_AT * (total - began):
+            return None
+        self._made_after = made
+        return total
+
+    def to_json(self, steps: int, step_s: float | None) -> dict[str, Any]:
+        """What was forecast before the start and after a tenth of the budget, and what came."""
+        return {
+            "planned_steps": self._planned,
+            "planned_step_s": self._plan.step_s,
+            "steps": None if self._steps is None else round(self._steps),
+            "made_after_steps": self._made_after or None,
+            "actual_steps": steps,
+            "actual_step_s": step_s,
+        }

@@ -1,1 +1,0 @@
-"""What a run leaves behind and shows: metrics, run folder, console."""

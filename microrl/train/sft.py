@@ -1,0 +1,120 @@
+"""The supervised phase before the first step: for models that are right too seldom for reinforcement learning to begin."""
+
+from __future__ import annotations
+
+import math
+
+from microrl import clock
+from microrl.data.sampler import PromptSampler
+from microrl.errors import UserError
+from microrl.train import saving
+from microrl.train.run import OutOfTime, Run
+from microrl.types import SftExample
+
+PHASE = "sft"
+
+
+def supervised_phase(run: Run) -> None:
+    """Imitate solutions until the phase's steps are made, its minutes spent, or the budget has no room for more; once a run.
+
+    The clock's reserve stays: the final evaluation, the save, and a first step where the run is not the warm-up alone. The
+    optimiser's moments are forgotten at the end.
+    """
+    config, state = run.config.sft, run.state.sft
+    if not config.is_on or state.is_done:
+        return
+    traces, saved_s = run.parts.traces, run.budget.elapsed_s()
+    began = saved_s
+    draws = PromptSampler(traces, run.config.seed, position=state.steps * config.batch)
+    run.forecast.plan_sft(sum(len(trace.token_ids) for trace in traces) / len(traces))
+    try:
+        while _fits(run):
+            began = run.budget.elapsed_s()
+            _step(run, draws)
+            run.budget.sft_step.add(run.budget.elapsed_s() - began)
+            saved_s = saving.save_if_due(run, saved_s, state.steps, config.steps)
+    except OutOfTime:
+        run.budget.sft_step.guess_s = max(run.budget.sft_step.guess_s, run.budget.elapsed_s() - began)
+        run.tell("warning", f"the time is up, and what was begun after supervised step {state.steps} was given up")
+    _refuse_without_a_step(run)
+    with run.watch.phase(PHASE):
+        run.parts.policy.forget_moments()
+    state.is_done = True
+    said = (
+        f"{state.steps} supervised steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
+    )
+    run.tell("warmed up", said, steps=state.steps)
+    saving.save_checkpoint(run)
+
+
+def spent_s(run: Run) -> float:
+    """Seconds of the phase so far, those of earlier processes included."""
+    return run.watch.totals.get(PHASE, 0.0)
+
+
+def progress(run: Run) -> float:
+    """The share of the phase that is over, 0 to 1: of its steps where they are given, so that it repeats, or of its time."""
+    config, budget = run.config.sft, run.budget
+    if config.steps is not None:
+        return run.state.sft.steps / config.steps
+    if config.minutes is not None:
+        return min(spent_s(run) / (config.minutes * 60), 1.0)
+    left = budget.left_s()
+    assert left is not None, "the run has an end"
+    after_s = max(left - budget.reserve_s(), 0.0)
+    return spent_s(run) / max(spent_s(run) + after_s, 1e-9)
+
+
+def _fits(run: Run) -> bool:
+    config, budget, steps = run.config.sft, run.budget, run.state.sft.steps
+    step_s = budget.sft_step.forecast_s()
+    if config.steps is not None and steps >= config.steps:
+        return False
+    if config.minutes is not None and steps and spent_s(run) + step_s > config.minutes * 60:
+        return False
+    needed_s = step_s + (0.0 if config.only else budget.step.forecast_s())
+    return budget.fits(needed_s) or (steps == 0 and budget.fits_barely(needed_s))
+
+
+def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
+    config, state, policy = run.config, run.state.sft, run.parts.policy
+    began = clock.now_s()
+    rate = config.optim.lr if config.sft.lr is None else config.sft.lr
+    assert not isinstance(rate, str), "auto is a number once the model is known"
+    done = progress(run)
+    lr = rate * (1 - done)
+    # An adapter that moves ranks goes by the run's budget, of which this phase is a part.
+    spent = done if config.sft.only else run.budget.progress(0)
+    with run.interrupts.held("this micro-batch"), run.watch.phase(PHASE):
+        found = policy.sft_step(draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
+        loss = found.loss if math.isfinite(found.loss) else None
+        row = {
+            "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
+            "seconds": clock.now_s() - began,
+        }  # fmt: skip
+        run.folder.append(saving.WARMUP, row)
+        if found.reason:
+            run.folder.event("update skipped", found.reason, sft_step=state.steps)
+        state.steps += 1
+        state.first_loss = loss if state.first_loss is None else state.first_loss
+        state.last_loss = loss
+        policy.is_consistent = True
+    of = f"/{config.sft.steps}" if config.sft.steps is not None else ""
+    run.console.status(f"warm-up: step {state.steps}{of}, loss {_number(loss)}, {done:.0%} of it spent")
+
+
+def _number(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.3f}"
+
+
+def _refuse_without_a_step(run: Run) -> None:
+    budget = run.budget
+    if run.state.sft.steps:
+        return
+    needed_s = budget.sft_step.forecast_s() + budget.min_reserve_s()
+    needed_s += 0.0 if run.config.sft.only else budget.step.forecast_s()
+    raise UserError(
+        f"{budget.hours:g} hours have no room for a supervised step: it and what must follow may take {needed_s:.1f} s, and "
+        f"{budget.left_s():.1f} s are left",
+        f"microrl train --resume {run.folder.path} --hours {budget.min_hours(needed_s):g}",
+    )
