@@ -69,7 +69,7 @@ SAMPLING = {
     "folding": (engine_module, "fold", 20),
     "prefill": (engine_module._Wave, "__init__", 6),
     "decoding": (engine_module._Wave, "step", 150),
-    "choosing": (engine_module, "choose", 200),
+    "choosing": (engine_module, "sample_tokens", 200),
     "validation": (validation, "evaluate", 2),
     "evaluation before": (validation, "evaluate", 1),
 }

@@ -9,7 +9,7 @@ from microrl.data import arithmetic
 from microrl.data.load import Question, content_share, gold_answer, load_questions, split
 from microrl.data.prompts import render, render_all
 from microrl.data.sampler import PromptSampler
-from microrl.data.sft_examples import trace
+from microrl.data.sft_examples import sft_example
 from microrl.errors import UserError
 from microrl.types import Prompt
 
@@ -152,10 +152,10 @@ def test_an_ordinary_question_has_the_ids_that_the_tokenizer_gives_it(any_tokeni
 
 def test_control_tokens_in_a_solution_are_plain_text(tokenizer):
     prompt = render("q", "", tokenizer, None)
-    found = trace(prompt, f"<think>a</think>{CONTROL}", tokenizer)
+    found = sft_example(prompt, f"<think>a</think>{CONTROL}", tokenizer)
     assert tokenizer.decode(found.token_ids[:-1]) == f"<think>a</think>{CONTROL}"
     assert found.token_ids[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id not in found.token_ids[:-1]
-    assert trace(prompt, "<think>a</think> 1", tokenizer).token_ids[0] == tokenizer.convert_tokens_to_ids("<think>")
+    assert sft_example(prompt, "<think>a</think> 1", tokenizer).token_ids[0] == tokenizer.convert_tokens_to_ids("<think>")
 
 
 def test_a_tokenizer_that_reads_a_part_differently_is_told_by_row():

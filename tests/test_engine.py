@@ -16,7 +16,7 @@ from transformers import (
 from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.policy.policy import Policy
-from microrl.rollout.transformers import TransformersEngine, choose
+from microrl.rollout.transformers import TransformersEngine, sample_tokens
 from microrl.types import BASE, Prompt, Sampling
 
 SHAPE = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
@@ -176,7 +176,7 @@ def test_forced_length(tokenizer):
 
 def test_choose_inverts_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25]])).repeat(4, 1)
-    tokens, logprobs = choose(logits, torch.tensor([0.0, 0.49, 0.51, 0.9999999], dtype=torch.float64), Sampling(1, 1))
+    tokens, logprobs = sample_tokens(logits, torch.tensor([0.0, 0.49, 0.51, 0.9999999], dtype=torch.float64), Sampling(1, 1))
     assert tokens.tolist() == [0, 0, 1, 2]
     assert logprobs.exp().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25])
 
@@ -184,15 +184,15 @@ def test_choose_inverts_the_distribution():
 def test_sampling_follows_the_probabilities():
     probabilities = torch.tensor([0.6, 0.3, 0.1])
     uniforms = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    tokens, _ = choose(probabilities.log().repeat(20_000, 1), uniforms, Sampling(1, 1))
+    tokens, _ = sample_tokens(probabilities.log().repeat(20_000, 1), uniforms, Sampling(1, 1))
     assert torch.bincount(tokens).div(20_000).tolist() == pytest.approx(probabilities.tolist(), abs=0.01)
 
 
 def test_temperature_and_top_p_are_in_the_logprobs():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
     draw = torch.tensor([0.99], dtype=torch.float64)
-    _, hot = choose(logits, draw, Sampling(1, 1, temperature=2.0))
+    _, hot = sample_tokens(logits, draw, Sampling(1, 1, temperature=2.0))
     roots = torch.tensor([0.5, 0.3, 0.2]).sqrt()
     assert hot.exp().item() == pytest.approx(float(roots[2] / roots.sum()))
-    token, cut = choose(logits, draw, Sampling(1, 1, top_p=0.7))
+    token, cut = sample_tokens(logits, draw, Sampling(1, 1, top_p=0.7))
     assert token.item() == 1 and cut.exp().item() == pytest.approx(0.3 / 0.8)

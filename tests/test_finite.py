@@ -74,7 +74,7 @@ def test_a_run_whose_weights_become_infinite_is_not_done(inside, model_folder, d
     done = inside(*arguments(model_folder, data_file, tmp_path / "eps", "optim.eps=1e-300"))
     assert done.returncode == 2 and "optim.eps" in done.stderr and "hint: " in done.stderr and not (tmp_path / "eps").exists()
     out = tmp_path / "lr"
-    monkeypatch.setattr("microrl.train.loop.learning_rate", lambda *_, **__: 3.4e38)  # no configuration has such a rate
+    monkeypatch.setattr("microrl.train.step.learning_rate", lambda *_, **__: 3.4e38)  # no configuration has such a rate
     done = inside(*arguments(model_folder, data_file, out))
     assert done.returncode == 2 and "not finite" in done.stderr and "hint: " in done.stderr, done.stderr
     assert json.loads((out / "summary.json").read_text())["status"] == "failed" and not (out / "final").exists()

@@ -10,13 +10,16 @@ import microrl
 PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
 FLOORS = [
-    {"errors", "types", "clock", "terminal"},
-    {"config", "budget", "hub", "answers", "parameters", "files"},
-    {"data", "rewards", "algorithm", "tracking", "plan"},
-    {"adapters", "rollout"},
+    {"errors", "types", "clock", "terminal", "limits", "answers"},
+    {"config", "files"},
+    {"models", "algorithm"},
+    {"data", "rewards", "plan", "adapters"},
+    {"rollout"},
     {"policy", "evaluation"},
-    {"checkpoint"},
+    {"run"},
+    {"quickstart"},
     {"train"},
+    {"commands"},
     {"cli"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

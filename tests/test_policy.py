@@ -17,7 +17,7 @@ from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
-from microrl.rollout.transformers import TransformersEngine, choose
+from microrl.rollout.transformers import TransformersEngine, sample_tokens
 from microrl.run import metrics
 from microrl.run.budget import Budget
 from microrl.train.guard import RULES, GuardConfig, Memory
@@ -76,9 +76,9 @@ def test_an_fp32_head_rounds_no_logit_in_trainer_and_engine(tokenizer, monkeypat
 
         def noting(logits_RV, *arguments, head=head, **more):
             drawn_from[head] = logits_RV.dtype
-            return choose(logits_RV, *arguments, **more)
+            return sample_tokens(logits_RV, *arguments, **more)
 
-        monkeypatch.setattr("microrl.rollout.transformers.choose", noting)
+        monkeypatch.setattr("microrl.rollout.transformers.sample_tokens", noting)
         group = collect(engine, policy.snapshot(), PROMPTS, Sampling(2, 8))[0]
         ids = group.prompt.token_ids + group.completions[0].token_ids
         states = policy._model.base_model(torch.tensor([ids])).last_hidden_state[0].double()

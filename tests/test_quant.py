@@ -8,7 +8,6 @@ from test_run import rows
 
 from microrl.adapters import folder, starts
 from microrl.adapters.attach import attach
-from microrl.adapters.targets import linears
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
 from microrl.config.adapters import KINDS
@@ -18,7 +17,7 @@ from microrl.models import gpu
 from microrl.models.forward import adapted
 from microrl.models.load import load
 from microrl.models.nf4 import Nf4Linear, bytes_in_4_bits, quantize
-from microrl.models.tensors import parameter_count, weight_sharing_copy, weights
+from microrl.models.tensors import linears, parameter_count, weight_sharing_copy, weights
 from microrl.plan.devices import DEVICES
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import NF4_BYTES, Workload

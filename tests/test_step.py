@@ -12,8 +12,8 @@ from microrl.run.budget import Budget
 from microrl.run.stopwatch import Stopwatch
 from microrl.train import refill
 from microrl.train.refill import always
-from microrl.train.setup import Parts
-from microrl.train.step import sample, to_batch
+from microrl.train.setup import Components
+from microrl.train.step import sample_groups, to_batch
 from microrl.types import Completion, Group, Prompt, Sampling
 
 RIGHT, WRONG, PLAIN = r"<think>x</think> \boxed{1}", r"<think>x</think> \boxed{2}", r"\boxed{2}"
@@ -48,9 +48,9 @@ def run(questions, loss, **flags):
     scorer = RewardScorer(config.reward)
     engine = ScriptedEngine()
     policy = SimpleNamespace(snapshot=lambda: None)
-    parts = Parts(config, engine, policy, scorer, sampler, [], Sampling(2, 8))
+    parts = Components(config, engine, policy, scorer, sampler, Sampling(2, 8), Stopwatch())
     try:
-        kept, sampled = sample(parts, 7, Stopwatch(), lambda groups, total: iter(groups), parts.sampling, may_refill)
+        kept, sampled = sample_groups(parts, 7, lambda groups, total: iter(groups), may_refill)
     finally:
         scorer.close()
     return parts, kept, sampled
@@ -90,7 +90,7 @@ def test_a_step_asks_at_most_ten_batches_and_counts_what_is_missing():
         parts, kept, sampled = run(questions, "dapo", **{"sampling.prompts_per_step": 4})
         assert len(sampled) == 40 and refill.missing(parts.config, kept) == lacking
     parts, kept, _ = run([USELESS], "dapo")
-    batch = to_batch(parts, kept)
+    batch = to_batch(parts.config, kept)
     assert batch.groups == 2 and all(row.advantage == 0 for row in batch.rows if row.group == 9), "it says what it saw"
     assert refill.missing(resolve((), {"loss.kind": "grpo"}), kept) is None
 

@@ -17,7 +17,7 @@ from microrl.config import check, resolve
 from microrl.config.adapters import KINDS
 from microrl.data import arithmetic
 from microrl.data.load import content_share
-from microrl.data.sft_examples import load_solutions, to_sft_examples, trace
+from microrl.data.sft_examples import load_solutions, sft_example, to_sft_examples
 from microrl.errors import UserError
 from microrl.plan import devices, plan
 from microrl.plan.shapes import Shape
@@ -126,10 +126,10 @@ def traces_file(tmp_path_factory):
 def test_nothing_that_is_measured_is_imitated(tokenizer):
     config = resolve((), {"data.name": "arithmetic", "data.held_out": 0.2, "data.validation": 0.1})
     found = to_sft_examples(load_solutions(config), tokenizer, config)
-    shares = [content_share(one.prompt.question) for one in found.traces]
+    shares = [content_share(one.prompt.question) for one in found.examples]
     assert min(shares) >= 0.3 and len(shares) == sum(content_share(q) >= 0.3 for q, _ in arithmetic.problems())
     assert found.left_out == {"are held out": 8100 - len(shares)}
-    one = found.traces[0]
+    one = found.examples[0]
     assert tokenizer.decode(one.token_ids) == arithmetic.solve(one.prompt.question).worked + tokenizer.eos_token
     assert one.prompt.text.startswith("<|im_start|>system\nThink step by step")
 
@@ -147,7 +147,7 @@ def test_rows_that_cannot_be_imitated_are_counted(tokenizer, tmp_path):
     flags = {"data.name": str(path), "data.held_out": 0.0, "data.validation": 0.0, "sampling.max_completion_tokens": 100}
     config = resolve((), flags, ["data.system="])
     found = to_sft_examples(load_solutions(config), tokenizer, config)
-    assert [one.prompt.question for one in found.traces] == ["second"]
+    assert [one.prompt.question for one in found.examples] == ["second"]
     assert found.left_out == {"have no solution": 2, "have too long a solution": 1, "have too long a prompt": 1}
     with pytest.raises(UserError, match=r"no solution of .* is left") as caught:
         to_sft_examples(load_solutions(config)[2:], tokenizer, config)
@@ -156,9 +156,9 @@ def test_rows_that_cannot_be_imitated_are_counted(tokenizer, tmp_path):
 
 def test_an_opened_think_is_not_opened_again(tokenizer):
     opened = Prompt("q", "1", "<|im_start|>assistant\n<think>\n", (1, 2))
-    assert tokenizer.decode(trace(opened, "<think>\nso</think> 1", tokenizer).token_ids) == "so</think> 1<|im_end|>"
+    assert tokenizer.decode(sft_example(opened, "<think>\nso</think> 1", tokenizer).token_ids) == "so</think> 1<|im_end|>"
     closed = Prompt("q", "1", "<|im_start|>assistant\n", (1, 2))
-    assert tokenizer.decode(trace(closed, "<think>\nso</think> 1", tokenizer).token_ids).startswith("<think>\nso")
+    assert tokenizer.decode(sft_example(closed, "<think>\nso</think> 1", tokenizer).token_ids).startswith("<think>\nso")
 
 
 def test_solutions_may_come_from_another_file_and_column(tokenizer, traces_file, data_file, tmp_path):

@@ -17,7 +17,7 @@ from microrl.adapters import starts
 from microrl.adapters.export import constant_merge, export, tuned
 from microrl.adapters.ranks import RankAllocator
 from microrl.adapters.starts import Start
-from microrl.adapters.targets import kind_of, norms, targets
+from microrl.adapters.targets import kind_of, targets
 from microrl.config.adapters import (
     AdaLoraConfig,
     Adapter,
@@ -38,7 +38,7 @@ from microrl.config.adapters import (
     VeraConfig,
 )  # fmt: skip
 from microrl.errors import UserError
-from microrl.models.tensors import dequantize, parameter_count, replaced, swap_parameters
+from microrl.models.tensors import dequantize, norms, parameter_count, replaced, swap_parameters
 from microrl.types import AdapterSnapshot
 
 ADAPTER, START = "default", "start"
@@ -157,7 +157,7 @@ class AttachedAdapter:
         sizes = [starts.norm(layer.lora_A[START].weight, layer.lora_B[START].weight) for layer in tuned(self.model).values()]
         return sum(sizes) / len(sizes)
 
-    def described(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What is trained and how it is served, in numbers and in a line: what a run writes down at its start."""
         counts, total = self.counts(), self._base_parameters
         trained = sum(entry["parameters"] for entry in counts.values())

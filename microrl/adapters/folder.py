@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from microrl.adapters.attach import AttachedAdapter, no_decomposition
 from microrl.adapters.export import constant_merge, export, tuned
 from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnSettings, base_of, read_settings
-from microrl.adapters.targets import kind_of, linears, norms
+from microrl.adapters.targets import kind_of
 from microrl.errors import UserError
-from microrl.models.tensors import is_real, not_finite, shape_of, weight_sharing_copy, weights
+from microrl.models.tensors import is_real, linears, norms, not_finite, shape_of, weight_sharing_copy, weights
 from microrl.types import AdapterSnapshot, LowRank
 
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"

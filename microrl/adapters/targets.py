@@ -7,25 +7,7 @@ from transformers import PreTrainedModel
 
 from microrl.config.adapters import Adapter, LnConfig, RankedAdapter, TargetedAdapter, TinyLoraConfig
 from microrl.errors import UserError, did_you_mean
-
-
-def linears(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """Every linear layer but the head, by name. A router that is a subclass and returns something else is none."""
-    head = model.get_output_embeddings()
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and "Linear" in type(layer).__name__ and layer is not head
-    }
-
-
-def norms(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """Every norm with a gain, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if type(module).__name__.endswith("Norm") and getattr(module, "weight", None) is not None
-    }
+from microrl.models.tensors import linears, norms
 
 
 def targets(model: PreTrainedModel, config: Adapter) -> dict[str, torch.nn.Linear]:

@@ -14,58 +14,57 @@ from microrl import clock
 from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
-from microrl.models.load import load
+from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
 from microrl.rollout.factory import make_engine
 from microrl.run.stopwatch import Stopwatch
-from microrl.train.setup import Parts, make_scorer
-from microrl.train.step import sample, to_batch
+from microrl.train.setup import Components, make_scorer
+from microrl.train.step import sample_groups, to_batch
 from microrl.types import Group, Prompt, Sampling
 
 
 def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda step, seconds: None) -> dict[str, Any]:
     """Median seconds of `budget.steps - 1` steps (the first warms up), seconds by phase, and peak resident memory in GB."""
-    model, tokenizer = load(config.model)
+    model, tokenizer = load_checked(config.model)
     prompts = bench_prompts(tokenizer)
     scorer = make_scorer(config)
-    parts = Parts(
+    parts = Components(
         config,
         engine=make_engine(config, model, tokenizer),
         policy=Policy(model, config),
         scorer=scorer,
         prompts=PromptSampler(prompts, config.seed),
-        held_out=[],
         sampling=Sampling(
             config.sampling.group_size,
             config.sampling.max_completion_tokens,
             config.sampling.temperature,
             min_tokens=config.sampling.max_completion_tokens,
         ),
+        watch=Stopwatch(),
     )
     seconds: list[float] = []
     phase_seconds: list[dict[str, float]] = []
     try:
-        watch = Stopwatch()
         for step in range(config.budget.steps or 1):
             began = clock.now_s()
-            groups, _ = sample(parts, step, watch, _unseen, parts.sampling)
-            with watch.phase("update"):
-                batch = to_batch(parts, [every_useful(group) for group in groups])
+            groups, _ = sample_groups(parts, step, _unseen)
+            with parts.watch.phase("update"):
+                batch = to_batch(config, [every_useful(group) for group in groups])
                 update = parts.policy.update(batch, learning_rate(config.optim, 0.0, after=1.0))
             assert update.skipped == 0, update.reason
             seconds.append(clock.now_s() - began)
-            phase_seconds.append(watch.lap())
+            phase_seconds.append(parts.watch.restart())
             on_step(step, seconds[-1])
     finally:
         scorer.close()
         parts.engine.close()
-    timed, timed_laps = (seconds[1:], phase_seconds[1:]) if len(seconds) > 1 else (seconds, phase_seconds)
+    timed, timed_phases = (seconds[1:], phase_seconds[1:]) if len(seconds) > 1 else (seconds, phase_seconds)
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "step_s_median": statistics.median(timed),
         "steps_s": seconds,
-        "seconds_by_phase": {name: statistics.median(lap.get(name, 0.0) for lap in timed_laps) for name in timed_laps[0]},
+        "seconds_by_phase": {name: statistics.median(one.get(name, 0.0) for one in timed_phases) for name in timed_phases[0]},
         "tokens_per_step": len(groups) * parts.sampling.group_size * parts.sampling.max_tokens,
         "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9,
     }

@@ -18,11 +18,11 @@ from microrl.errors import UserError
 from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
 from microrl.rewards import RewardScorer
 from microrl.rollout.factory import make_engine
-from microrl.rollout.preflight import choose as choose_engine
+from microrl.rollout.preflight import select_engine
 from microrl.run import data_record
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.train.setup import check_golds, choose, load_model, make_scorer
+from microrl.train.setup import check_golds, load_model, make_scorer, pick_questions
 from microrl.types import BASE, AdapterSnapshot, Sampling
 
 
@@ -30,7 +30,7 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
     """`{"benchmarks": {NAME: {...}}}` of the run's trained model, or of the configured model; with `base` the pair of both."""
     if not config.evaluation.problems:
         raise UserError("evaluation.problems is 0: there is nothing to evaluate", "--problems N")
-    choose_engine(config)  # what cannot run here is said before anything is loaded
+    select_engine(config)  # what cannot run here is said before anything is loaded
     name = "held-out" if config.data.held_out < 1 else benchmark_name(config.data.name)
     scorer = make_scorer(config)
     if run is not None:
@@ -82,7 +82,9 @@ def _evaluate(
     config: RunConfig, run: RunFolder | None, scorer: RewardScorer, console: RunConsole, label: str, everything: list[Question]
 ) -> Result:
     held_out = split(everything, config.data.held_out).held_out
-    questions = check_golds(choose(held_out, config.evaluation.problems, config.evaluation.seed), scorer, config, None, console)
+    questions = check_golds(
+        pick_questions(held_out, config.evaluation.problems, config.evaluation.seed), scorer, config, None, console
+    )
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "name a file: --data FILE.jsonl")
     model, tokenizer = load_model(config, console)
@@ -94,7 +96,7 @@ def _evaluate(
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
     sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)
     began = clock.now_s()
-    with closing(make_engine(config, model, tokenizer, console=console)) as engine, engine.awake(snapshot) as sampler:
+    with closing(make_engine(config, model, tokenizer, say=console.note)) as engine, engine.awake(snapshot) as sampler:
         result = evaluate(
             sampler,
             scorer,
@@ -132,7 +134,7 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
             console.note(f"warning: {warning}")
         model, tokenizer = load_model(config, console)
         snapshot = trained(run, model)
-        engine = make_engine(config, model, tokenizer, console=console)
+        engine = make_engine(config, model, tokenizer, say=console.note)
         prompt = render(question, "", tokenizer, config.data.system)
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
         sides = {}

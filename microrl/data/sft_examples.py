@@ -36,10 +36,10 @@ class Solution(NamedTuple):
     text: str
 
 
-class Found(NamedTuple):
-    """What there is to imitate, and how many rows were left out for what reason."""
+class Examples(NamedTuple):
+    """What there is to learn from, and how many rows were left out for what reason."""
 
-    traces: list[SftExample]
+    examples: list[SftExample]
     left_out: dict[str, int]
 
 
@@ -81,7 +81,7 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
 
 def to_sft_examples(
     solutions: Iterable[Solution], tokenizer: Any, config: RunConfig, progress: Callable[[Iterable], Iterable] = iter
-) -> Found:
+) -> Examples:
     """Those that may be trained on and fit, rendered as the training prompts are.
 
     Questions of the held-out and the validation part are never among them: the text's hash decides, as in `load.split`.
@@ -98,7 +98,7 @@ def to_sft_examples(
         elif content_share(solution.question) < data.held_out + data.validation:
             left_out["are held out"] += 1
         else:
-            one = trace(render(solution.question, "", tokenizer, data.system), solution.text, tokenizer)
+            one = sft_example(render(solution.question, "", tokenizer, data.system), solution.text, tokenizer)
             if len(one.prompt.token_ids) > data.max_prompt_tokens:
                 left_out["have too long a prompt"] += 1
             elif len(one.token_ids) > config.sampling.max_completion_tokens:
@@ -108,14 +108,14 @@ def to_sft_examples(
     if not found:
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it is empty"
         raise UserError(
-            f"no solution of {config.sft.data or data.name} is left to imitate: {why}",
+            f"no solution of {config.sft.data or data.name} is left to learn from: {why}",
             f"sampling.max_completion_tokens is {config.sampling.max_completion_tokens}, data.held_out {data.held_out}, "
             f"data.validation {data.validation}",
         )
-    return Found(found, dict(left_out))
+    return Examples(found, dict(left_out))
 
 
-def trace(prompt: Prompt, solution: str, tokenizer: Any) -> SftExample:
+def sft_example(prompt: Prompt, solution: str, tokenizer: Any) -> SftExample:
     """A solution behind its prompt. Where the chat template has opened <think> already, it is not opened twice."""
     if prompt.text.rstrip().endswith("<think>"):
         solution = solution.removeprefix("<think>").lstrip("\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -121,6 +123,19 @@ def _name(pid: int) -> str | None:
             return file.read().strip()
     except OSError:
         return None
+
+
+def name() -> str | None:
+    """The card's name; None without one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def peak_gb() -> float:
+    """Peak memory in GB (1e9 bytes): the GPU's where there is one, else this process's resident set."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -21,7 +21,6 @@ from microrl.files import read_json
 from microrl.limits import auto_dtype
 from microrl.models import gpu, hub
 from microrl.models.tensors import not_finite, parameter_count
-from microrl.policy import architecture
 
 SMALL_PARAMETERS = 20_000_000
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
@@ -33,11 +32,11 @@ class LoadedModel(NamedTuple):
     tokenizer: Any
 
 
-def load(config: ModelConfig, *, check: bool = True) -> LoadedModel:
+def load(config: ModelConfig) -> LoadedModel:
     """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer; sets torch's threads.
 
     With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated
-    model, a hub out of reach, or, with `check`, an architecture that is not computed here as it computes itself.
+    model, or a hub out of reach. What is to be trained or sampled from is loaded by `policy.architecture.load_checked`.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -63,8 +62,6 @@ def load(config: ModelConfig, *, check: bool = True) -> LoadedModel:
             "is the folder complete? In float16 large weights overflow: try --set model.dtype=bfloat16",
         )
     _use_sensible_threads(model)
-    if check:
-        architecture.check(model, tokenizer, fp32_head=config.head_dtype == "float32")
     return LoadedModel(model, tokenizer)
 
 

@@ -10,9 +10,9 @@ import bitsandbytes
 import torch
 from transformers import PreTrainedModel
 
-from microrl.adapters.targets import linears
 from microrl.limits import NF4_BYTES
 from microrl.models import gpu
+from microrl.models.tensors import linears
 
 
 class Nf4Linear(bitsandbytes.nn.Linear4bit):

@@ -37,6 +37,25 @@ def shape_of(parameter: torch.Tensor) -> torch.Size:
     return torch.Size(getattr(parameter, "quant_state", parameter).shape)
 
 
+def linears(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
+    """Every linear layer but the head, by name. A router that is a subclass and returns something else is none."""
+    head = model.get_output_embeddings()
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and "Linear" in type(layer).__name__ and layer is not head
+    }
+
+
+def norms(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """Every norm with a gain, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Norm") and getattr(module, "weight", None) is not None
+    }
+
+
 def parameter_count(model: torch.nn.Module) -> int:
     """Parameters, tied ones once, however few bits they are stored in."""
     return sum(shape_of(parameter).numel() for parameter in model.parameters())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from microrl.plan import devices
 from microrl.plan.devices import Device
@@ -53,12 +54,4 @@ def gpu() -> Here | None:
 def processor() -> Device:
     """This machine's cores and memory, as a card."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return devices.cpu(cores, _memory_gb())
-
-
-def _memory_gb() -> float:
-    try:
-        line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-        return int(line.split()[1]) * 1024 / 1e9
-    except (OSError, StopIteration, ValueError):
-        return 16.0  # not Linux: a guess
+    return devices.cpu(cores, psutil.virtual_memory().total / 1e9)

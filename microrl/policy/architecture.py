@@ -14,9 +14,11 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.algorithm.batch import Row
+from microrl.config.schema import ModelConfig
 from microrl.errors import MachineFailure, UserError
 from microrl.models import gpu
 from microrl.models.forward import Bend, kv_bytes_per_token
+from microrl.models.load import LoadedModel, load
 from microrl.policy.activations import can_recompute, recomputed
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import hidden_states, pad
@@ -39,6 +41,13 @@ class _Scored(NamedTuple):
     """Of all completions' tokens, one row after the other, in nats."""
     gradient_D: torch.Tensor
     """Of their sum, with respect to a vector that is added to every token's embedding."""
+
+
+def load_checked(config: ModelConfig) -> LoadedModel:
+    """`models.load.load`, and `check`. Raises UserError as both do."""
+    loaded = load(config)
+    check(loaded.model, loaded.tokenizer, fp32_head=config.head_dtype == "float32")
+    return loaded
 
 
 def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,6 +24,22 @@ class Update:
     grad_norm: float | None
     skipped: int
     reason: str | None
+
+    def metrics(self, entropy_start: float) -> dict[str, Any]:
+        """The metrics of these names; `entropy_start` is step 0's entropy, nats."""
+        change = (self.entropy / entropy_start - 1) * 100 if entropy_start else 0.0
+        return {
+            "policy/entropy": self.entropy,
+            "policy/entropy_change_pct": change,
+            "policy/kl_sampler": self.kl_sampler,
+            "policy/outside_share": self.outside_share,
+            "policy/impossible_tokens": self.impossible_tokens,
+            "policy/kl_ref": self.kl_ref,
+            "policy/clip_fraction": self.clip_fraction,
+            "policy/grad_norm": self.grad_norm,
+            "update/skipped": self.skipped,
+            "loss": self.loss,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from microrl.config.schema import RewardConfig
 from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.data.prompts import render
-from microrl.data.sft_examples import trace
+from microrl.data.sft_examples import sft_example
 from microrl.errors import MachineFailure
 from microrl.evaluation.evaluate import evaluate
 from microrl.models import tiny
@@ -105,7 +105,7 @@ def _make(console: RunConsole) -> tuple[PreTrainedModel, Any]:
         chosen = [(prompt, arithmetic.solve(prompt.question)) for prompt in rng.sample(training, count)]
         worked = round(count * WORKED_SHARE)
         solutions = [solved.worked for _, solved in chosen[:worked]] + [solved.guessed for _, solved in chosen[worked:]]
-        return [trace(prompt, solution, tokenizer) for (prompt, _), solution in zip(chosen, solutions, strict=True)]
+        return [sft_example(prompt, solution, tokenizer) for (prompt, _), solution in zip(chosen, solutions, strict=True)]
 
     def accuracy(candidate: PreTrainedModel) -> float:
         engine = TransformersEngine(candidate, tokenizer, max_kv_gb=1.0)

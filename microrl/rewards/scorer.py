@@ -29,7 +29,7 @@ class RewardScorer:
         """What hanging checks have cost since the last `renew`."""
         self._config = config
         self._penalty = penalty
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="judge")
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="scorer")
 
     def renew(self) -> None:
         """A new step, with a new allowance for checks that hang."""
@@ -64,6 +64,13 @@ class RewardScorer:
         accuracy = float(verdict.right)
         total = self._config.format_weight * form + self._config.accuracy_weight * accuracy + (overlong or 0.0)
         return Score(total=total, format=form, accuracy=accuracy, overlong=overlong, killed=verdict.killed)
+
+    def why_killed(self, count: int) -> str:
+        """Why so many completions of this step count as wrong although their checks did not end."""
+        why = f"the checks of {len(self.allowance.killed)} different answers were killed after {self._config.deadline_s:g} s"
+        if self.allowance.refused:
+            why += f", and {len(self.allowance.refused)} more were not checked: a step waits no longer than that"
+        return f"{count} completions count as wrong: {why}"
 
     def parse(self, golds: Sequence[str]) -> Iterator[bool | None]:
         """For each gold answer whether it can be checked; None where finding out was killed at its deadline."""

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from pydantic import BaseModel
 from transformers import PreTrainedModel
 
-from microrl.adapters.targets import linears, targets
+from microrl.adapters.targets import targets
 from microrl.config import RunConfig
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
 from microrl.limits import CPU_CACHE_BYTES, MAX_SEQUENCES
 from microrl.models import gpu
 from microrl.models.forward import kv_bytes_per_token
+from microrl.models.tensors import linears
 from microrl.plan.memory import trained_bytes
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
-from microrl.rollout.preflight import choose, sync_mode
+from microrl.rollout.preflight import select_engine, sync_mode
 from microrl.rollout.proof import MAX_TOKENS
 from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine
 from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache
-from microrl.run.console import RunConsole
-from microrl.run.folder import RunFolder
 
 LARGEST_BLOCK = 128
 """Tokens; vLLM gives its cache out in blocks of 16 on a GPU and 128 on a CPU."""
 CANARY_RANK = 8
 """Of the probe's own adapter, where the run's is no pair."""
-SYNC_FILE = "sync.json"
-
-
-class _Chosen(BaseModel):
-    """What is read of it: the rest says why."""
-
-    mode: Mode
+OnEvent = Callable[..., None]
+OnChoice = Callable[[Mode, str, list[dict[str, Any]]], None]
 
 
 def make_engine(
@@ -45,45 +39,30 @@ def make_engine(
     model: PreTrainedModel,
     tokenizer: Any,
     *,
-    folder: RunFolder | None = None,
-    console: RunConsole | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    on_event: OnEvent | None = None,
+    measured: Mode | None = None,
+    on_choice: OnChoice = lambda mode, why, table: None,
 ) -> Engine:
     """The generation engine. Build it before the policy wraps the model's layers.
 
-    Its warnings and its measured choice between swap and merge go into the run folder, if there is one. Raises UserError
-    where the model has not the positions for the run's longest sequence.
+    `on_event` hears what happens to it; without one `say` gets its warnings. `measured` is the choice between swap and merge
+    that an earlier process of the run has measured; a new one goes to `on_choice`. Raises UserError where the model has not
+    the positions for the run's longest sequence.
     """
     longest = longest_sequence(config, model)
-    if choose(config) == "transformers":
+    if select_engine(config) == "transformers":
         fp32_head = config.model.head_dtype == "float32"
         return TransformersEngine(model, tokenizer, max_kv_gb=config.engine.max_kv_gb, fp32_head=fp32_head)
     from microrl.rollout.vllm.engine import VllmEngine
 
-    def on_event(kind: str, message: str, **details: Any) -> None:
-        if folder is not None:
-            folder.event(kind, message, **details)
-        if console is not None and (folder is not None or kind == "warning"):
-            console.note(f"{kind}: {message}")
+    def warn(kind: str, message: str, **details: Any) -> None:
+        if kind == "warning":
+            say(f"{kind}: {message}")
 
-    def on_choice(mode: Mode, why: str, table: list[dict[str, Any]]) -> None:
-        on_event("sync chosen", why, table=table)
-        if folder is None:
-            return
-        with folder.tolerate_write_errors(SYNC_FILE):
-            folder.write_json(SYNC_FILE, {"mode": mode, "why": why, "table": table})
-
-    if console is not None:
-        console.note("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
-    choice = SyncChoice(sync_mode(config), chosen(folder) if folder is not None else None, on_choice)
-    return VllmEngine(model, tokenizer, _vllm_settings(config, model, longest), choice, on_event)
-
-
-def chosen(folder: RunFolder) -> Mode | None:
-    """What an earlier process of the run has measured to be cheaper; None where it has not yet. Raises BadFile."""
-    if not (folder.path / SYNC_FILE).is_file():
-        return None
-    found: _Chosen = folder.read_json(SYNC_FILE, _Chosen)
-    return found.mode
+    say("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
+    choice = SyncChoice(sync_mode(config), measured, on_choice)
+    return VllmEngine(model, tokenizer, _vllm_settings(config, model, longest), choice, on_event or warn)
 
 
 def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> VllmSettings:

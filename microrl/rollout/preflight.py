@@ -48,7 +48,7 @@ def installed() -> Installed | None:
     return None
 
 
-def choose(config: RunConfig) -> Literal["vllm", "transformers"]:
+def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
     """The engine of a run. Raises UserError where the one that was asked for cannot run here, or what goes with it."""
     _check_bitsandbytes(config)
     kind = config.engine.kind

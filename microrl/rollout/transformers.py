@@ -150,7 +150,7 @@ class _Sampler:
 
         for t in range(limit):
             self._engine.check_deadline()
-            chosen_R, chosen_logprobs_R = choose(
+            chosen_R, chosen_logprobs_R = sample_tokens(
                 wave.logits_RV, uniforms_RT[alive_R, t], sampling, forbidden=self._stops if t < sampling.min_tokens else None
             )
             fresh_R = lengths_R[alive_R] == 0
@@ -246,7 +246,7 @@ class _Wave:
             self.logits_RV = self._bend(self.logits_RV)
 
 
-def choose(
+def sample_tokens(
     logits_RV: torch.Tensor, uniforms_R: torch.Tensor, sampling: Sampling, forbidden: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row by inverting the cumulative distribution at a uniform number, and its log-probability (nats).

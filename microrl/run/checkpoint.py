@@ -94,6 +94,11 @@ class State:
     checkpoints_activations: bool = False
     """Whether the trainer computes them again."""
 
+    def extend(self, *, sft_only: bool) -> None:
+        """A finished run was given more hours or steps: what has ended it, and which bound does, is open again."""
+        self.is_stopped, self.is_by_steps = False, None
+        self.sft.is_done = self.sft.is_done and not sft_only
+
 
 def save(root: Path, policy: Policy, state: State) -> Path:
     """Write `root/step-NNNNNN` under another name, flush it to disk, rename it; then drop what is no longer needed.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from microrl.rollout.engine import SyncReport
 from microrl.types import Group
 
 METRICS = {
@@ -55,6 +56,9 @@ METRICS = {
 
 def row(values: Mapping[str, Any]) -> dict[str, Any]:
     """One line of metrics.jsonl: every known name, in order; what does not exist or is not finite is None."""
+    generate_s = values.get("time/generate")
+    if generate_s:
+        values = {**values, "tokens/per_second": values["tokens/generated"] / generate_s}
     unknown = values.keys() - METRICS.keys()
     assert not unknown, f"metrics without a description: {sorted(unknown)}"
     return {name: _finite(values.get(name)) for name in METRICS}
@@ -82,6 +86,23 @@ def of_groups(groups: Sequence[Group]) -> dict[str, Any]:
         "length/max": max(lengths),
         "length/truncated": sum(c.finish == "length" for group in groups for c in group.completions) / count,
         "tokens/generated": sum(lengths),
+    }
+
+
+def of_times(phase_seconds: Mapping[str, float], step_s: float) -> dict[str, Any]:
+    """Where the seconds of a step went."""
+    phases = ("generate", "verify", "update", "sync", "sleep_wake")
+    return {"time/step": step_s, **{f"time/{phase}": phase_seconds.get(phase, 0.0) for phase in phases}}
+
+
+def of_sync(report: SyncReport) -> dict[str, Any]:
+    """What the engine found when it took the adapter over, and what its sleep gave back."""
+    return {
+        "time/proof": report.proof_s,
+        "sync/probe_gap": report.gap,
+        "sync/slope": report.slope,
+        "memory/freed_gb": report.freed_bytes / 1e9 if report.freed_bytes else None,
+        "memory/retaken_gb": report.retaken_bytes / 1e9 if report.retaken_bytes else None,
     }
 
 

@@ -13,7 +13,7 @@ class Stopwatch:
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self.totals: dict[str, float] = dict(before or {})
-        self._lap: dict[str, float] = {}
+        self._phase_seconds: dict[str, float] = {}
         self.in_phase = False
 
     @contextmanager
@@ -28,10 +28,10 @@ class Stopwatch:
             self.add(name, clock.now_s() - began)
 
     def add(self, name: str, seconds: float) -> None:
-        for book in (self.totals, self._lap):
+        for book in (self.totals, self._phase_seconds):
             book[name] = book.get(name, 0.0) + seconds
 
-    def lap(self) -> dict[str, float]:
-        """Seconds by phase since the last call."""
-        seconds, self._lap = self._lap, {}
+    def restart(self) -> dict[str, float]:
+        """Seconds by phase since the last call, as a step counts them; the totals go on."""
+        seconds, self._phase_seconds = self._phase_seconds, {}
         return seconds

@@ -13,12 +13,17 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from microrl.config.oversight import Action, GuardConfig
+from microrl.errors import UserError
 from microrl.files import STRICT, BadFile, Count, Fraction, absent
+from microrl.run import checkpoint
+
+if TYPE_CHECKING:
+    from microrl.train.run import Run
 
 Row = Mapping[str, Any]
 
@@ -188,6 +193,32 @@ def memory_of(state: dict[str, Any]) -> Memory:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadFile(f"the guard's state is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
+
+
+def act(run: Run, row: Row, step: int) -> None:
+    """Check a step's row, and do what follows: log it, stop the run, or load its best weights. A stopped run ends with these too."""
+    verdict = run.guard.check(row)
+    if verdict is None:
+        return
+    details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
+    run.folder.event("guard", verdict.message, **details)
+    run.console.note(f"guard, {verdict.rule}: {verdict.message}; {verdict.action}")
+    run.state.is_stopped = verdict.action == "stop"
+    if verdict.action in ("rollback", "stop"):
+        _load_best_weights(run, step)
+
+
+def _load_best_weights(run: Run, step: int) -> None:
+    best = checkpoint.best(run.folder.path / checkpoint.FOLDER, run.state)
+    if best is None:
+        run.announce("warning", "no checkpoint has been validated: there is none to roll back to", step=step)
+        return
+    try:
+        with run.watch.phase("save"):
+            checkpoint.load_weights(best, run.policy)
+        run.announce("rolled back", f"the weights are those of {best.name} again", step=step)
+    except UserError as error:
+        run.announce("warning", f"{best.name} cannot be rolled back to: {error.message}", step=step)
 
 
 class Rule(NamedTuple):

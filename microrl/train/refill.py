@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from microrl import clock
 from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.config import RunConfig
 from microrl.config.schema import DapoConfig
 from microrl.limits import has_time, next_round
+from microrl.run.stopwatch import Stopwatch
 from microrl.train.run import Run
 from microrl.types import Group
 
@@ -29,6 +31,26 @@ def may_refill(run: Run, step: int) -> MayRefill:
     return lambda first_s, refills_s, next_s: has_time(first_s, refills_s, next_s) and budget.fits(next_s + update_s)
 
 
+class RoundTimer:
+    """Counts a round as `generate` until its last group is decoded, and as `verify` from then until all are scored."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._began = self._decoded = clock.now_s()
+
+    def decoding(self, groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
+        """The groups as they come; their end is the end of decoding."""
+        yield from groups
+        self._decoded = clock.now_s()
+
+    def stop(self) -> float:
+        """The round is over; returns its seconds."""
+        now = clock.now_s()
+        self._watch.add("generate", self._decoded - self._began)
+        self._watch.add("verify", now - self._decoded)
+        return now - self._began
+
+
 class Refill:
     """What has been sampled in a step so far. Add the groups of each round; `next_round` says how many prompts to ask next."""
 
@@ -36,7 +58,7 @@ class Refill:
         self._wanted = config.sampling.prompts_per_step
         self._is_dynamic = is_dynamic(config)
         self._may_refill = may_refill
-        self._seconds: list[float] = []
+        self._rounds_s: list[float] = []
         self.kept: list[Group] = []
         self.sampled: list[Group] = []
         """All groups, those that are dropped included: what metrics of the reward are of."""
@@ -48,14 +70,24 @@ class Refill:
         asked = next_round(self._wanted, len(self.kept), len(self.sampled)) if self._is_dynamic else 0
         if not asked:
             return 0
-        first_s, total_s = self._seconds[0], sum(self._seconds)
-        return asked if self._may_refill(first_s, total_s - first_s, total_s / len(self.sampled) * asked) else 0
+        first_s, refills_s = self._rounds_s[0], sum(self._rounds_s[1:])
+        return asked if self._may_refill(first_s, refills_s, self.seconds / len(self.sampled) * asked) else 0
 
     def add(self, scored: list[Group], seconds: float) -> None:
         """A round's groups in the order of their prompts, and how long it took."""
-        self._seconds.append(seconds)
+        self._rounds_s.append(seconds)
         self.sampled += scored
         self.kept += [group for group in scored if not self._is_dynamic or has_mixed_accuracy(group)]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds so far."""
+        return len(self._rounds_s)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all rounds so far."""
+        return sum(self._rounds_s)
 
     @property
     def batch(self) -> list[Group]:

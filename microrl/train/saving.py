@@ -12,19 +12,18 @@ from microrl.adapters.folder import write
 from microrl.errors import MachineFailure, UserError
 from microrl.files import BadFile
 from microrl.limits import CHECKPOINTS, checkpoint_interval_s
-from microrl.policy.policy import Policy
 from microrl.run import checkpoint, disk, heartbeat
 from microrl.run.checkpoint import State
 from microrl.run.folder import RunFolder
 from microrl.train.guard import memory_of
 from microrl.train.run import Run
 
-METRICS, EVENTS, WARMUP = "metrics.jsonl", "events.jsonl", "sft.jsonl"
+METRICS, EVENTS, SFT = "metrics.jsonl", "events.jsonl", "sft.jsonl"
 DURATIONS = get_args(checkpoint.Duration)
 FOLDER, BEST, FINAL = checkpoint.FOLDER, "best", "final"
 
 
-class SetAside(Exception):
+class CheckpointSetAside(Exception):
     """The checkpoint that was to be resumed does not fit the policy and has another name now; there is one before it."""
 
 
@@ -37,28 +36,28 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
     root = folder.path / FOLDER
     folder.mend(EVENTS)
     for aside, find_corruption in checkpoint.adopt(root):
-        _tell_bad(folder, aside, find_corruption)
+        _log_bad(folder, aside, find_corruption)
     bad: list[tuple[Path, str]] = []
-    place, state, intact = None, State(), None
+    found, state, intact = None, State(), None
     for path in reversed(checkpoint.all_in(root)):
         if (why := checkpoint.find_damage(path)) is None:
             why = checkpoint.ill_typed(path) or _unusable(folder, checkpoint.read_state(path))
             intact = intact or (f"{path}: {why}" if why else None)
         if why is None:
-            place, state = path, checkpoint.read_state(path)
+            found, state = path, checkpoint.read_state(path)
             break
         bad.append((path, why))
-    if place is None and intact is not None:
+    if found is None and intact is not None:
         raise BadFile(
             f"no checkpoint can be used: {intact}",
             "put back what is missing; or, if another version of microrl wrote it, go on with that one; or begin anew: --out DIR",
         )
     for path, find_corruption in bad:
-        _tell_bad(folder, checkpoint.set_aside(path), find_corruption)
-    elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _forget_the_heartbeat(folder, why)))
+        _log_bad(folder, checkpoint.set_aside(path), find_corruption)
+    elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _log_bad_heartbeat(folder, why)))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
-    return place, state
+    return found, state
 
 
 def _unusable(folder: RunFolder, state: State) -> str | None:
@@ -73,43 +72,47 @@ def _unusable(folder: RunFolder, state: State) -> str | None:
     return None if folder.ends_a_line(METRICS, offset) else f"no line of {METRICS} ends at byte {offset}"
 
 
-def _tell_bad(folder: RunFolder, aside: Path, why: str) -> None:
-    folder.event("bad checkpoint", f"{aside.name} is what it is called now, and it is not used: {why}")
+def _log_bad(folder: RunFolder, aside: Path, why: str) -> None:
+    folder.event("bad checkpoint", f"a bad checkpoint is set aside as {aside.name} and not used: {why}")
 
 
-def _forget_the_heartbeat(folder: RunFolder, why: str) -> None:
+def _log_bad_heartbeat(folder: RunFolder, why: str) -> None:
     folder.event("warning", f"the time since the last checkpoint is not counted: {why}")
 
 
-def restore(folder: RunFolder, place: Path, policy: Policy) -> None:
-    """Load a checkpoint into the policy and the generators.
+def restore(run: Run, path: Path) -> None:
+    """Load a checkpoint into the policy, the guard, the prompts and the clock.
 
     Where its tensors are not this policy's, nothing is loaded. Then, if an older checkpoint's are, this one is set aside and
-    SetAside raised; else UserError: it is not the checkpoint that is wrong.
+    CheckpointSetAside raised; else UserError: it is not the checkpoint that is wrong.
     """
     try:
-        checkpoint.restore(place, policy)
+        checkpoint.restore(path, run.policy)
     except UserError as error:
-        older = [path for path in checkpoint.all_in(place.parent) if path.name < place.name]
-        if not any(checkpoint.fits(path, policy) for path in older):
+        older = [other for other in checkpoint.all_in(path.parent) if other.name < path.name]
+        if not any(checkpoint.fits(other, run.policy) for other in older):
             raise
-        _tell_bad(folder, checkpoint.set_aside(place), error.message)
-        raise SetAside from error
+        _log_bad(run.folder, checkpoint.set_aside(path), error.message)
+        raise CheckpointSetAside from error
+    run.guard.restore(run.state.guard)
+    run.prompts.position = run.state.sampler_position
+    for name, seconds in run.state.durations.items():
+        getattr(run.budget, name).recent = seconds
 
 
-def go_back(folder: RunFolder, place: Path | None, state: State) -> None:
+def go_back(folder: RunFolder, path: Path | None, state: State) -> None:
     """Forget what was logged after the checkpoint, since those steps will be run again."""
-    if place is None:
+    if path is None:
         folder.keep_before()
     folder.rewind(METRICS, state.metrics_offset)
-    folder.rewind(WARMUP, min(state.sft.offset, folder.size(WARMUP)))
-    folder.mend(WARMUP)
+    folder.rewind(SFT, min(state.sft.offset, folder.size(SFT)))
+    folder.mend(SFT)
     folder.forget_rollouts(state.step)
     with folder.tolerate_write_errors(BEST):
-        _mend_best(folder, state)
+        _restore_best(folder, state)
 
 
-def _mend_best(folder: RunFolder, state: State) -> None:
+def _restore_best(folder: RunFolder, state: State) -> None:
     """Make `best/` what the state says it is: it may have been killed between the two."""
     target = folder.path / BEST
     step = state.validation.best_step
@@ -126,30 +129,30 @@ def save_checkpoint(run: Run) -> bool:
     run.console.status("saving a checkpoint")
     good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
     saved = False
-    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"checkpoints ({good[0]} is the last good one)", run.tell):
-        _make_room_and(run, lambda: _save(run))
+    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"checkpoints ({good[0]} is the last good one)", run.announce):
+        _retry_on_a_full_disk(run, lambda: _save(run))
         saved = True
     return saved
 
 
 def _save(run: Run) -> None:
     state, folder = run.state, run.folder
-    for name in (METRICS, WARMUP):
+    for name in (METRICS, SFT):
         folder.flush(name)
         if folder.size(name):
             with (folder.path / name).open("rb") as file:
                 os.fsync(file.fileno())
     began = run.budget.elapsed_s()
-    state.elapsed_s, state.metrics_offset, state.sft.offset = began, folder.size(METRICS), folder.size(WARMUP)
+    state.elapsed_s, state.metrics_offset, state.sft.offset = began, folder.size(METRICS), folder.size(SFT)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
     state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}
-    policy = run.parts.policy
+    policy = run.policy
     state.tokens_per_microbatch, state.checkpoints_activations = policy.max_tokens, policy.checkpoints_activations
     checkpoint.save(folder.path / FOLDER, policy, state)
     run.budget.save.add(run.budget.elapsed_s() - began)
 
 
-def _make_room_and(run: Run, work: Callable[[], None]) -> None:
+def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
     """On a full disk, once more without the older checkpoint."""
     try:
         work()
@@ -160,22 +163,18 @@ def _make_room_and(run: Run, work: Callable[[], None]) -> None:
         work()
 
 
-def save_if_due(run: Run, saved_s: float, step: int, steps: int | None) -> float:
-    """A checkpoint where it is time for one, `step` of `steps` having been made.
-
-    `saved_s` is the elapsed time of the last; returns that of the now last.
-    """
+def save_if_due(run: Run, step: int, steps: int | None) -> None:
+    """A checkpoint where it is time for one, `step` of `steps` having been made."""
     by_step = steps is not None and step % max(steps // CHECKPOINTS, 1) == 0
     interval_s = checkpoint_interval_s(run.budget.hours, run.budget.save.typical_s())
-    if not by_step and run.budget.elapsed_s() - saved_s < interval_s:
-        return saved_s
-    save_checkpoint(run)
-    return run.budget.elapsed_s()
+    if by_step or run.budget.elapsed_s() - run.saved_s >= interval_s:
+        save_checkpoint(run)
+        run.saved_s = run.budget.elapsed_s()
 
 
 def publish_best(run: Run) -> None:
     """Let `best/` be the checkpoint that scored best."""
-    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"{BEST}/", run.tell):
+    with run.watch.phase("save"), run.folder.tolerate_write_errors(f"{BEST}/", run.announce):
         found = checkpoint.best(run.folder.path / FOLDER, run.state)
         if found is not None:
             checkpoint.publish(found, run.folder.path / BEST)
@@ -191,7 +190,7 @@ def save_final(run: Run) -> None:
             temporary.mkdir(parents=True)
             if not (run.folder.path / "config.json").exists():  # somebody has deleted the folder under the run
                 run.folder.write_config(run.config.model_dump(mode="json"))
-            write(temporary, run.parts.policy.adapter)
+            write(temporary, run.policy.adapter)
             checkpoint.flush(temporary)
             files.remove(target)
             temporary.replace(target)
@@ -201,7 +200,7 @@ def save_final(run: Run) -> None:
     run.console.status("saving the adapter")
     with run.watch.phase("save"):
         try:
-            _make_room_and(run, work)
+            _retry_on_a_full_disk(run, work)
         except Exception as error:
             if not disk.is_refused(error):
                 raise
@@ -211,7 +210,7 @@ def save_final(run: Run) -> None:
 def flush_lines(run: Run) -> None:
     """Write every line of metrics and events that has been waiting for room. Raises MachineFailure where it cannot be written."""
     try:
-        _make_room_and(run, run.folder.flush_all)
+        _retry_on_a_full_disk(run, run.folder.flush_all)
     except OSError as error:
         raise _not_written(run, "the last lines of the metrics or events", error) from error
 
@@ -230,7 +229,7 @@ def save_consistent_state(run: Run) -> None:
     It is called when something else has gone wrong, which is what must be heard of: its own failures are events.
     """
     try:
-        if run.parts.policy.is_consistent and save_checkpoint(run):
+        if run.policy.is_consistent and save_checkpoint(run):
             save_final(run)
     except Exception as error:
-        run.tell("warning", f"the last steps could not be saved: {type(error).__name__}: {error}")
+        run.announce("warning", f"the last steps could not be saved: {type(error).__name__}: {error}")

@@ -15,7 +15,7 @@ PHASE = "sft"
 
 
 def supervised_phase(run: Run) -> None:
-    """Imitate solutions until the phase's steps are made, its minutes spent, or the budget has no room for more; once a run.
+    """Learn from solutions until the phase's steps are made, its minutes spent, or the budget has no room for more; once a run.
 
     The clock's reserve stays: the final evaluation, the save, and a first step where the run is not the warm-up alone. The
     optimiser's moments are forgotten at the end.
@@ -23,27 +23,27 @@ def supervised_phase(run: Run) -> None:
     config, state = run.config.sft, run.state.sft
     if not config.is_on or state.is_done:
         return
-    traces, saved_s = run.parts.traces, run.budget.elapsed_s()
-    began = saved_s
-    draws = PromptSampler(traces, run.config.seed, position=state.steps * config.batch)
-    run.forecast.plan_sft(sum(len(trace.token_ids) for trace in traces) / len(traces))
+    examples = run.sft_examples
+    run.saved_s = began = run.budget.elapsed_s()
+    draws = PromptSampler(examples, run.config.seed, position=state.steps * config.batch)
+    run.forecast.plan_sft(sum(len(example.token_ids) for example in examples) / len(examples))
     try:
         while _fits(run):
             began = run.budget.elapsed_s()
             _step(run, draws)
             run.budget.sft_step.add(run.budget.elapsed_s() - began)
-            saved_s = saving.save_if_due(run, saved_s, state.steps, config.steps)
+            saving.save_if_due(run, state.steps, config.steps)
     except OutOfTime:
         run.budget.sft_step.guess_s = max(run.budget.sft_step.guess_s, run.budget.elapsed_s() - began)
-        run.tell("warning", f"the time is up, and what was begun after supervised step {state.steps} was given up")
+        run.announce("warning", f"the time is up: what was begun after supervised step {state.steps} was given up")
     _refuse_without_a_step(run)
     with run.watch.phase(PHASE):
-        run.parts.policy.forget_moments()
+        run.policy.forget_moments()
     state.is_done = True
     said = (
         f"{state.steps} supervised steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
     )
-    run.tell("warmed up", said, steps=state.steps)
+    run.announce("warmed up", said, steps=state.steps)
     saving.save_checkpoint(run)
 
 
@@ -77,7 +77,7 @@ def _fits(run: Run) -> bool:
 
 
 def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
-    config, state, policy = run.config, run.state.sft, run.parts.policy
+    config, state, policy = run.config, run.state.sft, run.policy
     began = clock.now_s()
     rate = config.optim.lr if config.sft.lr is None else config.sft.lr
     assert not isinstance(rate, str), "auto is a number once the model is known"
@@ -85,14 +85,14 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
     lr = rate * (1 - done)
     # An adapter that moves ranks goes by the run's budget, of which this phase is a part.
     spent = done if config.sft.only else run.budget.progress(0)
-    with run.interrupts.held("this micro-batch"), run.watch.phase(PHASE):
+    with run.signals.held("this micro-batch"), run.watch.phase(PHASE):
         found = policy.sft_step(draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
         loss = found.loss if math.isfinite(found.loss) else None
         row = {
             "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
             "seconds": clock.now_s() - began,
         }  # fmt: skip
-        run.folder.append(saving.WARMUP, row)
+        run.folder.append(saving.SFT, row)
         if found.reason:
             run.folder.event("update skipped", found.reason, sft_step=state.steps)
         state.steps += 1

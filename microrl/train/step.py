@@ -1,117 +1,121 @@
-"""One training step: sample and judge groups, turn them into a batch, update, and say what happened."""
+"""One training step: sample and score groups, compute advantages, update by the loss, record."""
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
-
-import torch
 
 from microrl import clock
 from microrl.algorithm.batch import Batch, assemble
+from microrl.config import RunConfig
+from microrl.models.gpu import peak_gb
+from microrl.policy.schedule import learning_rate
 from microrl.policy.update_metrics import Update
-from microrl.rollout.engine import SyncReport
 from microrl.run import metrics
-from microrl.run.stopwatch import Stopwatch
-from microrl.train.refill import MayRefill, Refill, always
-from microrl.train.setup import Parts
-from microrl.types import Group, Sampling
+from microrl.train import guard
+from microrl.train.refill import MayRefill, Refill, RoundTimer, always, may_refill, missing
+from microrl.train.run import Run
+from microrl.train.setup import Components
+from microrl.types import Group
 
 Progress = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Group]]]
 
 
-def sample(
-    parts: Parts, step: int, watch: Stopwatch, progress: Progress, sampling: Sampling, may_refill: MayRefill = always
+def training_step(run: Run, step: int, accuracy: float | None) -> None:
+    """Sample, score, update, record. `accuracy` is the validation's of the weights that this step samples with.
+
+    Until the update nothing is changed; from then on to the end no signal comes between.
+    """
+    budget, began_s = run.budget, run.budget.elapsed_s()
+    run.watch.restart()
+    lr = learning_rate(run.config.optim, budget.progress(step), after=budget.progress(step + 1)) * run.guard.lr_factor
+    progress = partial(run.console.sampling, label=f"step {step + 1}: sampling")
+    groups, sampled = run.with_smaller_cache_if_needed(lambda: sample_groups(run, step, progress, may_refill(run, step)))
+    run.console.status(f"step {step + 1}: update")
+    with run.signals.held("this micro-batch"):
+        with run.watch.phase("update"):
+            batch = to_batch(run.config, groups)
+            update = run.policy.update(batch, lr, run.check_deadline, progress=budget.progress(step))
+        row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s)
+        run.state.step, run.state.sampler_position = step + 1, run.prompts.position
+        guard.act(run, row, step)  # part of the step: a checkpoint never holds a row that the guard has not seen
+        run.policy.is_consistent = True
+    if not run.state.is_stopped:
+        budget.step.add(budget.elapsed_s() - began_s)
+        run.forecast.stepped(step, row["length/mean"])
+
+
+def sample_groups(
+    parts: Components, step: int, progress: Progress, may_refill: MayRefill = always
 ) -> tuple[list[Group], list[Group]]:
-    """(groups to train on, all groups sampled). They differ under DAPO's dynamic sampling, which refills what it drops."""
-    refill = Refill(parts.config, may_refill)
-    entered, counted, number = clock.now_s(), 0.0, 0
+    """(groups to train on, all groups sampled), scored. They differ under DAPO's dynamic sampling, which refills what it drops.
+
+    Waking the engine hands the current adapter over and proves that it arrived. Answers are scored while others still decode.
+    """
+    began, refill = clock.now_s(), Refill(parts.config, may_refill)
     parts.scorer.renew()
     with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
         while asked := refill.next_round():
-            prompts = parts.prompts.draw(asked)
-            began = ended = clock.now_s()
-
-            def decoding(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
-                nonlocal ended
-                yield from groups
-                ended = clock.now_s()
-
-            groups = decoding(sampler.groups(prompts, sampling, stream=(parts.config.seed, step, number)))
+            prompts, timer = parts.prompts.draw(asked), RoundTimer(parts.watch)
+            stream = (parts.config.seed, step, refill.rounds)
+            groups = timer.decoding(sampler.groups(prompts, parts.sampling, stream=stream))
             scored = parts.scorer.score(progress(groups, len(prompts)))
-            done = clock.now_s()
-            watch.add("generate", ended - began)
-            watch.add("verify", done - ended)
-            counted += done - began
-            refill.add(scored, done - began)
-            number += 1
-    report = parts.engine.report
-    sleep_wake = report.wake_s + report.sleep_s
-    watch.add("sleep_wake", sleep_wake)
-    watch.add("sync", clock.now_s() - entered - counted - sleep_wake)  # push, proof, and what goes with them
+            refill.add(scored, timer.stop())
+    sleep_wake_s = parts.engine.report.wake_s + parts.engine.report.sleep_s
+    parts.watch.add("sleep_wake", sleep_wake_s)
+    parts.watch.add("sync", clock.now_s() - began - refill.seconds - sleep_wake_s)  # push, proof, and what goes with them
     return refill.batch, refill.sampled
 
 
-def to_batch(parts: Parts, groups: list[Group]) -> Batch:
+def to_batch(config: RunConfig, groups: list[Group]) -> Batch:
     """Groups with advantages, as the configured loss defines them."""
-    return assemble(groups, scale_by_std=parts.config.loss.scale_by_std, mask_truncated=parts.config.loss.mask_truncated)
+    return assemble(groups, scale_by_std=config.loss.scale_by_std, mask_truncated=config.loss.mask_truncated)
 
 
-def describe(
+def record(
+    run: Run,
     step: int,
+    groups: list[Group],
     sampled: list[Group],
     update: Update,
-    sync: SyncReport,
     *,
     lr: float,
-    entropy_start: float | None,
-    phase_seconds: dict[str, float],
-    seconds: float,
+    accuracy: float | None,
+    began_s: float,
 ) -> dict[str, Any]:
-    """The step's metrics but for the budget's."""
-    generate = phase_seconds.get("generate", 0.0)
-    found = metrics.of_groups(sampled)
-    change = (update.entropy / entropy_start - 1) * 100 if entropy_start else 0.0
-    return {
-        "step": step,
-        **found,
-        "policy/entropy": update.entropy,
-        "policy/entropy_change_pct": change,
-        "policy/kl_sampler": update.kl_sampler,
-        "policy/outside_share": update.outside_share,
-        "policy/impossible_tokens": update.impossible_tokens,
-        "policy/kl_ref": update.kl_ref,
-        "policy/clip_fraction": update.clip_fraction,
-        "policy/grad_norm": update.grad_norm,
-        "update/skipped": update.skipped,
-        "optim/lr": lr,
-        "loss": update.loss,
-        "time/step": seconds,
-        "time/generate": generate,
-        "time/verify": phase_seconds.get("verify", 0.0),
-        "time/update": phase_seconds.get("update", 0.0),
-        "time/sync": phase_seconds.get("sync", 0.0),
-        "time/sleep_wake": phase_seconds.get("sleep_wake", 0.0),
-        "time/proof": sync.proof_s,
-        "sync/probe_gap": sync.gap,
-        "sync/slope": sync.slope,
-        "memory/freed_gb": sync.freed_bytes / 1e9 if sync.freed_bytes else None,
-        "memory/retaken_gb": sync.retaken_bytes / 1e9 if sync.retaken_bytes else None,
-        "tokens/per_second": found["tokens/generated"] / generate if generate > 0 else None,
-        "memory/peak_gb": peak_gb(),
-    }
-
-
-def gpu_name() -> str | None:
-    """The card's name; None without one."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def peak_gb() -> float:
-    """Peak memory in GB (1e9 bytes): the GPU's where there is one, else this process's resident set."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    """Write the step's row, its events and its rollouts down; returns the row."""
+    budget, state, folder = run.budget, run.state, run.folder
+    with run.watch.phase("log"):
+        if state.entropy_start is None:
+            state.entropy_start = update.entropy
+        lacking = missing(run.config, groups)
+        row = metrics.row(
+            metrics.of_groups(sampled)
+            | update.metrics(state.entropy_start)
+            | metrics.of_times(run.watch.restart(), budget.elapsed_s() - began_s)
+            | metrics.of_sync(run.engine.report)
+            | {
+                "step": step,
+                "optim/lr": lr,
+                "validate/accuracy": accuracy,
+                "groups/missing": lacking,
+                "memory/peak_gb": peak_gb(),
+                "budget/elapsed_s": budget.elapsed_s(),
+                "budget/left_s": budget.left_s(),
+                "budget/cost_usd": budget.cost_usd(),
+            }
+        )
+        folder.append("metrics.jsonl", row)
+        run.console.step(row, progress=budget.progress(step + 1), expected=run.forecast.steps)
+        if update.reason:
+            folder.event("update skipped", update.reason, step=step)
+        if row["reward/killed"]:
+            folder.event("checks killed", run.scorer.why_killed(row["reward/killed"]), step=step)
+        if lacking:
+            wanted = run.config.sampling.prompts_per_step
+            said = f"{wanted - lacking} of {wanted} groups have mixed accuracy after {len(sampled)} prompts"
+            folder.event("batch not full", said, step=step, missing=lacking)
+    with run.watch.phase("save"), folder.tolerate_write_errors("rollouts", run.announce):
+        folder.log_rollouts(step, sampled)
+    return row

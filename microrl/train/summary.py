@@ -9,21 +9,21 @@ from microrl.train.run import Run
 from microrl.train.sft import spent_s
 
 
-def summary_of(run: Run, status: str) -> dict[str, Any]:
-    """The whole run, earlier processes included; `status` says how it ended."""
+def summary_of(run: Run) -> dict[str, Any]:
+    """The whole run, earlier processes included."""
     budget, state = run.budget, run.state
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
     best, sft = state.validation, state.sft
     return {
-        "status": status,
+        "status": run.status,
         "steps": state.step,
         "hours_budget": budget.hours,
         "hours_spent": elapsed_s / 3600,
-        "hours_given_back": max(left_s, 0.0) / 3600 if status == "stopped" and left_s is not None else None,
+        "hours_given_back": max(left_s, 0.0) / 3600 if run.status == "stopped" and left_s is not None else None,
         "seconds_by_phase": {**phases, "idle": round(max(elapsed_s - sum(phases.values()), 0.0), 3)},
         "cost_usd": budget.cost_usd(),
-        "trainable_params": run.parts.policy.trainable,
+        "trainable_params": run.policy.trainable,
         "forecast": None if run.config.sft.only else run.forecast.to_json(state.step, budget.step.typical_s() or None),
         "sft": None
         if not run.config.sft.is_on

@@ -11,12 +11,11 @@ from microrl.errors import UserError
 from microrl.evaluation.evaluate import Result, evaluate
 from microrl.files import BadFile
 from microrl.limits import BEFORE_FRACTION, VALIDATIONS
-from microrl.rollout.engine import Engine
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train import saving
 from microrl.train.run import Run
-from microrl.train.setup import Parts
+from microrl.train.setup import Components
 from microrl.types import BASE, AdapterSnapshot, Prompt, Sampling
 
 HELD_OUT = "held-out"
@@ -50,15 +49,15 @@ def before(run: Run) -> None:
         _refuse_other_questions(run, run.before)
     else:
         left = run.budget.left_s()
-        run.before = _evaluate(run, BASE, "before", run.parts.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
-        if run.before is None and run.parts.held_out:
-            run.tell("warning", "the evaluation before training had no result when its time was up: nothing is compared")
+        run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
+        if run.before is None and run.held_out:
+            run.announce("warning", "the evaluation before training had no result when its time was up: nothing is compared")
     run.forecast.evaluated(run.before)
 
 
 def _refuse_other_questions(run: Run, measured: Result) -> None:
     """Raise UserError where the evaluation before asked other questions than the one after would: no pair can come of them."""
-    asked = {prompt.question for prompt in run.parts.held_out[: len(measured.right)]}
+    asked = {prompt.question for prompt in run.held_out[: len(measured.right)]}
     if asked != measured.right.keys():
         shared = len(asked & measured.right.keys())
         raise UserError(
@@ -70,11 +69,11 @@ def _refuse_other_questions(run: Run, measured: Result) -> None:
 
 def after(run: Run) -> None:
     """The trained model on the problems that the untouched one has answered, as many as there is time for."""
-    asked = run.parts.held_out[: len(run.before.right)] if run.before else []
-    run.after = _evaluate(run, run.parts.policy.snapshot(), "after", asked, run.budget.deadline_s)
+    asked = run.held_out[: len(run.before.right)] if run.before else []
+    run.after = _evaluate(run, run.policy.snapshot(), "after", asked, run.budget.deadline_s)
     if run.before and (run.after is None or len(run.after.right) < len(asked)):
         count = len(run.after.right) if run.after else 0
-        run.tell("warning", f"the time was up: the final evaluation has {count} of {len(asked)} problems, and compares those")
+        run.announce("warning", f"the time was up: the final evaluation has {count} of {len(asked)} problems, and compares those")
 
 
 def _evaluate(
@@ -86,14 +85,12 @@ def _evaluate(
     expected_s = run.budget.evaluation_s if run.before is not None else 0.0
 
     def work() -> Result | None:
-        return evaluate_snapshot(
-            run.parts.engine, run.parts, snapshot, run.console, name, deadline_s(), prompts=prompts, expected_s=expected_s
-        )
+        return evaluate_snapshot(run, snapshot, run.console, name, deadline_s(), prompts=prompts, expected_s=expected_s)
 
     with run.watch.phase("evaluate"):
-        result = run.sampled(work)
+        result = run.with_smaller_cache_if_needed(work)
     if result is not None:
-        with run.folder.tolerate_write_errors("evaluations", run.tell):
+        with run.folder.tolerate_write_errors("evaluations", run.announce):
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         accuracy = result.accuracy()
         run.console.note(
@@ -101,13 +98,12 @@ def _evaluate(
             f"held-out problems, {run.config.evaluation.samples} samples each"
         )
         if result.killed:
-            run.tell("warning", f"{name}: {result.killed} answers count as wrong: their checks hung", killed=result.killed)
+            run.announce("warning", f"{name}: {result.killed} answers count as wrong: their checks hung", killed=result.killed)
     return result
 
 
 def evaluate_snapshot(
-    engine: Engine,
-    parts: Parts,
+    parts: Components,
     snapshot: AdapterSnapshot,
     console: RunConsole,
     name: str,
@@ -120,7 +116,7 @@ def evaluate_snapshot(
     """Accuracy of one snapshot on these problems, with the run's evaluation settings. Waking and proving count as its time."""
     began = clock.now_s()
     config = parts.config.evaluation
-    with engine.awake(snapshot) as sampler:
+    with parts.engine.awake(snapshot) as sampler:
         result = evaluate(
             sampler,
             parts.scorer,
@@ -154,7 +150,7 @@ def validate_if_due(run: Run, step: int) -> float | None:
     state = run.state.validation
     if state.step == step:  # resumed from the checkpoint right behind it
         return state.accuracy
-    if not run.parts.validation or not _is_due(run, step):
+    if not run.validation or not _is_due(run, step):
         return None
     result = _validate(run)
     if result is None:
@@ -174,34 +170,39 @@ def validate_if_due(run: Run, step: int) -> float | None:
     return state.accuracy
 
 
+def validate_last(run: Run) -> None:
+    """Validate the weights that no step samples with any more, behind the last of a given number of steps."""
+    if run.state.step == run.budget.max_steps:
+        validate_if_due(run, run.state.step)
+
+
 def _validate(run: Run) -> Result | None:
     config, hours = run.config.validation, run.budget.hours
     questions, deadline_s = run.state.validation.questions, None
     if run.budget.is_by_steps:
-        questions = questions or by_steps(run.config, len(run.parts.validation))[0]
+        questions = questions or by_steps(run.config, len(run.validation))[0]
     elif questions is None and hours is not None:
         # The first one may take what several later ones will: it settles how many questions they ask.
         deadline_s = config.fraction * hours * 3600 / 4
 
     def work() -> Result | None:
         return evaluate_snapshot(
-            run.parts.engine,
-            run.parts,
-            run.parts.policy.snapshot(),
+            run,
+            run.policy.snapshot(),
             run.console,
             "validation",
             deadline_s,
-            prompts=run.parts.validation[:questions],
+            prompts=run.validation[:questions],
             samples=config.samples,
         )
 
     with run.watch.phase("validate"):
-        return run.sampled(work)
+        return run.with_smaller_cache_if_needed(work)
 
 
 def _is_due(run: Run, step: int) -> bool:
     if run.budget.is_by_steps:
-        questions, every = by_steps(run.config, len(run.parts.validation))
+        questions, every = by_steps(run.config, len(run.validation))
         if not questions or (step % every and step != run.config.budget.steps):
             return False
     elif run.budget.elapsed_s() < run.state.validation.due_s:

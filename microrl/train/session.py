@@ -1,0 +1,158 @@
+"""What surrounds a run: opening or resuming it, refusing what cannot be, and writing down how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+
+from microrl import clock
+from microrl.config import RunConfig
+from microrl.errors import SwapNotProved, UserError
+from microrl.limits import MIN_EVALUATION
+from microrl.models import gpu
+from microrl.run.budget import Budget
+from microrl.run.checkpoint import State
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.run.forecast import Forecast
+from microrl.run.heartbeat import Heartbeat
+from microrl.run.signals import Interrupts
+from microrl.run.stopwatch import Stopwatch
+from microrl.train import planning, saving, setup, validation
+from microrl.train.guard import Guard
+from microrl.train.run import OutOfTime, Run
+from microrl.train.summary import summary_of
+
+
+@contextmanager
+def opened(config: RunConfig, folder: RunFolder, *, started: float, resume: bool, is_extended: bool) -> Iterator[Run]:
+    """A run that is loaded and stands where it was left; it is closed behind the block. Arguments as of `loop.train`."""
+    while True:
+        with ExitStack() as closing:
+            try:
+                run = _open(config, folder, closing, started=started, resume=resume, is_extended=is_extended)
+            except saving.CheckpointSetAside:
+                continue  # there is a checkpoint before it, and fewer at every turn
+            yield run
+            return
+
+
+def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: float, resume: bool, is_extended: bool) -> Run:
+    before = validation.measured_before(folder, config) if resume else None
+    checkpoint, state = saving.find_checkpoint(folder) if resume else (None, State())
+    if is_extended:
+        state.extend(sft_only=config.sft.only)
+    spent_s, bounds = state.elapsed_s, config.budget
+    watch = Stopwatch(state.phases)
+    watch.add("load", clock.now_s() - started)
+    closing.enter_context(Heartbeat(folder.path, lambda: spent_s + clock.now_s() - started))
+    console = closing.enter_context(RunConsole(title=f"microrl  {folder.path}", total_steps=bounds.steps, log=folder.log))
+    signals = closing.enter_context(Interrupts(folder.log))
+    with watch.phase("load"):
+        components = setup.build(config, folder, console, watch, state, fresh=checkpoint is None)
+        closing.callback(components.engine.close)
+        closing.callback(components.scorer.close)
+        plan = planning.of_model(components, spent_s + clock.now_s() - started)
+    budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s)
+    if state.is_by_steps is None:  # with both bounds: the one that the plan sees ending the run
+        state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
+    budget.is_by_steps = state.is_by_steps
+    guard = Guard(components.config.guard)
+    guard.completions = (state.validation.questions or 0) * config.validation.samples
+    run = Run(
+        **{one.name: getattr(components, one.name) for one in fields(components)},
+        folder=folder, budget=budget, console=console, signals=signals, state=state, guard=guard,
+        forecast=Forecast(plan, budget, done=state.step), before=before,
+    )  # fmt: skip
+    if checkpoint is not None:
+        saving.restore(run, checkpoint)
+    if resume:
+        saving.go_back(folder, checkpoint, state)
+    with watch.phase("load"):
+        _begin(run, resume=resume)
+    return run
+
+
+def _begin(run: Run, *, resume: bool) -> None:
+    """Say what is run. Raises UserError for a budget that loading alone has spent, where no step has been made yet."""
+    _refuse_without_room_to_evaluate(run)
+    adapter = run.policy.adapter.summary()
+    (run.folder.path / "summary.json").unlink(missing_ok=True)
+    with run.folder.tolerate_write_errors("environment.json", run.announce):
+        run.folder.log_environment(engine=run.engine.name, trainable_params=run.policy.trainable, gpu=gpu.name(), adapter=adapter)
+    run.console.note(f"{adapter['name']}: {adapter['line']}")
+    if resume:
+        sft = run.state.sft
+        at = f"supervised step {sft.steps}" if run.config.sft.is_on and not sft.is_done else f"step {run.state.step}"
+        run.announce("resumed", f"going on at {at}", elapsed_s=run.state.elapsed_s)
+
+
+def _refuse_without_room_to_evaluate(run: Run) -> None:
+    budget, state = run.budget, run.state
+    needed_s = budget.min_reserve_s() + MIN_EVALUATION * budget.evaluation_s  # before training and after it
+    first = budget.sft_step if run.config.sft.only else budget.step
+    left = budget.left_s()
+    if left is not None and left < needed_s and state.step == 0 and not state.sft.steps:
+        raise UserError(
+            f"{budget.hours:g} hours are too few: {budget.elapsed_s():.0f} s are spent now that everything is loaded, and "
+            f"evaluating and saving take at least {needed_s:.1f} s more",
+            f"--hours {budget.min_hours(needed_s + first.forecast_s()):g}",
+        )
+
+
+def refuse_without_room_for_a_step(run: Run) -> None:
+    """Raises UserError where a run that has made no step has no time for one. A supervised phase alone looks for itself."""
+    budget = run.budget
+    if run.config.sft.only or run.state.step or budget.fits_a_step():
+        return
+    missing_s = budget.step.forecast_s() + budget.min_reserve_s()
+    raise UserError(
+        f"{budget.hours:g} hours have no room for a single step: it may take {budget.step.forecast_s():.1f} s, saving and "
+        f"a part of the final evaluation {budget.min_reserve_s():.1f} s, and {budget.left_s():.1f} s are left",
+        f"microrl train --resume {run.folder.path} --hours {budget.min_hours(missing_s):g}",
+    )
+
+
+@contextmanager
+def within_the_budget(run: Run) -> Iterator[None]:
+    """Sampling and scoring look at the clock. Where the time is up, the step that was begun is given up and the block ends."""
+    run.engine.check_deadline = run.scorer.check_deadline = run.check_deadline
+    run.saved_s = run.budget.elapsed_s()
+    try:
+        yield
+    except OutOfTime:
+        run.prompts.position = run.state.sampler_position
+        if run.state.step == 0:
+            run.budget.step.guess_s = max(run.budget.step.guess_s, run.budget.elapsed_s() - run.saved_s)
+            refuse_without_room_for_a_step(run)
+        run.announce("warning", f"the time is up: what was begun after step {run.state.step} was given up")
+    finally:
+        run.engine.check_deadline = run.scorer.check_deadline = lambda: None
+
+
+@contextmanager
+def recorded(run: Run) -> Iterator[None]:
+    """Write `summary.json` however the block ends. Where it fails, save the last finished step and say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.status = "interrupted"
+        with run.signals.held("saving"):
+            saving.save_consistent_state(run)
+            run.folder.event("interrupted", f"stopped by a signal before step {run.state.step}")
+        raise
+    except SwapNotProved as error:
+        run.status = "unproved"
+        run.folder.event("swap not proved", error.message, hint=error.hint, step=run.state.step)
+        saving.save_consistent_state(run)
+        raise
+    except Exception as error:
+        run.folder.event("failed", f"{type(error).__name__}: {error}", step=run.state.step)
+        saving.save_consistent_state(run)
+        error.add_note(f"go on with: {run.resume_command()}")
+        raise
+    finally:
+        run.summary = summary_of(run)
+        with run.folder.tolerate_write_errors("summary.json", run.announce):
+            run.folder.write_json("summary.json", run.summary)
