@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from microrl.policy import policy
+from microrl.policy import policy, sft
 from microrl.rollout import transformers
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder
@@ -13,8 +13,8 @@ from microrl.train import saving, validation
 PLACES = {
     "generation": (transformers._Wave, "step"),
     "update": (policy.Policy, "_microbatch"),
-    "optimizer": (policy.Policy, "_step"),
-    "sft_step": (policy.Policy, "sft_step"),
+    "optimizer": (policy.Policy, "optimizer_step"),
+    "sft_step": (sft, "sft_step"),
     "behind the warm-up": (policy.Policy, "forget_moments"),
     "row": (RunFolder, "log_rollouts"),
     "export of a checkpoint": (checkpoint, "write"),

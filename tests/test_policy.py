@@ -99,7 +99,7 @@ def test_float16_gradients_survive_small_weights(tokenizer):
         engine = [(1.0, -1.0)[n % 2] * 1e-3 for n in range(4)]
         rows = tuple(Row((5, 6, 7), (8 + n, 9, 10 + n), (-5.0,) * 3, engine[n], True, 0) for n in range(4))
         gradients = []
-        policy._step = lambda has, tally, progress, policy=policy, gradients=gradients: gradients.extend(
+        policy.optimizer_step = lambda has, tally, progress, policy=policy, gradients=gradients: gradients.extend(
             parameter.grad.double().clone() for parameter in policy.parameters
         )
         policy.update(Batch(rows, 1, 0), lr=1.0)
@@ -166,7 +166,7 @@ def gradients(policy, batch, **attributes):
     for name, value in attributes.items():
         setattr(policy, name, value)
     found = []
-    policy._step = lambda has_gradient, tally, progress: found.extend(p.grad.clone() for p in policy.parameters)
+    policy.optimizer_step = lambda has_gradient, tally, progress: found.extend(p.grad.clone() for p in policy.parameters)
     policy.update(batch, 1e-3)
     policy.version -= 1
     return found

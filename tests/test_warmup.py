@@ -23,6 +23,7 @@ from microrl.plan import devices, plan
 from microrl.plan.shapes import Shape
 from microrl.policy import policy as policy_module
 from microrl.policy.policy import Policy
+from microrl.policy.sft import sft_step
 from microrl.types import Prompt, SftExample
 
 TRACES = [
@@ -38,8 +39,10 @@ def gradients(policy, traces=TRACES, **attributes):
     for name, value in attributes.items():
         setattr(policy, name, value)
     found = []
-    policy._step = lambda has_gradient, tally, progress: found.extend(parameter.grad.clone() for parameter in policy.parameters)
-    return found, policy.sft_step(traces, 1e-3)
+    policy.optimizer_step = lambda has_gradient, tally, progress: found.extend(
+        parameter.grad.clone() for parameter in policy.parameters
+    )
+    return found, sft_step(policy, traces, 1e-3)
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
@@ -70,7 +73,7 @@ def test_every_adapter_imitates(kind, tokenizer):
     with policy.adapter.off():
         base = policy.score([(5, 6, 7, 8)])[0]
     fast = kind in ("vera", "tinylora", "ia3", "ln", "adalora")
-    losses = [policy.sft_step(TRACES, 0.05 if fast else 0.005).loss for _ in range(8)]
+    losses = [sft_step(policy, TRACES, 0.05 if fast else 0.005).loss for _ in range(8)]
     assert losses[-1] < losses[0] - 0.05, losses
     assert policy.version == 8 and not policy.is_consistent
     with policy.adapter.off():
@@ -90,8 +93,8 @@ def test_out_of_memory_halves_the_micro_batches_and_changes_nothing(tokenizer, m
 
         monkeypatch.setattr(policy_module, "hidden_states", failing)
         policy = with_adapter(random_model("qwen2").double())
-        policy._on_event = lambda kind, message, events=events, **more: events.append(kind)
-        policy.sft_step(TRACES, 1e-2)
+        policy.on_event = lambda kind, message, events=events, **more: events.append(kind)
+        sft_step(policy, TRACES, 1e-2)
         found.append(torch.cat([parameter.detach().flatten() for parameter in policy.parameters]))
         assert bool(events) == fails
         monkeypatch.undo()
@@ -100,7 +103,7 @@ def test_out_of_memory_halves_the_micro_batches_and_changes_nothing(tokenizer, m
 
 def test_moments_are_forgotten(tokenizer):
     policy = with_adapter(random_model("qwen2"))
-    policy.sft_step(TRACES, 1e-2)
+    sft_step(policy, TRACES, 1e-2)
     weights = [parameter.detach().clone() for parameter in policy.parameters]
     policy.forget_moments()
     states = list(policy.optimizer.state.values())
@@ -362,7 +365,7 @@ def test_a_state_carries_all_that_another_seed_would_have_drawn(kind, tokenizer)
         config = resolve((), {"seed": seed}).model_copy(update={"adapter": config_of(kind)})
         policy = Policy(small("qwen2"), config, fresh=seed == 0)
         if seed == 0:
-            policy.sft_step(TRACES, 0.01)
+            sft_step(policy, TRACES, 0.01)
             state = {name: tensor.clone() for name, tensor in policy.adapter.state().items()}
         else:
             policy.adapter.load(state, "the other")

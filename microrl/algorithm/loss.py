@@ -1,4 +1,4 @@
-"""The losses: one clipped surrogate and four ways to average it. Pure functions of tensors.
+"""The loss: one clipped surrogate, and what GRPO, DAPO, Dr. GRPO and GSPO make of it. Pure functions of tensors.
 
 Every loss is `sum(weight_BT * term_BT)`: the term is the clipped surrogate, the weight its share in the average.
 The weights are counted over one whole optimiser mini-batch before any micro-batch is run, so that gradients
@@ -7,17 +7,66 @@ accumulated over micro-batches of any size equal those of one big batch.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 
-Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
+from microrl.config.schema import Averaging, LossConfig
 
 MIN_LOGPROB = -100.0
 """Nats. A token below this is less likely than the smallest float32; an engine may call one that it has sampled impossible."""
 MAX_MISMATCH = 10.0
 """Nats by which a token may be likelier in the trainer than in the engine and count in full in `k3`: exp(10) is 2e4, so a single
 impossible token in 2e5 makes 0.1 nats a token, and does not become infinite."""
+
+
+class PolicyLoss(NamedTuple):
+    """The loss of some rows, with its gradient, and what its metrics are made of."""
+
+    loss: torch.Tensor
+    """[], already divided by the denominators of the whole mini-batch."""
+    clipped_BT: torch.Tensor
+    """Where the clip was active."""
+    kl_BT: torch.Tensor | None
+    """k3 to the reference, detached; None where beta is 0."""
+
+
+def policy_loss(
+    config: LossConfig,
+    *,
+    new_BT: torch.Tensor,
+    old_BT: torch.Tensor,
+    engine_BT: torch.Tensor,
+    ref_BT: torch.Tensor | None,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
+    weights_BT: torch.Tensor,
+) -> PolicyLoss:
+    """loss = sum over tokens of weight * (importance * surrogate + beta * KL).
+
+    `new_BT` are the log-probabilities (nats) of the sampled tokens under the current weights, with a gradient; `old_BT` under
+    the weights that sampled, by the trainer; `engine_BT` the same by the engine; `ref_BT` under the untouched model, None
+    where beta is 0. `weights_BT` come from `token_weights`. The four losses differ in the properties of their configurations:
+    `averaging` and `scale_by_std` (Dr. GRPO), `per_sequence` (GSPO), the clips (DAPO).
+    """
+    terms_BT, clipped_BT = surrogate(
+        new_BT,
+        old_BT,
+        advantages_B,
+        mask_BT,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        per_sequence=config.per_sequence,
+    )
+    if config.importance_cap is not None:
+        terms_BT = terms_BT * importance_weights(old_BT, engine_BT, config.importance_cap)
+    kl_BT = None
+    if ref_BT is not None:
+        kl_BT = k3(ref_BT, new_BT)
+        terms_BT = terms_BT + config.beta * kl_BT
+    loss = (weights_BT * terms_BT).sum()
+    return PolicyLoss(loss, clipped_BT, None if kl_BT is None else kl_BT.detach())
 
 
 def token_weights(mask_BT: torch.Tensor, averaging: Averaging, *, max_tokens: int) -> torch.Tensor:

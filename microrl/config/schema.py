@@ -53,8 +53,19 @@ class DataConfig(Section):
     """Share of the questions kept for validation during training: neither trained on nor in the final evaluation."""
 
 
+Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
+
+
 class SurrogateConfig(Section):
-    """What every loss shares."""
+    """What every loss shares: its knobs, and the properties by which the four differ."""
+
+    averaging: ClassVar[Averaging] = "sequence_mean"  # see `algorithm.loss.token_weights`
+    per_sequence: ClassVar[bool] = False  # one ratio a sequence instead of one a token
+
+    @property
+    def drops_equal_groups(self) -> bool:
+        """Whether groups whose accuracy is all equal are dropped and replaced."""
+        return False
 
     beta: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the k3 KL to the untouched model; 0 runs no reference pass."""
@@ -82,11 +93,17 @@ class DapoConfig(SurrogateConfig):
     """DAPO (Yu et al. 2025): clip-higher, mean over all tokens of the batch, dynamic sampling."""
 
     kind: Literal["dapo"] = "dapo"
+    averaging: ClassVar[Averaging] = "token_mean"
     clip_high: Annotated[float, Field(ge=0)] = 0.28
     """The ratio is clipped above at 1 + clip_high."""
     dynamic_sampling: bool = True
     """Drop groups whose accuracy is all equal and sample on until the batch is full, with at most ten times its prompts; what
     is missing then is left out and counted."""
+
+    @property
+    def drops_equal_groups(self) -> bool:
+        """Whether groups whose accuracy is all equal are dropped and replaced."""
+        return self.dynamic_sampling
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +120,7 @@ class DrGrpoConfig(SurrogateConfig):
     """Dr. GRPO (Liu et al. 2025): no division by the standard deviation, none by the completion's own length."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
+    averaging: ClassVar[Averaging] = "constant_length"
     scale_by_std: bool = False
     """Divide the group's centred rewards by their standard deviation."""
 
@@ -111,6 +129,7 @@ class GspoConfig(SurrogateConfig):
     """GSPO (Zheng et al. 2025): one ratio a sequence, exp of the mean token log-ratio, clipped tightly."""
 
     kind: Literal["gspo"] = "gspo"
+    per_sequence: ClassVar[bool] = True
     clip_low: Fraction = 3e-4
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 4e-4

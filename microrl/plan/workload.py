@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.config import RunConfig
-from microrl.config.schema import DapoConfig
 from microrl.limits import MAX_SWAP_RANK, NF4_BYTES, next_round
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
@@ -117,7 +116,7 @@ class Workload:
     def rounds(self) -> tuple[float, ...]:
         """Rows of each round of sampling: one, or with DAPO's dynamic sampling as many as the batch needs to fill up."""
         loss, prompts, size = self.config.loss, self.config.sampling.prompts_per_step, self.config.sampling.group_size
-        if not (isinstance(loss, DapoConfig) and loss.dynamic_sampling):
+        if not loss.drops_equal_groups:
             return (float(self.rows),)
         asked: list[int] = []
         while more := next_round(prompts, int(MIXED_FRACTION * sum(asked)), sum(asked)):

@@ -1,7 +1,7 @@
 """The policy: a frozen base with a trained adapter, its log-probabilities, and the update.
 
-The clip, the KL and the importance weights of one step are those of `microrl.algorithm.losses`; this room decides only how
-the work is cut up so that it fits, and it must not show in the gradient how it was cut.
+The loss is `microrl.algorithm.loss.policy_loss`; here it is only decided how the work is cut up so that it fits, and how it was
+cut must not show in the gradient.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from transformers import PreTrainedModel
 
 from microrl.adapters.attach import attach
 from microrl.adapters.starts import Progress
-from microrl.algorithm import loss as losses
 from microrl.algorithm.batch import Batch, Row, split_evenly
-from microrl.config.schema import DapoConfig, DrGrpoConfig, GspoConfig, LossConfig, RunConfig
-from microrl.errors import MachineFailure, UserError
-from microrl.models import gpu
+from microrl.algorithm.loss import mismatch, policy_loss, token_weights
+from microrl.config.schema import LossConfig, RunConfig
+from microrl.errors import UserError
 from microrl.models.forward import Bend, sequence_logprobs
 from microrl.models.tensors import not_finite
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
-from microrl.policy.update_metrics import SftUpdate, Update, UpdateMetrics
-from microrl.types import AdapterSnapshot, SftExample
+from microrl.policy.retry import retry_with_smaller_microbatches
+from microrl.policy.update_metrics import Update, UpdateMetrics
+from microrl.types import AdapterSnapshot
 
 Result = TypeVar("Result")
 
@@ -61,17 +61,17 @@ class Policy:
         self.parameters = list(self.adapter.parameters.values())
         self.optimizer = build_optimizer(self.adapter.groups(), config.optim)
         self._room = ActivationBudget.of(self._model, config, self.trainable, self.adapter.dtype)
-        self._may_checkpoint = config.model.gradient_checkpointing == "auto" and can_recompute(model)
+        self.may_checkpoint = config.model.gradient_checkpointing == "auto" and can_recompute(model)
         self.checkpoints_activations = False
         """Whether activations are computed again in the backward pass. Each row then has a prompt of its own."""
-        if config.model.gradient_checkpointing is True or (self._may_checkpoint and not self._room.fits_a_row()):
+        if config.model.gradient_checkpointing is True or (self.may_checkpoint and not self._room.fits_a_row()):
             self.checkpoint_activations()
         self.max_tokens = config.optim.tokens_per_microbatch or self._room.tokens(checkpointing=self.checkpoints_activations)
         self.version = 0
-        self._is_stepping = False
+        self.is_stepping = False
         self.is_consistent = True
         """False while an update is half done: the weights then belong to no version."""
-        self._on_event = on_event
+        self.on_event = on_event
 
     @property
     def trainable(self) -> int:
@@ -100,9 +100,9 @@ class Policy:
         They are those that an update of the same rows computes, to the last bit: the micro-batches are the same.
         """
         found: dict[int, torch.Tensor] = {}
-        for _, batch in self._cut(rows):
+        for _, batch in self.microbatches(rows):
             check_deadline()
-            logprobs_BT, _ = self._score(batch)
+            logprobs_BT, _ = self.token_scores(batch)
             for number, position in enumerate(batch.rows):
                 found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
         return [found[position] for position in range(len(rows))]
@@ -112,19 +112,18 @@ class Policy:
     ) -> Update:
         """One optimiser step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips.
 
-        `share` of the run's budget is spent: an adapter that moves ranks between its layers goes by it.
-
-        `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were before.
-        Where memory runs out the whole update is done again in smaller pieces. Afterwards `is_consistent` is False until the caller
-        has written down that the update happened.
+        `progress` is the spent fraction of the run's budget: an adapter that moves ranks between its layers goes by it.
+        `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were.
+        Where memory runs out the whole update is done again in smaller micro-batches. Afterwards `is_consistent` is False until
+        the caller has written down that the update happened.
         """
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
-        self._set_rate(lr)
+        self.set_lr(lr)
         minibatches = split_evenly(batch, self._optim.prompts_per_update)
-        tally = self._with_less_if_needed(minibatches, partial(self._steps, minibatches, check_deadline, progress))
+        metrics = retry_with_smaller_microbatches(self, minibatches, partial(self._steps, minibatches, check_deadline, progress))
         self.is_consistent = False
         self.version += 1
-        return tally.result()
+        return metrics.result()
 
     def _steps(self, minibatches: list[list[Row]], check_deadline: Callable[[], None], progress: float) -> UpdateMetrics:
         """One optimiser step a mini-batch: all of them or none.
@@ -132,57 +131,27 @@ class Policy:
         Several are clipped against the log-probabilities of the weights that sampled. These hold for one way to cut the rows
         into micro-batches only, so an attempt that runs out of memory leaves nothing to the next.
         """
-        tally = UpdateMetrics(len(minibatches))
-        with self._all_or_nothing(several=len(minibatches) > 1):
+        metrics = UpdateMetrics(len(minibatches))
+        with self.all_or_nothing(several=len(minibatches) > 1):
             # With one mini-batch the weights that sampled are the current ones, and `old` is `new` itself.
             olds: list[Any] = [None] * len(minibatches)
             if len(minibatches) > 1:
                 olds = [self.logprobs(rows, check_deadline) for rows in minibatches]
             for rows, old in zip(minibatches, olds, strict=True):
-                self._minibatch(rows, old, tally, check_deadline, progress)
-        return tally
-
-    def sft_step(
-        self, traces: Sequence[SftExample], lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0
-    ) -> SftUpdate:
-        """One optimiser step towards these solutions: supervised, by their mean cross-entropy in nats a token.
-
-        The loss is -sum of log p(token) over the tokens of all solutions / their number, at the training temperature: what is
-        made likely is what the engine samples. Everything else is as in `update`.
-        """
-        self._set_rate(lr)
-        rows = [Row(trace.prompt.token_ids, trace.token_ids, (), 0.0, True, number) for number, trace in enumerate(traces)]
-        with self._all_or_nothing(several=False):
-            found = self._with_less_if_needed([rows], partial(self._sft_gradient, rows, check_deadline, progress))
-        self.is_consistent = False
-        self.version += 1
-        return found
-
-    def _sft_gradient(self, rows: Sequence[Row], check_deadline: Callable[[], None], progress: float) -> SftUpdate:
-        tokens, loss, tally = sum(len(row.completion_ids) for row in rows), 0.0, UpdateMetrics(1)
-        self.optimizer.zero_grad(set_to_none=True)
-        scale = _loss_scale(torch.tensor(1 / tokens), self.adapter.dtype)
-        for _, batch in self._cut(rows):
-            check_deadline()
-            logprobs_BT, _ = self._score(batch)  # 0 where there is padding
-            part = -logprobs_BT.sum() / tokens
-            (part * scale).backward()
-            loss += float(part.detach())
-        self._regularise(scale)
-        self._step(True, tally, progress)
-        return SftUpdate(loss, tokens, tally.grad_norms[0] if tally.grad_norms else None, tally.reason)
+                self._minibatch(rows, old, metrics, check_deadline, progress)
+        return metrics
 
     def forget_moments(self) -> None:
         """A fresh optimiser: what comes now is another loss."""
         self.optimizer.state.clear()  # before the new ones are there: memory has room for one set
         self.optimizer = build_optimizer(self.adapter.groups(), self._optim)
 
-    def _set_rate(self, lr: float) -> None:
+    def set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
 
     @contextmanager
-    def _all_or_nothing(self, *, several: bool) -> Iterator[None]:
+    def all_or_nothing(self, *, several: bool) -> Iterator[None]:
         """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
         states = list(self.optimizer.state.values())
         moments = [value for state in states for value in state.values() if torch.is_tensor(value)]
@@ -202,74 +171,34 @@ class Policy:
             self.is_consistent = self.is_consistent or several
             raise
 
-    def _with_less_if_needed(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:
-        """What `attempt` returns, with micro-batches halved as often as it runs out of memory.
-
-        Raises MachineFailure where they hold a single completion already.
-        """
-        while True:
-            try:
-                return attempt()
-            except Exception as error:
-                if not gpu.is_out_of_memory(error) or self._is_stepping:  # a step that is half done must not be done again
-                    raise
-                said = gpu.first_line(error)
-            # Only out here have the failed attempt's tensors, which the exception held, been let go.
-            self.optimizer.zero_grad(set_to_none=True)
-            gpu.empty_cache()
-            self._take_less(minibatches, said)
-
-    def _take_less(self, minibatches: Sequence[Sequence[Row]], said: str) -> None:
-        """Halve the micro-batches; where they are single rows, compute activations again, if that is allowed."""
-        largest = self._largest_microbatch(minibatches)
-        if largest > 1:
-            while self._largest_microbatch(minibatches) == largest:
-                self.max_tokens //= 2
-            how = f"micro-batches of at most {self.max_tokens} tokens"
-        elif self._may_checkpoint and not self.checkpoints_activations:
-            self.checkpoint_activations()
-            how = "activations are computed again in the backward pass"
-        else:
-            raise MachineFailure(
-                f"out of memory in the update, with one completion at a time: {said}",
-                "a smaller sampling.max_completion_tokens, a lower --rank, or model.gradient_checkpointing=auto",
-            )
-        self._on_event(
-            "out of memory", f"in the update: {how} from now on", tokens_per_microbatch=self.max_tokens,
-            gradient_checkpointing=self.checkpoints_activations, error=said,
-        )  # fmt: skip
-
-    def _largest_microbatch(self, minibatches: Sequence[Sequence[Row]]) -> int:
-        return max(len(positions) for rows in minibatches for _, positions in self._planned(rows))
-
     def _minibatch(
         self,
         rows: list[Row],
         old: list[torch.Tensor] | None,
-        tally: UpdateMetrics,
+        metrics: UpdateMetrics,
         check_deadline: Callable[[], None],
         progress: float,
     ) -> None:
-        """One optimiser step, added to `tally`."""
+        """One optimiser step, added to `metrics`."""
         width = max(len(row.completion_ids) for row in rows)
         counted_NT = torch.zeros(len(rows), width)
         for number, row in enumerate(rows):
             counted_NT[number, : len(row.completion_ids)] = float(row.counts)
-        weights_NT = losses.token_weights(counted_NT, _averaging(self._loss), max_tokens=self._max_completion)
+        weights_NT = token_weights(counted_NT, self._loss.averaging, max_tokens=self._max_completion)
         has_gradient = any(map(self._carries, rows))
         self.optimizer.zero_grad(set_to_none=True)
-        scale = _loss_scale(weights_NT, self.adapter.dtype)
-        for carries, batch in self._cut(rows):
+        scale = loss_scale(weights_NT, self.adapter.dtype)
+        for carries, batch in self.microbatches(rows):
             check_deadline()
             with torch.set_grad_enabled(carries):
-                loss = self._microbatch(batch, rows, old, weights_NT, tally)
+                loss = self._microbatch(batch, rows, old, weights_NT, metrics)
                 if carries:
                     (loss * scale).backward()
-        if has_gradient and (penalty := self._regularise(scale)) is not None:
-            tally.add_loss(penalty)
-        self._step(has_gradient, tally, progress)
+        if has_gradient and (penalty := self.regularise(scale)) is not None:
+            metrics.add_loss(penalty)
+        self.optimizer_step(has_gradient, metrics, progress)
 
-    def _regularise(self, scale: float) -> torch.Tensor | None:
+    def regularise(self, scale: float) -> torch.Tensor | None:
         """Add the gradient of what the adapter adds to the loss, and take the loss scale off; returns what is added."""
         penalty = self.adapter.regulariser()
         if penalty is not None:
@@ -279,52 +208,42 @@ class Policy:
         return None if penalty is None else penalty.detach()
 
     def _microbatch(
-        self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, tally: UpdateMetrics
+        self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, metrics: UpdateMetrics
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
-        config = self._loss
-        new_BT, entropy_BT = self._score(batch)
-        mask_BT = batch.mask_BT
-        width = mask_BT.shape[1]
-        of = batch.rows
+        new_BT, entropy_BT = self.token_scores(batch)
+        mask_BT, of = batch.mask_BT, batch.rows
         engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
         old_BT = stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
-        advantages_B = torch.tensor([rows[row].advantage for row in of], dtype=new_BT.dtype, device=new_BT.device)
-        terms_BT, clipped_BT = losses.surrogate(
-            new_BT,
-            old_BT,
-            advantages_B,
-            mask_BT,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-            per_sequence=isinstance(config, GspoConfig),
-        )
-        if config.importance_cap is not None:
-            terms_BT = terms_BT * losses.importance_weights(old_BT, engine_BT, config.importance_cap)
-        kl_BT = None
-        if config.beta > 0:
+        ref_BT = None
+        if self._loss.beta > 0:
             with torch.no_grad(), self.adapter.off():
-                ref_BT, _ = self._score(batch)
-            kl_BT = losses.k3(ref_BT, new_BT)
-            terms_BT = terms_BT + config.beta * kl_BT
-        weights_BT = weights_NT[list(of), :width].to(new_BT)
-        loss = (weights_BT * terms_BT).sum()
-        tally.add(
+                ref_BT, _ = self.token_scores(batch)
+        loss, clipped_BT, kl_BT = policy_loss(
+            self._loss,
+            new_BT=new_BT,
+            old_BT=old_BT,
+            engine_BT=engine_BT,
+            ref_BT=ref_BT,
+            advantages_B=torch.tensor([rows[row].advantage for row in of], dtype=new_BT.dtype, device=new_BT.device),
+            mask_BT=mask_BT,
+            weights_BT=weights_NT[list(of), : mask_BT.shape[1]].to(new_BT),
+        )
+        metrics.add(
             loss=loss.detach(),
-            mismatch_BT=losses.mismatch(old_BT, engine_BT).masked_fill(~mask_BT, 0),
+            mismatch_BT=mismatch(old_BT, engine_BT).masked_fill(~mask_BT, 0),
             impossible_BT=~(old_BT.isfinite() & engine_BT.isfinite()),
             entropy_BT=entropy_BT,
             clipped_BT=clipped_BT,
-            kl_BT=None if kl_BT is None else kl_BT.detach(),
+            kl_BT=kl_BT,
             mask_BT=mask_BT,
         )
         return loss
 
-    def _step(self, has_gradient: bool, tally: UpdateMetrics, progress: float) -> None:
+    def optimizer_step(self, has_gradient: bool, metrics: UpdateMetrics, progress: float) -> None:
         """The optimiser's step. Raises UserError where it leaves weights that are not finite."""
         if not has_gradient:
-            tally.skip(
+            metrics.skip(
                 "nothing to learn from in this batch: the rewards are equal within every group, or what differs is truncated and "
                 "masked"
             )
@@ -332,16 +251,16 @@ class Policy:
         limit = self._optim.max_grad_norm if self._optim.max_grad_norm is not None else float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
         if norm != norm or norm == float("inf"):
-            tally.skip(f"gradient norm is {norm}: the weights are left as they were")
+            metrics.skip(f"gradient norm is {norm}: the weights are left as they were")
         else:
-            tally.grad_norms.append(norm)
+            metrics.grad_norms.append(norm)
             # AdamW steps all of them or none; bitsandbytes' goes from one parameter to the next.
-            self.is_consistent, self._is_stepping = False, self._optim.name == "adamw_8bit"
+            self.is_consistent, self.is_stepping = False, self._optim.name == "adamw_8bit"
             self.optimizer.step()
-            self._is_stepping = True
+            self.is_stepping = True
             self.adapter.allocate(progress)
             self._refuse_not_finite()
-            self._is_stepping = False
+            self.is_stepping = False
         self.optimizer.zero_grad(set_to_none=True)
 
     def _refuse_not_finite(self) -> None:
@@ -356,7 +275,7 @@ class Policy:
         """Whether the row has a gradient. One without is still scored: entropy and mismatch are of all that was sampled."""
         return row.counts and (row.advantage != 0 or self._loss.beta > 0)
 
-    def _planned(self, rows: Sequence[Row]) -> Iterator[tuple[bool, tuple[int, ...]]]:
+    def planned_microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[bool, tuple[int, ...]]]:
         """The micro-batches of a mini-batch, as positions of rows: first those with a gradient (True), then the others.
 
         In 16 bits a row's log-probabilities depend on the rows beside it, by rounding. What is compared must therefore be
@@ -369,12 +288,12 @@ class Policy:
             ):
                 yield carries, tuple(chosen[number] for number in batch)
 
-    def _cut(self, rows: Sequence[Row]) -> Iterator[tuple[bool, MicroBatch]]:
-        """`_planned`, as padded tensors."""
-        for carries, positions in self._planned(rows):
+    def microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[bool, MicroBatch]]:
+        """`planned_microbatches`, as padded tensors."""
+        for carries, positions in self.planned_microbatches(rows):
             yield carries, pad(rows, positions, self._model.device, share_prompts=not self.checkpoints_activations)
 
-    def _score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def token_scores(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of every completion token, [B, T] each; padding holds 0."""
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=not self.checkpoints_activations).to(self.adapter.dtype)
@@ -391,16 +310,10 @@ class Policy:
         return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
 
 
-def _loss_scale(weights_NT: torch.Tensor, dtype: torch.dtype) -> float:
+def loss_scale(weights_NT: torch.Tensor, dtype: torch.dtype) -> float:
     """A power of two that lifts the gradients of a float16 backward pass above its smallest numbers; else 1.
 
     The largest token weight becomes about 1, so nothing overflows that would not without averaging.
     """
     largest = float(weights_NT.abs().max())
     return 2.0 ** -round(math.log2(largest)) if dtype is torch.float16 and largest > 0 else 1.0
-
-
-def _averaging(config: LossConfig) -> losses.Averaging:
-    if isinstance(config, DapoConfig):
-        return "token_mean"
-    return "constant_length" if isinstance(config, DrGrpoConfig) else "sequence_mean"

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from microrl.config import resolve
 from microrl.policy.policy import Policy
+from microrl.policy.sft import sft_step
 from microrl.types import SftExample
 
 
@@ -60,7 +61,7 @@ def warm_start(
     before = _keep(step, policy, averaged, rng)
     for _ in range(settings.max_steps // interval + 20):
         for _ in range(settings.first_check if step == 0 else interval):
-            policy.sft_step(draw(rng, settings.batch), settings.rate(step))
+            sft_step(policy, draw(rng, settings.batch), settings.rate(step))
             _average(averaged, policy, 1 - min(settings.average, (step + 1) / (step + 11)))
             step += 1
         reached = accuracy(averaged)

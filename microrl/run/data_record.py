@@ -38,8 +38,8 @@ def of_questions(data: DataConfig, questions: Sequence[Question]) -> Fingerprint
 def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], solutions: Sequence[Solution] | None) -> None:
     """Record the data of a run that begins, and compare it where the run goes on.
 
-    `solutions` are what the supervised phase learns from, None where there is none, or no more. Raises UserError where the data is
-    another, or where a run that has results does not say what they were measured on.
+    `solutions` are what the supervised phase learns from; None where there is none, or no more. Raises UserError where the
+    data is another, or where a run that has results does not say what they were measured on.
     """
     found = of_questions(config.data, questions)
     sft = fingerprint(config.sft.data or config.data.name, solutions) if solutions is not None else None

@@ -196,7 +196,7 @@ def memory_of(state: dict[str, Any]) -> Memory:
 
 
 def act(run: Run, row: Row, step: int) -> None:
-    """Check a step's row, and do what follows: log it, stop the run, or load its best weights. A stopped run ends with these too."""
+    """Check a step's row and do what follows: log it, stop the run, load its best weights. A stopped run ends with these too."""
     verdict = run.guard.check(row)
     if verdict is None:
         return

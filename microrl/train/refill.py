@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from microrl import clock
 from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.config import RunConfig
-from microrl.config.schema import DapoConfig
 from microrl.limits import has_time, next_round
 from microrl.run.stopwatch import Stopwatch
 from microrl.train.run import Run
@@ -56,7 +55,7 @@ class Refill:
 
     def __init__(self, config: RunConfig, may_refill: MayRefill) -> None:
         self._wanted = config.sampling.prompts_per_step
-        self._is_dynamic = is_dynamic(config)
+        self._is_dynamic = config.loss.drops_equal_groups
         self._may_refill = may_refill
         self._rounds_s: list[float] = []
         self.kept: list[Group] = []
@@ -95,13 +94,8 @@ class Refill:
         return (self.kept or self.sampled)[: self._wanted]
 
 
-def is_dynamic(config: RunConfig) -> bool:
-    """Whether groups whose accuracy is all equal are dropped and replaced."""
-    return isinstance(config.loss, DapoConfig) and config.loss.dynamic_sampling
-
-
 def missing(config: RunConfig, groups: list[Group]) -> int | None:
     """How many groups a batch lacks that dynamic sampling should have filled; None where that is off."""
-    if not is_dynamic(config):
+    if not config.loss.drops_equal_groups:
         return None
     return config.sampling.prompts_per_step - sum(map(has_mixed_accuracy, groups))

@@ -7,6 +7,7 @@ import math
 from microrl import clock
 from microrl.data.sampler import PromptSampler
 from microrl.errors import UserError
+from microrl.policy import sft
 from microrl.train import saving
 from microrl.train.run import OutOfTime, Run
 from microrl.types import SftExample
@@ -86,7 +87,7 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
     # An adapter that moves ranks goes by the run's budget, of which this phase is a part.
     spent = done if config.sft.only else run.budget.progress(0)
     with run.signals.held("this micro-batch"), run.watch.phase(PHASE):
-        found = policy.sft_step(draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
+        found = sft.sft_step(policy, draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
         loss = found.loss if math.isfinite(found.loss) else None
         row = {
             "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
