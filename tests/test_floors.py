@@ -17,7 +17,7 @@ FLOORS = [
     {"rollout"},
     {"policy", "evaluation"},
     {"run"},
-    {"quickstart"},
+    {"quickstart", "guide"},
     {"train"},
     {"commands"},
     {"cli"},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import in_process
-from test_readme import COMMANDS
+from test_guide import COMMANDS
 
 from microrl import cli
 from microrl.cli import options
@@ -145,7 +145,8 @@ def test_a_name_of_300_characters_is_one_line(inside, place, run, model_folder, 
 def test_no_command_that_is_shown_names_a_run_that_nothing_has_made():
     """Runs are called NAME-TIME: an example with a fixed name has given it with --out, or takes the newest run."""
     epilogs = [path.read_text() for path in Path(cli.__file__).parent.glob("*.py")]
-    shown = [*COMMANDS, *(line.strip() for text in epilogs for line in text.splitlines() if line.strip().startswith("microrl "))]
+    shown = [command for _, command in COMMANDS]
+    shown += [line.strip() for text in epilogs for line in text.splitlines() if line.strip().startswith("microrl ")]
     made = {found for command in shown for found in re.findall(r"--out (runs/[\w.-]+)", command)}
     named = {found for command in shown for found in re.findall(r"runs/[\w.-]+", command)}
     assert len(shown) > 30 and named <= made, named - made

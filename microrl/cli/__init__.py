@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from microrl import __version__
-from microrl.cli import bench, doctor, evaluate, merge, plan, presets, sample, train, warmup
+from microrl.cli import bench, doctor, evaluate, guide, merge, plan, presets, sample, train, warmup
 from microrl.cli.output import FAILED, guarded
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ merge.register(app)
 presets.register(app)
 bench.register(app)
 doctor.register(app)
+guide.register(app)
 
 
 def main() -> None:
