@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from microrl.config.oversight import GuardConfig, RuleConfig
+from microrl.config import resolve
+from microrl.config.oversight import GuardConfig
+from microrl.errors import UserError
 from microrl.run import metrics
 from microrl.train.guard import RULES, Guard, Verdict
 
@@ -60,13 +62,30 @@ def test_a_rule_triggers_when_its_patience_is_spent_and_not_before(rule, past, s
     assert (verdict.rule, verdict.action) == (rule, action)
     assert str(patience) in verdict.message
 
-    off = started(**{rule: RuleConfig(limit=None, patience=patience)})
+    off = started(**{rule: None})
     silent = [*feed(started(), 3 * patience, **short_of), *feed(off, 3 * patience, **past)]
     assert rule not in {verdict.rule for verdict in silent if verdict}
 
 
 def test_every_rule_of_the_configuration_is_judged():
-    assert {name for name, value in GuardConfig() if isinstance(value, RuleConfig)} == set(RULES)
+    assert GuardConfig.model_fields.keys() - {"patience", "action"} == RULES.keys()
+
+
+def test_one_factor_scales_every_patience_and_one_key_overrides_every_action():
+    slow, eager, only_warns = started(patience=2.0), started(patience=0.25, action="stop"), started(action="warn")
+    drifted, truncated = {"length/mean": 900.0}, {"length/truncated": 0.9}
+    assert [number for number, verdict in enumerate(feed(slow, 16, **truncated), 1) if verdict] == [16]
+    assert [verdict and verdict.action for verdict in feed(eager, 2, **drifted)] == [None, "stop"]
+    assert [verdict and verdict.action for verdict in feed(only_warns, 9, **truncated)] == [None] * 7 + ["warn", None]
+
+
+@pytest.mark.parametrize(
+    "key, new", [("guard.truncated.limit", "guard.truncated"), ("guard.accuracy.patience", "guard.patience"),
+                 ("guard.kl_sampler.action", "guard.action")],
+)  # fmt: skip
+def test_a_key_of_earlier_versions_names_todays(key, new):
+    with pytest.raises(UserError, match=f"`{key}` is called `{new}` now"):
+        resolve((), {}, [f"{key}=3"])
 
 
 def test_accuracy_is_averaged_and_measured_against_its_best_average():
@@ -172,13 +191,6 @@ def test_interventions_halve_the_rate_until_they_are_spent():
     assert guard.lr_factor == 0.125
 
 
-def test_a_lower_rate_gets_twice_the_patience_before_the_next_step():
-    guard = started(kl_sampler=RuleConfig(limit=0.1, patience=4, action="lower"))
-    found = feed(guard, 16, **{"policy/kl_sampler": 0.5})
-    assert [number for number, verdict in enumerate(found, 1) if verdict] == [4, 12]
-    assert {verdict.action for verdict in found if verdict} == {"lower"}
-
-
 def test_a_warning_is_given_once_until_it_has_passed():
     guard = started()
     found = feed(guard, 40, **{"length/mean": 900.0}) + feed(guard) + feed(guard, 8, **{"length/mean": 900.0})
@@ -242,7 +254,7 @@ def guarded_run(microrl, out: Path, *arguments: object) -> tuple[list[dict], lis
 def test_a_collapse_is_stopped_and_its_hours_are_given_back(microrl, tmp_path):
     """At 100 times the rate a LoRA of rank 64 is right no more after four steps. With no intervention allowed, the run ends."""
     out, bounds = tmp_path / "run", ["--steps", 120, "--hours", 0.1]
-    verdicts, rows = guarded_run(microrl, out, *bounds, *COLLAPSING, "--set", "guard.interventions=0")
+    verdicts, rows = guarded_run(microrl, out, *bounds, *COLLAPSING, "--set", "guard.action=stop")
     assert [verdict["action"] for verdict in verdicts] == ["stop"]
     assert len(rows) <= 40
     summary = json.loads((out / "summary.json").read_text())

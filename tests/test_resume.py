@@ -145,14 +145,7 @@ def test_killed_at_random_instants(microrl, learning, whole, tmp_path, seed):
     resumed(microrl, out, whole)
 
 
-STOP = [
-    "--set",
-    "guard.length_drift.limit=0.5",
-    "--set",
-    "guard.length_drift.patience=3",
-    "--set",
-    "guard.length_drift.action=stop",
-]
+STOP = ["--set", "guard.length_drift=0.5", "--set", "guard.patience=0.375", "--set", "guard.action=stop"]
 
 
 @pytest.mark.slow

@@ -48,46 +48,45 @@ class ValidationConfig(Section):
     """Time between validations; None: as often as `fraction` allows. With `steps`, which must repeat, `fraction` alone counts."""
 
 
-Action = Literal["warn", "lower", "rollback", "stop"]
-
-
-class RuleConfig(Section):
-    """A rule of the guard: it triggers when `limit` has been passed in `patience` steps on end."""
-
-    limit: Annotated[float, Field(ge=0)] | None = None
-    """What must not be passed; None fixes the rule off."""
-    patience: Positive = 8
-    """Steps on end. For grad_norm a skipped step does not count; for accuracy it is validations, and their mean."""
-    action: Action = "rollback"
-    """warn; lower the rate; roll back to the best checkpoint and go on at a lower rate; or stop with status 3."""
+Limit = Annotated[float, Field(ge=0)] | None
 
 
 class GuardConfig(Section):
-    """What a run that falls apart looks like, and what is done about it."""
+    """What a run that collapses looks like: the limit of each rule (None turns it off), and what is done about it."""
 
-    entropy_low: RuleConfig = RuleConfig(limit=0.003)
-    """Policy entropy below this, nats, while less than 90 % of the answers are right."""
-    entropy_drop: RuleConfig = RuleConfig(limit=0.95, action="warn")
-    """Share of step 0's entropy that is gone, while less than 90 % of the answers are right."""
-    entropy_rise: RuleConfig = RuleConfig(limit=3.0)
+    entropy_low: Limit = 0.003
+    """Policy entropy below this, in nats, while less than 90 % of the answers are right."""
+    entropy_drop: Limit = 0.95
+    """Fraction of step 0's entropy that is gone, while less than 90 % of the answers are right."""
+    entropy_rise: Limit = 3.0
     """Policy entropy in multiples of step 0's, or of 0.1 nats where step 0's is less."""
-    useful_groups: RuleConfig = RuleConfig(limit=0.01, patience=30, action="stop")
-    """Share of groups whose rewards differ, below this; only a warning where few ever did. Patient, so that a validation can
-    roll a collapse back first."""
-    truncated: RuleConfig = RuleConfig(limit=0.3)
-    """Share of truncated completions above step 0's by this."""
-    length_drift: RuleConfig = RuleConfig(limit=6.0, action="warn")
+    useful_groups: Limit = 0.01
+    """Fraction of groups whose rewards differ, below this; only a warning where few ever did."""
+    truncated: Limit = 0.3
+    """Fraction of truncated completions above step 0's by this."""
+    length_drift: Limit = 6.0
     """Mean length in multiples of step 0's, or step 0's in multiples of it."""
-    kl_sampler: RuleConfig = RuleConfig(limit=0.1, patience=4)
-    """KL between the engine and the trainer, nats a token."""
-    grad_norm: RuleConfig = RuleConfig(limit=10.0, patience=4)
-    """Gradient norm in multiples of its geometric mean so far; one that is not finite passes any limit."""
-    accuracy: RuleConfig = RuleConfig(limit=0.2, patience=2)
-    """Accuracy of the last `patience` validations, their mean, below the best such mean by this."""
-    lower_to: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """What is left of the learning rate after `lower` and `rollback`, as a share."""
-    interventions: Annotated[int, Field(ge=0)] = 3
-    """How often the rate may be lowered; the next trigger of such a rule stops the run."""
+    kl_sampler: Limit = 0.1
+    """KL between the engine and the trainer, in nats per token."""
+    grad_norm: Limit = 10.0
+    """Gradient norm in multiples of its geometric mean so far; one that is not finite exceeds any limit."""
+    accuracy: Limit = 0.2
+    """Mean accuracy of the last two validations, below the best such mean by this."""
+    patience: Annotated[float, Field(gt=0)] = 1.0
+    """Multiplies every rule's patience: the consecutive steps (4 to 30) in which its limit must be exceeded."""
+    action: Literal["auto", "warn", "stop"] = "auto"
+    """auto: each rule's own, which is to warn, to roll back to the best checkpoint at half the learning rate, or to stop with
+    status 3; warn: every rule only warns; stop: every rule stops the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, values: Any) -> Any:
+        for rule, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, dict) and rule in cls.model_fields:
+                leaf = next(iter(value), "limit")
+                new = {"limit": rule}.get(leaf, leaf if leaf in cls.model_fields else rule)
+                raise ValueError(f"`guard.{rule}.{leaf}` is called `guard.{new}` now", f"replace it by `guard.{new}`")
+        return values
 
 
 class BudgetConfig(Section):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from microrl.config.oversight import Action, GuardConfig
+from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
 from microrl.files import STRICT, BadFile, Count, Fraction, absent
 from microrl.run import checkpoint
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-STRENGTH: dict[Action, int] = {"warn": 0, "lower": 1, "rollback": 2, "stop": 3}
+Action = Literal["warn", "rollback", "stop"]
+STRENGTH: dict[Action, int] = {"warn": 0, "rollback": 1, "stop": 2}
+LOWER_TO = 0.5
+"""What a rollback leaves of the learning rate, as a fraction."""
+ROLLBACKS = 3
+"""How often a run may be rolled back; the next trigger of such a rule stops it."""
 SOLVED = 0.9
 """Share of right answers from which a policy may be as sure of itself as it likes."""
 CHANCE = 4.5
@@ -72,8 +77,8 @@ class Memory:
     average: Fraction | None = None
     """Their mean; None while there are too few."""
     best_average: Fraction = 0.0
-    passed: dict[str, Annotated[int, Field(ge=-(10**9), le=10**9)]] = field(default_factory=dict)
-    """Steps on end in which a rule's limit was passed. Below 0: a grace period."""
+    passed: dict[str, Annotated[int, Field(ge=0, le=10**9)]] = field(default_factory=dict)
+    """Consecutive steps in which a rule's limit was exceeded."""
     warned: list[str] = field(default_factory=list)
     """Rules that have warned and not recovered since."""
     interventions: Annotated[int, Field(ge=0, le=10**6)] = 0
@@ -97,7 +102,7 @@ class Guard:
     @property
     def lr_factor(self) -> float:
         """What is left of the scheduled learning rate after the interventions so far, as a share."""
-        return self._config.lower_to**self._memory.interventions
+        return float(LOWER_TO**self._memory.interventions)
 
     def check(self, row: Row) -> Verdict | None:
         """The strongest of the verdicts on this row; of equals the first in the order of `RULES`."""
@@ -125,7 +130,7 @@ class Guard:
 
     def _look(self, row: Row) -> None:
         """Take in what this row is measured against: step 0's metrics, and the validations."""
-        memory, averaged = self._memory, self._config.accuracy.patience
+        memory, averaged = self._memory, self._patience("accuracy")
         memory.steps, memory.useful = memory.steps + 1, memory.useful + row["groups/useful"]
         for name in ("policy/entropy", "length/mean", "length/truncated"):
             if row[name] is not None:
@@ -140,45 +145,46 @@ class Guard:
                 memory.best_average = max(memory.best_average, memory.average)
 
     def _check_rule(self, name: str, rule: Rule, row: Row) -> Verdict | None:
-        config, memory = getattr(self._config, name), self._memory
-        value = rule.measure(row, memory) if config.limit is not None else None
-        if value is None:
+        memory, limit = self._memory, self._limit(name)
+        value = rule.measure(row, memory) if limit is not None else None
+        if value is None or limit is None:
             return None
-        limit = self._limit(name)
         if not (value < limit if rule.below else value > limit):
             memory.passed[name] = 0
             memory.warned = [warned for warned in memory.warned if warned != name]
             return None
         memory.passed[name] = memory.passed.get(name, 0) + 1
-        action: Action = config.action
+        action: Action = rule.action if self._config.action == "auto" else self._config.action
         if name == "useful_groups" and memory.useful < ONCE_USEFUL * memory.steps:
             action = "warn"  # no run that has broken down, but data that this model was never able to learn from
         if memory.passed[name] < self._needed(name) or (action == "warn" and name in memory.warned):
             return None
         message = rule.sentence(row, value, limit) + ("" if name == "accuracy" else f" ({memory.passed[name]} steps on end)")
-        if action in ("lower", "rollback") and memory.interventions >= self._config.interventions:
+        if action == "rollback" and memory.interventions >= ROLLBACKS:
             action = "stop"
-            message += f"; the rate was lowered {memory.interventions} times already"
+            message += f"; the run was rolled back {memory.interventions} times already"
         return Verdict(name, action, value if math.isfinite(value) else None, limit, message)
 
-    def _limit(self, name: str) -> float:
+    def _limit(self, name: str) -> float | None:
         """As configured; for accuracy not below what chance makes of the difference between two averages."""
-        config = getattr(self._config, name)
-        if name != "accuracy" or not self.completions:
-            return float(config.limit)
-        return max(float(config.limit), CHANCE * math.sqrt(0.5 / (self.completions * config.patience)))
+        limit: float | None = getattr(self._config, name)
+        if limit is None or name != "accuracy" or not self.completions:
+            return limit
+        return max(limit, CHANCE * math.sqrt(0.5 / (self.completions * self._patience(name))))
+
+    def _patience(self, name: str) -> int:
+        return max(round(RULES[name].patience * self._config.patience), 1)
 
     def _needed(self, name: str) -> int:
         """How often on end the limit must be passed. Accuracy's patience is already in its average."""
-        patience: int = getattr(self._config, name).patience
-        return 1 if name == "accuracy" else patience
+        return 1 if name == "accuracy" else self._patience(name)
 
     def _start_anew(self, action: Action) -> None:
-        """Forget what went before an intervention. Only a rollback's weights are well at once: the others get a grace period."""
+        """Forget what went before an intervention: the weights are those of the best checkpoint again."""
         memory = self._memory
         memory.validations, memory.average = [], None
-        memory.passed = {name: -self._needed(name) if action == "lower" else 0 for name in RULES}
-        if action in ("lower", "rollback"):
+        memory.passed = dict.fromkeys(RULES, 0)
+        if action == "rollback":
             memory.interventions += 1
 
 
@@ -227,6 +233,9 @@ class Rule(NamedTuple):
     measure: Callable[[Row, Memory], float | None]
     sentence: Callable[[Row, float, float], str]
     below: bool = False
+    patience: int = 8
+    """Steps on end. For grad_norm a skipped step does not count; for accuracy it is validations, and their mean."""
+    action: Action = "rollback"
 
 
 def _unsolved_entropy(row: Row, memory: Memory) -> float | None:
@@ -286,10 +295,11 @@ def _says(text: str) -> Callable[[Row, float, float], str]:
 
 
 RULES: dict[str, Rule] = {
-    "grad_norm": Rule(_grad_norm, _gradient),
+    "grad_norm": Rule(_grad_norm, _gradient, patience=4),
     "kl_sampler": Rule(
         lambda row, memory: row["policy/kl_sampler"],
         _says("engine and trainer are {value:.3g} nats a token apart, more than {limit:g}"),
+        patience=4,
     ),
     "truncated": Rule(
         lambda row, memory: row["length/truncated"] - memory.start["length/truncated"],
@@ -309,14 +319,24 @@ RULES: dict[str, Rule] = {
     "accuracy": Rule(
         _accuracy,
         _says("held-out accuracy, {row[validate/accuracy]:.3f} now, has fallen {value:.3f} below its best on average"),
+        patience=2,
     ),
-    "useful_groups": Rule(lambda row, memory: row["groups/useful"], _nothing_to_learn, below=True),
+    "useful_groups": Rule(
+        # Patient, so that a validation can roll a collapse back first.
+        lambda row, memory: row["groups/useful"],
+        _nothing_to_learn,
+        below=True,
+        patience=30,
+        action="stop",
+    ),
     "entropy_drop": Rule(
         _entropy_drop,
         _says("{value:.1%} of step 0's entropy is gone, with {row[reward/accuracy]:.0%} of the answers right"),
+        action="warn",
     ),
     "length_drift": Rule(
         _length_drift,
         _says("completions are {row[length/mean]:.0f} tokens long, {value:.1f} times longer or shorter than at step 0"),
+        action="warn",
     ),
 }
