@@ -400,14 +400,14 @@ def test_a_damaged_record_is_said_by_merge_and_no_folder_is_left(inside, wares, 
 
 @pytest.mark.parametrize("content", ['{"mode": 3}', '{"mode": "both"}', "[]", "", "{}"])
 def test_a_damaged_choice_between_swap_and_merge_is_refused(run, content):
-    from microrl.rollout.factory import chosen
+    from microrl.train.setup import measured_sync
 
-    assert chosen(RunFolder(run)) is None
+    assert measured_sync(RunFolder(run)) is None
     (run / "sync.json").write_text('{"mode": "swap", "why": "", "table": []}')
-    assert chosen(RunFolder(run)) == "swap"
+    assert measured_sync(RunFolder(run)) == "swap"
     (run / "sync.json").write_text(content)
     with pytest.raises(UserError, match=r"sync\.json is damaged"):
-        chosen(RunFolder(run))
+        measured_sync(RunFolder(run))
 
 
 CONFIGS = [

@@ -24,7 +24,7 @@ def test_a_reading_by_hand():
     reading = probe().read(vector(-1.5, -2.25, -3.0), vector(-1.51, -2.24, -3.01))
     assert reading.gap == pytest.approx(0) and reading.slope == pytest.approx(1) and reading.change == pytest.approx(0.25)
     # Four times the noise, grown with the scores from 6.01 to 6.76, and a twentieth of the change.
-    assert reading.floor == pytest.approx(0.04 * 6.76 / 6.01 + 0.0125) and reading.fault() is None
+    assert reading.floor == pytest.approx(0.04 * 6.76 / 6.01 + 0.0125) and reading.failure() is None
     # The engine moved by (-0.25, -0.25, 0) where the trainer moved by (-0.5, -0.25, 0): 0.1875 / 0.3125.
     reading = probe().read(vector(-1.25, -2.25, -3.0), vector(-1.51, -2.24, -3.01))
     assert reading.slope == pytest.approx(0.6) and reading.gap == pytest.approx(0.25 / 3)
@@ -59,7 +59,7 @@ def test_a_change_below_the_noise_has_no_slope():
     ],
 )
 def test_faults_are_named(values, says):
-    fault = Reading(**{"change": 0.5, "floor": 0.04, "slope_error": 0.0, **values}).fault()
+    fault = Reading(**{"change": 0.5, "floor": 0.04, "slope_error": 0.0, **values}).failure()
     assert fault is None if says is None else says in fault
 
 
@@ -75,7 +75,7 @@ def test_noise_alone_stops_no_run():
         noise = 0.02 * torch.randn(110, dtype=torch.float64, generator=generator)
         reading = calibrated.read(engine_base + change + noise, base + change)
         measured += reading.slope is not None
-        faults += reading.fault() is not None
+        faults += reading.failure() is not None
     assert measured > 15_000 and faults == 0
 
 

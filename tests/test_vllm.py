@@ -285,7 +285,7 @@ def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
         if guard == "probe":
             patched.setattr(engine, "_difference", lambda snapshot, mode: None)
         else:
-            patched.setattr("microrl.rollout.proof.Reading.fault", lambda self: None)
+            patched.setattr("microrl.rollout.proof.Reading.failure", lambda self: None)
         with pytest.raises(SwapNotProved) as caught, engine.awake(policy.snapshot()):
             raise AssertionError("nothing may be sampled")
     assert [kind for kind, *_ in served.events] == ["swap retried"]

@@ -60,7 +60,7 @@ class Reading:
             return "the trainer's own scores are not finite: its weights are broken, and not the swap"
         if not math.isfinite(self.gap):
             return "the engine's scores are not finite: its weights were lost, most likely in sleep (try engine.sleep=1 or kv)"
-        if found := self.slope_fault():
+        if found := self.slope_failure():
             return found
         if self.gap > self.floor:
             return (
@@ -69,7 +69,7 @@ class Reading:
             )
         return None
 
-    def slope_fault(self) -> str | None:
+    def slope_failure(self) -> str | None:
         """What the slope alone says is wrong."""
         margin = STANDARD_ERRORS * self.slope_error
         if self.slope is None or LOWEST_SLOPE - margin <= self.slope <= HIGHEST_SLOPE + margin:

@@ -169,18 +169,16 @@ def open_engine(config: RunConfig, model: Any, tokenizer: Any, folder: RunFolder
         with folder.tolerate_write_errors(SYNC_FILE):
             folder.write_json(SYNC_FILE, {"mode": mode, "why": why, "table": table})
 
-    measured: _Measured | None = None
-    if (folder.path / SYNC_FILE).is_file():
-        measured = folder.read_json(SYNC_FILE, _Measured)
-    return make_engine(
-        config,
-        model,
-        tokenizer,
-        say=console.note,
-        on_event=on_event,
-        measured=measured.mode if measured else None,
-        on_choice=on_choice,
-    )
+    measured = measured_sync(folder)
+    return make_engine(config, model, tokenizer, say=console.note, on_event=on_event, measured=measured, on_choice=on_choice)
+
+
+def measured_sync(folder: RunFolder) -> Mode | None:
+    """The cheaper of swap and merge, as an earlier process of the run has measured; None: not yet. Raises BadFile."""
+    if not (folder.path / SYNC_FILE).is_file():
+        return None
+    measured: _Measured = folder.read_json(SYNC_FILE, _Measured)
+    return measured.mode
 
 
 def make_policy(

@@ -222,7 +222,7 @@ class VllmEngine:
         canary = AdapterSnapshot(0, pairs)
         self._push(canary, mode)
         seen = probe.read(self._engine_scores(), self._trainer_scores(canary))
-        different = self._difference(canary, mode) or seen.slope_fault()
+        different = self._difference(canary, mode) or seen.slope_failure()
         if different:
             raise SwapNotProved(f"the canary adapter did not arrive: {different}", _other_way(mode))
         probe.calibrate(seen)
