@@ -40,7 +40,9 @@ WORKSPACE_BYTES = 2.0e9
 KV_SLEEP_FRACTION = 0.15
 """Up to this fraction of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
 BLOCK_TOKENS = 256
-"""Two blocks of the engine's cache, which a completion may leave unfilled."""
+"""Two blocks of the engine's cache, which a completion may leave unfilled: vLLM's have 16 tokens on a GPU, 128 on a CPU."""
+CHUNK_ELEMENTS = 2**24
+"""Logits of one chunk of the log-probabilities: 64 MB in fp32."""
 CPU_CACHE_BYTES = 4e9
 """At most this much cache on a CPU."""
 NF4_BYTES = 0.5 + 4 / 64
@@ -60,7 +62,9 @@ def auto_dtype(capability: tuple[int, int] | None) -> str:
 
 MAX_SEQUENCES = 512
 """Completions that vLLM decodes at a time."""
-MAX_SWAP_RANK = 512
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Sizes of vLLM's adapter buffers."""
+MAX_SWAP_RANK = LORA_RANKS[-1]
 """vLLM's largest adapter."""
 
 # ---- DAPO's dynamic sampling

@@ -18,14 +18,12 @@ from microrl.config import models, presets, resolve
 from microrl.config.adapters import KINDS
 from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
-from microrl.models import gpu, load, tiny
-from microrl.plan import Shape, advice, devices, here, make, memory, roofline, starts, work
+from microrl.limits import BEFORE_FRACTION, checkpoint_interval_s
+from microrl.models import load, tiny
+from microrl.plan import Shape, advice, devices, here, make, memory, roofline, starts, workload
 from microrl.plan.known import CONFIGS
 from microrl.plan.source import shape_of
-from microrl.policy import logprobs
-from microrl.rollout import factory
-from microrl.rollout.vllm.launch import LORA_RANKS
-from microrl.run.budget import BEFORE_FRACTION, Budget, checkpoint_interval_s
+from microrl.run.budget import Budget
 
 A40 = devices.DEVICES["a40"]
 TOTALS = {
@@ -246,8 +244,8 @@ def test_an_unknown_device_is_taken_for_a_slow_one_of_its_size_and_says_so():
 def test_plan_and_train_take_the_same_type(name, monkeypatch):
     """`auto` is one rule of the compute capability: a T4 has no bfloat16."""
     device = devices.cpu(2, 16) if name == "cpu" else devices.DEVICES[name]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: device.capability)
-    planned_type = work.Workload.of(resolve(["micro-r8"]), shape_of("Qwen2.5-1.5B-Instruct"), device).dtype
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: device.capability)
+    planned_type = workload.Workload.from_config(resolve(["micro-r8"]), shape_of("Qwen2.5-1.5B-Instruct"), device).dtype
     trained_type = load.dtype_of("auto", torch.device("cpu" if device.is_cpu else "cuda"))
     assert f"torch.{planned_type}" == str(trained_type)
     assert planned_type == {"t4": "float16", "cpu": "float32"}.get(name, "bfloat16")
@@ -266,11 +264,7 @@ def test_the_type_follows_from_the_real_capability():
 # Memory
 
 
-def test_what_it_shares_with_the_rooms_above_is_the_same():
-    assert (memory.KV_SLEEP_FRACTION, memory.GRAPH_BYTES + memory.WORKSPACE_BYTES) == (gpu.KV_SLEEP_FRACTION, gpu.RESERVE_BYTES)
-    assert work.MAX_SEQUENCES == factory.MAX_SEQUENCES
-    assert (memory.CHUNK_ELEMENTS, memory.LORA_RANKS) == (logprobs.CHUNK_ELEMENTS, LORA_RANKS)
-    assert memory.BLOCK_TOKENS == 2 * factory.LARGEST_BLOCK
+def test_the_quickstarts_shape_is_the_model_that_is_made():
     network = tiny.build_model(tiny.build_tokenizer())
     assert shape_of("quickstart").parameters == sum(parameter.numel() for parameter in network.parameters())
     assert shape_of("quickstart").max_positions == network.config.max_position_embeddings
@@ -320,7 +314,7 @@ def test_saved_activations_are_what_torch_saves(dtype, kind, rank):
     attached = attach(network, adapter, seed=0)
     few, more = (saved_by_torch(network, attached.precision(), rows) for rows in (2, 4))
     shape = Shape.from_config(config.to_dict())
-    expected = memory.saved_bytes(adapter, shape, width=dtype.itemsize, length=128)
+    expected = memory.saved_bytes(adapter, shape, dtype_bytes=dtype.itemsize, length=128)
     assert expected == pytest.approx((more - few) / (2 * 128 * 4), rel=0.03 if kind in ("full", "ln") else 0.005)
 
 
@@ -494,7 +488,7 @@ def test_the_price_is_the_cards_unless_one_is_given():
 
 @pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])
 @pytest.mark.parametrize("micro", [name for name in presets.available() if name.startswith("micro-")])
-@pytest.mark.parametrize("card", ["a40", "4090", "h200", "3090", "l4", "h100"])
+@pytest.mark.parametrize("device", ["a40", "4090", "h200", "3090", "l4", "h100"])
 def test_budgets_fit_every_card_of_24_gb(budget, micro, device):
     found = planned(micro, budget, device=devices.DEVICES[device])
     assert found.fits and found.advice == () and found.steps >= 80
@@ -571,7 +565,7 @@ def test_where_there_is_room_it_says_what_would_be_faster():
     assert faster.fits and faster.step_s < slow.step_s and "s a step less" in note
 
 
-@pytest.mark.parametrize(("card", "again"), [("4090", True), ("a40", False), ("h200", False)])
+@pytest.mark.parametrize(("device", "again"), [("4090", True), ("a40", False), ("h200", False)])
 def test_activations_are_computed_again_only_where_they_would_not_fit(device, again):
     found = planned("micro-r256", "budget-24h", device=devices.DEVICES[device])
     assert found.fits and found.checkpoints_activations is again
@@ -668,4 +662,7 @@ def test_the_quickstart_is_forecast_as_it_runs_here():
     """On two cores of the README's machine, and with both to itself: 0.25 s a step, 635 steps in 0.05 hours."""
     found = planned("quickstart", device=devices.cpu(2, 24.0), budget__hours=0.05)
     assert found.step_s == pytest.approx(0.25, rel=0.15) and found.steps == pytest.approx(635, rel=0.15)
-    assert advice.conflicts(work.Workload.of(resolve(["quickstart"]), shape_of("quickstart"), devices.cpu(2, 24.0))) == []
+    assert (
+        advice.conflicts(workload.Workload.from_config(resolve(["quickstart"]), shape_of("quickstart"), devices.cpu(2, 24.0)))
+        == []
+    )

@@ -73,7 +73,7 @@ def test_a_folder_is_loaded_in_4_bits(model_folder):
     in_layers = sum(layer.weight.numel() for layer in linears(plain).values())
     assert gpu.weight_bytes(plain) - expected == in_layers * (4 - NF4_BYTES)
     shape, config = Shape.from_config(plain.config.to_dict()), resolve((), {"model.dtype": "float32", "model.quant": "nf4"})
-    assert Workload.of(config, shape, DEVICES["a40"]).base_bytes == expected, "and so the plan has it"
+    assert Workload.from_config(config, shape, DEVICES["a40"]).base_bytes == expected, "and so the plan has it"
 
 
 def test_a_twin_shares_the_4_bit_weights_and_their_scales():

@@ -125,7 +125,7 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         if hours is not None and hours <= spent:
             raise UserError(f"{folder.path} has spent {spent:.3g} hours already", "--hours bounds the whole run: give it more")
         folder.write_json("config.json", tree)
-        folder.mend("events.jsonl")
+        folder.drop_partial_line("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
     return carry_out(folder, tree, resume=True, is_extended=bool(bounds))
 

@@ -23,8 +23,8 @@ class PromptSampler(Generic[Item]):
         """The next `count`."""
         drawn = []
         for position in range(self.position, self.position + count):
-            epoch, place = divmod(position, len(self._prompts))
-            drawn.append(self._prompts[self._order(epoch)[place]])
+            epoch, index = divmod(position, len(self._prompts))
+            drawn.append(self._prompts[self._order(epoch)[index]])
         self.position += count
         return drawn
 

@@ -66,15 +66,15 @@ def fixes(work: Workload, room: float) -> tuple[str, ...]:
     """What to turn so that the run fits into `room` bytes; several lines only where no single one does it."""
     needed = conflicts(work)
     work = _after(work, needed)
-    if memory.of(work, room).fits(room):
+    if memory.estimate_memory(work, room).fits(room):
         return tuple(map(str, needed))
     for fix in _candidates(work):
-        if memory.of(_after(work, [fix]), room).fits(room):
+        if memory.estimate_memory(_after(work, [fix]), room).fits(room):
             return tuple(map(str, [*needed, fix]))
     pile: list[Fix] = []
     for fix in _candidates(work):
         pile = [kept for kept in pile if not _replaces(fix, kept)] + [fix]
-        if memory.of(_after(work, pile), room).fits(room):
+        if memory.estimate_memory(_after(work, pile), room).fits(room):
             return tuple(map(str, [*needed, *_mildest(work, pile, room)]))
     return (_larger_card(work),)
 
@@ -83,7 +83,7 @@ def _mildest(work: Workload, pile: list[Fix], room: float) -> list[Fix]:
     """The pile with each knob left alone, or turned less, where it fits so too."""
 
     def fits(fixes: list[Fix]) -> bool:
-        return memory.of(_after(work, fixes), room).fits(room)
+        return memory.estimate_memory(_after(work, fixes), room).fits(room)
 
     for fix in list(pile):
         others = [kept for kept in pile if kept is not fix]
@@ -139,7 +139,7 @@ def _after(work: Workload, applied: list[Fix]) -> Workload:
     for key in [key for key, value in values.items() if value is None]:  # a flag of None means that it was not given
         section, leaf = key.split(".")
         tree[section][leaf] = values.pop(key)
-    return Workload.of(override(tree, values, ()), work.shape, work.device)
+    return Workload.from_config(override(tree, values, ()), work.shape, work.device)
 
 
 def _limit(work: Workload, limit: int) -> dict[str, Any]:
@@ -157,8 +157,8 @@ def _sets(values: dict[str, Any]) -> str:
 
 def _larger_card(work: Workload) -> str:
     for device in sorted(DEVICES.values(), key=lambda device: device.usd_hour):
-        candidate = Workload.of(work.config, work.shape, device)
-        if not conflicts(candidate) and memory.of(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
+        candidate = Workload.from_config(work.config, work.shape, device)
+        if not conflicts(candidate) and memory.estimate_memory(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
             return (
                 f"--gpu {device.name}: no setting fits this model here; the {device.label} is the cheapest that takes it as it is"
             )
@@ -183,9 +183,9 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
         )
     if work.checkpoints_activations and not work.device.is_cpu and sizes.fits(room):
         without = _after(work, [Fix("", "", {"model.gradient_checkpointing": False})])
-        sizes_without = memory.of(without, room)
+        sizes_without = memory.estimate_memory(without, room)
         if sizes_without.fits(room):
-            gain = timing.step["update"] - roofline.of(without, sizes_without).step["update"]
+            gain = timing.step["update"] - roofline.estimate_time(without, sizes_without).step["update"]
             if gain > 0:
                 found.append(f"there is room for --set model.gradient_checkpointing=false: about {gain:.3g} s a step less")
     if sizes.concurrency < LENGTH_FRACTION * work.rows:

@@ -23,7 +23,16 @@ from microrl.config.adapters import (
     TinyLoraConfig,
     VeraConfig,
 )  # fmt: skip
-from microrl.limits import BLOCK_TOKENS, CPU_CACHE_BYTES, GRAPH_BYTES, KV_SLEEP_FRACTION, MAX_SEQUENCES, WORKSPACE_BYTES
+from microrl.limits import (
+    BLOCK_TOKENS,
+    CHUNK_ELEMENTS,
+    CPU_CACHE_BYTES,
+    GRAPH_BYTES,
+    KV_SLEEP_FRACTION,
+    LORA_RANKS,
+    MAX_SEQUENCES,
+    WORKSPACE_BYTES,
+)
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
@@ -34,19 +43,16 @@ CPU_ROOM_BYTES = 1.5e9
 """Activations of a micro-batch on a CPU: beyond it nothing gets faster."""
 MIN_TOKENS, MAX_TOKENS = 256, 32768
 """Tokens of a micro-batch. Above the most a GPU gets no faster; a CPU takes none of it, as its rule is older."""
-CHUNK_ELEMENTS = 2**24
 CHUNK_BUFFERS = 5
 """fp32 tensors of the log-probability chunk at their most: logits, their copy, probabilities, products, narrow ones."""
 FRAGMENTS = 0.1
 """Of the activations: what tensors of changing sizes leave unusable between them."""
 SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Sizes of vLLM's adapter buffers."""
 DEFAULT_LENGTH = 4096
 
 
-def saved_bytes(adapter: Adapter, shape: Shape, *, width: int, length: int) -> int:
+def saved_bytes(adapter: Adapter, shape: Shape, *, dtype_bytes: int, length: int) -> int:
     """Bytes that one token keeps in one decoder layer for the backward pass.
 
     With the base frozen its linear layers keep nothing. What is kept: each norm its input in fp32; attention the queries, the
@@ -55,30 +61,30 @@ def saved_bytes(adapter: Adapter, shape: Shape, *, width: int, length: int) -> i
     """
     queries = shape.heads * shape.head_dim
     norms = shape.norms_a_layer // shape.hidden * 4 * shape.hidden
-    attention_and_mlp = width * (4 * queries + 3 * shape.intermediate + length) + 4 * (shape.heads + 2)
-    return norms + attention_and_mlp + _saved_by(adapter, shape, width)
+    attention_and_mlp = dtype_bytes * (4 * queries + 3 * shape.intermediate + length) + 4 * (shape.heads + 2)
+    return norms + attention_and_mlp + _saved_by(adapter, shape, dtype_bytes)
 
 
-def _saved_by(adapter: Adapter, shape: Shape, width: int) -> int:
+def _saved_by(adapter: Adapter, shape: Shape, dtype_bytes: int) -> int:
     """The adapter's part: inputs (of a narrow base an fp32 copy for each adapter), rank products, outputs, all in fp32."""
     linears = shape.targets(adapter)
     n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
     distinct = 2 * shape.hidden + shape.intermediate  # inputs that several layers share count once where they are not copied
-    inputs = 4 * (n_in if width < 4 else distinct)
+    inputs = 4 * (n_in if dtype_bytes < 4 else distinct)
     products = 4 * getattr(adapter, "rank", 0) * len(linears)
     match adapter:
         case FullConfig():
-            return width * distinct + 4 * shape.norms_a_layer + (6 * shape.hidden if width < 4 else 0)
+            return dtype_bytes * distinct + 4 * shape.norms_a_layer + (6 * shape.hidden if dtype_bytes < 4 else 0)
         case LnConfig():
-            return width * shape.norms_a_layer
+            return dtype_bytes * shape.norms_a_layer
         case Ia3Config():
-            return sum(4 * linear.n_in if linear.kind == "down_proj" else width * linear.n_out for linear in linears)
+            return sum(4 * linear.n_in if linear.kind == "down_proj" else dtype_bytes * linear.n_out for linear in linears)
         case LoraFaConfig() | MissConfig() | TinyLoraConfig():
             return products
         case VeraConfig():
             return products + 4 * n_out
         case DoraConfig():
-            return inputs + products + (width + 4) * n_out
+            return inputs + products + (dtype_bytes + 4) * n_out
         case _:
             return inputs + products
 
@@ -120,9 +126,9 @@ def trained_bytes(shape: Shape, config: RunConfig) -> int:
     return int((8.0 + MOMENT_BYTES[config.optim.name]) * trained + 4.0 * shape.frozen(config.adapter))
 
 
-def narrow_copy(adapter: Adapter, trained: int, width: int) -> float:
+def narrow_copy(adapter: Adapter, trained: int, dtype_bytes: int) -> float:
     """Bytes of the rounded copy of every weight that a forward pass over float32 ones keeps until its backward pass."""
-    return float(width * trained) if isinstance(adapter, FullConfig) and width < 4 else 0.0
+    return float(dtype_bytes * trained) if isinstance(adapter, FullConfig) and dtype_bytes < 4 else 0.0
 
 
 def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, adapter: Adapter, length: int) -> bool:
@@ -131,16 +137,16 @@ def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, adapter: Ad
     return length * each * (1 + FRAGMENTS) <= room_bytes
 
 
-def token_bytes(shape: Shape, adapter: Adapter, width: int, length: int, *, checkpointing: bool) -> int:
+def token_bytes(shape: Shape, adapter: Adapter, dtype_bytes: int, length: int, *, checkpointing: bool) -> int:
     """Bytes of activations a token of a micro-batch costs at its peak on a GPU.
 
     One layer more than there are, for the gradients on their way through one. With checkpointing each layer keeps its
     input only, and one layer at a time is computed again. The head keeps a state and its slope.
     """
-    layer = saved_bytes(adapter, shape, width=width, length=length)
-    head = 3 * shape.hidden * width
+    layer = saved_bytes(adapter, shape, dtype_bytes=dtype_bytes, length=length)
+    head = 3 * shape.hidden * dtype_bytes
     if checkpointing:
-        return shape.layers * shape.hidden * width + 2 * layer + head
+        return shape.layers * shape.hidden * dtype_bytes + 2 * layer + head
     return (shape.layers + 1) * layer + head
 
 
@@ -165,7 +171,7 @@ class Memory:
         return self.peak <= room + 1.0
 
 
-def of(work: Workload, room: float) -> Memory:
+def estimate_memory(work: Workload, room: float) -> Memory:
     """Memory of a run on a card (or machine) with `room` bytes free."""
     sleep, copy, resident = _sleep_level(work), _engine_bytes(work), _resident(work)
     trained = {
@@ -179,7 +185,7 @@ def of(work: Workload, room: float) -> Memory:
     trained["optimizer"] = work.moment_bytes + 4.0 * work.trained  # gradients exist only here
     updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
-    updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.width)
+    updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
     updating["log-probability chunk"] = 4.0 * min(CHUNK_BUFFERS * CHUNK_ELEMENTS, work.rows * work.limit * work.shape.vocab)
     tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
@@ -189,7 +195,7 @@ def of(work: Workload, room: float) -> Memory:
 
 def min_cache(work: Workload) -> float:
     """Bytes of one completion's keys and values at its longest."""
-    return float((work.longest_row + BLOCK_TOKENS) * work.shape.kv_bytes(work.width))
+    return float((work.longest_row + BLOCK_TOKENS) * work.shape.kv_bytes(work.dtype_bytes))
 
 
 def _most_rows(work: Workload) -> int:
@@ -213,19 +219,19 @@ def _engine_bytes(work: Workload) -> float:
     """The engine's own weights: vLLM's copy with its adapter buffers; on a CPU the folded copies; else the trainer's serve."""
     if work.has_vllm:
         rank = next((size for size in LORA_RANKS if size >= (work.config.adapter.pair_rank or 0)), 0)
-        buffers = 0 if work.merges else rank * work.adapter_sides * work.width
+        buffers = 0 if work.merges else rank * work.adapter_sides * work.dtype_bytes
         return float(work.weight_bytes + buffers)
-    if work.width < 4 and work.config.adapter.pair_rank is not None:
+    if work.dtype_bytes < 4 and work.config.adapter.pair_rank is not None:
         return 0.0  # updates run beside the weights
     if isinstance(work.config.adapter, FullConfig):
-        return 0.0 if work.width == 4 else float(work.weight_bytes)  # the trained copies serve, or are rounded to new ones
+        return 0.0 if work.dtype_bytes == 4 else float(work.weight_bytes)  # the trained copies serve, or are rounded to new ones
     return _targeted(work)
 
 
 def _exported(work: Workload) -> float:
     """Pairs that are not the trained factors themselves, fp32; merged tensors, of which the proof needs a second copy."""
     adapter = work.config.adapter
-    if adapter.pair_rank is None and work.has_vllm and work.width < 4:
+    if adapter.pair_rank is None and work.has_vllm and work.dtype_bytes < 4:
         return _targeted(work)
     made = isinstance(adapter, ResidualAdapter | AdaLoraConfig | MissConfig | VeraConfig | TinyLoraConfig)
     return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if made else 0.0
@@ -234,7 +240,7 @@ def _exported(work: Workload) -> float:
 def _targeted(work: Workload) -> float:
     """Bytes of the weights that the adapter changes, in the base's type."""
     chosen = work.shape.targets(work.config.adapter)
-    return float(work.width * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
+    return float(work.dtype_bytes * work.shape.layers * sum(linear.n_in * linear.n_out for linear in chosen))
 
 
 def _sleep_level(work: Workload) -> str | int | None:
@@ -252,11 +258,13 @@ def _micro_batch(work: Workload, left: float) -> int:
     if config.optim.tokens_per_microbatch is not None:
         tokens = config.optim.tokens_per_microbatch
     elif work.device.is_cpu:
-        return micro_batch_tokens(work.shape, dtype_bytes=work.width, room_bytes=CPU_ROOM_BYTES, checkpointing=False, on_cpu=True)
+        return micro_batch_tokens(
+            work.shape, dtype_bytes=work.dtype_bytes, room_bytes=CPU_ROOM_BYTES, checkpointing=False, on_cpu=True
+        )
     else:
         tokens = micro_batch_tokens(
             work.shape,
-            dtype_bytes=work.width,
+            dtype_bytes=work.dtype_bytes,
             room_bytes=max(left, 0.0),
             checkpointing=work.checkpoints_activations,
             adapter=config.adapter,
@@ -267,9 +275,9 @@ def _micro_batch(work: Workload, left: float) -> int:
 
 def _concurrency(work: Workload, cache: float) -> float:
     """Completions that decode together, at their mean length and with half a block unfilled."""
-    per_row = (work.prompt + LENGTH_FRACTION * work.limit + BLOCK_TOKENS / 4) * work.shape.kv_bytes(work.width)
+    per_row = (work.prompt + LENGTH_FRACTION * work.limit + BLOCK_TOKENS / 4) * work.shape.kv_bytes(work.dtype_bytes)
     if not work.has_vllm:  # room is set aside for each at its longest
-        per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.width)
+        per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.dtype_bytes)
     evaluated = work.config.evaluation.problems * work.config.evaluation.samples
     most = _most_rows(work) if work.has_vllm else max(work.rows, evaluated)
     return max(1.0, min(cache / per_row, most))
@@ -277,7 +285,9 @@ def _concurrency(work: Workload, cache: float) -> float:
 
 def _activations(work: Workload, tokens: float) -> float:
     adapter = work.config.adapter
-    return tokens * token_bytes(work.shape, adapter, work.width, work.training_row, checkpointing=work.checkpoints_activations)
+    return tokens * token_bytes(
+        work.shape, adapter, work.dtype_bytes, work.training_row, checkpointing=work.checkpoints_activations
+    )
 
 
 def _cache(work: Workload, left: float) -> float:

@@ -87,14 +87,14 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
     """
     config = with_rate(config, hidden=shape.hidden, model_type=shape.model_type)
     assert not isinstance(config.optim.lr, str)
-    work = Workload.of(config, shape, device)
+    work = Workload.from_config(config, shape, device)
     room = (device.memory_gb if free_gb is None else free_gb) * GB
-    sizes = memory.of(work, room)
+    sizes = memory.estimate_memory(work, room)
     if config.model.gradient_checkpointing == "auto" and not device.is_cpu and not sizes.fits(room):
         model = config.model.model_copy(update={"gradient_checkpointing": True})
-        work = Workload.of(config.model_copy(update={"model": model}), shape, device)
-        sizes = memory.of(work, room)
-    timing = roofline.of(work, sizes)
+        work = Workload.from_config(config.model_copy(update={"model": model}), shape, device)
+        sizes = memory.estimate_memory(work, room)
+    timing = roofline.estimate_time(work, sizes)
     if load_s is not None:
         timing = replace(timing, load=load_s)
     wrong = advice.conflicts(work)

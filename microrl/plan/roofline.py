@@ -82,7 +82,7 @@ class Rates:
             bytes_s = device.bandwidth_gb_s * 1e9
             return cls(rate * CPU_DECODE, rate, rate, bytes_s, bytes_s)
         bytes_s = device.bandwidth_gb_s * 1e9
-        if work.width == 4:
+        if work.dtype_bytes == 4:
             flops = device.fp32
         return cls(
             flops * DECODE_ARITHMETIC, flops * UPDATE_ARITHMETIC, device.fp32 * FP32_ARITHMETIC, bytes_s * STREAM_BANDWIDTH,
@@ -101,7 +101,7 @@ class Timing:
     save: float
 
 
-def of(work: Workload, sizes: Memory) -> Timing:
+def estimate_time(work: Workload, sizes: Memory) -> Timing:
     """All parts of a run on this card."""
     rates, config = Rates.of(work), work.config
     sync, adapter_bytes = _sync(work, rates)
@@ -139,11 +139,11 @@ def _decode(work: Workload, rates: Rates, sizes: Memory, rows: float, limit: int
     # vLLM fills a place as soon as it is free; the other engine decodes wave after wave, each to its longest.
     steps = longest + mean * (crowd - 1) if work.has_vllm else longest * crowd
     computing = shape.body + shape.head
-    reading = steps * (computing * work.width + adapter_bytes) / rates.decode_bytes
+    reading = steps * (computing * work.dtype_bytes + adapter_bytes) / rates.decode_bytes
     arithmetic = 2 * computing * tokens / rates.decode
-    if not work.has_vllm and work.width < 4:
+    if not work.has_vllm and work.dtype_bytes < 4:
         arithmetic += 2 * work.shape.products(work.config.adapter) * tokens / rates.fp32
-    cache = tokens * (work.prompt + mean / 2) * shape.kv_bytes(work.width) / rates.decode_bytes
+    cache = tokens * (work.prompt + mean / 2) * shape.kv_bytes(work.dtype_bytes) / rates.decode_bytes
     prefill = 2 * shape.body * (rows / work.config.sampling.group_size) * work.prompt / rates.update
     return max(reading, arithmetic) + cache + prefill + steps * _decode_step(work)
 
@@ -172,7 +172,7 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> float:
     adapter = (8 if again else 6) * work.shape.products(work.config.adapter) * tokens
     traffic = completion * work.shape.vocab * 4 * LOGIT_TOUCHES + 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
     if not work.device.is_cpu:  # on a CPU the rates, which are measured, contain them
-        saved = memory.saved_bytes(work.config.adapter, work.shape, width=work.width, length=work.training_row)
+        saved = memory.saved_bytes(work.config.adapter, work.shape, dtype_bytes=work.dtype_bytes, length=work.training_row)
         traffic += TOUCHES * work.shape.layers * saved * tokens * (1.5 if again else 1)
     else:
         traffic = 0.0
@@ -208,8 +208,8 @@ def _sync(work: Workload, rates: Rates) -> tuple[float, float]:
     rank = work.config.adapter.pair_rank or work.config.adapter.width
     if not work.has_vllm:
         # In fp32 the update is folded into copies of the weights; beside narrower ones it runs as it is.
-        return (2 * work.shape.body * rank / rates.update if work.width == 4 else 0.0), 0.0
-    swap_bytes = rank * work.adapter_sides * work.width
+        return (2 * work.shape.body * rank / rates.update if work.dtype_bytes == 4 else 0.0), 0.0
+    swap_bytes = rank * work.adapter_sides * work.dtype_bytes
     swap_s = swap_bytes * LONGEST_FRACTION * work.limit / rates.decode_bytes
     merge_s = 2 * work.shape.body * rank / rates.fp32 + 5 * work.weight_bytes / rates.stream
     if work.merges or (work.config.engine.sync == "auto" and merge_s < swap_s):
@@ -228,7 +228,7 @@ def _sleep_wake(work: Workload, sizes: Memory) -> float:
 def start_s(work: Workload) -> float:
     """Seconds of computing where the adapter begins, a part of loading; the singular vectors are kept in the cache."""
     host = _cpu_flops(work) if work.device.is_cpu else HOST_FLOPS
-    return starts.seconds(work.config.adapter, work.shape, work.device, work.width, cpu_flops=host)
+    return starts.seconds(work.config.adapter, work.shape, work.device, work.dtype_bytes, cpu_flops=host)
 
 
 def _cpu_flops(work: Workload) -> float:

@@ -40,7 +40,7 @@ HASH_BYTES_S = 1e9
 """The weights are hashed, to find their singular vectors in the cache."""
 
 
-def seconds(config: Adapter, shape: Shape, device: Device, width: int, *, cpu_flops: float) -> float:
+def seconds(config: Adapter, shape: Shape, device: Device, dtype_bytes: int, *, cpu_flops: float) -> float:
     """All layers' starts; 0 where PEFT's own serves. `width` is bytes of a weight, `cpu_flops` the processor's float32 rate."""
     if not isinstance(config, RankedAdapter):
         return 0.0
@@ -54,7 +54,7 @@ def seconds(config: Adapter, shape: Shape, device: Device, width: int, *, cpu_fl
             else:
                 side_s = GPU_EIGEN_SIDE_S * min(linear.n_in, linear.n_out)
                 found += product / (GPU_PRODUCT * device.fp64) + eigen / (GPU_EIGEN * device.fp64) + side_s
-            found += linear.n_in * linear.n_out * width / HASH_BYTES_S
+            found += linear.n_in * linear.n_out * dtype_bytes / HASH_BYTES_S
         elif isinstance(config, OloraQrConfig):
             found += qr(linear.n_out, linear.n_in) / (on_cpu if device.is_cpu else GPU_PRODUCT * device.fp64)
         elif isinstance(config, WaveletConfig):

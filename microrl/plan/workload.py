@@ -21,7 +21,7 @@ MIXED_FRACTION = 2 / 3
 """Groups whose accuracy is mixed, where DAPO's dynamic sampling drops the others and samples on."""
 MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256}
 """AdamW's two moments of a number; in 8 bits with a float32 scale for each 256."""
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Workload:
     dtype: str
 
     @classmethod
-    def of(cls, config: RunConfig, shape: Shape, device: Device) -> Workload:
+    def from_config(cls, config: RunConfig, shape: Shape, device: Device) -> Workload:
         """Raises UserError for targets and ranks that the network does not have."""
         dtype = device.auto_dtype if config.model.dtype == "auto" else config.model.dtype
         return cls(config, shape, device, shape.trainable(config.adapter), dtype)
 
     @property
-    def width(self) -> int:
+    def dtype_bytes(self) -> int:
         """Bytes of a base weight."""
-        return WIDTHS[self.dtype]
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def has_vllm(self) -> bool:
@@ -54,7 +54,7 @@ class Workload:
     @property
     def weight_bytes(self) -> int:
         """Bytes of one copy of the base."""
-        return self.shape.parameters * self.width
+        return self.shape.parameters * self.dtype_bytes
 
     @property
     def base_bytes(self) -> float:
@@ -62,7 +62,7 @@ class Workload:
         if self.config.model.quant is None:
             return float(self.weight_bytes)
         linear = self.shape.layers * sum(one.n_in * one.n_out for one in self.shape.linears)
-        return self.weight_bytes - linear * (self.width - NF4_BYTES)
+        return self.weight_bytes - linear * (self.dtype_bytes - NF4_BYTES)
 
     @property
     def moment_bytes(self) -> float:

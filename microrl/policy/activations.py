@@ -22,7 +22,7 @@ class ActivationBudget(NamedTuple):
 
     shape: Shape
     config: RunConfig
-    width: int
+    dtype_bytes: int
     bytes: float | None
     """None on a CPU, where a fixed rule keeps the bits the same."""
 
@@ -42,14 +42,16 @@ class ActivationBudget(NamedTuple):
 
     def fits_a_row(self) -> bool:
         """Whether the longest row fits with all its activations kept."""
-        return self.bytes is None or memory.fits_a_row(self.shape, dtype_bytes=self.width, room_bytes=self.bytes, **self._row)
+        return self.bytes is None or memory.fits_a_row(
+            self.shape, dtype_bytes=self.dtype_bytes, room_bytes=self.bytes, **self._row
+        )
 
     def tokens(self, *, checkpointing: bool) -> int:
         """Tokens of a micro-batch, as the plan reckons them."""
         room = memory.CPU_ROOM_BYTES if self.bytes is None else self.bytes
         return memory.micro_batch_tokens(
             self.shape,
-            dtype_bytes=self.width,
+            dtype_bytes=self.dtype_bytes,
             room_bytes=room,
             checkpointing=checkpointing,
             on_cpu=self.bytes is None,

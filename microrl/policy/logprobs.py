@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
+from microrl.limits import CHUNK_ELEMENTS
 from microrl.models.forward import Bend, project
-
-CHUNK_ELEMENTS = 2**24
-"""Logits held at a time: 64 MiB in fp32."""
 
 
 def chosen_logprobs(

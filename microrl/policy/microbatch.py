@@ -64,8 +64,8 @@ def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *
     chosen = [rows[position] for position in positions]
     if share_prompts:
         prompts = list(dict.fromkeys(row.prompt_ids for row in chosen))
-        place = {ids: number for number, ids in enumerate(prompts)}
-        prompt_of = [place[row.prompt_ids] for row in chosen]
+        index = {ids: number for number, ids in enumerate(prompts)}
+        prompt_of = [index[row.prompt_ids] for row in chosen]
     else:
         prompts, prompt_of = [row.prompt_ids for row in chosen], list(range(len(chosen)))
     prompt_width = max(map(len, prompts))

@@ -33,7 +33,7 @@ def _in_8_bits(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.
     optimizer = bitsandbytes.optim.AdamW8bit(groups, **settings)
     optimizer.check_overrides()
     for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            optimizer.init_state(group, parameter, number, place)
+        for index, parameter in enumerate(group["params"]):
+            optimizer.init_state(group, parameter, number, index)
     optimizer.initialized = True
     return optimizer

@@ -13,7 +13,7 @@ from microrl.adapters.targets import targets
 from microrl.config import RunConfig
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
-from microrl.limits import CPU_CACHE_BYTES, MAX_SEQUENCES
+from microrl.limits import BLOCK_TOKENS, CPU_CACHE_BYTES, MAX_SEQUENCES
 from microrl.models import gpu
 from microrl.models.forward import kv_bytes_per_token
 from microrl.models.tensors import linears
@@ -26,8 +26,6 @@ from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine
 from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache
 
-LARGEST_BLOCK = 128
-"""Tokens; vLLM gives its cache out in blocks of 16 on a GPU and 128 on a CPU."""
 CANARY_RANK = 8
 """Of the probe's own adapter, where the run's is no pair."""
 OnEvent = Callable[..., None]
@@ -122,7 +120,7 @@ def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, kep
 
 def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:
     """Bytes of one completion's keys and values at its longest, in whole blocks and one to spare."""
-    return (length + 2 * LARGEST_BLOCK) * kv_bytes_per_token(model)
+    return (length + BLOCK_TOKENS) * kv_bytes_per_token(model)
 
 
 def longest_sequence(config: RunConfig, model: PreTrainedModel) -> int:

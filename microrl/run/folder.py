@@ -280,7 +280,7 @@ class RunFolder:
             with files.open_regular(self.path / name, os.O_RDWR) as file:
                 file.truncate(size)
 
-    def mend(self, name: str) -> None:
+    def drop_partial_line(self, name: str) -> None:
         """Cut off the half line that a killed process may have left at the end."""
         path = self.path / name
         if not path.exists():

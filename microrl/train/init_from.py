@@ -48,9 +48,9 @@ def find(config: RunConfig) -> Path | None:
     return found
 
 
-def begin_at(place: Path, policy: Policy) -> None:
+def load_adapter(checkpoint_path: Path, policy: Policy) -> None:
     """Load a checkpoint's adapter; the optimiser begins anew. Raises UserError where its tensors have other shapes."""
-    checkpoint.load_adapter(place, policy)
+    checkpoint.load_adapter(checkpoint_path, policy)
 
 
 def _identity(name: str) -> str:

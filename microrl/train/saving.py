@@ -34,7 +34,7 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
     is spent. Raises BadFile where checkpoints are as they were written, but none of them can be used.
     """
     root = folder.path / FOLDER
-    folder.mend(EVENTS)
+    folder.drop_partial_line(EVENTS)
     for aside, find_corruption in checkpoint.adopt(root):
         _log_bad(folder, aside, find_corruption)
     bad: list[tuple[Path, str]] = []
@@ -106,7 +106,7 @@ def go_back(folder: RunFolder, path: Path | None, state: State) -> None:
         folder.keep_before()
     folder.rewind(METRICS, state.metrics_offset)
     folder.rewind(SFT, min(state.sft.offset, folder.size(SFT)))
-    folder.mend(SFT)
+    folder.drop_partial_line(SFT)
     folder.forget_rollouts(state.step)
     with folder.tolerate_write_errors(BEST):
         _restore_best(folder, state)

@@ -194,7 +194,7 @@ def make_policy(
     """The adapter on the model, at its start or at that of the checkpoint `init`. `state` as in `build`."""
     policy = Policy(model, config, folder.event, fresh=fresh and init is None, progress=console.progress)
     if init is not None:
-        init_from.begin_at(init, policy)
+        init_from.load_adapter(init, policy)
         folder.event("init", f"the adapter starts as in {init}")
         console.note(f"the adapter starts as in {init}")
     if (start := policy.adapter.start) is not None:

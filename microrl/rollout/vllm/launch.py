@@ -18,11 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.errors import UserError
+from microrl.limits import LORA_RANKS
 from microrl.models.gpu import is_out_of_memory
 from microrl.models.hub import cache_folder
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The sizes of adapter buffers that vLLM has kernels for."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: the weights are handed over as tensors
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer wants its cores back
