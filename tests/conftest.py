@@ -11,8 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is imported: no test needs a network
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is, which the process that only hands out the tests never does
+
+import processes
 import pytest
-import torch
 
 TINY_RUN = """\
 seed = 3
@@ -51,14 +54,22 @@ max_completion_tokens = 6
 steps = 4
 """
 
-torch.set_num_threads(1)
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is imported: no test needs a network
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What needs vLLM's one engine of a process stays on one worker; its other tests, in processes of their own, do not wait."""
+    for item in items:
+        if "served" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("engine"))
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path_factory, request):
-    """Tests leave the user's cache alone; the slow ones share one for the quickstart's warm start."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    """Tests leave the user's cache alone; the slow ones of all workers share one for the quickstart's warm start."""
+    base = tmp_path_factory.getbasetemp()
+    if request.node.get_closest_marker("slow") and "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
 
 
 @pytest.fixture(scope="session")
@@ -99,16 +110,10 @@ def data_file(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def microrl():
     """Run the command line in a process of its own; returns the finished process with its output as text."""
+    processes.start()
 
     def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "microrl", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            timeout=900,
-        )
+        return processes.run([sys.executable, "-m", "microrl", *arguments], cwd=cwd, env=environment, timeout=900)
 
     return run
 
@@ -137,12 +142,16 @@ def inside(monkeypatch):
     return run
 
 
-@pytest.fixture
-def checkers_when_asked(monkeypatch):
-    """The maths checker's processes start when they are asked for, and not beforehand: integers need none."""
+@pytest.fixture(autouse=True, scope="session")
+def checkers_at_once():
+    """The maths checker's processes start when they are asked for, and not beforehand: integers need none, and each takes more
+    than a second of a processor. What is yielded is how they are started beforehand."""
     from microrl.rewards.accuracy import AnswerChecker
 
-    monkeypatch.setattr(AnswerChecker, "start", lambda self: None)
+    with pytest.MonkeyPatch.context() as patch:
+        start = AnswerChecker.start
+        patch.setattr(AnswerChecker, "start", lambda self: None)
+        yield start
 
 
 @pytest.fixture(scope="session")

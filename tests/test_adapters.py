@@ -67,8 +67,14 @@ def train(attached, steps=4, lr=0.02, progress=0.0):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("kind", KINDS)
+EXPORTED = [(kind, architecture) for kind in KINDS for architecture in ("llama", "qwen2", "qwen3")]
+ON_ALL = ("lora", "pissa", "dora", "full", "ln", "ia3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [pytest.param(*pair, marks=[] if pair[1] == "qwen2" or pair[0] in ON_ALL else pytest.mark.slow) for pair in EXPORTED],
+)
 def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
     """After some steps: its own logits, those of the untouched base with its export, and those of its folder on disk."""
     model = small(architecture)
@@ -408,11 +414,8 @@ def test_what_cannot_be_is_refused_with_a_hint(inside, model_folder, data_file, 
     assert not (tmp_path / "x").exists()
 
 
-TEN_STEPS = [pytest.param(kind, marks=[pytest.mark.one_of_each] if kind in ("pissa", "dora") else []) for kind in KINDS]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TEN_STEPS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.one_of_each if kind == "dora" else ()) for kind in KINDS])
 def test_ten_steps_of_every_kind(inside, tiny_arguments, tmp_path, kind):
     ten_steps(inside, tiny_arguments, tmp_path, kind, "transformers")
 

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 
+import processes
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -202,10 +203,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(microrl, argumen
     """A checkpoint that does not fit is told; the last good one stays, metrics wait in memory, and the run ends well."""
     out = tmp_path / "run"
     # No file may be larger than the adapter is: the optimiser's does not fit any more, the adapter does.
-    probe = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(200_000), "train", *arguments, "--out", str(out)], capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+    probe = processes.run([sys.executable, "-c", LIMITED, 200_000, "train", *arguments, "--out", out], timeout=300)
     assert probe.returncode == 0, probe.stderr
     assert probe.stderr.count("disk full: no room for checkpoints (none is the last good one)") == 1, probe.stderr
     assert len(rows(out)) == 5 and (out / ADAPTER).is_file()
@@ -215,10 +213,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(microrl, argumen
 
 def test_a_disk_without_room_for_the_adapter_ends_the_run_with_its_reason(arguments, tmp_path):
     out = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(20_000), "train", *arguments, "--out", str(out)], capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+    done = processes.run([sys.executable, "-c", LIMITED, 20_000, "train", *arguments, "--out", out], timeout=300)
     assert done.returncode == 1, done.stderr
     assert "error: the disk is full: no room for the final adapter" in done.stderr
     assert f"microrl train --resume {out}" in done.stderr and "Traceback" not in done.stderr

@@ -1,7 +1,6 @@
 """How a run ends, whatever goes away under it: the wall clock, the terminal, the disk, its folder."""
 
 import contextlib
-import fcntl
 import json
 import os
 import pty
@@ -12,9 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import termios
 import time
 
+import processes
 import pytest
 from conftest import in_process
 from test_run import rows
@@ -247,10 +246,12 @@ def test_run_log_is_bounded(tmp_path, monkeypatch):
 def test_a_run_outlives_the_pipe_that_reads_it(arguments, whole, tmp_path):
     """As with `microrl train ... 2>&1 | head -1`."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "microrl", "train", *arguments, "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout.readline()
-    process.stdout.close()
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "microrl", "train", *arguments, "--out", out]
+    process = processes.popen(command, stdout=writer, stderr=processes.STDOUT)
+    os.close(writer)
+    with open(reader) as pipe:
+        assert pipe.readline()
     assert process.wait(timeout=120) == 0
     same_end(out, whole[0])
     assert logged(out)[-1].startswith("try it: ") and not (out / "crash.log").exists()
@@ -291,15 +292,9 @@ def test_an_evaluation_outlives_its_console(inside, whole):
 def test_without_its_terminal_a_run_saves_and_ends(inside, arguments, tmp_path):
     """The terminal itself goes away: the kernel sends SIGHUP, and nothing can be written any more."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "microrl", "train", *arguments, "--steps", "24", "--out", str(out)]
+    command = [sys.executable, "-m", "microrl", "train", *arguments, "--steps", 24, "--out", out]
     terminal, end = pty.openpty()
-
-    def own_terminal():
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
-        os.setsid()
-        fcntl.ioctl(end, termios.TIOCSCTTY, 0)
-
-    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, preexec_fn=own_terminal, pass_fds=[end])
+    process = processes.popen(command, stdin=end, stdout=end, stderr=end, owns_terminal=True)
     os.close(end)
     metrics = out / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 2):

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from damage import damage_file, damage_folder, replace_it
 
-pytestmark = pytest.mark.usefixtures("checkers_when_asked")
 SEED = int(os.environ.get("MICRORL_FUZZ_SEED", "0"))
 LIMIT_S = 30
 MEMORY = 4 * 2**30

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import processes
 import pytest
 
 from microrl.config import resolve
@@ -40,10 +41,10 @@ def group(gold, *answers):
 
 
 @pytest.fixture(scope="module")
-def running():
+def running(checkers_at_once):
     """A judge whose children are up."""
     scorer = RewardScorer(RewardConfig())
-    scorer.checker.start()
+    checkers_at_once(scorer.checker)
     for answer in ("0.25", "0.75", "0.125", "1.5"):
         scorer.checker.check("1/2", answer)
     yield scorer
@@ -93,7 +94,7 @@ def in_time(work, seconds=PATIENCE_S):
 # ---- processes
 
 
-def processes():
+def all_processes():
     """Process id to (parent, state, seconds of processor time)."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -107,19 +108,19 @@ def processes():
 
 def descendants(root):
     """Processes below this one, without those that are dead and not yet taken off the list."""
-    table, found = processes(), {root}
+    table, found = all_processes(), {root}
     while more := {pid for pid, (parent, _, _) in table.items() if parent in found} - found:
         found |= more
     return {pid for pid in found - {root} if table[pid][1] != "Z"}
 
 
 def alive(pids):
-    table = processes()
+    table = all_processes()
     return {pid for pid in pids if pid in table and table[pid][1] != "Z"}
 
 
 def spent_s(pids):
-    table = processes()
+    table = all_processes()
     return sum(table[pid][2] for pid in pids if pid in table)
 
 
@@ -169,7 +170,7 @@ def test_no_checker_outlives_a_run_that_is_killed(checking):
 
 def test_no_fork_outlives_its_checker(checking):
     process, below = checking()
-    table = processes()
+    table = all_processes()
     for pid in below:
         if table[pid][0] == process.pid:
             os.kill(pid, signal.SIGKILL)
@@ -322,7 +323,7 @@ class Stop(Exception):
 
 
 def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(scorer):
-    scorer.checker.deadline_s = 10.0
+    scorer.checker.deadline_s = 2 * PATIENCE_S
     began, looks = time.monotonic(), []
 
     def check_deadline():
@@ -333,12 +334,12 @@ def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(scorer):
     scorer.check_deadline = check_deadline
     with pytest.raises(Stop):
         scorer.score([(0, group("1/2", *map(hostile, range(6))))])
-    assert time.monotonic() - began < 4 and len(looks) >= 3
+    assert time.monotonic() - began < PATIENCE_S and len(looks) >= 3
     scorer.check_deadline = lambda: None
     scorer.renew()
     began = time.monotonic()
     assert scorer.score([(0, group("1/3", r"\frac{7}{21}"))])[0].scores[0].accuracy == 1
-    assert time.monotonic() - began < 4, "what was given up keeps nothing waiting"
+    assert time.monotonic() - began < PATIENCE_S, "what was given up keeps nothing waiting"
 
 
 # ---- evaluations
@@ -358,7 +359,7 @@ def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scor
     prompts = [Prompt(question, "1/2", "", (1,)) for question in questions]
     began = time.monotonic()
     result = evaluate(Scripted(), scorer, prompts, Sampling(1, 8), seed=0, pass_k=(), deadline_s=2.0)
-    assert 2 <= time.monotonic() - began < 6
+    assert 2 <= time.monotonic() - began < PATIENCE_S
     assert result.right == {"0.5": 1, r"\frac{2}{4}": 1, "7": 0}, "as many as are whole, in the order of the questions"
     assert result.killed == 0
     assert evaluate(Scripted(), scorer, prompts[3:], Sampling(1, 8), seed=0, pass_k=(), deadline_s=1.0) is None
@@ -401,12 +402,12 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
         "from microrl.cli import main; main()"
     )
     out, budget_s = tmp_path / "run", 60
-    command = [sys.executable, "-c", code, "train", *map(str, tiny_arguments), "--hours", str(budget_s / 3600), "--out", str(out)]
+    command = [sys.executable, "-c", code, "train", *tiny_arguments, "--hours", budget_s / 3600, "--out", out]
     began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = processes.run(command, timeout=600)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
-    assert seconds <= 1.01 * budget_s + 0.5
+    assert seconds <= budget_s + 4, "it waits for no check, of which each may take 5 s"
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "done" and summary["steps"] >= 1 and (out / "final").is_dir()
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

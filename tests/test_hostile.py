@@ -20,7 +20,6 @@ from microrl.run import checkpoint, heartbeat
 from microrl.run.folder import RunFolder
 from microrl.train import saving, validation
 
-pytestmark = pytest.mark.usefixtures("checkers_when_asked")
 HUGE = 10**400
 LAST, FIRST = "checkpoints/step-000003", "checkpoints/step-000000"
 

@@ -192,6 +192,7 @@ def test_a_whole_run_in_4_and_8_bits(kind, inside, tiny_arguments, tmp_path, mon
 
 
 @pytest.mark.vllm
+@pytest.mark.xdist_group("engine")
 def test_vllm_on_the_dequantised_weights_over_two_updates(model_folder):
     """Its base is the trainer's 4-bit one bit by bit, and every swap and every merge is proved."""
     pytest.importorskip("vllm", reason="vLLM is not installed")

@@ -5,11 +5,11 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from killed import PLACES
 from test_run import rows
@@ -46,15 +46,8 @@ def whole(microrl, learning, tmp_path_factory):
 
 
 def start(arguments, *, place=None, count=1):
-    program = ["-m", "microrl"] if place is None else [str(Path(__file__).parent / "killed.py"), place, str(count)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *program, *map(str, arguments)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    program = ["-m", "microrl"] if place is None else [Path(__file__).parent / "killed.py", place, count]
+    return processes.popen([sys.executable, *program, *arguments], stdout=processes.DEVNULL, stderr=processes.PIPE)
 
 
 def same_end(out, whole):

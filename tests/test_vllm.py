@@ -6,12 +6,12 @@ Each trap is shown twice: with the guard the engine is right, and with the guard
 import copy
 import json
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 import torch
 
@@ -19,7 +19,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.vllm
 
 from architectures import tiny  # noqa: E402
-from test_adapters import RESIDUAL, TEN_STEPS, config_of, ten_steps, train  # noqa: E402
+from test_adapters import RESIDUAL, config_of, ten_steps, train  # noqa: E402
 from transformers import CONFIG_MAPPING  # noqa: E402
 
 from microrl.algorithm.batch import Batch, Row  # noqa: E402
@@ -137,8 +137,9 @@ def served(tokenizer):
 
 
 @pytest.fixture(autouse=True)
-def _fresh_events(served):
-    served.events.clear()
+def _fresh_events(request):
+    if "served" in request.fixturenames:
+        request.getfixturevalue("served").events.clear()
 
 
 def prompts(served, count=8):
@@ -652,7 +653,7 @@ def test_a_whole_run(microrl, arguments, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TEN_STEPS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.one_of_each if kind == "pissa" else ()) for kind in KINDS])
 def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
     ten_steps(microrl, arguments, tmp_path, kind, "vllm")
 
@@ -668,6 +669,7 @@ def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
     assert all(line["policy/kl_sampler"] < 1e-3 for line in lines)
 
 
+@pytest.mark.xdist_group("engine")
 def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, inside, monkeypatch):
     from microrl.rollout.vllm.engine import VllmEngine
 
@@ -682,7 +684,7 @@ def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, insi
 def bench(*arguments):
     """`rollout_bench.py` in a process of its own: one engine at a time. A result for each architecture."""
     script = Path(__file__).with_name("rollout_bench.py")
-    done = subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True, timeout=900)
+    done = processes.run([sys.executable, script, *arguments], timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
