@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from microrl import clock
+from microrl.policy import sft
 from microrl.policy.policy import Policy
 from microrl.rollout import transformers
 from microrl.run import checkpoint
@@ -30,7 +31,7 @@ class Machine:
         self.takes(setup, "build", load_s)
         self.takes(transformers._Wave, "_forward", self.FORWARD_S)
         self.takes(Policy, "_microbatch", self.MICROBATCH_S)
-        self.takes(Policy, "imitate", self.MICROBATCH_S)
+        self.takes(sft, "sft_step", self.MICROBATCH_S)
         self.takes(checkpoint, "save", self.SAVE_S)
         self.takes(saving, "write", self.SAVE_S)
 
@@ -51,7 +52,7 @@ class Machine:
         self._started = self.now
 
 
-def noise(seed: int, least: float, most: float) -> Callable[[float], float]:
+def noise(seed: int, low: float, high: float) -> Callable[[float], float]:
     """A pace that is drawn anew for each piece of work."""
     draw = random.Random(seed)
-    return lambda elapsed_s: draw.uniform(least, most)
+    return lambda elapsed_s: draw.uniform(low, high)

@@ -106,7 +106,7 @@ def refuse_without_room_for_a_step(run: Run) -> None:
     budget = run.budget
     if run.config.sft.only or run.state.step or budget.fits_a_step():
         return
-    missing_s = budget.step.forecast_s() + budget.min_reserve_s()
+    missing_s = budget.step.forecast_s() + budget.min_reserve_s() + run.watch.totals["load"]  # a resumed run loads again
     raise UserError(
         f"{budget.hours:g} hours have no room for a single step: it may take {budget.step.forecast_s():.1f} s, saving and "
         f"a part of the final evaluation {budget.min_reserve_s():.1f} s, and {budget.left_s():.1f} s are left",
