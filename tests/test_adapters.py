@@ -7,10 +7,10 @@ import torch
 from test_engine import PROMPTS, collect, random_model, rows_of
 
 from microrl.adapters import folder, starts
+from microrl.adapters.adalora import RankAllocator
 from microrl.adapters.attach import attach
-from microrl.adapters.ranks import RankAllocator
 from microrl.config import resolve
-from microrl.config.adapters import KINDS, FullConfig, ResidualAdapter, described
+from microrl.config.adapters import KINDS, FullConfig, ResidualConfig, described
 from microrl.errors import UserError
 from microrl.models.forward import adapted
 from microrl.models.tensors import dequantize, weight_sharing_copy
@@ -20,7 +20,7 @@ from microrl.types import AdapterSnapshot, Sampling
 
 IDS = torch.tensor([[5, 9, 17, 33, 65, 129, 3, 250], [77, 78, 12, 11, 10, 200, 201, 202]])
 ORTHONORMAL = ["lora-rlpo", "lora-rlmo", "dct", "wavelet"]
-RESIDUAL = [kind for kind, cls in KINDS.items() if issubclass(cls, ResidualAdapter)]
+RESIDUAL = [kind for kind, cls in KINDS.items() if issubclass(cls, ResidualConfig)]
 TRAINED = {
     "lora": {"lora_A", "lora_B"}, "rslora": {"lora_A", "lora_B"}, "lora+": {"lora_A", "lora_B"}, "lora-fa": {"lora_B"},
     "dora": {"lora_A", "lora_B", "lora_magnitude_vector"}, "adalora": {"lora_A", "lora_B", "lora_E"}, "miss": {"miss_block"},
@@ -320,7 +320,7 @@ def test_a_state_goes_back_bit_by_bit_and_no_other_kind_takes_it(tmp_path):
 def test_adalora_cuts_to_its_budget_and_keeps_what_matters():
     config = config_of("adalora", hold_first=0.2, hold_last=0.3)
     attached = attach(small("qwen2"), config, seed=1)
-    allocator: RankAllocator = attached._allocator
+    allocator: RankAllocator = attached.allocator
     layers = len(attached.snapshot(0).pairs)
     assert [allocator.kept(progress) for progress in (0.0, 0.2, 0.7, 1.0)] == [6 * layers, 6 * layers, 4 * layers, 4 * layers]
     # halfway between the holds: 4 + 2 / 8 a layer

@@ -9,9 +9,8 @@ import torch
 from test_config import without_heavy_libraries
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
-from microrl.adapters.attach import attach
-from microrl.adapters.starts import ENDS, compute
-from microrl.adapters.targets import targets
+from microrl.adapters.attach import attach, targets
+from microrl.adapters.starts import SPECTRAL, compute
 from microrl.cli import plan as plan_command
 from microrl.config import models, presets, resolve
 from microrl.config.adapters import KINDS
@@ -448,7 +447,7 @@ def test_the_adapters_start_is_a_part_of_loading():
     (note,) = [text for text in spectral.notes if "start" in text]
     assert f"{spectral.load_s - plain.load_s:.0f} s for the start of lora-rlpo rank 64" in note
     assert not [text for text in plain.notes if "start" in text]
-    assert set(starts.SPECTRAL) == set(ENDS), "the starts that are computed from singular vectors"
+    assert set(starts.SPECTRAL) == set(SPECTRAL), "the starts that are computed from singular vectors"
 
 
 @pytest.mark.parametrize(("hidden", "inner", "layers", "heads", "kv_heads", "published_s"), [

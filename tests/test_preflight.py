@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from microrl.adapters.targets import targets as targets_of
+from microrl.adapters.attach import targets as targets_of
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.models import gpu

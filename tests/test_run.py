@@ -88,7 +88,7 @@ def test_the_final_adapter_is_pefts_own_format(finished, model_folder):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from microrl.adapters.export import export
+    from microrl.adapters.attach import export
     from microrl.adapters.folder import read
 
     base = AutoModelForCausalLM.from_pretrained(model_folder)

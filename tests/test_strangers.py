@@ -244,7 +244,7 @@ def test_pickled_weights_are_not_loaded(kind, copy, base, tmp_path):
 
 def test_peft_reads_the_same_update(originals, base):
     """The other way round: what is read of PEFT's own folders computes what PEFT computes of them."""
-    from microrl.adapters.export import export
+    from microrl.adapters.attach import export
     from microrl.models.tensors import weight_sharing_copy
 
     for kind in KINDS:

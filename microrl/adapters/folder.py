@@ -16,10 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from microrl.adapters.attach import AttachedAdapter, no_decomposition
-from microrl.adapters.export import constant_merge, export, tuned
+from microrl.adapters.adapter import Adapter, replace_base, tuned
+from microrl.adapters.attach import export
 from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnSettings, base_of, read_settings
 from microrl.adapters.targets import kind_of
+from microrl.adapters.tinylora import skip_svd
 from microrl.errors import UserError
 from microrl.models.tensors import is_real, linears, norms, not_finite, shape_of, weight_sharing_copy, weights
 from microrl.types import AdapterSnapshot, LowRank
@@ -31,7 +32,7 @@ MAX_CLAIMED, FEW_NUMBERS = 16, 2**26
 """An adapter is made room for before its missing tensors can be named: up to so many times what its file holds."""
 
 
-def write(folder: Path, attached: AttachedAdapter) -> None:
+def write(folder: Path, attached: Adapter) -> None:
     """What is low rank as a plain LoRA pair relative to the untouched base; the rest as PEFT writes it; `full` as a model."""
     snapshot = attached.snapshot(0)
     base = getattr(attached.model.config, "_name_or_path", None) or None
@@ -98,7 +99,7 @@ def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
     """What PEFT knows how to load, through the same export as a trained one."""
     settings, tree, tensors = read_settings(folder), weight_sharing_copy(model), _tensors(folder, folder / WEIGHTS)
     try:
-        with torch.random.fork_rng(), warnings.catch_warnings(), no_decomposition():
+        with torch.random.fork_rng(), warnings.catch_warnings(), skip_svd():
             warnings.simplefilter("ignore")
             config = PEFT_TYPE_TO_CONFIG_MAPPING[settings.kind](inference_mode=True, **settings.for_peft())
             layers = _targets(folder, settings, config, model)
@@ -205,7 +206,7 @@ def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     known = model.state_dict().keys()  # with the tied ones under each of their names
     if (unexpected := next((name for name in found if name not in known), None)) is not None:
         raise _for_another_model(folder, unexpected)
-    return {name: partial(constant_merge, found[name].to(model.device)) for name in expected}
+    return {name: partial(replace_base, found[name].to(model.device)) for name in expected}
 
 
 def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -23,14 +23,14 @@ from safetensors.torch import load_file, save_file
 
 from microrl import clock
 from microrl.config.adapters import (
-    Adapter,
+    BaseAdapterConfig,
     DctConfig,
     MiloraConfig,
     OloraConfig,
     OloraQrConfig,
     OloraTailConfig,
     PissaConfig,
-    RankedAdapter,
+    RankedConfig,
     RlmoConfig,
     RlpoConfig,
     TinyLoraConfig,
@@ -43,9 +43,9 @@ End = Literal["largest", "smallest"]
 Progress = Callable[[Iterable[str], int, str], Iterable[str]]
 """(items, how many, label) to the same items, with a bar."""
 FLAT = 1e-6
-"""Below this share of the largest singular value the Gram matrix, which squares it, has lost its digits."""
+"""Below this fraction of the largest singular value the Gram matrix, which squares it, has lost its digits."""
 MIN_CACHED_S = 10.0
-"""What is computed faster than this is not worth a file."""
+"""What is computed faster than this is not cached."""
 
 
 class Pair(NamedTuple):
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Each layer's pair, and what it took. `peak_gb` is the card's, or how far the process's high-water mark rose."""
+    """Each layer's pair, and what computing them took. `peak_gb` is the card's, or how far the process's high-water mark rose."""
 
     pairs: dict[str, Pair]
     seconds: float
@@ -64,25 +64,70 @@ class Start(NamedTuple):
     cached: bool
 
 
-ENDS: dict[type[Adapter], End] = {
-    PissaConfig: "largest", MiloraConfig: "smallest", OloraConfig: "largest", OloraTailConfig: "smallest",
-    RlpoConfig: "largest", RlmoConfig: "smallest", TinyLoraConfig: "largest",
+class Spectrum(NamedTuple):
+    """r singular triplets of a weight, largest first: W V = U S."""
+
+    U_OR: torch.Tensor
+    S_R: torch.Tensor
+    V_IR: torch.Tensor
+
+
+def _singular_values(spectrum: Spectrum, scale: float) -> Pair:
+    """B A = U S V^T / s, the singular values shared out evenly."""
+    U_OR, S_R, V_IR = spectrum
+    root_R = (S_R / scale).sqrt()
+    return Pair(root_R[:, None] * V_IR.t(), U_OR * root_R)
+
+
+def _singular_vectors(spectrum: Spectrum, scale: float) -> Pair:
+    return Pair(spectrum.V_IR.t(), spectrum.U_OR)
+
+
+def _right_vectors(spectrum: Spectrum, scale: float) -> Pair:
+    return Pair(spectrum.V_IR.t())
+
+
+def _qr(rank: int, weight_OI: torch.Tensor, generator: torch.Generator) -> Pair:
+    Q_OK, R_KI = torch.linalg.qr(weight_OI.double())
+    return Pair(R_KI[:rank].contiguous(), Q_OK[:, :rank].contiguous())
+
+
+def _dct(rank: int, weight_OI: torch.Tensor, generator: torch.Generator) -> Pair:
+    return Pair(dct(rank, weight_OI.shape[1]).to(weight_OI.device))
+
+
+def _wavelet(rank: int, weight_OI: torch.Tensor, generator: torch.Generator) -> Pair:
+    return Pair(wavelet(rank, weight_OI.shape[1], generator).to(weight_OI.device))
+
+
+SPECTRAL: dict[type[BaseAdapterConfig], tuple[End, Callable[[Spectrum, float], Pair]]] = {
+    PissaConfig: ("largest", _singular_values),
+    MiloraConfig: ("smallest", _singular_values),
+    TinyLoraConfig: ("largest", _singular_values),
+    OloraConfig: ("largest", _singular_vectors),
+    OloraTailConfig: ("smallest", _singular_vectors),
+    RlpoConfig: ("largest", _right_vectors),
+    RlmoConfig: ("smallest", _right_vectors),
+}
+"""The starts that need singular vectors: the end of the spectrum, and a function of (spectrum, s)."""
+OTHER: dict[type[BaseAdapterConfig], Callable[[int, torch.Tensor, torch.Generator], Pair]] = {
+    OloraQrConfig: _qr, DctConfig: _dct, WaveletConfig: _wavelet,
 }  # fmt: skip
-"""Which end of the spectrum a start is taken from."""
+"""The starts that do not: functions of (rank, weight, generator)."""
 
 
-def has_start(config: Adapter) -> bool:
-    """Whether A or B are to be computed, and not left as PEFT starts them."""
-    return type(config) in ENDS or isinstance(config, DctConfig | WaveletConfig | OloraQrConfig)
+def has_start(config: BaseAdapterConfig) -> TypeGuard[RankedConfig]:
+    """Whether the start is computed here; else it is PEFT's."""
+    return type(config) in SPECTRAL or type(config) in OTHER
 
 
 @torch.no_grad()
 def compute(
-    layers: Mapping[str, torch.nn.Linear], config: RankedAdapter, *, seed: int, progress: Progress = lambda items, *_: items
+    layers: Mapping[str, torch.nn.Linear], config: RankedConfig, *, seed: int, progress: Progress = lambda items, *_: items
 ) -> Start:
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
     began, before = clock.now_s(), _memory_mark()
-    end = ENDS.get(type(config))
+    end, from_spectrum = SPECTRAL.get(type(config), (None, None))
     kept = _kept(layers, end, config.rank) if end is not None else None
     spectra = _read(kept, layers) if kept is not None else None
     cached = spectra is not None
@@ -95,45 +140,21 @@ def compute(
         if end is not None and not cached:
             # In float32, as the cache gives them back: a second run starts from the same bits.
             spectra[name] = Spectrum(*(part.float() for part in singular(weight_OI, min(config.rank, *weight_OI.shape), end)))
-        pairs[name] = _pair(config, weight_OI, spectra.get(name), generator)
+        if from_spectrum is not None:
+            pairs[name] = from_spectrum(spectra[name], getattr(config, "scale", 1.0))
+        else:
+            pairs[name] = OTHER[type(config)](config.rank, weight_OI, generator)
     seconds = clock.now_s() - began
     if kept is not None and not cached and seconds > MIN_CACHED_S:
         _keep(kept, spectra)
     return Start(pairs, clock.now_s() - began, _memory_mark(before), cached)
 
 
-def _pair(config: RankedAdapter, weight_OI: torch.Tensor, spectrum: Spectrum | None, generator: torch.Generator) -> Pair:
-    rank, width, device = config.rank, weight_OI.shape[1], weight_OI.device
-    if isinstance(config, DctConfig):
-        return Pair(dct(rank, width).to(device))
-    if isinstance(config, WaveletConfig):
-        return Pair(wavelet(rank, width, generator).to(device))
-    if isinstance(config, OloraQrConfig):
-        Q_OK, R_KI = torch.linalg.qr(weight_OI.double())
-        return Pair(R_KI[:rank].contiguous(), Q_OK[:, :rank].contiguous())
-    assert spectrum is not None, config.name
-    U_OR, S_R, V_IR = spectrum
-    if isinstance(config, RlpoConfig | RlmoConfig):
-        return Pair(V_IR.t())
-    if isinstance(config, PissaConfig | MiloraConfig | TinyLoraConfig):
-        root_R = (S_R / getattr(config, "scale", 1.0)).sqrt()
-        return Pair(root_R[:, None] * V_IR.t(), U_OR * root_R)
-    return Pair(V_IR.t(), U_OR)
-
-
-class Spectrum(NamedTuple):
-    """r singular triplets of a weight, largest first: W V = U S."""
-
-    U_OR: torch.Tensor
-    S_R: torch.Tensor
-    V_IR: torch.Tensor
-
-
 def singular(weight_OI: torch.Tensor, rank: int, end: End) -> Spectrum:
     """The r largest or smallest singular triplets of the thin SVD, in float64."""
     wide_OI = weight_OI.double()
-    out, width = wide_OI.shape
-    tall = out >= width
+    out, in_features = wide_OI.shape
+    tall = out >= in_features
     values_K, vectors_KK = torch.linalg.eigh(wide_OI.t() @ wide_OI if tall else wide_OI @ wide_OI.t())  # smallest first
     chosen = slice(-rank, None) if end == "largest" else slice(0, rank)
     S_R = values_K[chosen].clamp(min=0).sqrt().flip(0)
@@ -146,22 +167,22 @@ def singular(weight_OI: torch.Tensor, rank: int, end: End) -> Spectrum:
     return Spectrum(far, S_R, near) if tall else Spectrum(near, S_R, far)
 
 
-def dct(rank: int, width: int) -> torch.Tensor:
-    """The first r rows of the orthonormal DCT-II matrix, [r, width], float64."""
-    k_R1, j_1I = torch.arange(rank, dtype=torch.float64)[:, None], torch.arange(width, dtype=torch.float64)[None]
-    rows_RI = torch.cos(math.pi * (j_1I + 0.5) * k_R1 / width) * math.sqrt(2 / width)
+def dct(rank: int, in_features: int) -> torch.Tensor:
+    """The first r rows of the orthonormal DCT-II matrix, [r, in_features], float64."""
+    k_R1, j_1I = torch.arange(rank, dtype=torch.float64)[:, None], torch.arange(in_features, dtype=torch.float64)[None]
+    rows_RI = torch.cos(math.pi * (j_1I + 0.5) * k_R1 / in_features) * math.sqrt(2 / in_features)
     rows_RI[0] /= math.sqrt(2)
     return rows_RI
 
 
-def wavelet(rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
-    """Q^T of the QR of a Haar-transformed r x width Gaussian's transpose, [r, width], float64.
+def wavelet(rank: int, in_features: int, generator: torch.Generator) -> torch.Tensor:
+    """Q^T of the QR of a Haar-transformed r x in_features Gaussian's transpose, [r, in_features], float64.
 
-    The Haar transform is orthonormal, with as many levels as the width halves evenly: in distribution the rows are those of
-    any random orthonormal matrix.
+    The Haar transform is orthonormal, as deep as `in_features` halves evenly. The rows are distributed as those of any random
+    orthonormal matrix.
     """
-    rows_RI = torch.randn(rank, width, generator=generator, dtype=torch.float64)
-    length = width
+    rows_RI = torch.randn(rank, in_features, generator=generator, dtype=torch.float64)
+    length = in_features
     while length % 2 == 0:
         even, odd = rows_RI[:, 0:length:2].clone(), rows_RI[:, 1:length:2].clone()
         rows_RI[:, :length] = torch.cat([even + odd, even - odd], dim=1) / math.sqrt(2)

@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 from microrl.config.section import Decay, Fraction, Positive, Section
 
 
-class Adapter(Section):
-    """What can be asked of every adapter."""
+class BaseAdapterConfig(Section):
+    """What every adapter's configuration has."""
 
     @property
     def name(self) -> str:
@@ -25,8 +25,8 @@ class Adapter(Section):
         return kind if rank is None else f"{kind} rank {rank}"
 
     @property
-    def width(self) -> int:
-        """Rank of the products that the trainer runs beside each targeted layer; 0 where it runs none."""
+    def extra_rank(self) -> int:
+        """Rank of the products that the trainer computes in addition to each targeted layer's own; 0 for none."""
         return 0
 
     @property
@@ -40,21 +40,21 @@ class Adapter(Section):
         return "as merged weights" if self.pair_rank is None else f"as a LoRA pair of rank {self.pair_rank}"
 
 
-class TargetedAdapter(Adapter):
-    """What sits on linear layers that can be chosen."""
+class TargetedConfig(BaseAdapterConfig):
+    """With a choice of linear layers."""
 
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """Names of the linear layers that get an adapter; all-linear is every one but the head."""
 
 
-class RankedAdapter(TargetedAdapter):
-    """What has a rank."""
+class RankedConfig(TargetedConfig):
+    """With a rank."""
 
     rank: Positive = 64
     """Rank of the update of every targeted linear layer."""
 
     @property
-    def width(self) -> int:
+    def extra_rank(self) -> int:
         return self.rank
 
     @property
@@ -62,23 +62,23 @@ class RankedAdapter(TargetedAdapter):
         return self.rank
 
 
-class LowRankAdapter(RankedAdapter):
-    """What has a scale, too."""
+class LowRankConfig(RankedConfig):
+    """With a rank and a scale."""
 
     alpha: Annotated[float, Field(gt=0)] = 64.0
     """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank))."""
 
     @property
     def scale(self) -> float:
-        """s."""
+        """s, the factor of B A."""
         return self.alpha / self.rank
 
 
-class ResidualAdapter(LowRankAdapter):
-    """W0 x + s (B A - B0 A0) x: it starts at B0 A0, taken from W0, which is not written to: the start is taken off again."""
+class ResidualConfig(LowRankConfig):
+    """W0 x + s (B A - B0 A0) x: A and B start at A0 and B0, made from W0. W0 stays: the start is subtracted."""
 
     @property
-    def width(self) -> int:
+    def extra_rank(self) -> int:
         return 2 * self.rank
 
     @property
@@ -86,14 +86,14 @@ class ResidualAdapter(LowRankAdapter):
         return 2 * self.rank
 
 
-class LoraConfig(LowRankAdapter):
+class LoraConfig(LowRankConfig):
     """W0 x + s B A x; A starts Kaiming uniform, B at 0.
     Hu et al. 2021, arXiv 2106.09685. Served as a pair."""
 
     kind: Literal["lora"] = "lora"
 
 
-class RsLoraConfig(LowRankAdapter):
+class RsLoraConfig(LowRankConfig):
     """LoRA with s = alpha / sqrt(r).
     Kalajdzievski 2023, arXiv 2312.03732. Served as a pair."""
 
@@ -104,7 +104,7 @@ class RsLoraConfig(LowRankAdapter):
         return float(self.alpha / self.rank**0.5)
 
 
-class LoraPlusConfig(LowRankAdapter):
+class LoraPlusConfig(LowRankConfig):
     """LoRA whose B learns `ratio` times as fast as A.
     Hayou et al. 2024, arXiv 2402.12354. Served as a pair."""
 
@@ -113,14 +113,14 @@ class LoraPlusConfig(LowRankAdapter):
     """Learning rate of B over that of A."""
 
 
-class LoraFaConfig(LowRankAdapter):
+class LoraFaConfig(LowRankConfig):
     """LoRA whose A stays as it starts; only B is trained, by plain AdamW.
     Zhang et al. 2023, arXiv 2308.03303. Served as a pair."""
 
     kind: Literal["lora-fa"] = "lora-fa"
 
 
-class DoraConfig(LowRankAdapter):
+class DoraConfig(LowRankConfig):
     """m (W0 + s B A) / |W0 + s B A|, norms by output row; m starts at |W0|, and no gradient runs through the norm.
     Liu et al. 2024, arXiv 2402.09353. Served as merged weights."""
 
@@ -131,7 +131,7 @@ class DoraConfig(LowRankAdapter):
         return None
 
 
-class AdaLoraConfig(LowRankAdapter):
+class AdaLoraConfig(LowRankConfig):
     """W0 x + alpha / (r + 1e-5) P E Q x, E diagonal; of the E of all layers only the most important stay, fewer and fewer.
     Zhang et al. 2023, arXiv 2303.10512. Served as a pair."""
 
@@ -139,13 +139,13 @@ class AdaLoraConfig(LowRankAdapter):
     target_rank: Positive | None = None
     """Mean rank that is left in the end; None: two thirds of `rank`, as in the paper."""
     hold_first: Fraction = 0.1
-    """Share of the budget before the first cut."""
+    """Fraction of the budget before the first cut."""
     hold_last: Fraction = 0.3
-    """Share of the budget behind the last cut."""
+    """Fraction of the budget after the last cut."""
     orthogonality: Annotated[float, Field(ge=0)] = 0.5
     """Weight of |P^T P - I| and |Q Q^T - I|, averaged over all P and Q, in the loss."""
     sensitivity_decay: Decay = 0.85
-    """How slowly the averages of sensitivity and its uncertainty move (beta1 and beta2)."""
+    """Decay of the averages of sensitivity and of its uncertainty (beta1 and beta2)."""
 
     @property
     def final_rank(self) -> int:
@@ -168,14 +168,14 @@ class AdaLoraConfig(LowRankAdapter):
         return self
 
 
-class MissConfig(RankedAdapter):
+class MissConfig(RankedConfig):
     """W0 x + D^T E x, D (r x out) from 0, E adds up every r-th input: 0/1, fixed.
     Kang & Yin 2024, arXiv 2409.15371. Served as a pair."""
 
     kind: Literal["miss"] = "miss"
 
 
-class VeraConfig(RankedAdapter):
+class VeraConfig(RankedConfig):
     """W0 x + b * (B (d * (A x))); A and B random, frozen, shared by all layers; the vectors d from 0.1 and b from 0 are trained.
     Kopiczko et al. 2023, arXiv 2310.11454. Served as a pair."""
 
@@ -184,7 +184,7 @@ class VeraConfig(RankedAdapter):
     """Where d starts."""
 
 
-class Ia3Config(TargetedAdapter):
+class Ia3Config(TargetedConfig):
     """Keys, values and the input of the MLP's last layer, each times a vector that starts at ones.
     Liu et al. 2022, arXiv 2205.05638. Served as merged weights."""
 
@@ -193,84 +193,84 @@ class Ia3Config(TargetedAdapter):
     """Names of the linear layers whose output is rescaled; of `down_proj` it is the input."""
 
 
-class LnConfig(Adapter):
+class LnConfig(BaseAdapterConfig):
     """The gains of all norms.
     Zhao et al. 2023, arXiv 2312.11420. Served as merged weights."""
 
     kind: Literal["ln"] = "ln"
 
 
-class FullConfig(Adapter):
+class FullConfig(BaseAdapterConfig):
     """W x: every weight, kept in float32.
     Full fine-tuning. Served as merged weights."""
 
     kind: Literal["full"] = "full"
 
 
-class PissaConfig(ResidualAdapter):
+class PissaConfig(ResidualConfig):
     """s (B A - B0 A0), B0 = U_r sqrt(S_r / s), A0 = sqrt(S_r / s) V_r^T: the largest r of the thin SVD W0 = U S V^T.
     Meng et al. 2024, arXiv 2404.02948. Served as a pair of rank 2r."""
 
     kind: Literal["pissa"] = "pissa"
 
 
-class MiloraConfig(ResidualAdapter):
+class MiloraConfig(ResidualConfig):
     """As pissa, with the smallest r singular values.
     Wang et al. 2024, arXiv 2406.09044. Served as a pair of rank 2r."""
 
     kind: Literal["milora"] = "milora"
 
 
-class OloraConfig(ResidualAdapter):
+class OloraConfig(ResidualConfig):
     """s (B A - B0 A0), B0 = U_r, A0 = V_r^T: the largest r singular vectors, without their values.
     The orthonormal-initialisation paper, eq. 7, after OLoRA. Served as a pair of rank 2r."""
 
     kind: Literal["olora"] = "olora"
 
 
-class OloraQrConfig(ResidualAdapter):
+class OloraQrConfig(ResidualConfig):
     """s (B A - B0 A0), B0 = Q_r, A0 = R_r of W0 = Q R.
     Buyukakyuz 2024, arXiv 2406.01775, and PEFT's `olora`. Served as a pair of rank 2r."""
 
     kind: Literal["olora-qr"] = "olora-qr"
 
 
-class OloraTailConfig(ResidualAdapter):
+class OloraTailConfig(ResidualConfig):
     """As olora, with the smallest r singular vectors.
     The orthonormal-initialisation paper. Served as a pair of rank 2r."""
 
     kind: Literal["olora-tail"] = "olora-tail"
 
 
-class RlpoConfig(LowRankAdapter):
+class RlpoConfig(LowRankConfig):
     """LoRA with A = V_r^T, the largest r right singular vectors of W0, and B = 0.
     LoRA-RLPO of the orthonormal-initialisation paper. Served as a pair."""
 
     kind: Literal["lora-rlpo"] = "lora-rlpo"
 
 
-class RlmoConfig(LowRankAdapter):
+class RlmoConfig(LowRankConfig):
     """LoRA with A = V_-r^T, the smallest r right singular vectors of W0 (thin SVD), and B = 0.
     LoRA-RLMO of the orthonormal-initialisation paper. Served as a pair."""
 
     kind: Literal["lora-rlmo"] = "lora-rlmo"
 
 
-class DctConfig(LowRankAdapter):
+class DctConfig(LowRankConfig):
     """LoRA with A = the first r rows of the orthonormal DCT-II matrix, and B = 0.
     DCT-LoRA of the orthonormal-initialisation paper. Served as a pair."""
 
     kind: Literal["dct"] = "dct"
 
 
-class WaveletConfig(LowRankAdapter):
+class WaveletConfig(LowRankConfig):
     """LoRA with A = Q^T of the QR of a Haar-transformed Gaussian matrix, and B = 0.
     Wavelet-LoRA of the orthonormal-initialisation paper. Served as a pair."""
 
     kind: Literal["wavelet"] = "wavelet"
 
 
-class TinyLoraConfig(RankedAdapter):
+class TinyLoraConfig(RankedConfig):
     """W0 x + B (sum_i v_i P_i) A x; B and A from the largest r singular values of W0, P_i random, all frozen; v starts at 0.
     TinyLoRA, "Learning to reason in 13 parameters", arXiv 2602.04118, by PEFT. Served as a pair."""
 
@@ -290,11 +290,13 @@ AdapterConfig = Annotated[
     Field(discriminator="kind"),
 ]  # fmt: skip
 
-KINDS: dict[str, type[Adapter]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AdapterConfig)[0])}
+KINDS: dict[str, type[BaseAdapterConfig]] = {
+    cls.model_fields["kind"].default: cls for cls in get_args(get_args(AdapterConfig)[0])
+}
 """The classes by what `--adapter` takes."""
 
 
-def described(cls: type[Adapter]) -> tuple[str, str, str]:
+def described(cls: type[BaseAdapterConfig]) -> tuple[str, str, str]:
     """An adapter's form, source, and how it is served, from its docstring."""
     form, _, rest = (inspect.getdoc(cls) or "").partition("\n")
     source, _, served = rest.rpartition(" Served as ")

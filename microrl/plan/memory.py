@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from microrl.config import RunConfig
 from microrl.config.adapters import (
     AdaLoraConfig,
-    Adapter,
+    BaseAdapterConfig,
     DoraConfig,
     FullConfig,
     Ia3Config,
@@ -19,7 +19,7 @@ from microrl.config.adapters import (
     LoraConfig,
     LoraFaConfig,
     MissConfig,
-    ResidualAdapter,
+    ResidualConfig,
     TinyLoraConfig,
     VeraConfig,
 )  # fmt: skip
@@ -52,7 +52,7 @@ SLACK = 0.05
 DEFAULT_LENGTH = 4096
 
 
-def saved_bytes(adapter: Adapter, shape: Shape, *, dtype_bytes: int, length: int) -> int:
+def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, length: int) -> int:
     """Bytes that one token keeps in one decoder layer for the backward pass.
 
     With the base frozen its linear layers keep nothing. What is kept: each norm its input in fp32; attention the queries, the
@@ -65,7 +65,7 @@ def saved_bytes(adapter: Adapter, shape: Shape, *, dtype_bytes: int, length: int
     return norms + attention_and_mlp + _saved_by(adapter, shape, dtype_bytes)
 
 
-def _saved_by(adapter: Adapter, shape: Shape, dtype_bytes: int) -> int:
+def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int:
     """The adapter's part: inputs (of a narrow base an fp32 copy for each adapter), rank products, outputs, all in fp32."""
     linears = shape.targets(adapter)
     n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
@@ -96,7 +96,7 @@ def micro_batch_tokens(
     room_bytes: float,
     checkpointing: bool,
     on_cpu: bool = False,
-    adapter: Adapter | None = None,
+    adapter: BaseAdapterConfig | None = None,
     length: int = DEFAULT_LENGTH,
 ) -> int:
     """Tokens (prompts and padding included) of one forward and backward pass that fit into `room_bytes`, within bounds.
@@ -126,18 +126,18 @@ def trained_bytes(shape: Shape, config: RunConfig) -> int:
     return int((8.0 + MOMENT_BYTES[config.optim.name]) * trained + 4.0 * shape.frozen(config.adapter))
 
 
-def narrow_copy(adapter: Adapter, trained: int, dtype_bytes: int) -> float:
+def narrow_copy(adapter: BaseAdapterConfig, trained: int, dtype_bytes: int) -> float:
     """Bytes of the rounded copy of every weight that a forward pass over float32 ones keeps until its backward pass."""
     return float(dtype_bytes * trained) if isinstance(adapter, FullConfig) and dtype_bytes < 4 else 0.0
 
 
-def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, adapter: Adapter, length: int) -> bool:
+def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, adapter: BaseAdapterConfig, length: int) -> bool:
     """Whether one row of this many tokens can be updated in `room_bytes` with all its activations kept."""
     each = token_bytes(shape, adapter, dtype_bytes, length, checkpointing=False)
     return length * each * (1 + FRAGMENTS) <= room_bytes
 
 
-def token_bytes(shape: Shape, adapter: Adapter, dtype_bytes: int, length: int, *, checkpointing: bool) -> int:
+def token_bytes(shape: Shape, adapter: BaseAdapterConfig, dtype_bytes: int, length: int, *, checkpointing: bool) -> int:
     """Bytes of activations a token of a micro-batch costs at its peak on a GPU.
 
     One layer more than there are, for the gradients on their way through one. With checkpointing each layer keeps its
@@ -233,7 +233,7 @@ def _exported(work: Workload) -> float:
     adapter = work.config.adapter
     if adapter.pair_rank is None and work.has_vllm and work.dtype_bytes < 4:
         return _targeted(work)
-    made = isinstance(adapter, ResidualAdapter | AdaLoraConfig | MissConfig | VeraConfig | TinyLoraConfig)
+    made = isinstance(adapter, ResidualConfig | AdaLoraConfig | MissConfig | VeraConfig | TinyLoraConfig)
     return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if made else 0.0
 
 

@@ -205,7 +205,7 @@ def _attention(work: Workload) -> float:
 
 def _sync(work: Workload, rates: Rates) -> tuple[float, float]:
     """(seconds a step, bytes that the adapter adds to each decode step). `auto` takes the cheaper of swap and merge."""
-    rank = work.config.adapter.pair_rank or work.config.adapter.width
+    rank = work.config.adapter.pair_rank or work.config.adapter.extra_rank
     if not work.has_vllm:
         # In fp32 the update is folded into copies of the weights; beside narrower ones it runs as it is.
         return (2 * work.shape.body * rank / rates.update if work.dtype_bytes == 4 else 0.0), 0.0

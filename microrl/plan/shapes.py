@@ -8,16 +8,16 @@ from typing import Any
 
 from microrl.config.adapters import (
     AdaLoraConfig,
-    Adapter,
+    BaseAdapterConfig,
     DoraConfig,
     FullConfig,
     Ia3Config,
     LnConfig,
     LoraFaConfig,
     MissConfig,
-    RankedAdapter,
-    ResidualAdapter,
-    TargetedAdapter,
+    RankedConfig,
+    ResidualConfig,
+    TargetedConfig,
     TinyLoraConfig,
     VeraConfig,
 )  # fmt: skip
@@ -97,11 +97,11 @@ class Shape:
         """Bytes of one token's keys and values in all layers, `width` bytes an element."""
         return 2 * self.layers * self.kv_heads * self.head_dim * width
 
-    def targets(self, adapter: Adapter) -> tuple[Linear, ...]:
+    def targets(self, adapter: BaseAdapterConfig) -> tuple[Linear, ...]:
         """The linear layers of one decoder layer that this adapter changes. Raises UserError as `adapters.targets` does."""
         if isinstance(adapter, LnConfig):
             return ()
-        if not isinstance(adapter, TargetedAdapter):
+        if not isinstance(adapter, TargetedConfig):
             return self.linears
         chosen = self.linears
         if adapter.targets != "all-linear":
@@ -112,7 +112,7 @@ class Shape:
             chosen = tuple(linear for linear in self.linears if linear.kind in adapter.targets)
         if not chosen:
             raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
-        if isinstance(adapter, RankedAdapter) and not isinstance(adapter, TinyLoraConfig):
+        if isinstance(adapter, RankedConfig) and not isinstance(adapter, TinyLoraConfig):
             limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
             if adapter.rank > limit:
                 raise UserError(
@@ -121,7 +121,7 @@ class Shape:
                 )
         return chosen
 
-    def trainable(self, adapter: Adapter) -> int:
+    def trainable(self, adapter: BaseAdapterConfig) -> int:
         """Parameters that are trained with this adapter. Raises UserError as `targets` does."""
         chosen = self.targets(adapter)
         n_in, n_out = sum(linear.n_in for linear in chosen), sum(linear.n_out for linear in chosen)
@@ -146,13 +146,13 @@ class Shape:
             case _:
                 return self.layers * rank * (n_in + n_out)
 
-    def products(self, adapter: Adapter) -> int:
+    def products(self, adapter: BaseAdapterConfig) -> int:
         """Elements of the factors that the trainer multiplies with beside the base's weights."""
-        return self.layers * adapter.width * sum(linear.n_in + linear.n_out for linear in self.targets(adapter))
+        return self.layers * adapter.extra_rank * sum(linear.n_in + linear.n_out for linear in self.targets(adapter))
 
-    def frozen(self, adapter: Adapter) -> int:
-        """Elements that an adapter keeps beside what it trains: the start that a residual form takes off, LoRA-FA's A."""
-        if isinstance(adapter, ResidualAdapter):
+    def frozen(self, adapter: BaseAdapterConfig) -> int:
+        """Elements that an adapter keeps beside what it trains: the start that a residual form subtracts, LoRA-FA's A."""
+        if isinstance(adapter, ResidualConfig):
             return self.products(adapter) // 2
         return self.products(adapter) - self.trainable(adapter) if isinstance(adapter, LoraFaConfig) else 0
 

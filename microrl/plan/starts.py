@@ -8,13 +8,13 @@ does again; the README's 23 to 30 s for SmolLM2-135M come out as 26. On a GPU th
 from __future__ import annotations
 
 from microrl.config.adapters import (
-    Adapter,
+    BaseAdapterConfig,
     MiloraConfig,
     OloraConfig,
     OloraQrConfig,
     OloraTailConfig,
     PissaConfig,
-    RankedAdapter,
+    RankedConfig,
     RlmoConfig,
     RlpoConfig,
     TinyLoraConfig,
@@ -40,9 +40,9 @@ HASH_BYTES_S = 1e9
 """The weights are hashed, to find their singular vectors in the cache."""
 
 
-def seconds(config: Adapter, shape: Shape, device: Device, dtype_bytes: int, *, cpu_flops: float) -> float:
+def seconds(config: BaseAdapterConfig, shape: Shape, device: Device, dtype_bytes: int, *, cpu_flops: float) -> float:
     """All layers' starts; 0 where PEFT's own serves. `width` is bytes of a weight, `cpu_flops` the processor's float32 rate."""
-    if not isinstance(config, RankedAdapter):
+    if not isinstance(config, RankedConfig):
         return 0.0
     on_cpu = cpu_flops / 2  # float64
     found = 0.0

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from microrl.adapters.targets import targets
+from microrl.adapters.attach import targets
 from microrl.config import RunConfig
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from microrl.adapters.targets import targets
+from microrl.adapters.attach import targets
 from microrl.algorithm.loss import soft_overlong_penalty
 from microrl.answers import as_integer
 from microrl.config import RunConfig, models

@@ -1,18 +1,70 @@
-"""AdaLoRA's budget of ranks: which of all layers' singular values stay, and how many, as the run's budget is spent.
+"""AdaLoRA: W0 x + s P E Q x, with a budget of ranks for all layers that shrinks as the run's budget is spent.
 
-Zhang et al. 2023 (arXiv 2303.10512), section 3. Written here and not taken from PEFT: PEFT's allocator counts steps up to a
-total that a run bounded by hours does not know, stops where nothing is to be cut yet, and its averages are not saved.
+Zhang et al. 2023 (arXiv 2303.10512), section 3. The allocator is not PEFT's: that one counts steps up to a total
+that a run bounded by hours does not know, stops where nothing is to be cut yet, and does not save its averages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import peft
 import torch
-from peft.tuners.adalora.layer import SVDLinear
+from peft.tuners.adalora.layer import AdaLoraLayer, SVDLinear
 
+from microrl.adapters.adapter import ADAPTER, TASK, Adapter, Update, tuned
 from microrl.config.adapters import AdaLoraConfig
+from microrl.types import LowRank
+
+
+class AdaLora(Adapter):
+    """PEFT's names: lora_A is Q, lora_B is P."""
+
+    config: AdaLoraConfig
+    peft_layer = AdaLoraLayer
+    prefix = "lora_"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.allocator = RankAllocator(tuned(self.model), self.config)
+
+    def peft_config(self, kinds: list[str]) -> peft.PeftConfig:
+        return peft.AdaLoraConfig(
+            init_r=self.config.rank,
+            target_r=self.config.final_rank,
+            lora_alpha=self.config.alpha,
+            total_step=3,  # its own schedule of ranks is not used, but has to be consistent
+            tinit=0,
+            tfinal=1,
+            target_modules=kinds,
+            task_type=TASK,
+        )
+
+    def finish_layer(self, layer: Any) -> None:
+        ranks = layer.ranknum[ADAPTER]
+        ranks.requires_grad_(False)  # PEFT makes it trainable where it rounds it to 16 bits
+        ranks.data = torch.full_like(ranks, self.config.rank, dtype=torch.promote_types(ranks.dtype, torch.float32))
+
+    @staticmethod
+    def update(layer: Any) -> Update:
+        """A' = E Q, B' = P, s = alpha / (r + 1e-5)."""
+        (name,) = layer.active_adapters
+        scale = float(layer.scaling[name] / (layer.ranknum[name] + 1e-5))
+        return LowRank((layer.lora_A[name] * layer.lora_E[name]).detach(), layer.lora_B[name].detach(), scale)
+
+    def regulariser(self) -> torch.Tensor:
+        return self.allocator.regulariser()
+
+    def allocate(self, progress: float) -> None:
+        self.allocator.step(progress)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return super().state() | self.allocator.state()
+
+    def moving(self) -> dict[str, torch.Tensor]:
+        return {**self.parameters, **self.allocator.state()}
 
 
 @dataclass(slots=True)
@@ -23,8 +75,8 @@ class _Factor:
     sensitivity: torch.Tensor
     uncertainty: torch.Tensor
 
-    def see(self, decay: float) -> None:
-        """Take the gradient into account that is there now."""
+    def update_averages(self, decay: float) -> None:
+        """Add the current gradient to the averages."""
         assert self.parameter.grad is not None
         now = (self.parameter * self.parameter.grad).abs()
         self.sensitivity.lerp_(now, 1 - decay)
@@ -35,13 +87,13 @@ class _Factor:
 
 
 class RankAllocator:
-    """The importance of every singular value, and the cut that follows from it. PEFT's names: A is Q, B is P."""
+    """The importance of every singular value, and the cut that follows from it."""
 
-    def __init__(self, layers: Mapping[str, SVDLinear], config: AdaLoraConfig, adapter: str) -> None:
+    def __init__(self, layers: Mapping[str, SVDLinear], config: AdaLoraConfig) -> None:
         self._config = config
         self._layers: dict[str, dict[str, _Factor]] = {}
         for name, layer in layers.items():
-            parameters = {part: getattr(layer, f"lora_{part}")[adapter] for part in "ABE"}
+            parameters = {part: getattr(layer, f"lora_{part}")[ADAPTER] for part in "ABE"}
             self._layers[name] = {
                 part: _Factor(parameter, torch.zeros_like(parameter), torch.zeros_like(parameter))
                 for part, parameter in parameters.items()
@@ -57,7 +109,7 @@ class RankAllocator:
         }
 
     def kept(self, progress: float) -> int:
-        """Singular values that stay, of all layers together, when this share of the budget is spent (the paper's b(t))."""
+        """Singular values that stay, of all layers together, when this fraction of the budget is spent (the paper's b(t))."""
         config, layers = self._config, len(self._layers)
         first, last = config.rank * layers, config.final_rank * layers
         left = 1 - (progress - config.hold_first) / (1 - config.hold_first - config.hold_last)
@@ -65,10 +117,10 @@ class RankAllocator:
 
     @torch.no_grad()
     def step(self, progress: float) -> None:
-        """Take the gradients into account that are there now, behind the optimiser's step; then cut to the budget."""
+        """After an optimiser's step, with its gradients: update the averages, then cut to the budget."""
         for factors in self._layers.values():
             for factor in factors.values():
-                factor.see(self._config.sensitivity_decay)
+                factor.update_averages(self._config.sensitivity_decay)
         kept = self.kept(progress)
         if kept >= self._config.rank * len(self._layers):
             return
