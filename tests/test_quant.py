@@ -158,10 +158,10 @@ def test_the_canary_is_as_large_on_4_bits_as_on_their_numbers():
 
 def test_kept_starts_are_told_apart_by_scales_too():
     model, other = in_4_bits(), in_4_bits()
-    first = starts._kept(linears(model), "largest", 4)
-    assert first == starts._kept(linears(other), "largest", 4)
+    first = starts._cache_path(linears(model), "largest", 4)
+    assert first == starts._cache_path(linears(other), "largest", 4)
     next(iter(linears(other).values())).weight.quant_state.absmax.mul_(2)
-    assert first != starts._kept(linears(other), "largest", 4)
+    assert first != starts._cache_path(linears(other), "largest", 4)
 
 
 def test_a_merged_model_is_written_as_numbers(tmp_path):

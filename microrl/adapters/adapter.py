@@ -33,7 +33,7 @@ class Adapter:
     `parameters` are what is trained, by name, in float32 or the base's own type where that is wider. The base's tensors are
     never written. `start` says what computing the start took, if there is one; `notes` are for the user.
 
-    The methods down to `notes_for` are what a family defines or overrides.
+    A family defines `peft_config` and `update`, and overrides what it changes of the methods down to `notes_for`.
     """
 
     config: BaseAdapterConfig
@@ -124,6 +124,7 @@ class Adapter:
         return []
 
     def put_on(self, layers: Mapping[str, torch.nn.Linear], fresh: bool, progress: Progress) -> None:
+        """Wrap the layers, then write the start."""
         settings = self.peft_config(sorted({kind_of(name) for name in layers}))
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers under a name that is being retired

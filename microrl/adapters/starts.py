@@ -128,8 +128,8 @@ def compute(
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
     began, before = clock.now_s(), _memory_mark()
     end, from_spectrum = SPECTRAL.get(type(config), (None, None))
-    kept = _kept(layers, end, config.rank) if end is not None else None
-    spectra = _read(kept, layers) if kept is not None else None
+    cache = _cache_path(layers, end, config.rank) if end is not None else None
+    spectra = _read_cache(cache, layers) if cache is not None else None
     cached = spectra is not None
     if spectra is None:
         spectra = {}
@@ -145,8 +145,8 @@ def compute(
         else:
             pairs[name] = OTHER[type(config)](config.rank, weight_OI, generator)
     seconds = clock.now_s() - began
-    if kept is not None and not cached and seconds > MIN_CACHED_S:
-        _keep(kept, spectra)
+    if cache is not None and not cached and seconds > MIN_CACHED_S:
+        _write_cache(cache, spectra)
     return Start(pairs, clock.now_s() - began, _memory_mark(before), cached)
 
 
@@ -196,7 +196,7 @@ def norm(A_RI: torch.Tensor, B_OR: torch.Tensor) -> float:
     return float(((B_OR.t().double() @ B_OR.double()) * (A_RI.double() @ A_RI.t().double())).sum().clamp(min=0).sqrt())
 
 
-def _kept(layers: Mapping[str, torch.nn.Linear], end: End, rank: int) -> Path:
+def _cache_path(layers: Mapping[str, torch.nn.Linear], end: End, rank: int) -> Path:
     """The cache's file for the singular vectors of just these weights."""
     digest = hashlib.sha256()
     for name, layer in layers.items():
@@ -206,7 +206,7 @@ def _kept(layers: Mapping[str, torch.nn.Linear], end: End, rank: int) -> Path:
     return cache_folder() / "starts" / f"{digest.hexdigest()[:16]}-{end}-{rank}.safetensors"
 
 
-def _read(path: Path, layers: Mapping[str, torch.nn.Linear]) -> dict[str, Spectrum] | None:
+def _read_cache(path: Path, layers: Mapping[str, torch.nn.Linear]) -> dict[str, Spectrum] | None:
     if not path.is_file():
         return None
     try:
@@ -218,7 +218,7 @@ def _read(path: Path, layers: Mapping[str, torch.nn.Linear]) -> dict[str, Spectr
         return None  # it is computed again, and overwritten
 
 
-def _keep(path: Path, spectra: Mapping[str, Spectrum]) -> None:
+def _write_cache(path: Path, spectra: Mapping[str, Spectrum]) -> None:
     """Write them down for the next run, in float32; where there is no room the next run computes them again."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     tensors = {
