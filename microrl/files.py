@@ -1,4 +1,4 @@
-"""Files that somebody else may have written: regular files only, no links, of bounded size, read through a typed model."""
+"""Read untrusted files: regular files only, no links, of bounded size, validated by a typed model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from microrl.errors import UserError
 Value = TypeVar("Value")
 MAX_JSON_BYTES = 64 * 2**20
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-"""Of what microrl has written itself: exactly these keys, and no type that has to be converted."""
+"""For files written by microrl itself: exactly these keys, and no type conversions."""
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Seconds = Annotated[float, Field(ge=0, le=10**10)]
-"""Up to three centuries: sums of them stay finite."""
+"""Up to three centuries, so that sums stay finite."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class BadFile(UserError):
-    """A file that is missing, damaged, or no regular file."""
+    """A file that is missing, damaged, or not a regular file."""
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> BinaryIO:
@@ -40,11 +40,11 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) 
         descriptor = os.open(path, flags | nofollow | nonblock | os.O_CLOEXEC, 0o644)
     except OSError:
         if path.is_symlink() and not follow:
-            raise BadFile(f"{path} is a symbolic link", "replace it by the file itself") from None
+            raise BadFile(f"{path} is a symbolic link", "replace it with the file itself") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BadFile(f"{path} is not a regular file", "remove it, or replace it by the file itself")
+        raise BadFile(f"{path} is not a regular file", "remove it, or replace it with the file itself")
     is_read = flags & (os.O_WRONLY | os.O_RDWR) == 0
     return os.fdopen(descriptor, "rb" if is_read else "ab" if flags & os.O_APPEND else "r+b", buffering=-1 if is_read else 0)
 
@@ -57,7 +57,7 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False)
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror or error}") from error
     if len(content) > limit:
-        raise BadFile(f"{path} is larger than {limit / 2**20:.0f} MiB", "it is not what microrl wrote")
+        raise BadFile(f"{path} is larger than {limit / 2**20:.0f} MiB", "restore the original file")
     return content
 
 
@@ -108,7 +108,9 @@ def refuse_links(root: Path) -> None:
             mode = path.lstat().st_mode
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-                raise BadFile(f"{path} is {what}", "a run folder holds regular files only: remove it, or copy it with `cp -rL`")
+                raise BadFile(
+                    f"{path} is {what}", "a run folder may contain regular files only: remove it, or copy the run with `cp -rL`"
+                )
 
 
 def remove(path: Path) -> None:

@@ -30,7 +30,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """A solution to imitate: token ids, end of sequence included."""
+    """A solution to fine-tune on: token ids, including the end of sequence."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]
@@ -67,7 +67,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All completions of one prompt, and (once judged) their scores in the same order."""
+    """All completions of one prompt, and (once scored) their scores in the same order."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]

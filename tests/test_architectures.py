@@ -179,6 +179,6 @@ def test_rotary_embeddings_that_change_with_the_length_are_bounded(tokenizer):
 @pytest.mark.parametrize("key", ["sampling.max_completion_tokens", "evaluation.max_completion_tokens"])
 def test_completions_beyond_the_models_positions_are_refused(key, tokenizer):
     config = resolve((), {"data.max_prompt_tokens": 28, "sampling.max_completion_tokens": 50, key: 101})
-    with pytest.raises(UserError, match="do not fit into the model's 128 positions") as error:
+    with pytest.raises(UserError, match="do not fit in the model's 128 positions") as error:
         make_engine(config, tiny("llama"), tokenizer)
     assert "at most 128" in error.value.hint

@@ -172,7 +172,7 @@ def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whol
 @pytest.mark.parametrize(("owner", "name", "first", "words"), [
     (torch.Tensor, "backward", 1, "out of memory in the update, with one completion at a time"),
     (engine_module._Wave, "step", 1, "out of memory with the model alone, in a pass of a few tokens"),
-    (engine_module._Wave, "step", 20, "out of memory in sampling, with one group at a time"),
+    (engine_module._Wave, "step", 20, "out of memory while sampling, with one group at a time"),
 ])  # fmt: skip
 def test_where_nothing_smaller_is_left_it_says_so(inside, arguments, tmp_path, monkeypatch, owner, name, first, words):
     raising(monkeypatch, owner, name, CARD, lambda number: number >= first)

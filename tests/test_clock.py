@@ -82,7 +82,7 @@ def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(insi
     assert sum(line["validate/accuracy"] is not None for line in lines) >= 3
 
 
-@pytest.mark.parametrize(("budget_s", "said"), [(0.7, "are too few"), (5.4, "no room for a single step")])
+@pytest.mark.parametrize(("budget_s", "said"), [(0.7, "are too short: loading took"), (5.4, "are too short for a single step")])
 def test_too_small_a_budget_names_the_least_and_that_is_enough(inside, arguments, tmp_path, monkeypatch, budget_s, said):
     machine, out = Machine(monkeypatch, lambda elapsed_s: 0.01, load_s=400.0), tmp_path / "small"  # as fast as is planned
     done = inside("train", *arguments, "--hours", budget_s / 3600, "--out", out)
@@ -123,7 +123,7 @@ def test_a_resumed_run_has_what_was_left_of_its_hours(inside, arguments, tmp_pat
     assert summary["hours_spent"] * 3600 == pytest.approx(first_s + machine.now - began, abs=1)
     assert json.loads((out / "config.json").read_text())["budget"]["hours"] == 0.6
     refused = inside("train", "--resume", out, "--hours", 0.3)
-    assert refused.returncode == 2 and "hours already" in refused.stderr
+    assert refused.returncode == 2 and "has already used" in refused.stderr
     assert summary_of(out) == summary, "a refusal changes nothing"
 
 

@@ -175,10 +175,10 @@ def test_a_link_that_a_person_names_is_followed(tmp_path):
 GOOD = '{"question": "q", "answer": "1"}\n'
 DEEP = "[" * 10_000 + "]" * 10_000
 BROKEN = {
-    "nothing.jsonl": (b"", "holds no questions"),
-    "nothing.json": (b" \n", "holds no questions"),
-    "nothing.csv": (b"", "holds no questions"),
-    "header alone.csv": (b"question,answer\n", "holds no questions"),
+    "nothing.jsonl": (b"", "contains no questions"),
+    "nothing.json": (b" \n", "contains no questions"),
+    "nothing.csv": (b"", "contains no questions"),
+    "header alone.csv": (b"question,answer\n", "contains no questions"),
     "nothing.parquet": (b"", "cannot be read as parquet"),
     "damaged.parquet": (b"PAR1" + b"\xff" * 64 + b"PAR1", "cannot be read as parquet"),
     "nul.jsonl": (b'{"question": "q\0", "answer": "1"}', "NUL"),
@@ -190,11 +190,14 @@ BROKEN = {
     "list.json": ("[1, 2]", "row 1 is not a JSON object"),
     "half.json": ('[{"question": "q"', "is not JSON"),
     "twice.csv": ("question,answer,answer\nq,1,2\n", "two columns `answer`"),
-    "twice.jsonl": ('{"question": "q", "answer": "1", "answer": "2"}', "`answer` is there twice"),
-    "surrogate.jsonl": ('{"question": "q", "answer": "\\ud800"}', "row 1: `answer` is not valid text"),
+    "twice.jsonl": ('{"question": "q", "answer": "1", "answer": "2"}', "`answer` occurs twice"),
+    "surrogate.jsonl": ('{"question": "q", "answer": "\\ud800"}', "row 1: `answer` is not valid Unicode"),
     "open.csv": ('question,answer\n"q,1\nr,2\n', "is not CSV"),
-    "many columns.csv": (",".join(f"{n}" * 99 for n in range(99)) + "\n" + ",".join("1" * 99), "looks like the question"),
-    "wide.csv": ("question,answer\none, two,3\n", "row 1: 3 cells under 2 columns"),
+    "many columns.csv": (
+        ",".join(f"{n}" * 99 for n in range(99)) + "\n" + ",".join("1" * 99),
+        "has a usual name for the question",
+    ),
+    "wide.csv": ("question,answer\none, two,3\n", "row 1: 3 cells, but the header has 2 columns"),
 }
 
 

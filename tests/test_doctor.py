@@ -15,7 +15,7 @@ def test_this_machine_is_fit(microrl):
     assert done.returncode == 0, done.stdout + done.stderr
     found = {finding["about"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert {
-        "card",
+        "GPU",
         "python",
         "libraries",
         "vLLM",
@@ -33,7 +33,7 @@ def test_a_problem_is_status_2_with_what_to_do(inside, monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda: Installed("vllm", "0.20.0"))
     done = inside("doctor", "--no-self-test")
     assert done.returncode == 2
-    assert "problem  vLLM            0.20.0 is outside of 0.26 to 0.33\n" in done.stdout
+    assert "problem  vLLM            0.20.0 is not supported (0.26 to 0.33 are)\n" in done.stdout
     assert "-> pip install --upgrade 'microrl[gpu]'" in done.stdout
 
 
@@ -41,7 +41,7 @@ def test_requirements_are_really_compared():
     torch = metadata.version("torch")
     assert doctor._unmet(Requirement(f"torch=={torch}")) is None
     assert doctor._unmet(Requirement("torch>=2.0,<3")) is None
-    assert doctor._unmet(Requirement("torch==1.0")) == f"torch is {torch}, and ==1.0 is needed"
+    assert doctor._unmet(Requirement("torch==1.0")) == f"torch is {torch}, but ==1.0 is required"
     assert doctor._unmet(Requirement("no-such-package>1")) == "no-such-package is missing"
     assert doctor._unmet(Requirement("no-such-package>1; extra == 'gpu'")) is None
     assert doctor._unmet(Requirement("no-such-package>1; sys_platform == 'nowhere'")) is None
@@ -50,9 +50,12 @@ def test_requirements_are_really_compared():
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("import sys; print('Illegal instruction', file=sys.stderr); sys.exit(132)", "died with status 132: Illegal instruction"),
+        (
+            "import sys; print('Illegal instruction', file=sys.stderr); sys.exit(132)",
+            "failed with status 132: Illegal instruction",
+        ),
         ("import time; time.sleep(60)", "no answer in 1 s"),
-        ('print(\'{"error": "the swap failed", "hint": "mend it"}\')', "the swap failed"),
+        ('print(\'{"error": "the swap failed", "hint": "fix it"}\')', "the swap failed"),
     ],
 )
 def test_a_self_test_that_fails_is_a_finding(monkeypatch, tmp_path, script, says):

@@ -84,7 +84,7 @@ def test_one_factor_scales_every_patience_and_one_key_overrides_every_action():
                  ("guard.kl_sampler.action", "guard.action")],
 )  # fmt: skip
 def test_a_key_of_earlier_versions_names_todays(key, new):
-    with pytest.raises(UserError, match=f"`{key}` is called `{new}` now"):
+    with pytest.raises(UserError, match=f"`{key}` was renamed to `{new}`"):
         resolve((), {}, [f"{key}=3"])
 
 
@@ -143,7 +143,7 @@ def test_a_gradient_that_is_not_finite_is_told_from_a_large_one():
     assert 10 < verdict.value <= 12 and "times its usual size" in verdict.message
 
 
-@pytest.mark.parametrize("right, words", [(0.97, "all right"), (0.0, "all wrong")])
+@pytest.mark.parametrize("right, words", [(0.97, "are solved"), (0.0, "too hard")])
 def test_nothing_left_to_learn_is_either_solved_or_hopeless(right, words):
     idle = {"policy/grad_norm": None, "update/skipped": 1, "groups/useful": 0.0, "loss": 0.0, "reward/accuracy": right}
     verdict = feed(started(), 30, **idle)[-1]

@@ -66,7 +66,7 @@ def test_a_silent_hub_is_waited_for_briefly_and_named(asked, capsys):
         assert not asked(endpoint, 0.1) and os.environ["HF_HUB_OFFLINE"] == "1"
     said = capsys.readouterr().err.splitlines()
     assert said == [f"waiting for the model hub at {endpoint}, at most 0.1 s",
-                    "no answer from it: only what is on this machine is used"]  # fmt: skip
+                    "no answer: only local models and data are used"]  # fmt: skip
 
 
 @pytest.mark.slow

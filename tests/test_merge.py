@@ -100,7 +100,7 @@ def test_both_forms_compute_what_was_trained(kind, inside, run_of, model_folder,
     if kind in MERGED:
         assert (
             lora.returncode == 2
-            and "no low-rank update" in lora.stderr
+            and "is not a low-rank update" in lora.stderr
             and "hint: " in lora.stderr
             and "--as full" in lora.stderr
         )
@@ -150,7 +150,7 @@ def test_the_best_of_a_run_and_a_folder_of_its_own(kind, inside, run_of, tmp_pat
     assert (run / "best").is_dir()
     merged(inside, run / "best", "--as", "full", "--out", tmp_path / "best")
     card = (tmp_path / "best" / "README.md").read_text()
-    assert "did best on the validation questions" in card and "Held-out accuracy" not in card, "only the end has been evaluated"
+    assert "the best on the validation questions" in card and "Held-out accuracy" not in card, "only the end has been evaluated"
     if kind == "full":
         return
     merged(inside, run, "--out", tmp_path / "elsewhere")
@@ -188,10 +188,10 @@ def test_what_cannot_be_is_refused_with_a_hint(inside, run_of, tmp_path, tokeniz
         ([run, "--out", tmp_path / "taken"], "not empty"),
         ([run, "--out", tmp_path / "taken" / "file"], "is a file"),
         ([run, "--as", "lorra", *out], "did you mean `lora`"),
-        ([run, "--as", "full", "--dtype", "int8", *out], "--dtype int8"),
+        ([run, "--as", "full", "--dtype", "int8", *out], "invalid value 'int8' for --dtype"),
         ([run / "final", "--model", wider, *out], "for another model: `model.layers.0.mlp"),
         ([tmp_path / "nowhere", *out], "no run and no adapter"),
-        ([model_folder, *out], "neither a run nor an adapter"),
+        ([model_folder, *out], "neither a run folder nor an adapter"),
         ([run], "--out"),
     ]
     for arguments, said in cases:

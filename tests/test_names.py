@@ -63,8 +63,8 @@ def test_the_newest_run_is_a_run(inside, place, run, model_folder):
 
 @pytest.mark.parametrize(("words", "said"), [
     ((), "Missing argument"),
-    (("What", "is", "47 + 38?"), "put the question into quotes"),
-    (("RUN",), "what is it to be asked?"),
+    (("What", "is", "47 + 38?"), "put the question in quotes"),
+    (("RUN",), "the question is missing"),
     (("runs/quickstart-1",), "there is no run at runs/quickstart-1"),
     (("runs/quickstart-1", "What is 47 + 38?"), "there is no run at runs/quickstart-1"),
     (("MODEL", "What is 47 + 38?"), "is not a run folder"),

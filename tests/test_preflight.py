@@ -71,12 +71,12 @@ def test_what_cannot_be_swapped_is_merged(flags, mode):
             True,
             {"adapter.kind": "dora", "engine.sync": "swap"},
             "dora rank 64 is served as merged weights",
-            "leave engine.sync out",
+            "remove engine.sync",
         ),
         (GPU_BUILD, True, {"adapter.kind": "pissa", "adapter.rank": 257, "engine.sync": "swap"}, "rank 514", "engine.sync=merge"),
-        (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "leave it out"),
+        (CPU_BUILD, False, {"engine.sleep": 1}, "needs a GPU", "remove it"),
         (GPU_BUILD, True, {"model.dtype": "float32"}, "16 bits only", "engine.sync=merge"),
-        (None, False, {"engine.kind": "auto", "engine.sync": "merge"}, "is for the vLLM engine", "--engine vllm"),
+        (None, False, {"engine.kind": "auto", "engine.sync": "merge"}, "needs vLLM", "--engine vllm"),
     ],
 )
 def test_what_cannot_run_is_said_with_a_hint(machine, vllm, cuda, flags, says, hint):
@@ -138,7 +138,7 @@ def test_a_card_too_small_says_by_how_much():
 
 def test_another_process_on_the_card_is_named():
     others = (gpu.Other(4711, int(30e9), "python"),)
-    with pytest.raises(UserError, match=r"2\.0 GB short: other processes hold 30\.0 GB of it: python 4711"):
+    with pytest.raises(UserError, match=r"2\.0 GB short: other processes use 30\.0 GB: python 4711"):
         gpu.cache_bytes(free=int(11e9), others=others, **ROOM)
     with pytest.raises(UserError, match=r"free once the model is loaded"):  # ending that one would not help
         gpu.cache_bytes(free=int(11e9), others=(gpu.Other(4711, int(1e9), "python"),), **ROOM)
@@ -150,13 +150,13 @@ def test_a_model_that_has_no_room_on_the_card_is_refused_before_it_is_moved(monk
     monkeypatch.setattr(gpu, "others_on_card", lambda: (gpu.Other(4711, int(40e9), "python"),))
     gpu.require_room(int(2e9), "m")
     with pytest.raises(
-        UserError, match=r"m takes 3\.0 GB, and 2\.0 of the card's 48\.0 GB are free \(python 4711 holds 40"
+        UserError, match=r"m takes 3\.0 GB, but only 2\.0 of the GPU's 48\.0 GB are free \(python 4711 uses 40"
     ) as caught:
         gpu.require_room(int(3e9), "m")
-    assert caught.value.hint == "end what else runs on the card"
+    assert caught.value.hint == "stop the other processes on this GPU"
     with pytest.raises(UserError) as caught:
         gpu.require_room(int(60e9), "m")
-    assert caught.value.hint == "take a smaller model"
+    assert caught.value.hint == "use a smaller model"
 
 
 def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
@@ -205,7 +205,7 @@ def test_the_sleep_level_on_48_gb(wanted, engine_gb, can_release, level):
 
 
 def test_a_cache_that_cannot_be_freed_alone_is_refused():
-    with pytest.raises(UserError, match="cannot free its cache alone"):
+    with pytest.raises(UserError, match=r"needs vLLM 0\.31 or later"):
         gpu.sleep_level("kv", engine_bytes=1, total_bytes=10, can_release_cache=False)
 
 

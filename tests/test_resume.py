@@ -155,7 +155,7 @@ def test_a_run_that_the_guard_has_stopped_stays_stopped(microrl, learning, tmp_p
     assert (out / ADAPTER).read_bytes() == (meant / ADAPTER).read_bytes()
     assert json.loads((out / "summary.json").read_text())["status"] == "stopped"
     again = microrl("train", "--resume", out)
-    assert again.returncode == 0 and "is done already" in again.stderr
+    assert again.returncode == 0 and "is already finished" in again.stderr
     assert microrl("train", "--resume", out, "--steps", 20).returncode == 3
     assert len(rows(out)) == 6, "the guard stops it again, three steps later"
 
@@ -173,7 +173,7 @@ def test_a_run_killed_at_the_very_end_of_its_hours_is_ended(microrl, learning, t
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "done" and summary["steps"] == count and (out / ADAPTER).is_file()
     refused = microrl("train", "--resume", out, "--hours", 5 / 3600)
-    assert refused.returncode == 2 and "hours already" in refused.stderr
+    assert refused.returncode == 2 and "has already used" in refused.stderr
     assert json.loads((out / "summary.json").read_text()) == summary, "a refusal changes nothing"
 
 
@@ -197,8 +197,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole,
     done = inside("train", "--resume", out)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert [event["message"].split()[0] for event in events if event["kind"] == "bad checkpoint"] == [f"bad-{last.name}"]
-    assert any(f"going on at step {int(before.name[5:])}" in event["message"] for event in events)
+    assert [event["message"].split()[2] for event in events if event["kind"] == "bad checkpoint"] == [f"bad-{last.name}"]
+    assert any(f"continuing at step {int(before.name[5:])}" in event["message"] for event in events)
     same_end(out, whole)
 
 
@@ -230,12 +230,12 @@ def test_resume_auto_begins_goes_on_and_ends(microrl, learning, whole, tmp_path)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     done = microrl("train", *command, cwd=tmp_path)
-    assert done.returncode == 0 and "going on at step 2" in done.stderr, done.stderr
+    assert done.returncode == 0 and "continuing at step 2" in done.stderr, done.stderr
     same_end(tmp_path / "runs" / "a", whole)
     again = microrl("train", *command, "--out", tmp_path / "runs" / "a")
-    assert again.returncode == 0 and "is done already" in again.stderr
+    assert again.returncode == 0 and "is already finished" in again.stderr
     other = microrl("train", *command, "--seed", 5, "--out", tmp_path / "runs" / "a")
-    assert other.returncode == 2 and "begun with other settings" in other.stderr
+    assert other.returncode == 2 and "started with different settings" in other.stderr
 
 
 @pytest.mark.slow

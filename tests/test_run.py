@@ -218,7 +218,7 @@ def test_eval_without_argument_takes_the_newest_run(inside, tiny_arguments, tmp_
 def test_every_preset_dry_runs_without_a_network(inside, preset):
     done = inside("train", preset, "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(", gold answer ") == 3 and "s a step" in done.stdout and "DOES NOT PARSE" not in done.stdout
+    assert done.stdout.count(", gold answer ") == 3 and "s per step" in done.stdout and "DOES NOT PARSE" not in done.stdout
 
 
 def test_bench_step(inside, model_folder):
@@ -247,13 +247,13 @@ BAD = {
     "no data": (["--model", "{model}", "--data", "none.jsonl", "--steps", 1], "no data file"),
     "unreadable gold": (["--model", "{model}", "--data", "{gold}", "--steps", 1], "row 2: the gold answer `no idea at all`"),
     "long prompt": (["--model", "{model}", "--set", "data.max_prompt_tokens=5", "--steps", 1], "the limit is 5"),
-    "existing run": (["--model", "{model}", "--out", "{tmp}", "--steps", 1], "exists already"),
-    "unwritable": (["--model", "{model}", "--out", "/proc/nowhere/run", "--steps", 1], "cannot make the run folder"),
+    "existing run": (["--model", "{model}", "--out", "{tmp}", "--steps", 1], "already exists"),
+    "unwritable": (["--model", "{model}", "--out", "/proc/nowhere/run", "--steps", 1], "cannot create the run folder"),
     "resume what is no run": (["--resume", "{tmp}"], "not a run folder"),
     "resume a model": (["--resume", "{model}"], "not a run folder"),
     "data is a folder": (["--model", "{model}", "--data", "{tmp}", "--steps", 1], "is a folder"),
     "no targets": (["--model", "{model}", "--set", "adapter.targets=[]", "--steps", 1], "nothing to attach to"),
-    "resume with other settings": (["--resume", "{tmp}", "--rank", 8], "--resume takes the run's own settings"),
+    "resume with other settings": (["--resume", "{tmp}", "--rank", 8], "--resume uses the settings of the run"),
 }
 
 

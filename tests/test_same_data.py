@@ -70,8 +70,8 @@ def test_a_run_does_not_go_on_with_other_data(inside, place, change):
     metrics = (place / "run" / "metrics.jsonl").read_bytes()
     refused = inside("train", "--resume", place / "run", "--steps", 2)
     assert refused.returncode == 2, refused.stderr
-    assert "has changed since the run began" in refused.stderr and str(place / "sums.jsonl") in refused.stderr
-    assert "hint: put the old data back" in refused.stderr and "paired gain" not in refused.stderr
+    assert "has changed since the run started" in refused.stderr and str(place / "sums.jsonl") in refused.stderr
+    assert "hint: restore the old data" in refused.stderr and "paired gain" not in refused.stderr
     if change == "a question":
         assert (place / "run" / "metrics.jsonl").read_bytes() == metrics
         write(place / "sums.jsonl", ROWS)
@@ -93,7 +93,7 @@ def test_an_evaluation_before_of_other_questions_is_not_paired(inside, place):
     content["right"] = {f"{question}?": right for question, right in content["right"].items()}
     before.write_text(json.dumps(content))
     refused = inside("train", "--resume", place / "run", "--steps", 2)
-    assert refused.returncode == 2 and "is about other questions" in refused.stderr and "holds out 0" in refused.stderr
+    assert refused.returncode == 2 and "has other questions" in refused.stderr and "only 0 of its" in refused.stderr
 
 
 def test_eval_and_sample_say_it(inside, place):
@@ -109,11 +109,11 @@ def test_eval_and_sample_say_it(inside, place):
     changed = inside("eval", place / "run", "--json", "--problems", 4)
     found = json.loads(changed.stdout)["benchmarks"]["held-out"]["data"]
     assert changed.returncode == 0 and found["same_as_in_training"] is False and found["rows"] == 60
-    assert "warning: " in changed.stderr and "has changed since the run began" in changed.stderr
+    assert "warning: " in changed.stderr and "has changed since the run started" in changed.stderr
     stored = json.loads((place / "run" / "eval" / "held-out.json").read_text())
     assert stored["data"] == found
     sampled = inside("sample", place / "run", "q", "--json")
-    assert sampled.returncode == 0 and "has changed since the run began" in sampled.stderr
+    assert sampled.returncode == 0 and "has changed since the run started" in sampled.stderr
     (place / "sums.jsonl").unlink()
     sampled = inside("sample", place / "run", "q", "--json")
     assert sampled.returncode == 0 and "cannot be read any more" in sampled.stderr
@@ -132,12 +132,12 @@ def test_a_pair_of_different_questions_is_told(inside, place, model_folder, tmp_
     done = inside("eval", model_folder, "--base", longer, "--data", tmp_path / "lengths.jsonl", "--samples", 1, "--pass-k", 1,
                   "--set", "sampling.max_completion_tokens=2", "--set", "data.system=", *sets)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "warning: the two were asked" in done.stderr and "pairs the 4 that both" in done.stderr
+    assert "warning: the two models answered" in done.stderr and "on the 4 that both" in done.stderr
 
 
 def test_a_question_that_is_no_text_is_told(inside, place):
     done = inside("sample", place / "run", "half \udcff")
-    assert done.returncode == 2 and "not valid text" in done.stderr
+    assert done.returncode == 2 and "not valid Unicode" in done.stderr
 
 
 def test_answers_on_a_terminal_are_safe(inside, place):

@@ -346,7 +346,7 @@ def test_code_in_a_model_folder_never_runs(command, architecture, inside, run, m
     if architecture is None or command == "plan":  # which reads sizes alone
         assert done.returncode == 0, done.stderr
         return
-    assert done.returncode == 2 and "code of its own" in done.stderr and "hint: " in done.stderr, done.stderr
+    assert done.returncode == 2 and "requires custom code" in done.stderr and "hint: " in done.stderr, done.stderr
     assert not (out / "README.md").exists() and not (out / "summary.json").exists()
 
 
@@ -367,7 +367,7 @@ def test_code_beside_a_gguf_file_never_runs(inside, data_file, tmp_path, yes):
     for arguments in (["eval", path], ["train", "--dry-run", "--steps", 1, "--model", path]):
         done = inside(*arguments, "--data", data_file)
         assert not yes and not marker.exists()
-        assert done.returncode == 2 and "code of its own" in done.stderr and "hint: " in done.stderr, done.stderr
+        assert done.returncode == 2 and "requires custom code" in done.stderr and "hint: " in done.stderr, done.stderr
     (tmp_path / SETTINGS).write_text("{}")
     done = inside("eval", path, "--data", data_file)
     assert done.returncode == 2 and "move the .gguf file" in done.stderr and not marker.exists(), done.stderr
@@ -380,7 +380,7 @@ def test_an_adapter_in_a_model_folder_and_pickled_weights_are_refused(inside, mo
     (model / SETTINGS).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "x", "r": 1, "lora_alpha": 1}))
     (model / "adapter_model.bin").write_bytes(pickle.dumps(Marker(marker)))
     done = inside("eval", model, "--data", data_file)
-    assert done.returncode == 2 and "holds an adapter" in done.stderr and "hint: " in done.stderr, done.stderr
+    assert done.returncode == 2 and "contains an adapter" in done.stderr and "hint: " in done.stderr, done.stderr
     (model / SETTINGS).unlink()
     (model / "model.safetensors").unlink()
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(Marker(marker)))

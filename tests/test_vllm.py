@@ -302,7 +302,7 @@ def test_an_update_below_the_noise_is_decided_by_its_bytes(served, monkeypatch):
         sampled(engine, policy.snapshot(), prompts(served, 1))
         assert engine.report.slope is None, "too small to be seen in the scores"
     ((kind, message, _),) = served.events
-    assert kind == "probe" and "not measurable, and the bytes decide" in message
+    assert kind == "probe" and "not measurable, and the byte comparison decides" in message
     policy = served.change("lora", seed=43, size=TINY)
     push = engine._push
     monkeypatch.setattr(engine, "_push", lambda snapshot, mode: push(BASE, mode))
@@ -362,8 +362,8 @@ def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypa
     [
         ("base", "base model is not the trainer's"),
         ("pushed", "canary adapter did not arrive: no adapter of this version"),
-        ("seen", "canary adapter did not arrive: the engine does not follow"),
-        ("gone", "still in the scores"),
+        ("seen", "canary adapter did not arrive: the engine's change does not match"),
+        ("gone", "still affects the scores"),
         ("unseen", "too far apart on the base model"),
     ],
 )
@@ -453,7 +453,7 @@ def test_sleep_that_frees_less_than_promised_is_a_warning_with_its_cause(served,
     engine, _ = sleepy("kv", int(0.8 * served.engine._settings.kv_bytes))
     sampled(engine, BASE, prompts(served, 1))
     ((kind, message, details),) = served.events
-    assert kind == "warning" and "PYTORCH_ALLOC_CONF fixes expandable_segments on" in message
+    assert kind == "warning" and "PYTORCH_ALLOC_CONF enables expandable_segments" in message
     assert details["freed_bytes"] < details["promised_bytes"] == engine._settings.kv_bytes
 
 
@@ -607,7 +607,7 @@ def test_a_start_that_runs_out_of_memory_takes_a_smaller_cache(served, monkeypat
     assert engine.shrink() == pytest.approx(room / 4e9) and len(calls) == 2
     assert gap(served.policies["lora"], sampled(engine, served.policies["lora"].snapshot(), prompts(served))) < CLOSE
     engine._settings = replace(engine._settings, kv_bytes=1000)
-    with pytest.raises(MachineFailure, match="a cache for less than two completions"):
+    with pytest.raises(MachineFailure, match="a KV cache for fewer than two completions"):
         engine._halve("here")
     engine._settings = replace(engine._settings, kv_bytes=room)
 

@@ -151,10 +151,10 @@ def test_rows_that_cannot_be_imitated_are_counted(tokenizer, tmp_path):
     config = resolve((), flags, ["data.system="])
     found = to_sft_examples(load_solutions(config), tokenizer, config)
     assert [one.prompt.question for one in found.examples] == ["second"]
-    assert found.left_out == {"have no solution": 2, "have too long a solution": 1, "have too long a prompt": 1}
-    with pytest.raises(UserError, match=r"no solution of .* is left") as caught:
+    assert found.left_out == {"without a solution": 2, "with a solution that is too long": 1, "with a prompt that is too long": 1}
+    with pytest.raises(UserError, match=r"no usable solution in") as caught:
         to_sft_examples(load_solutions(config)[2:], tokenizer, config)
-    assert "1 have too long a solution" in caught.value.message
+    assert "1 with a solution that is too long" in caught.value.message
 
 
 def test_an_opened_think_is_not_opened_again(tokenizer):
@@ -200,7 +200,7 @@ def whole(microrl, arguments, model, tmp_path_factory):
     out = tmp_path_factory.mktemp("warm") / "whole"
     done = microrl("train", "--model", model, *arguments, *WARM, "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "warmed up: 6 supervised steps" in done.stderr and "6 supervised steps, 3 steps in" in done.stderr
+    assert "sft finished: 6 supervised steps" in done.stderr and "6 supervised steps, 3 steps in" in done.stderr
     return out
 
 
@@ -246,7 +246,7 @@ def test_killed_in_the_warm_up_or_behind_it_the_run_comes_to_the_same_end(
     assert process.returncode == -signal.SIGKILL, errors
     done = inside("train", "--resume", out)
     assert done.returncode == 0, done.stderr
-    assert ("going on at supervised step" in done.stderr) == (place != "row")
+    assert ("continuing at supervised step" in done.stderr) == (place != "row")
     assert warm_rows(out) == warm_rows(whole)
     assert rows(out, times=False) == rows(whole, times=False)
     assert (out / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
@@ -269,7 +269,7 @@ def test_a_run_of_the_warm_up_alone(inside, warmed, model, tmp_path):
     assert summary["eval"]["paired_gain"] is not None and (warmed / ADAPTER).is_file()
     more = tmp_path / "more"
     shutil.copytree(warmed, more)
-    assert "is done already" in inside("warmup", "--resume", more).stderr
+    assert "is already finished" in inside("warmup", "--resume", more).stderr
     done = inside("warmup", "--resume", more, "--steps", 6)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in warm_rows(more)] == list(range(6)) and warm_rows(more)[:4] == warm_rows(warmed)
@@ -300,22 +300,22 @@ BAD = {
     "wrong column": (["warmup", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.solution=anser"],
                      "did you mean `answer`"),
     "longer than the run": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "60"],
-                            "leaves nothing of 1 hours"),
+                            "leave no time for training within 1 hours"),
     "negative": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "-1"], "`sft.minutes` cannot be"),
-    "no end": (["warmup", "{model}", "--data", "{traces}"], "the warm-up has no end"),
-    "no model": (["warmup", "--steps", "1"], "which model"),
+    "no end": (["warmup", "{model}", "--data", "{traces}"], "no budget given for SFT"),
+    "no model": (["warmup", "--steps", "1"], "missing argument MODEL"),
     "resume a training run": (["warmup", "--resume", "{whole}"], "is a training run"),
-    "resume with other data": (["warmup", "--resume", "{warmed}", "--data", "{traces}"], "takes the run's own settings"),
+    "resume with other data": (["warmup", "--resume", "{warmed}", "--data", "{traces}"], "uses the settings of the run"),
     "too few hours": (
         ["warmup", "{model}", "--data", "{traces}", "--hours", "0.0001", "--set", "sampling.max_completion_tokens=64"],
-        "hours are too few",
+        "hours are too short",
     ),
     "init of no run": (["{train}", "--init", "{model}"], "is not a run folder"),
     "init of another variant": (["{train}", "--adapter", "rslora", "--init", "{warmed}"], "adapter.kind is `lora` there"),
     "init of another rank": (["{train}", "--set", "adapter.rank=4", "--init", "{warmed}"], "adapter.rank is `8` there"),
     "init of another scale": (["{train}", "--set", "adapter.alpha=8", "--init", "{warmed}"], "adapter.alpha is `64.0` there"),
-    "init of another model": (["{train}", "--model", "{other}", "--init", "{warmed}"], "trained an adapter of"),
-    "init without a checkpoint": (["{train}", "--init", "{bare}"], "has no whole checkpoint"),
+    "init of another model": (["{train}", "--model", "{other}", "--init", "{warmed}"], "but this run's model is"),
+    "init without a checkpoint": (["{train}", "--init", "{bare}"], "has no intact checkpoint"),
     "init of other shapes": (["{train}", "--init", "{reshaped}"], "of another shape"),
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ def assemble(groups: Sequence[Group], *, scale_by_std: bool, mask_truncated: boo
 
 
 def split_evenly(batch: Batch, max_groups: int | None) -> list[list[Row]]:
-    """The rows of each optimiser step's mini-batch, groups kept whole and in order.
+    """The rows of each optimizer step's mini-batch, groups kept whole and in order.
 
     There are as few mini-batches as `max_groups` allows (None: one), and their numbers of groups differ by at most one: a
     small last one would move the weights as far as a whole one, since AdamW's step does not shrink with its gradient.

@@ -1,7 +1,7 @@
 """The loss: one clipped surrogate, and what GRPO, DAPO, Dr. GRPO and GSPO make of it. Pure functions of tensors.
 
 Every loss is `sum(weight_BT * term_BT)`: the term is the clipped surrogate, the weight its share in the average.
-The weights are counted over one whole optimiser mini-batch before any micro-batch is run, so that gradients
+The weights are counted over one whole optimizer mini-batch before any micro-batch is run, so that gradients
 accumulated over micro-batches of any size equal those of one big batch.
 """
 

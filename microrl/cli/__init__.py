@@ -1,4 +1,4 @@
-"""The command line: parse, resolve, call, print. One file a command; nothing heavy is imported before a command needs it."""
+"""The command line: parse, resolve, call, print. One file per command; heavy libraries are imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def main() -> None:
                 stream.flush()
         os._exit(status)
 
-    # Registered first it runs last, when every library has tidied up: freeing torch's modules one by one takes another second or
-    # two, which a run within hours has no use for.
+    # Registered first, it runs last, after the exit handlers of every library. It skips the interpreter's own clean-up: freeing
+    # torch's modules one by one takes another second or two of the budget.
     atexit.register(leave)
     status = guarded(lambda: app(standalone_mode=False))
     sys.exit(status)

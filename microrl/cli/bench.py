@@ -1,4 +1,4 @@
-"""`microrl bench`: what a training step costs on this machine."""
+"""`microrl bench`: the time of a training step on this machine."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from microrl.cli.output import emit, say
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Time whole training steps on this machine.", no_args_is_help=True)
+    group = typer.Typer(help="Time complete training steps on this machine.", no_args_is_help=True)
     group.callback()(lambda: None)
     group.command("step")(step)
     app.add_typer(group, name="bench")
 
 
 def step(
-    model: Annotated[str, typer.Option(help="Local folder, hub id, short name, or a .gguf file.")],
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts a step.")] = 4,
-    group: Annotated[int, typer.Option(min=2, help="Completions a prompt.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens a completion, forced.")] = 64,
-    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 64,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps, after one that is not counted.")] = 3,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
+    model: Annotated[str, typer.Option(help="Local folder, hub id, short name, or .gguf file.")],
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 4,
+    group: Annotated[int, typer.Option(min=2, help="Completions per prompt.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion (forced length).")] = 64,
+    rank: Annotated[int, typer.Option(min=1, help="Adapter rank.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps, after one untimed step.")] = 3,
+    dtype: Annotated[str, typer.Option(help="Weight type: float32, bfloat16, float16 or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Whole training steps on completions of forced length: sampling, checking, log-probabilities, entropy, optimiser."""
+    """Time training steps with completions of a forced length: sampling, answer checks, log-probabilities, entropy, optimizer."""
     from microrl.cli.target import prepare_hub
     from microrl.config import resolve
 
@@ -41,11 +41,11 @@ def step(
     prepare_hub(config)
     from microrl.commands.bench import time_steps
 
-    say(f"loading {model}; then {steps + 1} steps, of which the first is not counted")
+    say(f"loading {model}, then {steps + 1} steps; the first is not timed")
     result = time_steps(config, lambda step, seconds: say(f"step {step}: {seconds:.2f} s"))
     if as_json:
         emit(result)
         return
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["seconds_by_phase"].items())
-    say(f"{result['tokens_per_step']} tokens a step: {phases}")
-    print(f"{result['step_s_median']:.2f} s a step, {result['peak_rss_gb']:.2f} GB")
+    say(f"{result['tokens_per_step']} tokens per step: {phases}")
+    print(f"{result['step_s_median']:.2f} s per step, {result['peak_rss_gb']:.2f} GB")

@@ -1,4 +1,4 @@
-"""`microrl doctor`: what this machine has, what goes together, and whether the loop fixes."""
+"""`microrl doctor`: is this machine ready to train? GPU, library versions, disk, hub, and one tiny training loop."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    self_test: Annotated[bool, typer.Option(help="Run a tiny model once around the loop: half a minute.")] = True,
+    self_test: Annotated[bool, typer.Option(help="Run one training loop with a tiny model (30 s).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
-    """Check card, libraries, vLLM, disk and hub, and run a tiny model once around the loop. Status 0 if fit, else 2."""
+    """Check GPU, libraries, vLLM, disk and hub, and run one tiny training loop. Exit status 0 if all is well, else 2."""
     from rich.console import Console
 
     words = Console(stderr=True)
     with words.status("loading"):
         from microrl.commands.doctor import examine
     if self_test and not words.is_terminal:
-        say("looking around; the self-test takes half a minute")
+        say("checking this machine; the self-test takes half a minute")
     found = []
     out = Console(highlight=False, soft_wrap=True)
-    with words.status("looking around; the self-test takes half a minute"):
+    with words.status("checking this machine; the self-test takes half a minute"):
         for finding in examine(self_test=self_test):
             found.append(finding)
             if not as_json:

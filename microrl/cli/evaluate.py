@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit, say
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def _store(run: RunFolder, result: dict[str, Any]) -> None:
         try:
             run.write_json(f"eval/{name}.json", value)
         except OSError as error:
-            say(f"warning: the result is not stored in {run.path / 'eval'}: {error.strerror}")
+            say(f"warning: the result could not be stored in {run.path / 'eval'}: {error.strerror}")
 
 
 def register(app: typer.Typer) -> None:
@@ -39,19 +40,31 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     target: Annotated[
-        str | None, typer.Argument(metavar="[RUN_OR_MODEL]", help="A run folder or a model; the newest run.")
+        str | None, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder or a model.", show_default="the newest run")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Evaluate on all of this data set or file, not on the held-out part.")] = None,
-    pass_k: Annotated[str | None, typer.Option(help="The k of pass@k; several with commas.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Completions a problem; at least the largest k.")] = None,
-    problems: Annotated[int | None, typer.Option(help="Most problems.")] = None,
-    base: Annotated[str | None, typer.Option(help="Also evaluate this model on the same problems, and pair the two.")] = None,
-    engine: Annotated[str, typer.Option(help="auto, vllm or transformers; whichever the run was trained with.")] = "auto",
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Evaluate on all of this data set or file.", show_default="the held-out part of the run's data"),
+    ] = None,
+    pass_k: Annotated[
+        str | None, typer.Option(help="k of pass@k; comma-separated for several.", show_default="the run's evaluation.pass_k")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Completions per problem; at least the largest k.", show_default="the run's evaluation.samples"),
+    ] = None,
+    problems: Annotated[
+        int | None, typer.Option(help="Maximum number of problems.", show_default="the run's evaluation.problems")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Also evaluate this model on the same problems and report the paired difference.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
+    seed: Annotated[int | None, typer.Option(help="Sampling seed.", show_default="the run's evaluation.seed")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")] = None,
+    sets: options.Sets = None,
 ) -> None:
-    """Accuracy and unbiased pass@k from n samples a problem, with 95 % intervals."""
+    """Measure accuracy and unbiased pass@k with 95 % confidence intervals."""
     from microrl.cli.target import find, prepare_hub
     from microrl.errors import UserError
 
@@ -60,7 +73,9 @@ def evaluate(
         try:
             ks = [int(part) for part in pass_k.split(",")]
         except ValueError:
-            raise UserError(f"--pass-k {pass_k} is not a list of numbers", "for example: --pass-k 1,8,16") from None
+            raise UserError(
+                f"--pass-k {pass_k} is not a comma-separated list of integers", "for example: --pass-k 1,8,16"
+            ) from None
     found = find(target)
     if ks and samples is None:
         samples = max(*ks, found.config.evaluation.samples)
@@ -80,7 +95,7 @@ def evaluate(
     from microrl.commands.evaluate import measure
 
     if found.run is not None and not found.run.is_writable("eval"):
-        say(f"note: {found.run.path / 'eval'} cannot be written to: the result is printed and is not stored")
+        say(f"note: {found.run.path / 'eval'} is not writable; the result is printed but not stored")
     result = measure(config, found.run, base)
     if found.run is not None:
         _store(found.run, result)

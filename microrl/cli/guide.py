@@ -11,11 +11,11 @@ from microrl.cli.output import say
 EXAMPLES = """
 [bold]Examples[/]
 
-  microrl guide                                    [dim]the pages, one line each[/]
+  microrl guide                                    [dim]list the pages[/]
 
   microrl guide budget
 
-  microrl guide adapters > adapters.md             [dim]a pipe or a file gets the Markdown itself[/]
+  microrl guide adapters > adapters.md             [dim]into a pipe or file: plain Markdown[/]
 """
 
 
@@ -24,9 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def guide(
-    topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="The page to read. Without one: the list of pages.")
-    ] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Page to show.", show_default="list the pages")] = None,
 ) -> None:
     """Read the user guide: list its pages, or show one."""
     from microrl.guide import pages, text
@@ -36,7 +34,7 @@ def guide(
         width = max(map(len, found))
         for name, sentence in found.items():
             print(f"{name:{width}}  {sentence}")
-        say("read one: microrl guide TOPIC")
+        say("to read a page: microrl guide TOPIC")
         return
     page = text(topic)
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""`microrl merge`: a trained adapter as a folder that others load as it is."""
+"""`microrl merge`: export a trained adapter, or the model with the adapter merged, for transformers, PEFT and vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 [bold]Examples[/]
 
-  microrl merge --out my-adapter                   [dim]the newest run; a LoRA where it is low rank, else a whole model[/]
+  microrl merge --out my-adapter                   [dim]the newest run; a LoRA if the update is low-rank[/]
 
   microrl merge --as full --out my-model && vllm serve my-model
 
@@ -33,30 +33,42 @@ def register(app: typer.Typer) -> None:
 
 def merge(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run folder, its best/, or an adapter folder; the newest run.")
+        str | None,
+        typer.Argument(metavar="RUN", help="A run folder, its best/, or an adapter folder.", show_default="the newest run"),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not exist, or be empty.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; must be new or empty.")],
     form: Annotated[
-        str | None, typer.Option("--as", metavar="lora|full", help="An adapter or a whole model; lora where that is possible.")
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="lora|full",
+            help="Write an adapter or the whole model.",
+            show_default="lora if the update is low-rank",
+        ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Type of a whole model's weights: float32 loses nothing; the base's own.")
+        str | None,
+        typer.Option(
+            help="Weight type of a whole model: float32 (lossless), bfloat16 or float16.", show_default="the base model's type"
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The adapter's base; the one it names itself.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Base model of the adapter.", show_default="the one that the run or adapter names")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON description of the output.")] = False,
 ) -> None:
-    """Write a run's adapter as a folder that transformers and `vllm serve` load as it is, with a model card."""
+    """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
     from microrl.cli.target import prepare_hub
     from microrl.config.paths import expanded
     from microrl.errors import UserError, did_you_mean
 
     if form is not None and form not in FORMS:
-        raise UserError(f"--as {form} is no form", did_you_mean(form, FORMS))
+        raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, FORMS))
     if dtype is not None and dtype not in (types := ("float32", "bfloat16", "float16")):
-        raise UserError(f"--dtype {dtype} is no type of weights", did_you_mean(dtype, types))
+        raise UserError(f"invalid value '{dtype}' for --dtype", did_you_mean(dtype, types))
     if dtype is not None and form == "lora":
-        raise UserError("--dtype is for --as full: an adapter stays in float32", "leave it out")
+        raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
     expanded(str(out), "--out")
     config, folder, adapter = _find(run, model)
     prepare_hub(config)
@@ -68,13 +80,13 @@ def merge(
         return
     is_lora = found["as"] == "lora"
     what = f"a LoRA of rank {found['rank']} for {found['base']}" if is_lora else f"a whole model in {found['dtype']}"
-    say(f"{out}: {what}, {found['bytes'] / 1e6:,.1f} MB in {len(found['files'])} files; its README.md says how to load it")
+    say(f"{out}: {what}, {found['bytes'] / 1e6:,.1f} MB in {len(found['files'])} files; see its README.md for how to load it")
     if found["serve"] is not None:
-        say(f"serve it: {found['serve']}")
+        say(f"to serve it: {found['serve']}")
 
 
 def _find(name: str | None, model: str | None) -> tuple[RunConfig, RunFolder | None, Path | None]:
-    """The configuration with the base model, the run if there is one, and the adapter's folder where it was named itself."""
+    """(configuration with the base model, run or None, adapter folder if `name` is one). Raises UserError."""
     from microrl.cli.target import find
     from microrl.config import resolve
     from microrl.config.paths import expanded
@@ -86,17 +98,19 @@ def _find(name: str | None, model: str | None) -> tuple[RunConfig, RunFolder | N
         found = find(None if path is None else str(path))
         return found.with_settings({"model.name": model}, ()), found.run, None
     if not path.is_dir():
-        raise UserError(f"there is no run and no adapter at {name}", "see `ls runs`, or start one with `microrl train`")
+        raise UserError(
+            f"there is no run and no adapter at {name}", "list your runs with `ls runs`, or start one with `microrl train`"
+        )
     is_adapter = (path / "adapter_config.json").is_file()
     parent = path.resolve().parent
     if RunFolder.is_one(parent) and (is_adapter or (path / "config.json").is_file()):
         found = find(str(parent))
         return found.with_settings({"model.name": model}, ()), found.run, path
     if not is_adapter:
-        raise UserError(f"{name} is neither a run nor an adapter in PEFT's format", "name a run folder, or its best/")
+        raise UserError(f"{name} is neither a run folder nor an adapter in PEFT's format", "pass a run folder, or its best/")
     from microrl.adapters.settings import base_of
 
     base = model or base_of(path)
     if base is None:
-        raise UserError(f"{name} does not say which model it is for", "--model BASE")
+        raise UserError(f"{name} does not name its base model", "pass it: --model BASE")
     return resolve((), {"model.name": base}), None, path

@@ -8,32 +8,35 @@ from typing import Annotated, Any
 
 import typer
 
-Presets = Annotated[list[str] | None, typer.Argument(metavar="[PRESET]...", help="Presets or TOML files; later ones win.")]
-Model = Annotated[str | None, typer.Option(help="Local folder, hub id, a paper's short name, or a .gguf file.")]
-Rank = Annotated[int | None, typer.Option(help="Rank of the adapter.")]
-Hours = Annotated[float | None, typer.Option(help="Wall clock of the whole process, loading and evaluation included.")]
-Steps = Annotated[int | None, typer.Option(help="Most training steps.")]
+Presets = Annotated[list[str] | None, typer.Argument(metavar="PRESET", help="Presets or TOML files; later ones win.")]
+Model = Annotated[str | None, typer.Option(help="Local folder, hub id, short name of a paper's model, or .gguf file.")]
+Rank = Annotated[int | None, typer.Option(help="Adapter rank.")]
+Hours = Annotated[float | None, typer.Option(help="Time limit of the whole process, including loading and evaluation.")]
+Steps = Annotated[int | None, typer.Option(help="Maximum number of training steps.")]
 Adapter = Annotated[str | None, typer.Option(help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.")]
 Loss = Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.")]
-Data = Annotated[str | None, typer.Option(help="Known data set, hub id, or a local .jsonl, .json, .csv, .parquet file.")]
+Data = Annotated[str | None, typer.Option(help="Known data set, hub id, or local .jsonl, .json, .csv or .parquet file.")]
 Engine = Annotated[str | None, typer.Option(help="auto, vllm or transformers.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random in training.")]
-Price = Annotated[float | None, typer.Option(help="US dollars an hour of this machine.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed of training.")]
+Price = Annotated[float | None, typer.Option(help="Price of this machine, US dollars per hour.")]
 WarmupMinutes = Annotated[
     float | None,
-    typer.Option("--sft-minutes", help="Minutes of these hours that go to supervised learning first."),
+    typer.Option("--sft-minutes", help="Supervised fine-tuning (SFT) first, for at most this many minutes of --hours."),
 ]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key, e.g. optim.lr=2e-5; repeat for several."),
+]
 
 
 NAME_BYTES = 120
-"""Of a run's folder, but for its time: a file system takes 255, and there may be many presets."""
+"""Maximum length of a run folder's name without its time: file systems allow 255, and there may be many presets."""
 
 
 def run_name(presets: list[str] | None, model: str) -> str:
-    """What a run's folder is called, but for its time: by its presets, or by the model.
+    """The name of a run folder without its time: the presets' names, or the model's.
 
-    Only a preset's own file and a `.gguf` file have a suffix that goes; `1.5B` is a part of a model's name.
+    Only the suffixes `.toml` and `.gguf` are removed; the `.5B` of `1.5B` is part of a model's name.
     """
     if presets:
         name = "-".join(Path(preset).name.removesuffix(".toml") for preset in presets)
@@ -44,7 +47,7 @@ def run_name(presets: list[str] | None, model: str) -> str:
 
 
 def run_folder(name: str) -> Path:
-    """Where the run of this name goes that begins now."""
+    """`runs/NAME-TIME`: the folder of a run that starts now."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -52,7 +55,7 @@ def as_flags(
     *, model: str | None, rank: int | None, adapter: str | None, loss: str | None, data: str | None, engine: str | None,
     seed: int | None, hours: float | None, steps: int | None, price: float | None, warmup_minutes: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The options as keys of the configuration; None for one that was not given."""
+    """The options as configuration keys; None for an option that was not given."""
     return {
         "model.name": model, "adapter.rank": rank, "adapter.kind": adapter, "loss.kind": loss, "data.name": data,
         "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,

@@ -1,4 +1,4 @@
-"""What a person reads when something ends: one line, a hint, an exit status. Data goes to standard output, words do not."""
+"""How a command ends: an error line, a hint, an exit status. Data goes to standard output, messages to standard error."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _run: RunFolder | None = None
 
 
 def in_run(folder: RunFolder) -> None:
-    """Until the command ends, its tracebacks go into this run folder, and what is said also into its `run.log`."""
+    """From now on, write tracebacks into this run folder and messages also into its `run.log`."""
     global _run
     _run = folder
 
 
 def guarded(command: Callable[[], Any]) -> int:
-    """Run a command.
+    """Run a command and return its exit status.
 
-    0 done; 1 our or the machine's failure; 2 the user can mend it; 3 stopped early by the guard; 4 a swap that could not be
-    proved; 130 interrupted after a clean save. Where standard error cannot be written to any more, what is said there is dropped.
+    0 done; 1 microrl or the machine failed; 2 an error that the user can fix; 3 stopped early by the guard; 4 a swap could not
+    be proved; 130 interrupted after a clean save. Messages are dropped if standard error is closed.
     """
     global _run
     with lasting("stderr"):
@@ -73,7 +73,7 @@ def _interrupted() -> int:
 
 
 def _failed(error: Exception) -> int:
-    """Say what has gone wrong that nobody has explained; returns the exit status."""
+    """Report an unexpected exception and write its traceback to crash.log; returns the exit status."""
     if isinstance(error, BrokenPipeError) and _run is None:
         # Whoever read our output has left, as `head` does; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,14 +83,14 @@ def _failed(error: Exception) -> int:
         where = f"the traceback is in {_crash_log(_run.path if _run is not None else None, traceback.format_exc())}"
     except OSError:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"no crash.log could be written; it was raised at {frame.filename}:{frame.lineno}"
+        where = f"no crash.log could be written; the error was raised at {frame.filename}:{frame.lineno}"
     return _ended(f"{type(error).__name__}: {text}", "; ".join([where, *getattr(error, "__notes__", [])]), FAILED)
 
 
 def _crash_log(folder: Path | None, text: str) -> Path:
-    """Keep a traceback where it can be found: in the run folder, the current folder, or the one for temporary files.
+    """Write a traceback to `crash.log` in the run folder, the current folder or the temporary folder; returns its path.
 
-    Raises OSError where none of them takes it.
+    Raises OSError if none of them is writable.
     """
     from microrl import files
 
@@ -107,7 +107,7 @@ def _crash_log(folder: Path | None, text: str) -> Path:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether a library has dressed a Ctrl-C up as an error of its own."""
+    """Whether the error was caused by a KeyboardInterrupt that a library has wrapped."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -116,12 +116,12 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 
 def say(text: str) -> None:
-    """A line on standard error, where there still is one, and in the `run.log` of the run that is carried out."""
+    """Print a line to standard error, and to the `run.log` of the current run."""
     terminal.say(text)
     if _run is not None:
         _run.log(text)
 
 
 def emit(value: Any) -> None:
-    """Data, as JSON, on standard output."""
+    """Print data as JSON to standard output."""
     print(printable(json.dumps(value, indent=2, ensure_ascii=False)))

@@ -1,4 +1,4 @@
-"""`microrl plan`: what a run would take on a card, without a card."""
+"""`microrl plan`: estimate memory, time and cost of a run, without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLES = """
 
   microrl plan --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24 --gpu a40
 
-  microrl plan micro-r64 budget-6h                 [dim]all cards, a row each[/]
+  microrl plan micro-r64 budget-6h                 [dim]one row per GPU[/]
 
   microrl plan ortho-7b --gpu h100 --price 2.50 --json
 """
@@ -44,11 +44,12 @@ def plan(
     warmup_minutes: options.WarmupMinutes = None,
     sets: options.Sets = None,
     gpu: Annotated[
-        str | None, typer.Option(help="a40, 3090, 4090, l4, a100, h100, h200, ..., or cpu; this machine's, or all.")
+        str | None,
+        typer.Option(help="a40, 3090, 4090, l4, a100, h100, h200, ..., or cpu.", show_default="this machine's GPU, else all"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a run would take: memory, seconds a step, steps, dollars. Needs neither a GPU nor weights."""
+    """Estimate memory, time per step, steps and cost of a run. Needs no GPU and no weights."""
     from microrl.config import resolve
     from microrl.plan.source import shape_of
 
@@ -72,12 +73,12 @@ def plan(
 def _bounded(config: RunConfig) -> RunConfig:
     if config.budget.hours is not None or config.budget.steps is not None:
         return config
-    say(f"note: neither --hours nor --steps: planned for {DEFAULT_HOURS:g} hours")
+    say(f"note: no --hours or --steps given; planning for {DEFAULT_HOURS:g} hours")
     return config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
 
 
 def _card(name: str | None) -> tuple[Device | None, float | None]:
-    """The card that was asked for, or this machine's, and what is free of it where that is known."""
+    """(device of --gpu or of this machine, its free memory in GB); None for what is not known."""
     from microrl.plan import devices, here
 
     if name is not None:
@@ -93,7 +94,7 @@ def _show(config: RunConfig, found: Plan) -> None:
 
 
 def _compare(config: RunConfig, shape: Shape, *, names_price: bool, as_json: bool) -> None:
-    """All cards. Each at its own usual rent, unless the command line names a price: a preset's is that of one card."""
+    """Compare all devices at their typical rents. Only a price from the command line overrides it: a preset's is for one GPU."""
     from microrl.plan import devices, here, make, show
 
     if not names_price:
@@ -105,4 +106,4 @@ def _compare(config: RunConfig, shape: Shape, *, names_price: bool, as_json: boo
         emit(value)
         return
     print(show.comparison(config, plans))
-    say("one card in detail: --gpu NAME. Rents are rough: --price says yours")
+    say("--gpu NAME shows one GPU in detail. Prices are typical rents; set your own with --price")

@@ -1,4 +1,4 @@
-"""`microrl presets`: what ships, and what is in it; and the adapters that there are."""
+"""`microrl presets`: list the presets, show one, or list the adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def listing(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON: names and descriptions.")] = False
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print names and descriptions as JSON.")] = False
 ) -> None:
     """List the presets, show one, or list the adapters."""
     if context.invoked_subcommand is not None:
@@ -36,10 +36,10 @@ def listing(
 
 
 def show(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Presets, layered in this order.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole resolved configuration as JSON.")] = False,
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Presets; later ones win.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the full configuration as JSON.")] = False,
 ) -> None:
-    """Print a preset as it is written; with --json, the configuration it resolves to."""
+    """Print a preset file; with --json, the full configuration it resolves to."""
     from microrl.config import presets, resolve
 
     if as_json:
@@ -50,11 +50,14 @@ def show(
 
 
 def adapters(
-    model: Annotated[str, typer.Option(help="Whose parameters are counted: as for `train`.")] = "Qwen2.5-1.5B-Instruct",
-    rank: Annotated[list[int] | None, typer.Option(min=1, help="Ranks to count for; again for more of them.")] = None,
+    model: Annotated[str, typer.Option(help="Model whose parameters are counted, as for `train`.")] = "Qwen2.5-1.5B-Instruct",
+    rank: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Rank to count parameters for; repeat for several.", show_default="8, 64 and 256"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List every adapter: its form, its source, how it is served, and what it trains of a model."""
+    """List every adapter: its formula, its source, how it is served, and its number of trained parameters."""
     from microrl.plan import adapters as table
     from microrl.plan.source import shape_of
 

@@ -1,4 +1,4 @@
-"""`microrl sample`: the base model's and the trained model's answers side by side."""
+"""`microrl sample`: answers of the base model and the trained model side by side."""
 
 from __future__ import annotations
 
@@ -29,22 +29,26 @@ def register(app: typer.Typer) -> None:
 
 
 def sample(
-    words: Annotated[list[str], typer.Argument(metavar="[RUN] QUESTION", help="A run folder, or the newest; what to ask.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="[RUN] QUESTION", help="A run folder (default: the newest run), and the question.")
+    ],
     *,
-    count: Annotated[int, typer.Option("--samples", min=1, help="Answers of each side.")] = 1,
-    temperature: Annotated[float | None, typer.Option(min=0.01, help="Sampling temperature; the run's evaluation's.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling, the same for both sides.")] = 0,
+    count: Annotated[int, typer.Option("--samples", min=1, help="Answers per model.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, help="Sampling temperature.", show_default="the run's evaluation.temperature")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
-    """Ask a run's base model and its trained model the same question, with the same random numbers."""
+    """Ask a run's base model and trained model the same question, with the same random numbers."""
     from microrl.cli.target import prepare_hub
     from microrl.data.load import is_torn
     from microrl.errors import UserError
 
     found, run, question = _asked(words)
     if is_torn(question):
-        raise UserError("the question is not valid text (half a surrogate pair)", "write it in UTF-8")
-    # One question is answered before another engine has started.
+        raise UserError("the question is not valid Unicode (half a surrogate pair)", "write it in UTF-8")
+    # transformers answers one question before vLLM would have started.
     flags = {"evaluation.temperature": temperature, "engine.kind": "transformers"}
     config = found.with_settings(flags, ())
     prepare_hub(config)
@@ -67,24 +71,24 @@ def sample(
 
 
 def _asked(words: list[str]) -> tuple[Target, RunFolder, str]:
-    """The run and the question. A single word is the question, and the newest run's, unless it can only be a run."""
+    """(target, run, question). One argument alone is a question, unless it can only be a run. Raises UserError."""
     from microrl.cli.target import find, is_path
     from microrl.errors import UserError
     from microrl.run.folder import RunFolder
 
-    hint = "microrl sample [RUN] 'your question'; without RUN it is the newest run's to answer"
+    hint = "microrl sample [RUN] 'your question'; without RUN, the newest run answers"
     if len(words) > 2:
-        raise UserError(f"one run and one question, and not {len(words)} words", f"put the question into quotes: {hint}")
+        raise UserError(f"expected one run and one question, got {len(words)} arguments", f"put the question in quotes: {hint}")
     name, question = words[0], words[-1]
     looks_like_a_run = RunFolder.is_one(Path(name)) or (is_path(name) and len(name.split()) == 1)
     if len(words) == 1 and not looks_like_a_run:
         found = find(None)
     elif is_path(name) and not os.path.exists(os.path.expanduser(name)):
-        raise UserError(f"there is no run at {name}", "see `ls runs`, or leave it out: then it is the newest run")
+        raise UserError(f"there is no run at {name}", "list your runs with `ls runs`, or omit the name to use the newest run")
     elif len(words) == 1:
-        raise UserError("what is it to be asked?", hint)
+        raise UserError("the question is missing", hint)
     else:
         found = find(name)
     if found.run is None:
-        raise UserError(f"{name} is not a run folder", "see `ls runs`, or leave it out: then it is the newest run")
+        raise UserError(f"{name} is not a run folder", "list your runs with `ls runs`, or omit the name to use the newest run")
     return found, found.run, question

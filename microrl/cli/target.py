@@ -1,4 +1,4 @@
-"""RUN_OR_MODEL: what a command's argument points at, and the configuration that goes with it."""
+"""Resolve a command's RUN_OR_MODEL argument to a run or a model, and its configuration."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from microrl.run.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A run with its own settings, or a model with the defaults."""
+    """A run with its own configuration, or a model with the defaults (`run` is None)."""
 
     config: RunConfig
     run: RunFolder | None
 
     def with_settings(self, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
-        """The configuration with these changes."""
+        """The configuration with these flags and `--set` values applied. Raises UserError."""
         return override(self.config.model_dump(), flags, sets)
 
 
 def prepare_hub(config: RunConfig, *more: str) -> None:
-    """See `hub.prepare`; call it before anything heavy is imported. Raises UserError for a name that nothing can have."""
+    """Call `hub.prepare`; must run before heavy imports. Raises UserError for a name that cannot exist."""
     for name in more:
         expanded(name, "the name of a model")
     sft = [config.sft.data] if config.sft.data is not None else []
@@ -38,7 +38,7 @@ def prepare_hub(config: RunConfig, *more: str) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name can only be meant as a path."""
+    """Whether a name can only be a path."""
     return name.startswith(("/", ".", "~", "runs/"))
 
 
@@ -48,11 +48,11 @@ def find(name: str | None) -> Target:
         expanded(name, "the name of a run or model")
     if name is None:
         run = RunFolder.newest()
-        say(f"the newest run: {run.path}")
+        say(f"using the newest run: {run.path}")
     elif RunFolder.is_one(Path(name)):
         run = RunFolder.open(Path(name))
     elif is_path(name) and not os.path.exists(os.path.expanduser(name)):
-        raise UserError(f"there is no run and no model at {name}", "see `ls runs`, or name a model")
+        raise UserError(f"there is no run and no model at {name}", "list your runs with `ls runs`, or pass a model")
     elif name == models.QUICKSTART:
         return Target(resolve([name]), None)
     else:

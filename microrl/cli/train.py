@@ -1,4 +1,4 @@
-"""`microrl train`: presets and flags to a run."""
+"""`microrl train`: start, resume or extend a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLES = """
 
   microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
 
-  microrl train --model Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]solutions first, for a cold model[/]
+  microrl train --model Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]SFT first[/]
 
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
 """
@@ -50,13 +50,15 @@ def train(
     price: options.Price = None,
     warmup_minutes: options.WarmupMinutes = None,
     init: Annotated[str | None, typer.Option(metavar="RUN", help="Start from the trained adapter of this run.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/PRESET-TIME if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/PRESET-TIME")] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN|auto", help="Go on with this run folder; auto: with what this command has begun."),
+        typer.Option(
+            metavar="RUN|auto", help="Resume this run folder; auto: resume the run that this same command started, or start it."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print config, three prompts and a forecast; train nothing.")
+        bool, typer.Option("--dry-run", help="Print the configuration, three prompts and a forecast; do not train.")
     ] = False,
     sets: options.Sets = None,
 ) -> int:
@@ -77,7 +79,7 @@ def train(
         return go_on(RunFolder.open(Path(resume)), hours, steps)
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
-        raise UserError("the run has no end", "say how long: --hours H, or --steps N")
+        raise UserError("no budget given", "pass --hours H or --steps N")
     if dry_run:
         from microrl.cli.target import prepare_hub
 
@@ -95,17 +97,17 @@ def train(
 
 
 def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:
-    """Raise UserError where anything but the bounds is given to a run that exists."""
+    """Raise UserError if anything other than --hours or --steps is given together with --resume."""
     given = [name for name, value in flags.items() if value is not None and name not in ("budget.hours", "budget.steps")]
     if presets or given:
         raise UserError(
-            f"--resume takes the run's own settings, not {', '.join([*(presets or []), *given])}",
-            "only --hours and --steps may be changed on resuming",
+            f"--resume uses the settings of the run; it cannot be combined with {', '.join([*(presets or []), *given])}",
+            "only --hours and --steps can be changed when resuming",
         )
 
 
 def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
-    """Resume a run, with other bounds where they are given; returns the exit status."""
+    """Resume a run, with new bounds if given; returns the exit status. Raises UserError."""
     from microrl.run import heartbeat
 
     config = folder.settings()
@@ -113,7 +115,7 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
     tree = folder.config()
     bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
     if not bounds and folder.is_done():
-        say(f"{folder.path} is done already. Give it more with --resume {folder.path} --hours H, or --steps N")
+        say(f"{folder.path} is already finished. To extend it: --resume {folder.path} --hours H, or --steps N")
         return OK
     if bounds:
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
@@ -123,7 +125,10 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         folder.settings(tree)
         spent = heartbeat.last_s(folder.path) / 3600
         if hours is not None and hours <= spent:
-            raise UserError(f"{folder.path} has spent {spent:.3g} hours already", "--hours bounds the whole run: give it more")
+            raise UserError(
+                f"{folder.path} has already used {spent:.3g} hours",
+                "--hours is the limit for the whole run, past time included: pass a larger value",
+            )
         folder.write_json("config.json", tree)
         folder.drop_partial_line("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
@@ -131,7 +136,7 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
 
 
 def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False) -> int:
-    """Load and carry out a run whose folder exists; returns the exit status."""
+    """Load and run a run whose folder exists; returns the exit status."""
     from microrl import clock
     from microrl.cli.target import prepare_hub
 
@@ -144,7 +149,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
     try:
         with lasting("stdout"), Interrupts(folder.log) as interrupts:
             prepare_hub(config)
-            # An import that is cut in the middle leaves half a module, and the error that follows would be anything.
+            # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
             summary = run(config, folder, started=clock.process_started_s(), resume=resume, is_extended=is_extended)
@@ -153,7 +158,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
             folder.discard()
         raise
     except KeyboardInterrupt:
-        say(f"go on with: microrl train --resume {folder.path}")
+        say(f"resume with: microrl train --resume {folder.path}")
         raise
     finally:
         folder.unlock()
@@ -178,7 +183,7 @@ def _report(summary: dict[str, Any], path: Path) -> None:
                 )
     if summary["status"] == "stopped":
         back = summary["hours_given_back"]
-        say("stopped early by the guard" + (f": {back:.2f} hours are given back" if back is not None else ""))
+        say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
     minutes = summary["hours_spent"] * 60
     steps, sft = f"{summary['steps']} steps", summary["sft"]
     if sft:

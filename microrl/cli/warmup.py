@@ -1,4 +1,4 @@
-"""`microrl warmup`: the supervised phase alone, for a model that is right too seldom to be reinforced."""
+"""`microrl warmup`: supervised fine-tuning (SFT) alone, for a model that is too rarely right for reinforcement learning."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def register(app: typer.Typer) -> None:
 
 def warmup(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Local folder, hub id, a paper's short name, or a .gguf file.")
+        str | None, typer.Argument(metavar="MODEL", help="Local folder, hub id, short name of a paper's model, or .gguf file.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="As for train, with a solution a row: the reasoning and its answer in \\boxed{}.")
+        str | None, typer.Option(help="As for train, plus a solution per row: the reasoning, then the answer in \\boxed{}.")
     ] = None,
     rank: options.Rank = None,
     adapter: options.Adapter = None,
     hours: options.Hours = None,
-    steps: Annotated[int | None, typer.Option(help="Most supervised steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Maximum number of supervised steps.")] = None,
     seed: options.Seed = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/warmup-MODEL-TIME if not given.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/warmup-MODEL-TIME")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run folder.")] = None,
     sets: options.Sets = None,
 ) -> int:
-    """Teach a model to reason from solutions: supervised, evaluated before and after. `train --init RUN` goes on from there."""
+    """Fine-tune on worked solutions before RL, with an evaluation before and after. Continue with `train --init RUN`."""
     from microrl.run.folder import RunFolder
 
     flags = options.as_flags(
@@ -59,7 +59,7 @@ def warmup(
         refuse_with_resume([], {**{name: flags[name] for name in flags if name not in bounds}, "--out": out, "--set": sets})
         folder = RunFolder.open(resume)
         if not folder.settings().sft.only:
-            raise UserError(f"{resume} is a training run", f"microrl train --resume {resume}")
+            raise UserError(f"{resume} is a training run, not a supervised one", f"microrl train --resume {resume}")
         return go_on(folder, hours, steps)
     config = _resolved(flags, sets)
     path = out or options.run_folder(f"warmup-{options.run_name(None, config.model.name)}")
@@ -68,12 +68,12 @@ def warmup(
 
 
 def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:
-    """The configuration of a run without a training step. Raises UserError."""
+    """The configuration of a run with supervised steps only. Raises UserError."""
     from microrl.config import models, resolve
 
     if flags["model.name"] is None:
-        raise UserError("which model?", "microrl warmup MODEL --data FILE, or --resume RUN")
+        raise UserError("missing argument MODEL", "microrl warmup MODEL --data FILE, or microrl warmup --resume RUN")
     presets = [models.QUICKSTART] if flags["model.name"] == models.QUICKSTART else []
     config = resolve(presets, {**flags, "sft.only": True}, sets or ())
-    # A preset's steps are training steps, of which there are none here.
+    # A preset's steps are training steps; this run has none.
     return config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})

@@ -1,4 +1,4 @@
-"""Time whole training steps on work of a fixed size, the same as a peer's step is timed on."""
+"""Time training steps on a fixed amount of work, the same as in the comparison with TRL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from microrl.types import Group, Prompt, Sampling
 
 
 def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda step, seconds: None) -> dict[str, Any]:
-    """Median seconds of `budget.steps - 1` steps (the first warms up), seconds by phase, and peak resident memory in GB."""
+    """Median seconds of `budget.steps - 1` steps (the first is not timed), seconds by phase, and peak resident memory in GB.
+
+    `on_step` is called with the number and the seconds of every step. Raises as `load_checked` and `make_engine`.
+    """
     model, tokenizer = load_checked(config.model)
     prompts = bench_prompts(tokenizer)
     scorer = make_scorer(config)
@@ -71,14 +74,14 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
 
 
 def bench_prompts(tokenizer: Any) -> list[Prompt]:
-    """The questions of the peer's benchmark: sums of two-digit numbers, no system message."""
+    """The questions of the benchmark: 512 sums of two-digit numbers, without system message."""
     draw = random.Random(0)
     pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(512)]
     return [render(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y), tokenizer, None) for x, y in pairs]
 
 
 def every_useful(group: Group) -> Group:
-    """Make the group's rewards differ, as the peer's benchmark does, so that every completion has a gradient."""
+    """Make the group's rewards differ, so that every completion has a gradient."""
     scores = tuple(
         replace(score, total=score.total + 0.01 * len(completion.text) + 0.001 * number)
         for number, (score, completion) in enumerate(zip(group.scores, group.completions, strict=True))

@@ -19,7 +19,7 @@ SHOWN = 3
 
 
 def preview(config: RunConfig) -> str:
-    """All of it as text. Without a network it shows what can be shown, and says what could not."""
+    """The whole preview as text. Without network it shows what it can, with notes on the rest. Raises UserError."""
     parts = ["configuration", json.dumps(config.model_dump(mode="json"), indent=2), "", *_prompts(config), "", *_forecast(config)]
     return "\n".join(parts)
 
@@ -33,13 +33,17 @@ def _prompts(config: RunConfig) -> list[str]:
         if "hub cannot be reached" not in error.message:
             raise
         lines += [f"note: {error.message}", f"hint: {error.hint}"]
-        questions, origin = load_questions(DataConfig(name=ARITHMETIC)), "generated arithmetic in its place"
+        questions, origin = load_questions(DataConfig(name=ARITHMETIC)), "generated arithmetic, as a stand-in"
     try:
         tokenizer = _tokenizer(config)
     except UserError as error:
         if "hub cannot be reached" not in error.message:
             raise
-        lines += [f"note: {error.message}", f"hint: {error.hint}", "note: messages are shown before the model's chat template"]
+        lines += [
+            f"note: {error.message}",
+            f"hint: {error.hint}",
+            "note: without the model's chat template, the plain messages are shown",
+        ]
         tokenizer = None
     scorer = make_scorer(config)
     try:
@@ -72,10 +76,10 @@ def _tokenizer(config: RunConfig) -> Any:
 
 
 def _forecast(config: RunConfig) -> list[str]:
-    """What `microrl plan` says, in brief: on this machine's card, else on the one that the model is likely to be trained on."""
+    """A short `microrl plan` for this machine's GPU, or else for the device on which the model is likely to be trained."""
     try:
         shape = shape_of(config.model.name)
     except UserError as error:
-        return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "seconds a step: unknown without the model's size"]
+        return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "time per step: unknown without the model's size"]
     card, free_gb = here.likely(shape)
     return ["forecast", *brief(config, make(config, shape, card, free_gb=free_gb))]

@@ -1,4 +1,4 @@
-"""Evaluate a run or a model apart from training, and answer single questions with both sides."""
+"""Evaluate a run or a model outside training (`microrl eval`), and answer single questions (`microrl sample`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from microrl.types import BASE, AdapterSnapshot, Sampling
 
 
 def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[str, Any]:
-    """`{"benchmarks": {NAME: {...}}}` of the run's trained model, or of the configured model; with `base` the pair of both."""
+    """Evaluate the run's trained model, or the configured model: `{"benchmarks": {NAME: {...}}}`.
+
+    With `base`, that model is evaluated on the same questions and the paired difference added. Raises UserError.
+    """
     if not config.evaluation.problems:
-        raise UserError("evaluation.problems is 0: there is nothing to evaluate", "--problems N")
-    select_engine(config)  # what cannot run here is said before anything is loaded
+        raise UserError("evaluation.problems is 0: there is nothing to evaluate", "pass --problems N")
+    select_engine(config)  # fails before anything is loaded
     name = "held-out" if config.data.held_out < 1 else benchmark_name(config.data.name)
     scorer = make_scorer(config)
     if run is not None:
@@ -49,8 +52,8 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
                 if other.right.keys() != result.right.keys():
                     paired = len(other.right.keys() & result.right.keys())
                     console.note(
-                        f"warning: the two were asked {len(result.right)} and {len(other.right)} questions: the gain pairs the "
-                        f"{paired} that both were asked"
+                        f"warning: the two models answered {len(result.right)} and {len(other.right)} questions; the gain is "
+                        f"measured on the {paired} that both answered"
                     )
     finally:
         scorer.close()
@@ -58,13 +61,13 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
 
 
 def benchmark_name(data: str) -> str:
-    """What an evaluation on a file or a data set is called: `1.5` is a part of a name, a file's suffix is not."""
+    """The name of an evaluation: the file or data set without folders and suffix (the `.5` of `1.5` is not a suffix)."""
     path = Path(data)
     return path.stem if is_data_file(data) else path.name
 
 
 def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
-    """The data's fingerprint, and whether it is what the run was trained on: None where it is meant to be other data."""
+    """The data's fingerprint, and whether it is the same as in training; None if it is other data on purpose."""
     found = data_record.of_questions(config.data, questions)
     is_same = data_record.is_same(run, config, found)
     if is_same is False:
@@ -72,8 +75,8 @@ def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], c
         record = data_record.recorded(run)
         assert record is not None
         console.note(
-            f"warning: {data_record.changed(record.data, found)}. These are not the questions of the run's own evaluations: "
-            "do not compare the two"
+            f"warning: {data_record.changed(record.data, found)}. Do not compare this result with the run's own evaluations: "
+            "the questions differ"
         )
     return {**found.model_dump(), "same_as_in_training": is_same}
 
@@ -86,7 +89,7 @@ def _evaluate(
         pick_questions(held_out, config.evaluation.problems, config.evaluation.seed), scorer, config, None, console
     )
     if not questions:
-        raise UserError("there is nothing to evaluate: the held-out part is empty", "name a file: --data FILE.jsonl")
+        raise UserError("there is nothing to evaluate: the held-out part is empty", "pass a file: --data FILE.jsonl")
     model, tokenizer = load_model(config, console)
     snapshot = trained(run, model) if run is not None else BASE
     prompts = render_all(questions, tokenizer, config.data)
@@ -109,12 +112,12 @@ def _evaluate(
     assert result is not None, "without a deadline every problem is answered"
     console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")
     if result.killed:
-        console.note(f"warning: {label}: {result.killed} answers count as wrong: their checks hung")
+        console.note(f"warning: {label}: {result.killed} answers count as wrong because their checks hung")
     return result
 
 
 def final_of(run: RunFolder) -> Path:
-    """The folder of what a run has ended with. Raises UserError where it has not."""
+    """The folder of a run's final adapter. Raises UserError if there is none yet."""
     final = run.path / "final"
     if not final.is_dir():
         raise UserError(f"{run.path} has no trained adapter yet", f"finish it: microrl train --resume {run.path}")
@@ -122,12 +125,12 @@ def final_of(run: RunFolder) -> Path:
 
 
 def trained(run: RunFolder, model: PreTrainedModel) -> AdapterSnapshot:
-    """What a run has ended with, on its model."""
+    """The final adapter of a run, for its model. Raises UserError."""
     return read(final_of(run), model)
 
 
 def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> dict[str, list[str]]:
-    """`count` answers of the base and of the trained model, drawn with the same random numbers."""
+    """`{"base": [...], "trained": [...]}`: `count` answers of each model, with the same random numbers. Raises UserError."""
     final_of(run)
     with RunConsole() as console:
         if (warning := data_record.warning_for_sample(run, config)) is not None:

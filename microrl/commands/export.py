@@ -1,4 +1,4 @@
-"""A trained adapter to a folder that others load as it is: a plain LoRA in PEFT's format, or the whole model with it merged."""
+"""Export a trained adapter: as a LoRA in PEFT's format, or as a whole model with the adapter merged."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ TYPES = ("float32", "bfloat16", "float16")
 def merge(
     config: RunConfig, run: RunFolder | None, adapter: Path | None, out: Path, *, form: str | None, dtype: str | None
 ) -> dict[str, Any]:
-    """Write `out` and say what is in it: `{"folder", "as", "base", "dtype", "rank", "files", "bytes", "serve"}`.
+    """Write the folder `out` and describe it: `{"folder", "as", "base", "dtype", "rank", "files", "bytes", "serve"}`.
 
-    `adapter` is a folder with an adapter of the model in `config`; None: what `run` has ended with. `form` is lora or full;
-    None: lora where the update is low rank. `dtype` is that of a whole model; None: the base's own, as it is stored.
-    Raises UserError for an `out` that is taken, an adapter of another model, and a form that the update has not.
+    `adapter`: a folder with an adapter for the model in `config`; None: the final adapter of `run`. `form`: lora or full; None:
+    lora if the update is low-rank. `dtype`: weight type of a whole model; None: the type in which the base is stored.
+    Raises UserError if `out` is not empty, the adapter is for another model, or the update is not low-rank but `form` is lora;
+    MachineFailure if the disk is full.
     """
     target = _free(out)
     source = adapter or _final(run)
@@ -43,8 +44,8 @@ def merge(
         raise _not_low_rank(config.adapter.name)
     with RunConsole() as console:
         if run is not None and adapter is None and not run.is_done():
-            console.note(f"note: {run.path} is not finished: this is its adapter as it stands")
-        # A pair is the same for a base in 4 bits; a whole model is made of the numbers that the run has seen.
+            console.note(f"note: {run.path} is not finished; exporting its current adapter")
+        # A pair does not depend on 4-bit storage; a whole model is made of the dequantised weights that the run has used.
         changes = {"quant": None if form == "lora" else config.model.quant, "dtype": dtype or _own_type(config)}
         wanted = config.model_copy(update={"model": config.model.model_copy(update=changes)})
         model, tokenizer = load_model(wanted, console, check=False)  # nothing is computed with it
@@ -84,28 +85,28 @@ def _final(run: RunFolder | None) -> Path:
     assert run is not None, "a run or an adapter"
     if not (run.path / "final").is_dir() and (run.path / BEST).is_dir():
         raise UserError(
-            f"{run.path} has not come to its end", f"finish it: microrl train --resume {run.path}; or take {run.path / BEST}"
+            f"{run.path} is not finished", f"finish it: microrl train --resume {run.path}; or export {run.path / BEST}"
         )
     return final_of(run)
 
 
 def _free(out: Path) -> Path:
-    """The absolute path of a folder that can be made. Raises UserError where something is in its place."""
+    """The absolute path of `out`. Raises UserError if it is a file, not empty, or cannot be created."""
     target = out.expanduser().resolve()
     if target.exists() and not target.is_dir():
         raise UserError(f"{out} is a file", "choose another folder: --out DIR")
     if target.is_dir() and any(target.iterdir()):
-        raise UserError(f"{out} exists already and is not empty", "choose another folder: --out DIR")
+        raise UserError(f"{out} already exists and is not empty", "choose another folder: --out DIR")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}", "choose another one: --out DIR") from None
+        raise UserError(f"cannot create the folder {out}: {error.strerror}", "choose another folder: --out DIR") from None
     return target
 
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A folder beside the target that takes its name only when everything in it is on the disk."""
+    """A temporary folder that is renamed to `target` once everything in it is on disk."""
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -118,17 +119,21 @@ def _whole(target: Path) -> Iterator[Path]:
     except Exception as error:
         if not disk.is_full(error):
             raise
-        raise MachineFailure(f"the disk is full: no room for {target} ({error})", "free some, or choose another --out") from error
+        raise MachineFailure(
+            f"the disk is full: no room for {target} ({error})", "free some space, or choose another folder: --out DIR"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _not_low_rank(what: str) -> UserError:
-    return UserError(f"{what} is no low-rank update: no LoRA pair says the same", "merge it into the whole model: --as full")
+    return UserError(
+        f"{what} is not a low-rank update and cannot be written as a LoRA", "merge it into the whole model: --as full"
+    )
 
 
 def _own_type(config: RunConfig) -> str:
-    """The type in which a model's weights are stored; the run's own, where a `.gguf` file has many or 4 bits follow from it."""
+    """The type in which the base's weights are stored; `model.dtype` for a `.gguf` file or a 4-bit base."""
     name = config.model.name
     if name.endswith(".gguf") or config.model.quant is not None:
         return config.model.dtype
@@ -136,13 +141,13 @@ def _own_type(config: RunConfig) -> str:
     try:
         stored = AutoConfig.from_pretrained(path if path.exists() else known.hub_id if known else name, **NO_CODE).dtype
     except (OSError, ValueError, KeyError, RuntimeError):
-        return "float32"  # the quickstart's; of any other name loading it says what is wrong
+        return "float32"  # the quickstart's; for any other name, loading it reports the error
     found = str(stored).removeprefix("torch.")
     return found if found in TYPES else "float32"
 
 
 def _base(config: RunConfig, model: PreTrainedModel) -> str:
-    """What the base is found by: a hub id, or the absolute path of a folder or file."""
+    """The base as a hub id, or as the absolute path of a folder or file."""
     name = config.model.name if config.model.name.endswith(".gguf") else str(model.config._name_or_path)
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name
@@ -150,9 +155,9 @@ def _base(config: RunConfig, model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def _merged(model: PreTrainedModel, snapshot: AdapterSnapshot, console: RunConsole) -> dict[str, torch.Tensor]:
-    """Every tensor with the update in it, in the place of the base's own where that is a plain one: there is no second model.
+    """Every tensor with the update merged. Plain tensors replace the base's own, so that there is no second copy of the model.
 
-    What the base holds in 4 bits becomes the numbers that it computed with.
+    4-bit tensors are dequantised.
     """
     found = {}
     total = sum(1 for _ in model.parameters())

@@ -1,6 +1,6 @@
-"""The model card of a merged folder: what it is, how it was trained, what it came to, and how to load it.
+"""The model card of an exported folder: what it is, how it was trained, with what result, and how to load it.
 
-Every number in it stands in the run folder; what is not known is left out.
+Every number in it comes from the run folder; what is not known is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Evaluations(BaseModel):
 
 
 class _Summary(BaseModel):
-    """What a card takes from `summary.json`."""
+    """The part of `summary.json` that a card uses."""
 
     status: Literal["done", "stopped", "interrupted", "unproved", "failed"]
     steps: Count
@@ -51,14 +51,14 @@ class _Summary(BaseModel):
 
 
 class _Environment(BaseModel):
-    """And from `environment.json`."""
+    """The part of `environment.json` that a card uses."""
 
     packages: dict[Annotated[str, Field(pattern=r"^[\w.-]{1,50}$")], Annotated[str, Field(pattern=r"^[\w.+!-]{1,100}$")]]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a card is written from. `run` is None for an adapter from elsewhere, whose training is not known."""
+    """The inputs of a model card. `run` is None for an adapter that microrl did not train."""
 
     form: str
     """lora or full."""
@@ -82,7 +82,7 @@ class ModelCard:
         return "\n\n".join(part for part in [*parts, self._versions()] if part) + "\n"
 
     def serve(self) -> str | None:
-        """The command that serves the folder; None where vLLM cannot."""
+        """The command that serves the folder; None if vLLM cannot serve it."""
         folder = shlex.quote(str(self.folder))
         if self.form == "full":
             return f"vllm serve {folder}"
@@ -108,7 +108,7 @@ class ModelCard:
         if self.form == "lora":
             tags += ["lora"]
         lines = [
-            # The hub takes its own ids here and refuses a card with a path.
+            # The hub accepts only its own ids here.
             *([] if self._is_local else [f"base_model: {self.base}"]),
             f"library_name: {'peft' if self.form == 'lora' else 'transformers'}",
             "pipeline_tag: text-generation",
@@ -121,18 +121,18 @@ class ModelCard:
         if self.form == "full":
             kind = f"The whole model: the weights of `{self.base}` with the trained update merged, in {self.dtype}."
         else:
-            kind = f"A LoRA adapter of rank {self.rank} for `{self.base}`, relative to its untouched weights."
+            kind = f"A LoRA adapter of rank {self.rank} for `{self.base}`, relative to its original weights."
         if self.run is None:
             return f"{kind} Written by microrl from `{self.source}`."
         quant = self.config.model.quant
         bits = ""
         if quant is not None:
-            took = "this model is made of the same numbers" if self.form == "full" else "a base in 16 bits differs a little"
-            bits = f" It was trained on the base in 4 bits ({quant}); {took}."
+            took = "this model contains the same dequantised weights" if self.form == "full" else "a 16-bit base differs slightly"
+            bits = f" It was trained on the 4-bit base ({quant}); {took}."
         return f"{kind} Trained by reinforcement learning with verifiable rewards, with microrl.{bits}"
 
     def _training(self) -> str | None:
-        """The run's settings, with the numbers of its summary where it has come to one."""
+        """The run's settings, with the numbers of its summary if there is one."""
         if self.run is None:
             return None
         config, summary = self.config, _summary(self.run)
@@ -141,12 +141,12 @@ class ModelCard:
             rows["trained parameters"] = f"{summary.trainable_params:,}"
         rows |= {"loss": config.loss.kind, "data": shown(config.data.name), "learning rate": config.optim.lr}
         batch = config.sampling
-        rows["a step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
+        rows["batch per step"] = f"{batch.prompts_per_step} prompts x {batch.group_size} completions"
         rows["completions"] = f"up to {batch.max_completion_tokens} tokens, temperature {batch.temperature}"
         if (self.source / "state.json").is_file():
             state = checkpoint.read_state(self.source)
             found = state.validation.best_accuracy
-            scored = f", which did best on the validation questions ({found:.3f})" if found is not None else ""
+            scored = f", the best on the validation questions (accuracy {found:.3f})" if found is not None else ""
             rows["step"] = f"{state.step}{scored}"
         elif summary is not None:
             ended = "" if summary.status == "done" else f" (the run was {summary.status})"
@@ -156,7 +156,7 @@ class ModelCard:
         return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
     def _accuracy(self) -> str | None:
-        """Before and after, of what the run has ended with: an earlier step's has not been evaluated."""
+        """Accuracy before and after; only for the final adapter, since no other was evaluated."""
         if self.run is None or self.source.resolve() != (self.run.path / "final").resolve():
             return None
         summary = _summary(self.run)
@@ -169,9 +169,9 @@ class ModelCard:
         )
         if gain is not None:
             rows += f"\n| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
-        asked = f"{after.questions} held-out questions of `{shown(self.config.data.name)}`, none of them trained on"
+        asked = f"{after.questions} held-out questions of `{shown(self.config.data.name)}`"
         temperature = self.config.evaluation.temperature
-        head = f"On {asked}; {self.config.evaluation.samples} samples each, at temperature {temperature}."
+        head = f"Measured on {asked}, with {self.config.evaluation.samples} samples each at temperature {temperature}."
         return f"## Held-out accuracy\n\n{head}\n\n| | accuracy | 95 % interval |\n|---|---|---|\n{rows}"
 
     def _loading(self) -> str:
@@ -181,16 +181,16 @@ class ModelCard:
             name = self.folder.name if self.form == "lora" else str(self.folder)
             parts += [f"```sh\n{command}\n{self._request(name)}\n```"]
             if self.dtype == "float32" and self.form == "full":
-                parts += ["(vLLM computes a float32 model in 16 bits, unless it is told `--dtype float32`.)"]
+                parts += ["(By default, vLLM computes a float32 model in 16 bits; add `--dtype float32` to change that.)"]
         elif self._is_gguf:
             parts += ["For vLLM, merge the run into a whole model: `microrl merge RUN --as full --out DIR`."]
         else:
-            limit = f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, and this one has {self.rank}"
-            parts += [f"{limit}: merge the run into a whole model, `microrl merge RUN --as full --out DIR`."]
+            limit = f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, but this one has rank {self.rank}"
+            parts += [f"{limit}. Merge the run into a whole model instead: `microrl merge RUN --as full --out DIR`."]
         return "\n\n".join(parts)
 
     def _messages(self) -> list[dict[str, str]]:
-        """The chat as it was sent in training."""
+        """The example chat, with the system message of training."""
         system = self.config.data.system if self.run is not None else None
         head = [{"role": "system", "content": system}] if system else []
         return [*head, {"role": "user", "content": EXAMPLE}]
@@ -239,5 +239,5 @@ class ModelCard:
 
 
 def _summary(run: RunFolder) -> _Summary | None:
-    """What the run has come to; None where it has not yet. Raises BadFile."""
+    """The run's summary; None if there is none yet. Raises BadFile."""
     return run.read_json("summary.json", _Summary) if (run.path / "summary.json").is_file() else None

@@ -1,6 +1,6 @@
-"""A tiny model once around the loop, in a process of its own: generate, swap, prove, sleep, wake, one update.
+"""The self-test of `microrl doctor`: one training loop with a tiny model (generate, swap, prove, sleep, wake, one update).
 
-`python -m microrl.train.selftest` prints one JSON object; `microrl doctor` runs it with a deadline.
+`python -m microrl.commands.selftest` prints one JSON object; `microrl doctor` runs it with a deadline.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from microrl.types import BASE, AdapterSnapshot, Group, Prompt, Sampling
 
 SAMPLING = Sampling(group_size=4, max_tokens=32)
 LARGEST_KL = 1e-3
-"""Between sampler and trainer, nats a token: bfloat16 on a GPU stays well below it."""
+"""Largest KL between engine and trainer, nats per token; bfloat16 on a GPU stays well below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What the test saw. Seconds, nats a token, bytes."""
+    """Measurements of the self-test: seconds, nats per token, bytes."""
 
     engine: str
     device: str
@@ -48,7 +48,7 @@ class Passed:
 
 
 def run() -> Passed:
-    """Raises whatever goes wrong; AssertionError where something works and is not right."""
+    """Run the test. Raises any error of the code under test, and AssertionError for a wrong result."""
     vllm = installed()
     here = vllm is not None and vllm.is_supported and (vllm.is_for_cpu or torch.cuda.is_available())
     flags: dict[str, Any] = {"engine.kind": "vllm" if here else "transformers", "adapter.rank": 8, "data.max_prompt_tokens": 64,
@@ -84,7 +84,7 @@ def run() -> Passed:
     update = policy.update(Batch(rows, len(groups), policy.version), lr=0.01)
     update_s = clock.now_s() - began
     assert update.skipped == 0, f"the update was skipped: {update.reason}"
-    assert update.kl_sampler < LARGEST_KL, f"engine and trainer disagree: KL {update.kl_sampler:.2g} nats a token"
+    assert update.kl_sampler < LARGEST_KL, f"engine and trainer disagree: KL {update.kl_sampler:.2g} nats per token"
     groups, generate_s = generate(policy.snapshot(), 2)
     report = engine.report
     engine.close()
@@ -114,7 +114,7 @@ def main() -> None:
         answer = {"error": text, "hint": getattr(error, "hint", None)}
     print(json.dumps(answer), flush=True)
     sys.stdout.flush()
-    os._exit(0)  # what vLLM leaves running must not hold the answer up
+    os._exit(0)  # processes left by vLLM must not delay the answer
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The configuration: one typed tree, resolved from presets, flags and `--set`. Free of heavy imports."""
+"""The configuration: one typed tree, resolved from presets, flags and `--set`. Imports nothing heavy."""
 
 from microrl.config.resolve import check, resolve
 from microrl.config.schema import RunConfig

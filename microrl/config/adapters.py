@@ -1,7 +1,7 @@
-"""Every adapter there is: one class each, whose docstring says its form, its source, and how the engine is served with it.
+"""The configuration of every adapter: one class each. Its docstring gives the formula, the source, and how it is served.
 
-W0 is a layer's weight (out x in), r the rank, s = alpha / r. A LoRA pair (A, B) stands for the update s B A. What is low rank,
-openly or in disguise, reaches the engine as such a pair, exactly; the rest as merged weights.
+W0 is a layer's weight (out x in), r the rank, s = alpha / r. A LoRA pair (A, B) stands for the update s B A. An update
+that is low-rank reaches the engine as an exact LoRA pair; any other as merged weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class BaseAdapterConfig(Section):
 
     @property
     def name(self) -> str:
-        """The kind with its rank, for people."""
+        """The kind and its rank, for display."""
         rank = getattr(self, "rank", None)
         kind = str(getattr(self, "kind", ""))
         return kind if rank is None else f"{kind} rank {rank}"
@@ -31,12 +31,12 @@ class BaseAdapterConfig(Section):
 
     @property
     def pair_rank(self) -> int | None:
-        """Rank of the LoRA pair that the engine is served with; None: merged weights."""
+        """Rank of the LoRA pair that is sent to the engine; None: merged weights."""
         return None
 
     @property
     def served(self) -> str:
-        """How the engine gets it, for people."""
+        """How the engine gets it, for display."""
         return "as merged weights" if self.pair_rank is None else f"as a LoRA pair of rank {self.pair_rank}"
 
 
@@ -44,7 +44,7 @@ class TargetedConfig(BaseAdapterConfig):
     """With a choice of linear layers."""
 
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Names of the linear layers that get an adapter; all-linear is every one but the head."""
+    """Names of the linear layers that get an adapter; all-linear: all except the output head."""
 
 
 class RankedConfig(TargetedConfig):
@@ -137,15 +137,15 @@ class AdaLoraConfig(LowRankConfig):
 
     kind: Literal["adalora"] = "adalora"
     target_rank: Positive | None = None
-    """Mean rank that is left in the end; None: two thirds of `rank`, as in the paper."""
+    """Mean rank at the end; None: two thirds of `rank`, as in the paper."""
     hold_first: Fraction = 0.1
-    """Fraction of the budget before the first cut."""
+    """Fraction of the budget before the first rank cut."""
     hold_last: Fraction = 0.3
-    """Fraction of the budget after the last cut."""
+    """Fraction of the budget after the last rank cut."""
     orthogonality: Annotated[float, Field(ge=0)] = 0.5
-    """Weight of |P^T P - I| and |Q Q^T - I|, averaged over all P and Q, in the loss."""
+    """Weight of the orthogonality loss: |P^T P - I| and |Q Q^T - I|, averaged over all P and Q."""
     sensitivity_decay: Decay = 0.85
-    """Decay of the averages of sensitivity and of its uncertainty (beta1 and beta2)."""
+    """Decay of the moving averages of sensitivity and its uncertainty (beta1 and beta2)."""
 
     @property
     def final_rank(self) -> int:
@@ -159,12 +159,10 @@ class AdaLoraConfig(LowRankConfig):
     @model_validator(mode="after")
     def _consistent(self) -> AdaLoraConfig:
         if self.final_rank > self.rank:
-            why = f"adapter.target_rank {self.target_rank} is above adapter.rank {self.rank}, where it starts"
-            raise ValueError(why, f"--rank {self.final_rank * 3 // 2}, or a lower target")
+            why = f"adapter.target_rank {self.target_rank} is above the initial adapter.rank {self.rank}"
+            raise ValueError(why, f"--rank {self.final_rank * 3 // 2}, or a lower adapter.target_rank")
         if self.hold_first + self.hold_last >= 1:
-            raise ValueError(
-                "adapter.hold_first and adapter.hold_last leave no time to cut ranks", "together they must be below 1"
-            )
+            raise ValueError("adapter.hold_first and adapter.hold_last leave no time to cut ranks", "their sum must be below 1")
         return self
 
 
@@ -181,7 +179,7 @@ class VeraConfig(RankedConfig):
 
     kind: Literal["vera"] = "vera"
     d_initial: float = 0.1
-    """Where d starts."""
+    """Initial value of d."""
 
 
 class Ia3Config(TargetedConfig):
@@ -190,7 +188,7 @@ class Ia3Config(TargetedConfig):
 
     kind: Literal["ia3"] = "ia3"
     targets: Literal["all-linear"] | tuple[str, ...] = ("k_proj", "v_proj", "down_proj")
-    """Names of the linear layers whose output is rescaled; of `down_proj` it is the input."""
+    """Names of the linear layers whose output is rescaled; for `down_proj`, the input is."""
 
 
 class LnConfig(BaseAdapterConfig):
@@ -276,11 +274,11 @@ class TinyLoraConfig(RankedConfig):
 
     kind: Literal["tinylora"] = "tinylora"
     rank: Positive = 2
-    """Singular directions kept; in a layer that has fewer, all of them."""
+    """Number of singular directions; at most the smaller side of a layer."""
     size: Positive = 64
-    """Numbers in a vector v."""
+    """Number of elements of a vector v."""
     tying: Fraction = 0.0
-    """0: every layer has a v of its own; 1: all share one."""
+    """0: every layer has its own v; 1: all layers share one."""
 
 
 AdapterConfig = Annotated[

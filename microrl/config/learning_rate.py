@@ -1,4 +1,4 @@
-"""`lr = "auto"`: the learning rate as a law of the model's width."""
+"""`optim.lr=auto`: the learning rate from a scaling law in the model's width."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from microrl.errors import UserError
 
 BASE_RATE = 5e-5
 ADAPTER_FACTOR = 10.0
-"""Adapters want about ten times the rate of full fine-tuning."""
+"""Learning rate of adapters, relative to full fine-tuning."""
 REFERENCE_WIDTH = 2000
 POWERS = {"qwen": 0.0775, "llama": 0.781}
-"""Of the width, by family of models. The constants are those that Tinker's cookbook publishes with the law."""
+"""Exponent of the width by model family, as published in Tinker's cookbook."""
 
 
 def auto_rate(*, hidden: int, model_type: str, full: bool) -> float:
     """5e-5 * M * (2000 / hidden)^p, M = 10 for adapters and 1 for `full` (Schulman and Thinking Machines 2025, "LoRA without
-    regret"; peft, section 3.2). Raises UserError for a family that the law has no power for.
+    regret"; peft, section 3.2). Raises UserError for a model family without a published exponent.
     """
     power = next((power for family, power in POWERS.items() if model_type.startswith(family)), None)
     if power is None:
-        raise UserError(f"optim.lr=auto knows Qwen's and Llama's architectures, not `{model_type}`", "--set optim.lr=1e-5")
+        raise UserError(
+            f"optim.lr=auto supports Qwen and Llama architectures, not `{model_type}`", "set a number: --set optim.lr=1e-5"
+        )
     return BASE_RATE * (1.0 if full else ADAPTER_FACTOR) * (REFERENCE_WIDTH / hidden) ** power
 
 
 def with_rate(config: RunConfig, *, hidden: int, model_type: str) -> RunConfig:
-    """The configuration with `auto` as a number."""
+    """The configuration with `optim.lr=auto` replaced by a number. `hidden` is the model's width. Raises as `auto_rate`."""
     if config.optim.lr != "auto":
         return config
     lr = auto_rate(hidden=hidden, model_type=model_type, full=isinstance(config.adapter, FullConfig))

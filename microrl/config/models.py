@@ -1,4 +1,4 @@
-"""The papers' models by their short names: hub id, and for gated ones the page where the licence is accepted."""
+"""Short names of the papers' models: their hub ids, and for gated models the page on which to accept the licence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUICKSTART = "quickstart"
 class KnownModel(NamedTuple):
     hub_id: str
     licence_page: str | None = None
-    """Page to accept before a download is allowed; None: open to all."""
+    """Page on which to accept the licence before downloading; None: not gated."""
 
 
 def _gated(hub_id: str) -> KnownModel:
@@ -39,5 +39,5 @@ _BY_LOWER = {name.lower(): model for name, model in MODELS.items()}
 
 
 def find(name: str) -> KnownModel | None:
-    """The known model of this short name or hub id, whatever its case; None where it is not one of the papers'."""
+    """The known model with this short name or hub id, ignoring case; None if there is none."""
     return _BY_LOWER.get(name.lower().rsplit("/", 1)[-1]) if name.count("/") <= 1 else None

@@ -1,4 +1,4 @@
-"""How a run is measured, watched and bounded: evaluation, validation, the guard, the budget."""
+"""Configuration of evaluation, validation, guard and budget."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from microrl.config.section import Positive, Section, Seed, Temperature
 
 class EvaluationConfig(Section):
     problems: Annotated[int, Field(ge=0, le=2**31 - 1)] = 64
-    """Held-out problems for the evaluation before and after; 0 runs none."""
+    """Maximum number of held-out problems for the evaluations before and after training; 0 disables them."""
     samples: Positive = 8
-    """Completions for each problem."""
+    """Completions per problem."""
     pass_k: tuple[Positive, ...] = (8,)
-    """The k of pass@k, each at most `samples`."""
+    """k of pass@k; one or several, each at most `samples`."""
     temperature: Temperature = 1.0
-    """Sampling temperature, at least 0.01, which is as good as greedy."""
+    """Sampling temperature; the minimum, 0.01, is practically greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus; 1 is off."""
+    """Nucleus sampling; 1 disables it."""
     max_completion_tokens: Positive | None = None
-    """Length limit; None takes the training limit."""
+    """Completion limit in tokens; None: sampling.max_completion_tokens."""
     seed: Seed = 0
-    """Seed of the evaluation's sampling, apart from the run's."""
+    """Seed of the evaluation's sampling, independent of the run's seed."""
 
     @field_validator("pass_k", mode="before")
     @classmethod
@@ -33,50 +33,54 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationConfig:
         if max(self.pass_k, default=1) > self.samples:
-            raise ValueError(f"pass_k {max(self.pass_k)} needs at least as many samples, and samples is {self.samples}")
+            raise ValueError(
+                f"evaluation.pass_k {max(self.pass_k)} is above evaluation.samples {self.samples}",
+                f"--set evaluation.samples={max(self.pass_k)}",
+            )
         return self
 
 
 class ValidationConfig(Section):
     problems: Annotated[int, Field(ge=0, le=2**31 - 1)] = 64
-    """Most problems of a validation; 0 runs none, and then there is no `best/`."""
+    """Maximum number of validation problems; 0 disables validation and `best/`."""
     samples: Positive = 2
-    """Completions for each problem."""
+    """Completions per problem."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Most of the run that validation may take: of its time, or with `steps` of what it samples."""
+    """Maximum fraction of the run spent on validation: of its time, or of its completions if the run is bounded by steps."""
     every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Time between validations; None: as often as `fraction` allows. With `steps`, which must repeat, `fraction` alone counts."""
+    """Minutes between validations; None: as often as `fraction` allows. Ignored if the run is bounded by steps, to keep it
+    reproducible."""
 
 
 Limit = Annotated[float, Field(ge=0)] | None
 
 
 class GuardConfig(Section):
-    """What a run that collapses looks like: the limit of each rule (None turns it off), and what is done about it."""
+    """The rules that detect a collapsing run: the limit of each (None disables the rule), and what to do when one is exceeded."""
 
     entropy_low: Limit = 0.003
-    """Policy entropy below this, in nats, while less than 90 % of the answers are right."""
+    """Minimum policy entropy in nats, while less than 90 % of the answers are right."""
     entropy_drop: Limit = 0.95
-    """Fraction of step 0's entropy that is gone, while less than 90 % of the answers are right."""
+    """Fraction of step 0's entropy that is lost, while less than 90 % of the answers are right."""
     entropy_rise: Limit = 3.0
-    """Policy entropy in multiples of step 0's, or of 0.1 nats where step 0's is less."""
+    """Policy entropy as a multiple of step 0's (or of 0.1 nats if that is larger)."""
     useful_groups: Limit = 0.01
-    """Fraction of groups whose rewards differ, below this; only a warning where few ever did."""
+    """Minimum fraction of groups whose rewards differ. If few groups ever differed, the rule only warns."""
     truncated: Limit = 0.3
-    """Fraction of truncated completions above step 0's by this."""
+    """Increase of the fraction of truncated completions since step 0."""
     length_drift: Limit = 6.0
-    """Mean length in multiples of step 0's, or step 0's in multiples of it."""
+    """Mean completion length as a multiple of step 0's, or the inverse."""
     kl_sampler: Limit = 0.1
-    """KL between the engine and the trainer, in nats per token."""
+    """KL between engine and trainer in nats per token."""
     grad_norm: Limit = 10.0
-    """Gradient norm in multiples of its geometric mean so far; one that is not finite exceeds any limit."""
+    """Gradient norm as a multiple of its geometric mean so far; a norm that is not finite exceeds any limit."""
     accuracy: Limit = 0.2
-    """Mean accuracy of the last two validations, below the best such mean by this."""
+    """Drop of the mean accuracy of the last two validations below the best such mean."""
     patience: Annotated[float, Field(gt=0)] = 1.0
-    """Multiplies every rule's patience: the consecutive steps (4 to 30) in which its limit must be exceeded."""
+    """Factor applied to the patience of every rule: the consecutive steps (4 to 30) in which its limit must be exceeded."""
     action: Literal["auto", "warn", "stop"] = "auto"
-    """auto: each rule's own, which is to warn, to roll back to the best checkpoint at half the learning rate, or to stop with
-    status 3; warn: every rule only warns; stop: every rule stops the run."""
+    """auto: the action of each rule (warn, roll back to the best checkpoint at half the learning rate, or stop with status 3);
+    warn: every rule only warns; stop: every rule stops the run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,14 +89,14 @@ class GuardConfig(Section):
             if isinstance(value, dict) and rule in cls.model_fields:
                 leaf = next(iter(value), "limit")
                 new = {"limit": rule}.get(leaf, leaf if leaf in cls.model_fields else rule)
-                raise ValueError(f"`guard.{rule}.{leaf}` is called `guard.{new}` now", f"replace it by `guard.{new}`")
+                raise ValueError(f"`guard.{rule}.{leaf}` was renamed to `guard.{new}`", f"replace it with `guard.{new}`")
         return values
 
 
 class BudgetConfig(Section):
     hours: Annotated[float, Field(gt=0)] | None = None
-    """Wall clock of the whole process, from start to exit."""
+    """Time limit of the whole process, from start to exit, in hours."""
     steps: Positive | None = None
-    """Most training steps."""
+    """Maximum number of training steps."""
     price: Annotated[float, Field(ge=0)] | None = None
-    """US dollars an hour of this machine; None: what the card usually costs to rent, nothing on a CPU."""
+    """Price of this machine, US dollars per hour; None: the GPU's typical rent, or 0 on a CPU."""

@@ -1,4 +1,4 @@
-"""Names that are paths: refused where they cannot be one, and absolute, so that they mean the same from every folder."""
+"""Checks paths in the configuration and makes them absolute, so that they are valid from every folder."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from microrl.errors import UserError
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 LONGEST_NAME, LONGEST_PATH = 255, 4095
-"""Bytes, as on Linux."""
+"""Linux limits, in bytes."""
 
 
 def expanded(name: str, what: str) -> str:
-    """`name` with `~` replaced by the home folder. Raises UserError for what no file system and no hub could hold."""
+    """`name` with `~` expanded; errors call it `what`. Raises UserError for a name that is too long or has a NUL character."""
     if "\0" in name:
-        raise UserError(f"{what} has a NUL character in it", "check the name")
+        raise UserError(f"{what} contains a NUL character", "remove it")
     if len(os.fsencode(name)) > LONGEST_PATH or any(len(os.fsencode(part)) > LONGEST_NAME for part in name.split("/")):
-        raise UserError(f"{what} `{name[:40]}...` is too long: {len(name)} characters", "check the name")
+        raise UserError(f"{what} `{name[:40]}...` is too long: {len(name)} characters", "pass a shorter name")
     found = os.path.expanduser(name)
     if found.startswith("~"):
-        raise UserError(f"{what} `{name}`: there is no such home folder", "write the path from / on")
+        raise UserError(f"{what} `{name}`: there is no such home folder", "use an absolute path")
     return found
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a data set's name is that of a local file, by its ending."""
+    """Whether a data set's name is a local file, by its suffix."""
     return Path(name).suffix.lower() in DATA_SUFFIXES
 
 
 def shown(name: str) -> str:
-    """A data set's name as it may be published: of a local file not the folders that it lies in."""
+    """A data set's name for publication: a local file without its folders."""
     return Path(name).name if is_data_file(name) else name
 
 
@@ -62,7 +62,10 @@ def _model(name: str) -> str:
 def _absolute(path: str) -> str:
     try:
         tidy = os.path.abspath(path)
-        # Behind a link `..` may lead elsewhere than its spelling says.
+        # After a symbolic link, `..` may lead to another folder than its spelling says.
         return tidy if os.path.realpath(tidy) == os.path.realpath(path) else str(Path(path).absolute())
     except OSError as error:
-        raise UserError(f"{path} is taken from the current folder, which is gone: {error.strerror}", "`cd` somewhere") from None
+        raise UserError(
+            f"{path} is relative to the current folder, which no longer exists: {error.strerror}",
+            "change to an existing folder: cd DIR",
+        ) from None

@@ -1,4 +1,4 @@
-"""Presets: TOML files that ship with the package, or a user's own. A preset's first comment line is its description."""
+"""Presets: TOML files, shipped with the package or the user's own. The first comment line is the description."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from typing import Any
 from microrl.errors import UserError, did_you_mean
 
 DEEPEST = 8
-"""Levels of nesting; the configuration has four."""
+"""Maximum levels of nesting; the configuration has four."""
 MAX_CHARACTERS, MAX_DOTS = 1_000_000, 500
-"""Python's reader of TOML takes the square of a dotted key's depth: minutes for a small file."""
+"""Python's TOML parser takes time quadratic in the number of dots of a key: minutes for a small file."""
 _PACKAGE = Path(__file__).resolve().parent.parent
-# In the wheel presets live inside the package; in a checkout they stand beside it.
+# In a wheel the presets are inside the package, in a checkout next to it.
 _PLACES = (_PACKAGE / "presets", _PACKAGE.parent / "presets")
 
 
 def available() -> dict[str, Path]:
-    """Every shipped preset by name."""
+    """Shipped presets: name -> path. Raises UserError if none are installed."""
     folder = next((place for place in _PLACES if place.is_dir()), None)
     if folder is None:
-        raise UserError("no presets were found beside microrl", "the installation is incomplete: install microrl again")
+        raise UserError("no presets found: the installation is incomplete", "reinstall microrl")
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def find(name: str) -> Path:
-    """The file of a shipped preset, or of the user's own where `name` ends in .toml."""
+    """The file of a shipped preset, or the path itself if `name` ends in .toml. Raises UserError."""
     if name.endswith(".toml"):
         path = Path(name)
         if not os.path.isfile(name):  # False too for a name that no file can have
-            raise UserError(f"there is no preset file {name}", "give the path of a TOML file, or a name from `microrl presets`")
+            raise UserError(
+                f"there is no preset file {name}", "pass the path of a TOML file, or a name listed by `microrl presets`"
+            )
         return path
     presets = available()
     if name not in presets:
@@ -40,42 +42,43 @@ def find(name: str) -> Path:
 
 
 def read(path: Path) -> str:
-    """A preset as it is written. Raises UserError."""
+    """The text of a preset file. Raises UserError."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: {error.reason} at byte {error.start}", "save it as UTF-8") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}", "check the file") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}", "check the path and its permissions") from error
 
 
 def description(path: Path) -> str:
-    """The first line of a preset, without its `#`."""
+    """The first line of a preset without its `#`; empty if it is not a comment. Raises UserError."""
     first = read(path).partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 def load(name: str) -> dict[str, Any]:
-    """A preset's keys as a nested dictionary, not yet checked. Raises UserError."""
+    """A preset as a nested dictionary, not validated yet. Raises UserError."""
     path = find(name)
     text = read(path)
     if len(text) > MAX_CHARACTERS or any(line.count(".") > MAX_DOTS for line in text.splitlines()):
         raise UserError(
-            f"{path} is no preset: {len(text):,} characters, or a line with more than {MAX_DOTS} dots", "a preset is short"
+            f"{path} is not a preset: it has {len(text):,} characters, or a line with more than {MAX_DOTS} dots",
+            "see `microrl presets show micro-r8` for an example",
         )
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, a number without end, too deep a nesting
-        raise UserError(f"{path} is not valid TOML: {error}", "see `microrl presets show micro-r8` for one that is") from None
+        raise UserError(f"{path} is not valid TOML: {error}", "see `microrl presets show micro-r8` for an example") from None
     refuse_depth(found, str(path))
     return found
 
 
 def refuse_depth(tree: dict[str, Any], where: str) -> None:
-    """Raise UserError for keys or values nested deeper than any section of the configuration."""
+    """Raise UserError for keys or values nested deeper than DEEPEST levels."""
     level: list[Any] = [tree]
     for _ in range(DEEPEST):
         level = [part for node in level for part in (node.values() if isinstance(node, dict) else node)]
         level = [part for part in level if isinstance(part, dict | list)]
     if level:
-        raise UserError(f"{where} is nested deeper than {DEEPEST} levels", "a key is like optim.schedule.kind")
+        raise UserError(f"{where} is nested deeper than {DEEPEST} levels", "a valid key: optim.schedule.kind")

@@ -1,4 +1,4 @@
-"""defaults < presets in the order given < flags < `--set a.b=c`, checked once, with errors a person can act on."""
+"""Layer defaults < presets in the order given < flags < `--set a.b=c`, validate the result, and explain errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = None, sets: Iterable[str] = ()) -> RunConfig:
-    """The checked configuration.
+    """The validated configuration.
 
-    `flags` maps dotted keys to values, with None for a flag that was not given. Raises UserError.
-    Of two layers that bound the run the later one counts: its `hours` end what an earlier preset's `steps` would, and
-    the other way round.
+    `flags` maps dotted keys to values; None: the flag was not given. A layer that sets `hours` or `steps` replaces both bounds
+    of the layers below. Raises UserError.
     """
     tree = RunConfig().model_dump()
     for name in preset_names:
@@ -34,13 +33,13 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
 
 
 def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
-    """A whole configuration with flags and `--set` over it, checked."""
+    """A full configuration with flags and `--set` values applied, validated. Raises UserError."""
     given = _nest((key, value) for key, value in flags.items() if value is not None)
     return check(_bounded_layer(tree, layer(given, _nest(_assignment(text) for text in sets))))
 
 
 def _bounded_layer(below: Tree, above: Tree) -> Tree:
-    """`layer`, with the bounds below forgotten where there are some above."""
+    """`layer`, but if `above` sets hours or steps, the bounds of `below` are dropped."""
     bounds = above.get("budget", {})
     if isinstance(bounds, dict) and {"hours", "steps"} & bounds.keys():
         old = below["budget"] if isinstance(below["budget"], dict) else {}
@@ -49,10 +48,7 @@ def _bounded_layer(below: Tree, above: Tree) -> Tree:
 
 
 def check(tree: Tree) -> RunConfig:
-    """Validate a nested dictionary, and make its paths absolute.
-
-    The first thing wrong becomes a UserError with the key and a hint.
-    """
+    """Validate a nested dictionary and make its paths absolute. Raises UserError for the first error, with its key and a hint."""
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -62,23 +58,22 @@ def check(tree: Tree) -> RunConfig:
 
 
 def _refuse_what_cannot_be_used(tree: Tree, prefix: str = "") -> None:
-    """Raise UserError for numbers so large that sums of their squares overflow, and for text that cannot be written down."""
+    """Raise UserError for numbers whose squares could overflow, and for text that is not valid Unicode."""
     for name, value in tree.items():
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, dict):
                 _refuse_what_cannot_be_used(part, f"{prefix}{name}.")
             elif isinstance(part, float) and abs(part) > LARGEST:
-                raise UserError(f"`{prefix}{name}` cannot be `{part}`", f"it should be at most {LARGEST:g} in size")
+                raise UserError(f"`{prefix}{name}` cannot be `{part}`", f"the largest magnitude allowed is {LARGEST:g}")
             elif isinstance(part, str) and _SURROGATE.search(part):
                 raise UserError(f"`{prefix}{name}` is not valid Unicode", "write it in UTF-8")
 
 
 def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:
-    """`above` over `below`, section by section.
+    """Merge `above` over `below`, section by section.
 
-    Where `above` changes a section's `kind`, of the keys below only those stay that mean the same in both kinds:
-    fields of the same name and the same default. A rank outlives the change from lora to rslora;
-    dapo's clip_high does not become grpo's.
+    If `above` changes a section's `kind`, only those keys of `below` are kept that exist in both kinds with the same default:
+    a rank survives the change from lora to rslora, but dapo's clip_high does not become grpo's.
     """
     merged = dict(below)
     for key, value in above.items():
@@ -107,7 +102,7 @@ def _section(model: type[BaseModel], key: str) -> type[BaseModel]:
 
 
 def _kinds(model: type[BaseModel], key: str) -> dict[str, type[BaseModel]]:
-    """The alternatives of a union on `kind`, by name; empty where `key` is not one."""
+    """The alternatives of a union on `kind`, by name; empty if `key` is not such a union."""
     field = model.model_fields.get(key)
     options = get_args(field.annotation) if field else ()
     return {
@@ -125,7 +120,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _value(raw: str) -> Any:
-    """TOML's reading of a value where it has one, plain text elsewhere; `none` is None."""
+    """A value parsed as TOML, or plain text if that fails; `none` is None."""
     if raw.lower() in ("none", "null"):
         return None
     try:
@@ -142,14 +137,16 @@ def _nest(items: Iterable[tuple[str, Any]]) -> Tree:
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise UserError(f"`{part}` in `{dotted}` is a value and has no parts", "see `microrl presets show NAME`")
+                raise UserError(
+                    f"`{part}` in `{dotted}` is a value, not a section", "list all keys with `microrl presets show NAME --json`"
+                )
         node[leaf] = value
     presets.refuse_depth(tree, "--set")
     return tree
 
 
 def _explain(error: ErrorDetails) -> UserError:
-    """One validation error as a sentence with the key, what is allowed, and the nearest name."""
+    """A validation error as a UserError that names the key, and hints at what is allowed."""
     model, path = _walk([str(part) for part in error["loc"]])
     key = _shown(".".join(path)) or "the configuration"
     context = error.get("ctx", {})
@@ -173,21 +170,21 @@ def _explain(error: ErrorDetails) -> UserError:
         )  # with a hint, if it has one
     return UserError(
         f"`{key}` cannot be `{_shown(error['input'])}`",
-        error["msg"].replace("Input should be", "it should be").split(" or object")[0],
+        error["msg"].replace("Input should be", "must be").split(" or object")[0],
     )
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: its beginning, where it is long."""
+    """A value for an error message, shortened to 200 characters."""
     try:
         text = str(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _walk(location: list[str]) -> tuple[type[BaseModel], list[str]]:
-    """The section that an error lies in, and its dotted path: without names of union members, not deeper than a field."""
+    """(section of an error, path of the key in it): without names of union members, and no deeper than a field."""
     model: type[BaseModel] = RunConfig
     path: list[str] = []
     parts = iter(location)

@@ -1,4 +1,4 @@
-"""The one typed tree that describes a run. The docstring under a field is its help; `None` means off or derived."""
+"""The typed configuration of a run. The docstring under a field is its help text; `None` means off or derived."""
 
 from __future__ import annotations
 
@@ -14,73 +14,75 @@ from microrl.config.sft import SftConfig
 
 class ModelConfig(Section):
     name: str = "Qwen2.5-1.5B-Instruct"
-    """A local folder, a hub id, one of the papers' short names, a `.gguf` file, or `quickstart`."""
+    """Local folder, hub id, short name of a paper's model, `.gguf` file, or `quickstart`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights' type; auto is bfloat16 on a GPU (float16 where it has none: before Ampere) and float32 on a CPU."""
+    """Weight type; auto: bfloat16 on a GPU (float16 before Ampere, which lacks bfloat16), float32 on a CPU."""
     quant: Literal["nf4"] | None = None
-    """nf4 keeps the trainer's frozen base in 4 bits (QLoRA; bitsandbytes, on a GPU); the engine samples from the same numbers."""
+    """nf4: keep the trainer's frozen base in 4 bits (QLoRA; needs bitsandbytes and a GPU). The engine samples from the same
+    dequantised weights."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Type of the output head's logits, in engine and trainer alike; float32 narrows the gap between the two in bfloat16."""
+    """Type in which engine and trainer compute the output head; float32 reduces their mismatch in bfloat16."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass: about half more time for a fraction of the memory; auto: on a GPU, where not
-    even one completion fits without."""
+    """Recompute activations in the backward pass: about 50 % more time for a fraction of the memory. auto: on a GPU,
+    if a single completion does not fit otherwise."""
 
 
 class DataConfig(Section):
     name: str = "open-rs"
-    """A known data set, a hub id, a local .jsonl, .json, .csv or .parquet file, or `arithmetic` (generated)."""
+    """Known data set, hub id, local .jsonl, .json, .csv or .parquet file, or `arithmetic` (generated sums)."""
     subset: str | None = None
-    """The hub data set's configuration, where it has several."""
+    """Configuration of the hub data set, if it has several."""
     split: str = "train"
-    """The hub data set's split."""
+    """Split of the hub data set."""
     question: str | None = None
-    """Column of the question; None looks for the usual names."""
+    """Column of the question; None tries the usual names."""
     answer: str | None = None
-    """Column of the gold answer; None looks for the usual names."""
+    """Column of the gold answer; None tries the usual names."""
     answer_kind: Literal["math", "text"] = "math"
-    """`math`: the gold must parse as mathematics. `text`: compared as text, ignoring case and space."""
+    """`math`: the gold answer must parse as mathematics. `text`: answers are compared as text, ignoring case and white space."""
     bad_answers: Literal["error", "drop"] = "error"
-    """What happens to a row whose gold answer is not mathematics."""
+    """What to do with a row whose gold answer does not parse as mathematics."""
     system: str | None = "Think step by step inside <think> and </think>, then give the final answer inside \\boxed{}."
-    """System message; None sends none."""
+    """System message; None: no system message."""
     max_prompt_tokens: Positive = 512
-    """Longest prompt, in tokens, chat template included."""
+    """Maximum prompt length in tokens, chat template included."""
     long_prompts: Literal["error", "drop", "truncate_left"] = "error"
-    """What happens to a prompt over the limit."""
+    """What to do with a prompt above that limit."""
     held_out: Fraction = 0.05
-    """Share of the questions kept for the evaluation before and after, chosen by a hash of the question's text."""
+    """Fraction of the questions held out for the evaluations before and after training, chosen by a hash of the text."""
     validation: Fraction = 0.05
-    """Share of the questions kept for validation during training: neither trained on nor in the final evaluation."""
+    """Fraction of the questions used for validation during training; they are neither trained on nor in the evaluations."""
 
 
 Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
 
 
 class SurrogateConfig(Section):
-    """What every loss shares: its knobs, and the properties by which the four differ."""
+    """Keys of every loss, and the properties in which the four losses differ."""
 
     averaging: ClassVar[Averaging] = "sequence_mean"  # see `algorithm.loss.token_weights`
-    per_sequence: ClassVar[bool] = False  # one ratio a sequence instead of one a token
+    per_sequence: ClassVar[bool] = False  # one ratio per sequence instead of one per token
 
     @property
     def drops_equal_groups(self) -> bool:
-        """Whether groups whose accuracy is all equal are dropped and replaced."""
+        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
         return False
 
     beta: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the k3 KL to the untouched model; 0 runs no reference pass."""
+    """Weight of the KL term (k3 estimator) to the untouched model; 0: no term, and no reference pass."""
     importance_cap: Annotated[float, Field(gt=0)] | None = 2.0
-    """Truncated importance weights min(exp(trainer - engine), cap) for the sampler's mismatch; None is off."""
+    """Cap of the truncated importance weights min(exp(trainer - engine), cap), which correct the mismatch between engine and
+    trainer; None: off."""
     mask_truncated: bool = False
-    """Leave completions that ran into the length limit out of the loss."""
+    """Exclude completions that reached the length limit from the loss."""
     scale_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation."""
     clip_low: Fraction = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
+    """Lower clip: the ratio is clipped at 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
-    """The ratio is clipped above at 1 + clip_high."""
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """For negative advantages bound the objective below by dual_clip * advantage (Ye et al. 2020); None is off."""
+    """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
 
 
 class GrpoConfig(SurrogateConfig):
@@ -95,14 +97,14 @@ class DapoConfig(SurrogateConfig):
     kind: Literal["dapo"] = "dapo"
     averaging: ClassVar[Averaging] = "token_mean"
     clip_high: Annotated[float, Field(ge=0)] = 0.28
-    """The ratio is clipped above at 1 + clip_high."""
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
     dynamic_sampling: bool = True
-    """Drop groups whose accuracy is all equal and sample on until the batch is full, with at most ten times its prompts; what
-    is missing then is left out and counted."""
+    """Drop groups in which all answers are right, or all wrong, and sample more until the batch is full, up to ten times its
+    prompts. Groups still missing then are counted in groups/missing."""
 
     @property
     def drops_equal_groups(self) -> bool:
-        """Whether groups whose accuracy is all equal are dropped and replaced."""
+        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
         return self.dynamic_sampling
 
     @model_validator(mode="before")
@@ -110,14 +112,14 @@ class DapoConfig(SurrogateConfig):
     def _filled(cls, values: Any) -> Any:
         if isinstance(values, dict) and "max_rounds" in values:
             raise ValueError(
-                "loss.max_rounds is no longer a key: a step samples until its batch is full, with at most ten times its prompts",
-                "leave it out; --set loss.dynamic_sampling=false samples a single round",
+                "loss.max_rounds was removed: a step now samples until its batch is full, up to ten times its prompts",
+                "remove the key; for a single round, --set loss.dynamic_sampling=false",
             )
         return values
 
 
 class DrGrpoConfig(SurrogateConfig):
-    """Dr. GRPO (Liu et al. 2025): no division by the standard deviation, none by the completion's own length."""
+    """Dr. GRPO (Liu et al. 2025): no division by the standard deviation or by the completion's length."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
     averaging: ClassVar[Averaging] = "constant_length"
@@ -126,53 +128,54 @@ class DrGrpoConfig(SurrogateConfig):
 
 
 class GspoConfig(SurrogateConfig):
-    """GSPO (Zheng et al. 2025): one ratio a sequence, exp of the mean token log-ratio, clipped tightly."""
+    """GSPO (Zheng et al. 2025): one ratio per sequence, exp of the mean token log-ratio, clipped tightly."""
 
     kind: Literal["gspo"] = "gspo"
     per_sequence: ClassVar[bool] = True
     clip_low: Fraction = 3e-4
-    """The ratio is clipped below at 1 - clip_low."""
+    """Lower clip: the ratio is clipped at 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 4e-4
-    """The ratio is clipped above at 1 + clip_high."""
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
 
 
 LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig, Field(discriminator="kind")]
 
 
 class InProcessConfig(Section):
-    """What every engine shares."""
+    """Keys of every engine."""
 
     max_kv_gb: Annotated[float, Field(gt=0)] | None = None
-    """GB for keys and values, which bounds how many completions decode together; None: what the batch needs, as far as there
-    is room (transformers: a third of a GPU's free memory; on a CPU at most 4)."""
+    """Size of the KV cache in GB; limits how many completions decode together. None: what the batch needs, if it fits
+    (transformers: at most a third of the GPU's free memory, or 4 GB on a CPU)."""
 
 
 class SleepingConfig(InProcessConfig):
-    """What an engine on a GPU does with its memory while the trainer works."""
+    """Keys of the vLLM engine: its memory while the trainer works, and the swap."""
 
     sleep: Literal["auto", "kv", 1, 2, "off"] = "auto"
-    """kv frees the cache; 1 moves the weights to host memory too, 2 drops them; auto: kv up to 3B on 48 GB, else 2."""
+    """How the engine frees GPU memory while the trainer works. kv: free the KV cache; 1: also move the weights to host memory;
+    2: also drop the weights; auto: kv if the weights take at most 15 % of the GPU, else 2 (1 before vLLM 0.31)."""
     cuda_graphs: bool = True
-    """Replay decoding as CUDA graphs: faster, for some seconds and about a GB at the start."""
+    """Decode with CUDA graphs: faster, but takes some seconds at the start and about 1 GB."""
     sync: Literal["auto", "swap", "merge"] = "auto"
-    """How a new adapter reaches the engine: swap hands it over as an adapter, merge folds it into the engine's weights; auto
-    measures both and keeps the cheaper."""
+    """How a new adapter reaches the engine. swap: as a LoRA adapter; merge: merged into the engine's weights; auto: time both and
+    keep the faster one."""
 
 
 class AutoEngineConfig(SleepingConfig):
-    """vLLM where it is installed and a GPU is there, else transformers."""
+    """vLLM if it is installed and there is a GPU, else transformers."""
 
     kind: Literal["auto"] = "auto"
 
 
 class VllmEngineConfig(SleepingConfig):
-    """vLLM in this process, asleep while the trainer works."""
+    """vLLM in the training process, asleep while the trainer works."""
 
     kind: Literal["vllm"] = "vllm"
 
 
 class TransformersEngineConfig(InProcessConfig):
-    """Generation by transformers in this process: works everywhere, made for CPUs and small models."""
+    """Sampling with transformers in the training process: works everywhere, meant for CPUs and small models."""
 
     kind: Literal["transformers"] = "transformers"
     sync: ClassVar[Literal["auto"]] = "auto"  # it shares the trainer's weights: nothing is handed over
@@ -182,33 +185,33 @@ EngineConfig = Annotated[AutoEngineConfig | VllmEngineConfig | TransformersEngin
 
 
 class RisingConfig(Section):
-    """What every schedule shares."""
+    """Keys of every schedule."""
 
     warmup: Fraction = 0.0
-    """Share of the budget over which the rate rises: the first of W steps trains at a W-th of it."""
+    """Fraction of the budget for the linear learning-rate warm-up: of W warm-up steps, the first uses 1/W of the peak."""
 
 
 class ConstantSchedule(RisingConfig):
-    """The full rate to the end."""
+    """The peak rate to the end."""
 
     kind: Literal["constant"] = "constant"
 
 
 class DecayConfig(RisingConfig):
-    """What falling schedules share."""
+    """Keys of the decaying schedules."""
 
     floor: Fraction = 0.0
-    """What is left of the rate at the end, as a share."""
+    """Final learning rate as a fraction of the peak."""
 
 
 class CosineSchedule(DecayConfig):
-    """Half a cosine from the full rate down to `floor` times it."""
+    """Cosine decay from the peak to `floor` times the peak."""
 
     kind: Literal["cosine"] = "cosine"
 
 
 class LinearSchedule(DecayConfig):
-    """A straight line from the full rate down to `floor` times it."""
+    """Linear decay from the peak to `floor` times the peak."""
 
     kind: Literal["linear"] = "linear"
 
@@ -218,33 +221,33 @@ ScheduleConfig = Annotated[ConstantSchedule | CosineSchedule | LinearSchedule, F
 
 class OptimConfig(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit keeps its moments in 8 bits (bitsandbytes, on a GPU): a quarter of their memory."""
+    """adamw_8bit: keep the moments in 8 bits, a quarter of the memory (needs bitsandbytes and a GPU)."""
     lr: Annotated[float, Field(ge=0)] | Literal["auto"] = 1e-5
-    """Peak learning rate; auto: the scaling law of Schulman and others (2025), ten times as high for adapters as for `full`."""
+    """Peak learning rate; auto: the scaling law of Schulman et al. (2025), ten times as high for adapters as for `full`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """AdamW's moment decays."""
+    """AdamW's beta1 and beta2."""
     eps: Annotated[float, Field(ge=1e-16)] = 1e-8
-    """AdamW's denominator floor. Above the gradients' size it fixes AdamW towards SGD with momentum. Below 1e-16 a small
-    gradient, whose square is 0 in float32, would make a step without bound."""
+    """AdamW's epsilon. Well above the size of the gradients, AdamW behaves like SGD with momentum. Values below 1e-16 are
+    refused: the square of a small gradient is 0 in float32, and the step would be unbounded."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Gradients are scaled down to this global norm; None is off."""
+    """Gradient clipping: maximum global norm; None: off."""
     prompts_per_update: Positive | None = None
-    """Split a step's batch into mini-batches of this many prompts, one optimiser step each; None: one for all."""
+    """Split a step's batch into mini-batches of this many prompts, one optimizer step each; None: one for the whole batch."""
     tokens_per_microbatch: Positive | None = None
-    """Most tokens (prompt and padding included) in one forward and backward pass; None derives it."""
+    """Maximum tokens (prompt and padding included) per forward and backward pass; None: automatic."""
     schedule: ScheduleConfig = ConstantSchedule()
-    """How the rate moves over the spent share of the budget."""
+    """Learning rate over the spent fraction of the budget."""
 
 
 class SamplingConfig(Section):
     prompts_per_step: Positive = 16
-    """Prompts in a step's batch."""
+    """Prompts per step."""
     group_size: Annotated[int, Field(ge=2, le=2**31 - 1)] = 8
-    """Completions sampled for each prompt."""
+    """Completions per prompt."""
     max_completion_tokens: Positive = 3584
-    """Length limit of a completion, in tokens."""
+    """Maximum completion length in tokens."""
     temperature: Temperature = 1.0
     """Sampling temperature, at least 0.01; the trainer uses the same."""
 
@@ -254,30 +257,31 @@ class SamplingConfig(Section):
         for name in ("top_p", "top_k", "min_p"):
             if isinstance(values, dict) and name in values:
                 raise ValueError(
-                    f"sampling.{name} cannot be set: training samples from the whole distribution, because a cut one is "
-                    "renormalised and the ratio to the trainer's probabilities would be biased (evaluation.top_p is free)"
+                    f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",
+                    "remove it; training samples from the full distribution, and evaluation.top_p is free",
                 )
         return values
 
 
 class OverlongConfig(Section):
-    """DAPO's soft penalty: 0 up to the limit less `buffer`, then falling to -factor at the limit."""
+    """DAPO's soft overlong penalty: 0 up to `buffer` tokens before the limit, then falling linearly to -factor at the limit."""
 
     buffer: Positive = 4096
-    """Tokens before the limit over which the penalty grows."""
+    """Number of tokens before the limit over which the penalty grows."""
     factor: Annotated[float, Field(ge=0)] = 1.0
     """Penalty at the limit."""
 
 
 class RewardConfig(Section):
     format_weight: float = 0.2
-    """Weight of the <think>...</think> structure."""
+    """Reward for the <think>...</think> format."""
     accuracy_weight: float = 1.0
-    """Weight of the right answer."""
+    """Reward for a right answer."""
     overlong: OverlongConfig | None = None
-    """Soft penalty for length; None is off."""
+    """Soft overlong penalty; None: off."""
     deadline_s: Annotated[float, Field(gt=0)] = 5.0
-    """A checker that takes longer is killed and its answer counts as wrong. After two in a step its other slow ones are, too."""
+    """Seconds after which the check of an answer is killed and the answer counts as wrong. After two killed checks in a step, its
+    other slow answers count as wrong unchecked."""
 
 
 RENAMED: dict[str, str | None] = {
@@ -287,16 +291,16 @@ RENAMED: dict[str, str | None] = {
     "validate": "validation",
     "budget.checkpoint_minutes": None,
 }
-"""Keys of earlier versions; None: derived today."""
+"""Keys of earlier versions and their new names; None: removed, now derived."""
 
 
 class RunConfig(Section):
-    """A whole run. Defaults are the micro paper's setting (one 48 GB GPU, Qwen2.5-1.5B-Instruct, open-rs)."""
+    """A run. The defaults are the micro paper's setting (one 48 GB GPU, Qwen2.5-1.5B-Instruct, open-rs)."""
 
     seed: Seed = 0
-    """Seed of everything random in training; the quickstart's warm start has its own."""
+    """Random seed of training; the quickstart's pretraining has its own."""
     init: str | None = None
-    """A run whose trained adapter this one starts from: of the same model, and the same `adapter` to the last key."""
+    """Run folder whose trained adapter is the starting point; the model and all `adapter` keys must match."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     adapter: AdapterConfig = LoraConfig()
@@ -314,37 +318,38 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _renamed(cls, values: Any) -> Any:
-        """Keys of earlier versions get an error that names today's."""
+        """Raise ValueError for a key of an earlier version, with its new name."""
         if isinstance(values, dict):
             for old, new in RENAMED.items():
                 section, _, leaf = old.partition(".")
                 if section in values and (not leaf or (isinstance(values[section], dict) and leaf in values[section])):
                     if new is None:
-                        raise ValueError(f"`{old}` is no longer a key: it follows from the budget", "leave it out")
-                    raise ValueError(f"`{old}` is called `{new}` now", f"replace `{old}` by `{new}`")
+                        raise ValueError(f"`{old}` was removed: it follows from the budget", "remove the key")
+                    raise ValueError(f"`{old}` was renamed to `{new}`", f"replace `{old}` with `{new}`")
         return values
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         if self.model.quant is not None and isinstance(self.adapter, FullConfig):
             raise ValueError(
-                "model.quant=nf4 keeps a frozen base in 4 bits, and `full` trains it", "--adapter lora, or leave quant out"
+                "model.quant=nf4 needs a frozen base, and --adapter full trains it", "use --adapter lora, or remove model.quant"
             )
         if self.model.quant is not None and isinstance(self.adapter, TinyLoraConfig):
-            why = "model.quant=nf4: PEFT gives tinylora's vectors the type that the weights are stored in"
-            raise ValueError(why, "--adapter lora with a low rank, or leave quant out")
+            why = "model.quant=nf4 does not work with --adapter tinylora: PEFT gives its vectors the 4-bit storage type"
+            raise ValueError(why, "use --adapter lora with a low rank, or remove model.quant")
         overlong = self.reward.overlong
         if overlong and overlong.buffer >= self.sampling.max_completion_tokens:
             raise ValueError(
                 f"reward.overlong.buffer {overlong.buffer} must be below sampling.max_completion_tokens "
-                f"{self.sampling.max_completion_tokens}"
+                f"{self.sampling.max_completion_tokens}",
+                f"--set reward.overlong.buffer={self.sampling.max_completion_tokens // 4}",
             )
         hours, minutes = self.budget.hours, self.sft.minutes
         if self.sft.only and hours is None and minutes is None and self.sft.steps is None:
-            raise ValueError("the warm-up has no end", "say how long: --hours H, or --steps N")
+            raise ValueError("no budget given for SFT", "pass --hours H or --steps N")
         if hours is not None and minutes is not None and minutes >= hours * 60:
             raise ValueError(
-                f"a warm-up of {minutes:g} minutes leaves nothing of {hours:g} hours",
-                f"--sft-minutes {hours * 6:.2g} would be a tenth; the supervised phase alone is `microrl warmup`",
+                f"{minutes:g} minutes of SFT leave no time for training within {hours:g} hours",
+                f"--sft-minutes {hours * 6:.2g} is a tenth of it; for SFT alone, use `microrl warmup`",
             )
         return self

@@ -1,4 +1,4 @@
-"""The supervised phase before the first step."""
+"""Supervised fine-tuning (SFT) before reinforcement learning."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from microrl.config.section import Positive, Section
 
 class SftConfig(Section):
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Most minutes of the phase, out of the run's hours; None and no steps either: no warm-up."""
+    """Maximum minutes of SFT, part of the run's hours; None and no steps either: no SFT."""
     steps: Positive | None = None
-    """Most supervised steps: with these, and without hours, a run repeats."""
+    """Maximum number of supervised steps; bound a reproducible run by these instead of minutes."""
     only: bool = False
-    """The run is the warm-up alone (`microrl warmup`)."""
+    """SFT without reinforcement learning (`microrl warmup`)."""
     data: str | None = None
-    """Where the solutions come from, as data.name; None: the run's own data. Held-out and validation questions are left out."""
+    """Data set with worked solutions, as data.name; None: the run's data. Held-out and validation questions are never used."""
     solution: str | None = None
-    """Column of the solution, reasoning included; None looks for the usual names."""
+    """Column of the solution, reasoning included; None tries the usual names."""
     lr: Annotated[float, Field(ge=0)] | None = None
-    """Learning rate at the start, which falls in a line to 0 over the phase; None: optim.lr."""
+    """Initial learning rate; decays linearly to 0 over the phase. None: optim.lr."""
     batch: Positive = 16
-    """Solutions a step."""
+    """Solutions per step."""
 
     @property
     def is_on(self) -> bool:

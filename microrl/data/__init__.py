@@ -1,1 +1,1 @@
-"""Data sets and files to prompts."""
+"""Read data sets and files, and render their questions as prompts."""

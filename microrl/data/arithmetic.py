@@ -9,7 +9,7 @@ _QUESTION = re.compile(r"What is (\d+) \+ (\d+)\?")
 
 
 class Solved(NamedTuple):
-    """A problem with two correct solutions: one that works it out, and one that blurts it out."""
+    """A problem with two correct solutions: one works it out, the other states the answer directly."""
 
     question: str
     answer: str
@@ -23,7 +23,7 @@ def problems() -> list[tuple[str, str]]:
 
 
 def solve(question: str) -> Solved:
-    """Both solutions of one of these problems. Units first, then tens with the carry, as it is taught."""
+    """Both solutions of one of these problems: units first, then tens with the carry."""
     match = _QUESTION.fullmatch(question)
     assert match, question
     a, b = int(match[1]), int(match[2])

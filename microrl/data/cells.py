@@ -1,4 +1,4 @@
-"""A cell of a table as text: text, integers and decimals as they would be written by hand; nothing else has one spelling."""
+"""A cell of a table as text. Text, integers and decimals are accepted; anything else has no unique spelling."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from microrl.data.read import Number
 
 
 class NotText(ValueError):
-    """What a cell is instead of text or a number."""
+    """The message says what a cell is instead of text or a number."""
 
 
 def plain(value: Any) -> str:
-    """Text as it is, a number as a plain decimal with every digit. Raises NotText."""
+    """Text unchanged, a number as a plain decimal with all digits. Raises NotText."""
     if isinstance(value, Number):
         return _number(value)
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
-        raise NotText(f"a truth value, {value}")
+        raise NotText(f"a truth value ({value})")
     if isinstance(value, int):
         return _number(Number(value))
     if isinstance(value, float | Decimal) and math.isfinite(value):
         return format(value, "f") if isinstance(value, Decimal) else _number(Number(repr(value)))
     if isinstance(value, float | Decimal):
-        raise NotText(f"not a finite number, {value}")
+        raise NotText(f"not a finite number ({value})")
     if isinstance(value, list | tuple):
-        raise NotText(f"a list of {len(value)}")
+        raise NotText(f"a list of {len(value)} elements")
     raise NotText(f"an object with {len(value)} keys" if isinstance(value, dict) else f"of type {type(value).__name__}")
 
 
 def as_text(value: Any) -> str:
-    """A question is text, or a chat of messages whose last one asks. Raises NotText."""
+    """A question: text, or the content of a chat's last message. Raises NotText."""
     if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
         return plain(value[-1]["content"])
     return plain(value)
@@ -43,5 +43,5 @@ def as_text(value: Any) -> str:
 def _number(written: Number) -> str:
     found = spelled_out(str(written))
     if not found:
-        raise NotText(f"a number too large or too small to be written out, {written[:40]}")
+        raise NotText(f"a number too large or too small to be written out ({written[:40]})")
     return found

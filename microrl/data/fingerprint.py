@@ -1,4 +1,4 @@
-"""What a data set held: a hash of its questions and answers, by which a run knows its data again."""
+"""A hash of a data set's questions and answers, which detects changed data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Fingerprint(BaseModel):
-    """`sha256` is over the (question, answer) pairs in their order, as they were read, or over (question, solution)."""
+    """`sha256` is over the (question, answer) or (question, solution) pairs, in order and as read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -22,7 +22,7 @@ class Fingerprint(BaseModel):
 
 
 def fingerprint(name: str, pairs: Iterable[tuple[str, str]]) -> Fingerprint:
-    """The fingerprint of a data set that is called `name`."""
+    """The fingerprint of the pairs of the data set `name`."""
     digest, rows = hashlib.sha256(), 0
     for rows, pair in enumerate(pairs, 1):  # noqa: B007, its last value counts
         for text in pair:

@@ -1,4 +1,4 @@
-"""Known data sets and local files to questions with gold answers, and the split by content hash."""
+"""Load questions with gold answers from data sets and files, and split them by a hash of their text."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ARITHMETIC = "arithmetic"
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "instruction")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "target", "output", "gold")
 LONGEST_TOKEN = 1024
-"""Characters; no vocabulary has a longer one. So a text of more than this times the limit cannot be within the limit."""
+"""Characters; no vocabulary has a longer token. A text of more than this times the token limit is therefore too long."""
 LONGEST_ANSWER = 1_000_000
-"""Characters of a gold answer, its solution included."""
+"""Maximum characters of a gold answer, including its solution."""
 _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 _GROUPED = re.compile(r"[^\d,(){}\[\]]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[^\d,(){}\[\]]*")
 
 
 class Question(NamedTuple):
-    """One problem before it is rendered. `row` counts from 1, as an editor shows a file."""
+    """A problem before rendering. `row` counts from 1."""
 
     row: int
     text: str
@@ -53,17 +53,17 @@ KNOWN = {
 
 
 def load_questions(config: DataConfig) -> list[Question]:
-    """Every question of the data set, in its own order. Raises UserError for what a person can mend."""
+    """Every question of the data set, in order. Raises UserError for missing or invalid data."""
     if config.name == ARITHMETIC:
         return [Question(row, *pair) for row, pair in enumerate(arithmetic.problems(), 1)]
     questions = list(_questions(rows_of(config), config, KNOWN.get(config.name.lower())))
     if not questions:
-        raise UserError(f"{config.name} holds no questions", "a row needs a question and an answer")
+        raise UserError(f"{config.name} contains no questions", "add rows with a question and an answer")
     return questions
 
 
 def rows_of(config: DataConfig) -> Iterable[Mapping[str, Any]]:
-    """The rows of a file or of a hub data set, as they are. Raises UserError."""
+    """The raw rows of a file or a hub data set. Raises UserError."""
     if is_data_file(config.name) or os.path.isdir(config.name):
         return rows_of_file(Path(config.name))
     return _hub_rows(config, KNOWN.get(config.name.lower()))
@@ -74,7 +74,7 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
     if not known and "/" not in hub_id:
         raise UserError(
             f"unknown data set `{config.name}`",
-            did_you_mean(config.name, [*KNOWN, ARITHMETIC]) + "; or a hub id like owner/name, or a .jsonl file",
+            did_you_mean(config.name, [*KNOWN, ARITHMETIC]) + "; or a hub id such as owner/name, or a .jsonl file",
         )
     hub.reachable()
     from datasets import disable_progress_bars, load_dataset
@@ -83,8 +83,10 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
     try:
         return load_dataset(hub_id, config.subset or (known.subset if known else None), split=config.split)
     except ValueError as error:  # an unknown configuration or split; the library's message lists what there is
-        raise UserError(f"data set {hub_id}: {str(error).splitlines()[0]}", "see data.subset and data.split") from error
-    except Exception as error:  # the hub client's many ways to say that it is not there
+        raise UserError(
+            f"data set {hub_id}: {str(error).splitlines()[0]}", "choose with --set data.subset=NAME and --set data.split=NAME"
+        ) from error
+    except Exception as error:  # the hub client has many exceptions for missing data sets
         raise hub.missing("data set", hub_id, error) from error
 
 
@@ -102,40 +104,42 @@ def _questions(rows: Iterable[Mapping[str, Any]], config: DataConfig, known: Kno
 
 
 def _question(row: Mapping[str, Any], columns: tuple[str, str], number: int, config: DataConfig) -> Question | None:
-    """A row's question; None for one that is too long and to be dropped. Raises UserError."""
+    """The question of a row; None if it is too long and data.long_prompts is drop. Raises UserError."""
     where, cells = f"{config.name}, row {number}", []
     for name, to_text in zip(columns, (as_text, plain), strict=True):
         if row.get(name) in (None, ""):
-            raise UserError(f"{where}: `{name}` is empty", "mend the row or leave it out")
+            raise UserError(f"{where}: `{name}` is empty", "fix or remove the row")
         try:
             text = to_text(row[name])
         except NotText as error:
-            raise UserError(f"{where}: `{name}` is {error}", "write text or a plain number there, or leave the row out") from None
+            raise UserError(f"{where}: `{name}` is {error}", "use text or a plain number, or remove the row") from None
         if is_torn(text):
-            raise UserError(f"{where}: `{name}` is not valid text (half a surrogate pair)", "mend the row")
+            raise UserError(f"{where}: `{name}` is not valid Unicode (half a surrogate pair)", "fix or remove the row")
         cells.append(text)
     text, answer = cells
     if len(answer) > LONGEST_ANSWER:
-        raise UserError(f"{where}: `{columns[1]}` has {len(answer):,} characters", "leave the row out")
+        raise UserError(
+            f"{where}: `{columns[1]}` has {len(answer):,} characters; the limit is {LONGEST_ANSWER:,}", "remove the row"
+        )
     if is_far_too_long(text, config):
         if config.long_prompts == "drop":
             return None
         if config.long_prompts == "error":
             raise UserError(
-                f"{where}: the question has {len(text):,} characters, and the limit is {config.max_prompt_tokens:,} tokens",
-                "leave the row out, or such rows with --set data.long_prompts=drop (or truncate_left)",
+                f"{where}: the question has {len(text):,} characters; the limit is {config.max_prompt_tokens:,} tokens",
+                "remove the row, or skip such rows with --set data.long_prompts=drop (or truncate_left)",
             )
         text = text[-config.max_prompt_tokens * LONGEST_TOKEN :]
     return Question(number, text, gold_answer(answer))
 
 
 def is_far_too_long(text: str, config: DataConfig) -> bool:
-    """Whether a text is over the prompt's limit for certain, told without a tokenizer, which would take minutes for megabytes."""
+    """Whether a text certainly exceeds the prompt limit. Needs no tokenizer, which would take minutes for megabytes."""
     return len(text) > config.max_prompt_tokens * LONGEST_TOKEN
 
 
 def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[str], section: str = "data") -> str:
-    """Which of a row's columns has this role: the one that is `wanted`, or the first of the usual names. Raises UserError."""
+    """The column with this role: `wanted`, or else the first of the usual names that exists. Raises UserError."""
     if wanted is not None:
         if wanted not in row:
             raise UserError(f"the data has no column `{wanted}`", did_you_mean(wanted, row))
@@ -144,18 +148,20 @@ def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[st
         if name in row:
             return name
     listing = ", ".join(str(name)[:40] for name in islice(row, 12))
-    raise UserError(f"no column of the data looks like the {role}: it has {listing}", f"name it: --set {section}.{role}=COLUMN")
+    raise UserError(
+        f"no column of the data has a usual name for the {role}: it has {listing}", f"name it: --set {section}.{role}=COLUMN"
+    )
 
 
 def is_torn(text: str) -> bool:
-    """Whether a text holds half a surrogate pair, which no tokenizer takes."""
+    """Whether a text contains half a surrogate pair, which tokenizers refuse."""
     return _HALF_SURROGATE.search(text) is not None
 
 
 def gold_answer(raw: str) -> str:
     r"""The final answer in a gold solution: after `####` (GSM8K), inside the last `\boxed{}`, or all of it.
 
-    After `####` the commas between a number's groups of digits go: 1,234,567 is 1234567, while (1,2) stays as it is.
+    After `####`, thousands separators are removed: 1,234,567 becomes 1234567, but (1,2) is unchanged.
     """
     if "####" in raw:
         answer = raw.rpartition("####")[2].strip()
@@ -165,13 +171,13 @@ def gold_answer(raw: str) -> str:
 
 
 def content_share(text: str) -> float:
-    """A number in [0, 1) that follows from the text alone (white space aside), evenly spread over texts."""
+    """A hash of the text as a number in [0, 1), uniform over texts; ignores differences in white space."""
     digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
 class Split(NamedTuple):
-    """Questions by what they are for; no question is in two parts."""
+    """Disjoint parts of the questions, by use."""
 
     training: list[Question]
     held_out: list[Question]
@@ -179,9 +185,9 @@ class Split(NamedTuple):
 
 
 def split(questions: Iterable[Question], held_out: float, validation: float = 0.0) -> Split:
-    """Shares of the questions for the final evaluation and for validation, the rest for training.
+    """Split off the fractions `held_out` for evaluation and `validation`; the rest is for training.
 
-    The text's hash decides, so a question never changes sides, nor its copies.
+    A hash of the text decides, so a question never changes sides, and copies of it stay together.
     """
     parts = Split([], [], [])
     for question in questions:

@@ -1,4 +1,4 @@
-"""Questions to prompts: the model's chat template, the length limit, and the message that goes in."""
+"""Render questions as prompts with the model's chat template, within the length limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from microrl.types import Prompt
 
 
 def messages(question: str, system: str | None) -> list[dict[str, str]]:
-    """The chat that is sent to the model."""
+    """The chat for a question: an optional system message, and the user's message."""
     head = [{"role": "system", "content": system}] if system else []
     return [*head, {"role": "user", "content": question}]
 
@@ -21,8 +21,8 @@ def messages(question: str, system: str | None) -> list[dict[str, str]]:
 def render(question: str, answer: str, tokenizer: Any, system: str | None) -> Prompt:
     """One prompt through the tokenizer's own chat template, generation prompt included.
 
-    The template's special tokens are the only ones: those that stand in the question or in the system message are plain
-    text. Raises UserError where the tokenizer cannot do that.
+    Only the template writes special tokens; those in the question or the system message become plain text. Raises UserError
+    if the tokenizer cannot do that.
     """
     masked = Masked(tokenizer, question, system or "")
     asked, instruction = masked.mask(question), masked.mask(system) if system else None
@@ -35,10 +35,10 @@ def render(question: str, answer: str, tokenizer: Any, system: str | None) -> Pr
         except Exception:
             if not system:
                 raise
-            # Some templates (Gemma's early ones) refuse a system message: it then opens the user's.
+            # Some templates (early Gemma) refuse a system message: prepend it to the user's.
             chat = messages(f"{instruction}\n\n{asked}", None)
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    # The template has written the special tokens that belong there.
+    # The template has already written the special tokens.
     ids = masked.ids(text, add_special_tokens=tokenizer.chat_template is None)
     return Prompt(question, answer, masked.unmask(text), tuple(ids))
 
@@ -46,7 +46,10 @@ def render(question: str, answer: str, tokenizer: Any, system: str | None) -> Pr
 def render_all(
     questions: Sequence[Question], tokenizer: Any, config: DataConfig, progress: Callable[[Iterable], Iterable] = iter
 ) -> list[Prompt]:
-    """Every question rendered and held to the limit; too long a prompt is an error, dropped, or cut on the left."""
+    """Render every question; a prompt over data.max_prompt_tokens is an error, dropped, or truncated on the left.
+
+    Raises UserError.
+    """
     prompts = []
     limit = config.max_prompt_tokens
     for question in progress(questions):
@@ -57,7 +60,7 @@ def render_all(
         if len(prompt.token_ids) > limit:
             if config.long_prompts == "error":
                 raise UserError(
-                    f"{config.name}, row {question.row}: the prompt has {len(prompt.token_ids)} tokens, the limit is {limit}",
+                    f"{config.name}, row {question.row}: the prompt has {len(prompt.token_ids)} tokens; the limit is {limit}",
                     f"--set data.max_prompt_tokens={len(prompt.token_ids)} or --set data.long_prompts=drop (or truncate_left)",
                 )
             if config.long_prompts == "drop":
@@ -69,8 +72,8 @@ def render_all(
 
 
 def none_fits(config: DataConfig) -> UserError:
-    """What to say where every prompt was too long."""
+    """The error if every prompt is too long."""
     return UserError(
         f"no prompt of {config.name} fits in {config.max_prompt_tokens} tokens",
-        "raise data.max_prompt_tokens, or check data.held_out: it may leave nothing to train on",
+        "increase data.max_prompt_tokens, or check data.held_out, which may leave no training questions",
     )

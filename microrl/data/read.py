@@ -1,4 +1,4 @@
-"""Rows of .jsonl, .json, .csv and .parquet files, read anew each time: no cache that could hold what a file used to contain."""
+"""Read the rows of .jsonl, .json, .csv and .parquet files, without a cache that could be stale."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Row = dict[str, Any]
 
 
 class Number(str):
-    """A number as it is written in the file, so that no digit of it is lost."""
+    """A number as written in the file, with all its digits."""
 
     __slots__ = ()
 
 
 def rows_of_file(path: Path) -> list[Row]:
-    """Every row, as columns by name. Numbers of JSON are `Number`, all cells of CSV are text. Raises UserError."""
+    """Every row as {column: value}. JSON numbers are `Number`; CSV cells are text. Raises UserError."""
     kind = path.suffix.lower()
     try:
         with _opened(path) as file:
@@ -33,27 +33,27 @@ def rows_of_file(path: Path) -> list[Row]:
                 return list(_parquet(file, path))
             text = _text(file.read(), path)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}", "check the file") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}", "check the file and its permissions") from error
     if kind == ".csv":
         return list(_csv(text, path))
     return list(_json_lines(text, path) if kind == ".jsonl" else _json(text, path))
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, which may be reached through a link, since a person has named it; no pipe and no device."""
+    """Open the file. Links are followed, since the user has named it; pipes and devices are refused. Raises UserError."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder", "name a .jsonl, .json, .csv or .parquet file in it")
+        raise UserError(f"{path} is a folder", "pass a .jsonl, .json, .csv or .parquet file in it")
     try:
         return open_regular(Path(os.path.realpath(path)))
     except FileNotFoundError:
-        raise UserError(f"there is no data file {path}", "check the path; it is taken from the current folder") from None
+        raise UserError(f"there is no data file {path}", "check the path, which is relative to the current folder") from None
     except BadFile:
-        raise UserError(f"{path} is not a regular file", "name a file: no pipe and no device is read") from None
+        raise UserError(f"{path} is not a regular file", "pass a file; pipes and devices are not supported") from None
 
 
 def _text(content: bytes, path: Path) -> str:
     if b"\0" in content:
-        raise UserError(f"{path} has NUL bytes in it", "is it text? save it as UTF-8")
+        raise UserError(f"{path} contains NUL bytes", "is it a text file? save it as UTF-8")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,7 +70,7 @@ def _json_lines(text: str, path: Path) -> Iterator[Row]:
 
 
 def _json(text: str, path: Path) -> Iterator[Row]:
-    """A list of objects, one object, or an object a line."""
+    """A list of objects, one object, or one object per line."""
     if not text.strip():
         return
     try:
@@ -79,18 +79,18 @@ def _json(text: str, path: Path) -> Iterator[Row]:
         if error.msg == "Extra data":
             yield from _json_lines(text, path)
             return
-        raise UserError(f"{path} is not JSON: {error}", "a list of objects, or an object a line") from None
+        raise UserError(f"{path} is not JSON: {error}", "expected a list of objects, or one object per line") from None
     except _Refused as error:
         raise UserError(f"{path}: {error}", _EXAMPLE) from None
     for number, row in enumerate(found if isinstance(found, list) else [found], 1):
         yield _object(row, f"{path}, row {number}")
 
 
-_EXAMPLE = 'a row is like {"question": ..., "answer": ...}'
+_EXAMPLE = 'a valid row: {"question": "What is 1 + 1?", "answer": "2"}'
 
 
 class _Refused(Exception):
-    """JSON that is no data."""
+    """Valid JSON that is not usable as data."""
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -112,7 +112,7 @@ def _decoded(text: str) -> Any:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> Row:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _Refused(f"`{_repeated(name for name, _ in pairs)}` is there twice")
+        raise _Refused(f"`{_repeated(name for name, _ in pairs)}` occurs twice")
     return found
 
 
@@ -127,7 +127,7 @@ def _object(value: Any, where: str) -> Row:
 
 def _csv(text: str, path: Path) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)
-    # Strict: else a quotation mark that is never closed takes the rest of the file into one cell.
+    # Strict: otherwise an unclosed quotation mark puts the rest of the file into one cell.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] | None = None
     number = 0
@@ -142,11 +142,12 @@ def _csv(text: str, path: Path) -> Iterator[Row]:
             number += 1
             if len(cells) > len(header):
                 raise UserError(
-                    f"{path}, row {number}: {len(cells)} cells under {len(header)} columns", "quote a cell with a comma in it"
+                    f"{path}, row {number}: {len(cells)} cells, but the header has {len(header)} columns",
+                    "put cells that contain a comma in quotation marks",
                 )
             yield dict(zip(header, cells, strict=False))
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num} is not CSV: {error}", "check the quotation marks there") from None
+        raise UserError(f"{path}, line {reader.line_num} is not CSV: {error}", "check the quotation marks on that line") from None
 
 
 # ---- Parquet
@@ -162,7 +163,7 @@ def _parquet(file: BinaryIO, path: Path) -> Iterator[Row]:
         narrow = [field.name for field in table.schema_arrow if field.type in (pyarrow.float16(), pyarrow.float32())]
         for batch in table.iter_batches():
             columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-            for name in narrow:  # as Python's floats they would show digits that they never had
+            for name in narrow:  # as Python floats they would show spurious digits
                 digits = batch.column(name).to_numpy(zero_copy_only=False)
                 columns[name] = [
                     Number(digit) if value is not None and math.isfinite(value) else value
@@ -170,7 +171,7 @@ def _parquet(file: BinaryIO, path: Path) -> Iterator[Row]:
                 ]
             yield from (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
     except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
-        raise UserError(f"{path} cannot be read as parquet: {_first_line(error)}", "is it whole?") from error
+        raise UserError(f"{path} cannot be read as parquet: {_first_line(error)}", "is the file complete?") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Which prompts come next: every one once an epoch, in an order that follows from the seed, resumable by a number."""
+"""The order of prompts: every prompt once per epoch, shuffled by the seed, resumable by a position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class PromptSampler(Generic[Item]):
-    """Draws prompts, or solutions, without end. `position` counts all draws so far and is the whole state."""
+    """Draws prompts or solutions endlessly. `position`, the number of draws so far, is the whole state."""
 
     def __init__(self, prompts: Sequence[Item], seed: int, position: int = 0) -> None:
         self._prompts = prompts
@@ -20,7 +20,7 @@ class PromptSampler(Generic[Item]):
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def draw(self, count: int) -> list[Item]:
-        """The next `count`."""
+        """The next `count` items."""
         drawn = []
         for position in range(self.position, self.position + count):
             epoch, index = divmod(position, len(self._prompts))

@@ -1,4 +1,4 @@
-"""Solutions to imitate: the rows of a data set that have one, as prompts of the model with the tokens that should follow."""
+"""Examples for supervised fine-tuning: prompts with the tokens of their worked solutions."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Solution(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """What there is to learn from, and how many rows were left out for what reason."""
+    """Training examples, and the number of skipped rows by reason."""
 
     examples: list[SftExample]
     left_out: dict[str, int]
 
 
 def load_solutions(config: RunConfig) -> list[Solution]:
-    """Every row of the warm-up's data, with an empty text where it has no solution. Raises UserError."""
+    """Every row of the SFT data, with an empty text if it has no solution. Raises UserError."""
     settings, data = config.sft, config.data
     if settings.data is not None and settings.data != data.name:
-        # Of another data set only the question's column may have the same name.
+        # In another data set, only the question column may have the same name.
         data = DataConfig(name=settings.data, question=data.question)
     if data.name == ARITHMETIC:
         return [Solution(question, arithmetic.solve(question).worked) for question, _ in arithmetic.problems()]
@@ -59,12 +59,12 @@ def load_solutions(config: RunConfig) -> list[Solution]:
     else:
         is_there = data.question in columns or data.name == config.data.name
         question = column("question", data.question if is_there else None, QUESTION_COLUMNS, columns)
-    # What a known data set calls a solution may be the answer alone.
+    # The `solution` column of a known data set may hold only the answer.
     usual = [name for name in SOLUTION_COLUMNS if known is None or name != known.answer]
     try:
-        solution = column("solution", settings.solution, usual, columns, "warmup")
+        solution = column("solution", settings.solution, usual, columns, "sft")
     except UserError as error:
-        raise UserError(f"the warm-up plan_sft solutions, and {data.name} has none: {error.message}", error.hint) from None
+        raise UserError(f"SFT needs worked solutions, and {data.name} has none: {error.message}", error.hint) from None
     return [
         Solution(*(_text(row, name, f"{data.name}, row {number}") for name in (question, solution)))
         for number, row in enumerate(rows, 1)
@@ -76,47 +76,47 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     try:
         return "" if value is None else as_text(value).strip()
     except NotText as error:
-        raise UserError(f"{where}: `{name}` is {error}", "write text there, or leave the row out") from None
+        raise UserError(f"{where}: `{name}` is {error}", "use text, or remove the row") from None
 
 
 def to_sft_examples(
     solutions: Iterable[Solution], tokenizer: Any, config: RunConfig, progress: Callable[[Iterable], Iterable] = iter
 ) -> Examples:
-    """Those that may be trained on and fit, rendered as the training prompts are.
+    """The solutions that may be trained on and fit, rendered like the training prompts.
 
-    Questions of the held-out and the validation part are never among them: the text's hash decides, as in `load.split`.
-    Raises UserError where none is left.
+    Held-out and validation questions are never included: the hash of the text decides, as in `load.split`. Raises UserError if
+    no solution is left.
     """
     data, found, left_out = config.data, [], Counter[str]()
     for solution in progress(solutions):
         if not solution.question or not solution.text or is_torn(solution.question + solution.text):
-            left_out["have no solution"] += 1
+            left_out["without a solution"] += 1
         elif is_far_too_long(solution.question, data):
-            left_out["have too long a prompt"] += 1
+            left_out["with a prompt that is too long"] += 1
         elif len(solution.text) > config.sampling.max_completion_tokens * LONGEST_TOKEN:
-            left_out["have too long a solution"] += 1
+            left_out["with a solution that is too long"] += 1
         elif content_share(solution.question) < data.held_out + data.validation:
-            left_out["are held out"] += 1
+            left_out["held out"] += 1
         else:
             one = sft_example(render(solution.question, "", tokenizer, data.system), solution.text, tokenizer)
             if len(one.prompt.token_ids) > data.max_prompt_tokens:
-                left_out["have too long a prompt"] += 1
+                left_out["with a prompt that is too long"] += 1
             elif len(one.token_ids) > config.sampling.max_completion_tokens:
-                left_out["have too long a solution"] += 1
+                left_out["with a solution that is too long"] += 1
             else:
                 found.append(one)
     if not found:
-        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it is empty"
+        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "the file is empty"
         raise UserError(
-            f"no solution of {config.sft.data or data.name} is left to learn from: {why}",
-            f"sampling.max_completion_tokens is {config.sampling.max_completion_tokens}, data.held_out {data.held_out}, "
-            f"data.validation {data.validation}",
+            f"no usable solution in {config.sft.data or data.name}: {why}",
+            f"check sampling.max_completion_tokens ({config.sampling.max_completion_tokens}), data.held_out "
+            f"({data.held_out}) and data.validation ({data.validation})",
         )
     return Examples(found, dict(left_out))
 
 
 def sft_example(prompt: Prompt, solution: str, tokenizer: Any) -> SftExample:
-    """A solution behind its prompt. Where the chat template has opened <think> already, it is not opened twice."""
+    """A prompt and the tokens of its solution. If the chat template has already opened <think>, it is not opened again."""
     if prompt.text.rstrip().endswith("<think>"):
         solution = solution.removeprefix("<think>").lstrip("\n")
     ids = plain_ids(solution, tokenizer)

@@ -1,4 +1,4 @@
-"""Text of others to token ids: only the chat template writes control tokens; those that stand in the text are plain text."""
+"""Tokenize untrusted text: only the chat template may write special tokens; those in the text become plain text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class _Control(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _control(tokenizer: Any) -> _Control:
-    """A tokenizer's special tokens. Those of thinking are not counted: a system message names them to the model."""
+    """A tokenizer's special tokens, except <think> and </think>, which the system message uses."""
     found = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     names = sorted((name for name in found if name.strip() and name not in (THINK, END_THINK)), key=len, reverse=True)
     return _Control(re.compile("|".join(map(re.escape, names)) or "(?!)"), frozenset(found.values()))
 
 
 def plain_ids(text: str, tokenizer: Any) -> list[int]:
-    """The ids of a text, without a begin of sequence, in which special tokens are spelled like any other text."""
+    """The token ids of a text, without a beginning-of-sequence token; special tokens in it are tokenized as plain text."""
     has_control = _control(tokenizer).pattern.search(text) is not None
     return tokenizer(text, add_special_tokens=False, **({"split_special_tokens": True} if has_control else {}))["input_ids"]
 
 
 class Masked:
-    """Special tokens of a text replaced by marks, so that a chat template can be rendered around it."""
+    """Replaces the special tokens in a text by marks, so that a chat template can be rendered around it."""
 
     def __init__(self, tokenizer: Any, *texts: str) -> None:
         self._tokenizer = tokenizer
@@ -52,10 +52,10 @@ class Masked:
         return re.sub(f"{self._left}(\\d+)\ue001", lambda match: self._names[int(match[1])], text)
 
     def ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of a masked text: what was masked is plain text, what was not is tokenized as ever.
+        """The token ids of a masked text: masked tokens become plain text, everything else is tokenized as usual.
 
-        Only the stretches between two special tokens that have a mark in them are tokenized anew. Raises UserError for a
-        tokenizer that reads a stretch differently when it stands alone, and for one that cannot say where its tokens are.
+        Only stretches (between two special tokens) that contain a mark are tokenized again. Raises UserError for a tokenizer
+        that tokenizes a stretch differently in isolation, and for one without offsets.
         """
         if not self._names:
             return self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
@@ -88,6 +88,6 @@ class Masked:
 
     def _refused(self) -> UserError:
         return UserError(
-            f"the text has the model's control token {self._names[0]} in it, which this tokenizer cannot read as plain text",
-            "leave it out",
+            f"the text contains the special token {self._names[0]}, which this tokenizer cannot treat as plain text",
+            "remove it from the text",
         )

@@ -66,9 +66,9 @@ class Run:
         try:
             rows = [Row.model_validate_json(line) for line in finished.splitlines()]
         except ValidationError:
-            raise UserError(f"{file} is damaged", "draw another run") from None
+            raise UserError(f"{file} is damaged", "choose another run") from None
         if not rows:
-            raise UserError(f"{path} has no training step yet", "wait for the first one")
+            raise UserError(f"{path} has no training step yet", "wait until the first step is finished")
         sides = files.read_json(summary, _Summary).eval if summary.exists() else _Sides()
         return cls(
             path.name,
@@ -157,7 +157,7 @@ def draw(runs: list[Run]) -> str:
 def main(paths: list[str]) -> None:
     """Print the figure of the runs in these folders. Raises UserError."""
     if not paths:
-        raise UserError("no run was named", "python -m microrl.guide.figure RUN [RUN ...] > curves.svg")
+        raise UserError("missing argument RUN", "python -m microrl.guide.figure RUN [RUN ...] > curves.svg")
     print(draw([Run.load(Path(path)) for path in paths]))
 
 

@@ -48,7 +48,7 @@ def sleep_level(wanted: str | int, *, engine_bytes: int, total_bytes: int, can_r
     Dropped weights (2) come back from the trainer's own copy, which is on the card already: cheaper than by way of the host (1).
     """
     if wanted == "kv" and not can_release_cache:
-        raise UserError("this vLLM cannot free its cache alone (0.31 and later can)", "--set engine.sleep=1, or upgrade vLLM")
+        raise UserError("engine.sleep=kv needs vLLM 0.31 or later", "--set engine.sleep=1, or upgrade vLLM")
     if wanted != "auto":
         return wanted
     if can_release_cache and engine_bytes <= KV_SLEEP_FRACTION * total_bytes:
@@ -72,12 +72,12 @@ def cache_bytes(
     held = sum(other.bytes for other in others)
     if room + held >= least:
         names = ", ".join(f"{other.name or 'process'} {other.pid} ({other.bytes / GB:.1f} GB)" for other in others)
-        raise UserError(f"the card is {short} short: other processes hold {held / GB:.1f} GB of it: {names}", "end them, or wait")
+        raise UserError(f"GPU memory is {short} short: other processes use {held / GB:.1f} GB: {names}", "stop them, or wait")
     raise UserError(
-        f"the card is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy takes "
-        f"{engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one "
-        f"completion's keys and values {least / GB:.2f}",
-        "a lower --rank, a smaller sampling.max_completion_tokens, a smaller model, or --engine transformers (it needs no copy)",
+        f"GPU memory is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy "
+        f"takes {engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one "
+        f"completion's KV cache {least / GB:.2f}",
+        "use a lower --rank, a smaller sampling.max_completion_tokens, a smaller model, or --engine transformers (needs no copy)",
     )
 
 
@@ -89,18 +89,18 @@ def require_room(needed: int, what: str) -> None:
     if free >= needed:
         return
     others = others_on_card()
-    who = "; ".join(f"{other.name or 'process'} {other.pid} holds {other.bytes / GB:.1f} GB" for other in others)
+    who = "; ".join(f"{other.name or 'process'} {other.pid} uses {other.bytes / GB:.1f} GB" for other in others)
     raise UserError(
-        f"{what} takes {needed / GB:.1f} GB, and {free / GB:.1f} of the card's {total / GB:.1f} GB are free"
+        f"{what} takes {needed / GB:.1f} GB, but only {free / GB:.1f} of the GPU's {total / GB:.1f} GB are free"
         + (f" ({who})" if who else ""),
-        "end what else runs on the card" if needed <= 0.95 * total else "take a smaller model",
+        "stop the other processes on this GPU" if needed <= 0.95 * total else "use a smaller model",
     )
 
 
 def others_on_card() -> tuple[Other, ...]:
     """The other processes that hold memory of torch's card, as the driver names them; nothing where it cannot be asked.
 
-    What this process itself holds is told by its size: a container knows its own processes under other numbers.
+    This process is recognised by its memory size: in a container its process id differs from the driver's.
     """
     try:
         import pynvml
@@ -158,7 +158,7 @@ def empty_cache() -> None:
 
 
 def expandable_segments(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The variable that fixes expandable segments on, if one does. vLLM looks at the older name only (vllm#54351)."""
+    """The environment variable that enables expandable segments, if one does. vLLM looks at the older name only (vllm#54351)."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
             return name
@@ -168,7 +168,7 @@ def expandable_segments(environment: Mapping[str, str] = os.environ) -> str | No
 def why_memory_stays() -> str:
     """The likely cause of a sleep that freed less than it should."""
     if variable := expandable_segments():
-        return f"{variable} fixes expandable_segments on, which vLLM's sleeping memory cannot live with: unset it"
+        return f"{variable} enables expandable_segments, which is incompatible with vLLM's sleep: unset it"
     if others := others_on_card():
-        return f"process {others[0].pid} takes memory of this card at the same time"
-    return "no cause is known; `microrl doctor` looks further"
+        return f"process {others[0].pid} uses this GPU at the same time"
+    return "the cause is unknown; run `microrl doctor`"

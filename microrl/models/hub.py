@@ -1,4 +1,4 @@
-"""The model hub, seen once per process: is it there, and what to tell a person when it is not."""
+"""The Hugging Face hub: is it reachable, and errors for models and data sets that cannot be had."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 @cache
 def reachable(timeout_s: float = 5.0) -> bool:
-    """Whether the hub answers in this time. Where it does not, its libraries are told to use their cache only.
+    """Whether the hub answers in this time. If not, its libraries are set to use their cache only.
 
     Without this they retry for half a minute before they give up, and for minutes where the connection is accepted and nothing
     comes back. Call it before they are imported.
@@ -32,7 +32,7 @@ def reachable(timeout_s: float = 5.0) -> bool:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     if any(os.environ.get(name) for name in _PROXIES):
-        return True  # cannot be told from here; leave it to the libraries
+        return True  # unknown; leave it to the libraries
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     answers: list[bool] = []
     # In a thread, since looking a name up has no deadline of its own, and an answer may come a byte at a time.
@@ -43,7 +43,7 @@ def reachable(timeout_s: float = 5.0) -> bool:
         print(f"waiting for the model hub at {endpoint}, at most {timeout_s:g} s", file=sys.stderr, flush=True)
         asking.join(timeout_s - min(1.0, timeout_s / 2))
         if not any(answers):
-            print("no answer from it: only what is on this machine is used", file=sys.stderr, flush=True)
+            print("no answer: only local models and data are used", file=sys.stderr, flush=True)
     if any(answers):
         return True
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -68,9 +68,9 @@ def _answers(endpoint: str, timeout_s: float) -> bool:
 
 
 def prepare(*names: str, local: tuple[str, ...] = ()) -> None:
-    """Settle before the hub's libraries are imported whether this process may ask it for these models and data sets.
+    """Decide whether this process may use the hub; call it before the hub's libraries are imported.
 
-    It may not where all of them are local, by path or by the names in `local`: such a run needs no network at all.
+    It may not if all models and data sets are local, by path or by the names in `local`: such a run needs no network.
     """
     if all(name in local or os.path.exists(os.path.expanduser(name)) for name in names):
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -79,9 +79,9 @@ def prepare(*names: str, local: tuple[str, ...] = ()) -> None:
 
 
 def missing(what: str, name: str, error: Exception, licence_page: str | None = None) -> UserError:
-    """The error for a model or data set that could not be had, with what to do about it.
+    """The error for a model or data set that could not be loaded, with a hint.
 
-    `licence_page` is where a gated one's licence is accepted, where that is known beforehand.
+    `licence_page`: where to accept the licence of a gated one, if known.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -102,11 +102,11 @@ def missing(what: str, name: str, error: Exception, licence_page: str | None = N
         folder = "microrl train --model FOLDER" if what == "model" else "microrl train --data FILE.jsonl"
         return UserError(
             f"{what} {name} is not on this machine, and the hub cannot be reached",
-            f"connect, or fetch it where there is a network with `hf download {name}`{gate} and pass it: `{folder}`",
+            f"connect to the network, or download it elsewhere with `hf download {name}`{gate} and pass it: `{folder}`",
         )
     if "RepositoryNotFoundError" in names or "DatasetNotFoundError" in names or "404" in text:
         return UserError(
-            f"there is no {what} `{name}` on the hub, and no such path here",
-            "check the name; a private one needs `hf auth login`",
+            f"there is no {what} `{name}` on the hub, and no such local path",
+            "check the name; for a private one, run `hf auth login` first",
         )
     return UserError(f"{what} {name} could not be loaded: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")

@@ -58,8 +58,8 @@ def load(config: ModelConfig) -> LoadedModel:
     model.to(device).eval().requires_grad_(False)
     if (broken := not_finite(dict(model.named_parameters()))) is not None:
         raise UserError(
-            f"{config.name} holds weights that are not finite: `{broken}`",
-            "is the folder complete? In float16 large weights overflow: try --set model.dtype=bfloat16",
+            f"{config.name} contains weights that are not finite: `{broken}`",
+            "is the folder complete? large weights overflow in float16: try --set model.dtype=bfloat16",
         )
     _use_sensible_threads(model)
     return LoadedModel(model, tokenizer)
@@ -102,7 +102,10 @@ def load_tokenizer(config: ModelConfig) -> Any:
 def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
     source = _source(name, path)
     if _read(name, lambda: find_adapter_config_file(source)) is not None:  # which transformers would load, by PEFT's own rules
-        raise UserError(f"{name} holds an adapter beside the model (adapter_config.json)", f"microrl merge {name} --model BASE")
+        raise UserError(
+            f"{name} contains an adapter next to the model (adapter_config.json)",
+            f"merge it first: microrl merge {name} --model BASE",
+        )
     tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source, **NO_CODE))
     # Of safetensors alone: other files are pickles.
     model = _read(name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **NO_CODE))
@@ -131,8 +134,8 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise UserError(
-                f"{name} brings code of its own, which is not run",
-                "take a model of an architecture that transformers has built in",
+                f"{name} requires custom code, which microrl does not execute",
+                "use a model whose architecture is built into transformers",
             ) from error
         if Path(name).exists():
             raise UserError(
@@ -168,7 +171,7 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
 
 def _gguf_folder(path: Path) -> Path:
     if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
+        raise UserError(f"there is no file {path}", "check the path, which is relative to the current folder")
     if (path.parent / "adapter_config.json").exists():  # transformers would load it
-        raise UserError(f"an adapter lies beside {path} (adapter_config.json)", "move the .gguf file into a folder of its own")
+        raise UserError(f"there is an adapter next to {path} (adapter_config.json)", "move the .gguf file into a separate folder")
     return path.parent

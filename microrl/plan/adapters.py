@@ -58,7 +58,9 @@ def page(model: str, found: list[Row]) -> str:
         table.add_column(f"r = {rank}", justify="right", no_wrap=True)
     for row in found:
         counts = [row.trained.get(rank, row.trained.get(0)) for rank in ranks]
-        shares = ["-" if count is None else f"{count / row.total:.3%}" for count in counts]
-        table.add_row(row.kind, f"{row.form}; {row.source}", row.served, *shares)
+        percentages = ["-" if count is None else f"{count / row.total:.3%}" for count in counts]
+        table.add_row(row.kind, f"{row.form}; {row.source}", row.served, *percentages)
     total = found[0].total
-    return as_text(Group(table, "", f"Trained share of {printable(model)} ({total:,} parameters). Take one by --adapter NAME."))
+    return as_text(
+        Group(table, "", f"Percentages of the {total:,} parameters of {printable(model)}. Choose one with --adapter NAME.")
+    )

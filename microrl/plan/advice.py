@@ -1,4 +1,4 @@
-"""What stands in a run's way on a card, and what to turn so that it fits: each proposal is tried before it is made."""
+"""What prevents a run from fitting on a device, and which settings would make it fit; every suggestion is checked first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def conflicts(work: Workload) -> list[Fix]:
         why = f"the {work.device.label} has no bfloat16"
         found.append(Fix("--set model.dtype=float16", why, {"model.dtype": "float16"}))
     if work.has_vllm and work.dtype == "float32" and not work.merges:
-        why = "on a GPU vLLM computes adapters in 16 bits only"
+        why = "on a GPU, vLLM computes adapters in 16 bits only"
         found.append(Fix("--set engine.sync=merge", why, {"engine.sync": "merge"}))
     if work.has_vllm and work.merges and config.engine.sync == "swap":
         why = f"{config.adapter.name} is served {config.adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}"
@@ -101,15 +101,15 @@ def _candidates(work: Workload) -> Iterator[Fix]:
     """In the order of what they cost: first time, then what is learned."""
     config = work.config
     if config.optim.tokens_per_microbatch is not None:
-        why = "lets the micro-batch follow from the memory"
+        why = "derive the micro-batch size from the memory"
         yield Fix("--set optim.tokens_per_microbatch=none", why, {"optim.tokens_per_microbatch": None})
     if config.engine.max_kv_gb is not None:
-        yield Fix("--set engine.max_kv_gb=none", "lets the cache follow from the memory", {"engine.max_kv_gb": None})
+        yield Fix("--set engine.max_kv_gb=none", "derive the KV cache size from the memory", {"engine.max_kv_gb": None})
     if work.has_vllm and getattr(config.engine, "sleep", None) != 2:
-        why = "the engine drops its weights while the trainer works, about a second a step"
+        why = "the engine drops its weights while the trainer works; costs about a second per step"
         yield Fix("--set engine.sleep=2", why, {"engine.sleep": 2})
     if not work.checkpoints_activations:
-        why = "activations are computed again in the backward pass: about half more time for the update"
+        why = "recompute activations in the backward pass: the update takes about 50 % longer"
         yield Fix("--set model.gradient_checkpointing=true", why, {"model.gradient_checkpointing": True})
     limit = work.limit // 2
     while limit >= MIN_LIMIT:
@@ -121,7 +121,7 @@ def _candidates(work: Workload) -> Iterator[Fix]:
         yield Fix(f"--rank {rank}", "a smaller adapter and its optimizer", {"adapter.rank": rank})
         rank //= 2
     if work.has_vllm:
-        why = "no second copy of the weights, but sampling several times slower"
+        why = "no second copy of the weights, but sampling is several times slower"
         yield Fix("--engine transformers", why, {"engine.kind": "transformers"})
 
 
@@ -159,10 +159,8 @@ def _larger_card(work: Workload) -> str:
     for device in sorted(DEVICES.values(), key=lambda device: device.usd_hour):
         candidate = Workload.from_config(work.config, work.shape, device)
         if not conflicts(candidate) and memory.estimate_memory(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
-            return (
-                f"--gpu {device.name}: no setting fits this model here; the {device.label} is the cheapest that takes it as it is"
-            )
-    return "--model SMALLER: no setting fits this model, and no card that is known here takes it"
+            return f"--gpu {device.name}: no setting makes this model fit here; the cheapest GPU that fits it: {device.label}"
+    return "--model SMALLER: this model does not fit on any known GPU"
 
 
 def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int) -> tuple[str, ...]:
@@ -171,15 +169,13 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.note:
         found.append(work.shape.note)
     if steps == 0:
-        found.append("the budget has no room for a single step beside loading and two evaluations: give it more --hours")
+        found.append("the budget does not fit loading, two evaluations and a single step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:
-        found.append(
-            f"loading includes about {start_s:.0f} s for the start of {config.adapter.name}; the next run finds it in the cache"
-        )
+        found.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")
     price = config.budget.price
     if price is not None and work.device.usd_hour and not 0.75 <= price / work.device.usd_hour <= 1.33:
         found.append(
-            f"priced at {price:g} $/h as configured; the {work.device.label} usually rents at about {work.device.usd_hour:g}"
+            f"the configured price is {price:g} $/h; the {work.device.label} typically rents at about {work.device.usd_hour:g}"
         )
     if work.checkpoints_activations and not work.device.is_cpu and sizes.fits(room):
         without = _after(work, [Fix("", "", {"model.gradient_checkpointing": False})])
@@ -187,7 +183,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
         if sizes_without.fits(room):
             gain = timing.step["update"] - roofline.estimate_time(without, sizes_without).step["update"]
             if gain > 0:
-                found.append(f"there is room for --set model.gradient_checkpointing=false: about {gain:.3g} s a step less")
+                found.append(f"--set model.gradient_checkpointing=false also fits and saves about {gain:.3g} s per step")
     if sizes.concurrency < LENGTH_FRACTION * work.rows:
-        found.append(f"the cache has room for about {sizes.concurrency:.0f} of {work.rows} completions at a time; the rest wait")
+        found.append(f"the KV cache holds about {sizes.concurrency:.0f} of {work.rows} completions at a time; the others wait")
     return tuple(found)

@@ -90,7 +90,7 @@ def find(name: str) -> Device:
     """The card of this name, however it is spelled: `a40`, `RTX 4090`, `rtx-4090`, `H100 80GB`. Raises UserError."""
     device = _lookup(name)
     if device is None:
-        raise UserError(f"unknown card `{name}`", did_you_mean(name, [*DEVICES, CPU]))
+        raise UserError(f"unknown GPU `{name}`", did_you_mean(name, [*DEVICES, CPU]))
     return device
 
 

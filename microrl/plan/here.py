@@ -1,4 +1,4 @@
-"""The machine that this is: its card as the driver tells it, without torch, and its processor."""
+"""The machine that this is: its GPU, as reported by the driver without torch, and its CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from microrl.plan.shapes import Shape
 
 CPU_PARAMETERS = 500_000_000
 DRIVER_S = 3.0
-"""Most that the driver's tool may take to answer."""
+"""Maximum seconds for nvidia-smi to answer."""
 
 
 class Here(NamedTuple):

@@ -66,7 +66,7 @@ class Plan:
     validation_s: float
     save_s: float
     sft_step_s: float
-    """A supervised step of the warm-up."""
+    """Seconds of a supervised step."""
     steps: int
     tokens: int
     """Sampled in all steps, at the assumed mean length."""

@@ -183,7 +183,7 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> float:
 
 
 def _forward(work: Workload, rates: Rates, rows: float) -> float:
-    """A pass without a gradient over the batch: the reference, or the log-probabilities before several optimiser steps."""
+    """A pass without a gradient over the batch: the reference, or the log-probabilities before several optimizer steps."""
     completion, tokens = _tokens(work)
     work_ops = 2 * work.shape.body * tokens + _attention(work) * tokens + 2 * work.shape.head * completion
     logits = 0.0 if work.device.is_cpu else completion * work.shape.vocab * 4 * LOGIT_TOUCHES / 2

@@ -111,13 +111,16 @@ class Shape:
                     raise UserError(f"no linear layer is called `{target}`", did_you_mean(target, sorted(kinds)))
             chosen = tuple(linear for linear in self.linears if linear.kind in adapter.targets)
         if not chosen:
-            raise UserError("the adapter has nothing to attach to", "adapter.targets is empty, or the model has no linear layers")
+            raise UserError(
+                "there is no layer to adapt: adapter.targets is empty, or the model has no linear layers",
+                "--set adapter.targets=all-linear",
+            )
         if isinstance(adapter, RankedConfig) and not isinstance(adapter, TinyLoraConfig):
             limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
             if adapter.rank > limit:
                 raise UserError(
                     f"rank {adapter.rank} is above {limit}, the smaller side of {narrowest}",
-                    f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
+                    f"use --rank {limit} or less, or exclude that layer with --set adapter.targets",
                 )
         return chosen
 
@@ -212,7 +215,7 @@ def _from_config(config: Mapping[str, Any]) -> Shape:
         inner = int(config.get("intermediate_size") or 4 * hidden)
         heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the model's configuration has no {error}: its size cannot be told", "is it a language model?") from None
+        raise UserError(f"the model's configuration has no {error}, so its size is unknown", "is it a language model?") from None
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
     tied = config.get("tie_word_embeddings")

@@ -1,4 +1,4 @@
-"""A plan as a page to read."""
+"""A plan as text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from microrl.plan.workload import LENGTH_FRACTION
 from microrl.terminal import printable
 
 PIPE_WIDTH = 120
-"""Characters a line where there is no terminal."""
+"""Characters per line without a terminal."""
 
 
 def page(config: RunConfig, plan: Plan) -> str:
-    """One card in detail."""
+    """The plan for one device, in detail."""
     tables = Table.grid(padding=(0, 6))
     tables.add_row(_memory(plan), _seconds(plan))
     return as_text(Group(_title(config, plan), "", tables, "", Text(_budget(config, plan), style="bold"), *_words(plan)))
@@ -28,10 +28,10 @@ def page(config: RunConfig, plan: Plan) -> str:
 def brief(config: RunConfig, plan: Plan) -> list[str]:
     """A few lines of plain text."""
     parts = ", ".join(f"{_PARTS.get(name, name)} {_s(seconds)}" for name, seconds in plan.step_parts_s.items())
-    verdict = "fits" if plan.fits else "does not fit; it would with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
+    verdict = "fits" if plan.fits else "does not fit; it fits with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
     return [
         f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
-        f"about {plan.step_s:.3g} s a step on {plan.device.label} ({parts}), completions at {LENGTH_FRACTION:.0%} of their limit",
+        f"about {plan.step_s:.3g} s per step on {plan.device.label} ({parts}), at {LENGTH_FRACTION:.0%} of the completion limit",
         f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
         _budget(config, plan),
         *(f"note: {text}" for text in plan.notes),
@@ -39,7 +39,7 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
 
 
 def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
-    """All cards, a row each."""
+    """A comparison of devices, one row each."""
     first = plans[0]
     adapter = config.adapter.name
     title = (
@@ -47,8 +47,8 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
         f"{_batch(config, first)}; {_bound(config)}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("card", "GB", "used", "s a step", "steps", "tokens", "hours", "$/h", "$", "fits"):
-        table.add_column(name, justify="left" if name in ("card", "fits") else "right", no_wrap=name != "fits")
+    for name in ("device", "GB", "used", "s/step", "steps", "tokens", "hours", "$/h", "$", "fits"):
+        table.add_column(name, justify="left" if name in ("device", "fits") else "right", no_wrap=name != "fits")
     for plan in plans:
         flags = " ".join(text.partition(": ")[0].replace("--set ", "") for text in plan.advice)
         table.add_row(
@@ -62,30 +62,30 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
 def _verdict(plan: Plan, flags: str) -> str:
     if not plan.fits:
         return f"with {flags}"
-    return "yes" if plan.steps else "too slow for a step"
+    return "yes" if plan.steps else "too slow for one step"
 
 
 def _title(config: RunConfig, plan: Plan) -> Group:
     verdict = (
         f"fits: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB"
         if plan.fits
-        else f"DOES NOT FIT AS IT IS: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB"
+        else f"DOES NOT FIT: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB"
     )
-    engine = plan.engine + (f", asleep at level {plan.sleep} in the update" if plan.sleep not in (None, "off") else "")
+    engine = plan.engine + (f", sleep level {plan.sleep} during the update" if plan.sleep not in (None, "off") else "")
     fraction = plan.trainable_params / plan.total_params
     return Group(
         f"{printable(plan.model)}, {config.adapter.name}, {config.loss.kind} on {plan.device.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
-        f"parameters: {plan.total_params:,}, of which trained {plan.trainable_params:,} ({fraction:.2%}), at a learning rate of "
+        f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
         f"engine: {engine}; served {plan.served}",
-        f"a step: {_batch(config, plan)}; up to {plan.concurrency} decode at a time; "
+        f"each step: {_batch(config, plan)}; up to {plan.concurrency} decode at a time; "
         + (
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
             if plan.micro_batches > 1
             else "one micro-batch"
         )
-        + (", activations computed again" if plan.checkpoints_activations else ""),
+        + (", activation recomputation" if plan.checkpoints_activations else ""),
     )
 
 
@@ -100,7 +100,7 @@ def _memory(plan: Plan) -> Table:
     for name in plan.memory_gb:
         if name != "peak":
             table.add_row(name, *(_gb(phase.get(name)) for phase in (plan.sampling_gb, plan.updating_gb)))
-    table.add_row("together", *(_gb(sum(phase.values())) for phase in (plan.sampling_gb, plan.updating_gb)), style="bold")
+    table.add_row("total", *(_gb(sum(phase.values())) for phase in (plan.sampling_gb, plan.updating_gb)), style="bold")
     return table
 
 
@@ -110,14 +110,14 @@ def _gb(size: float | None) -> str:
 
 def _seconds(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("a step, s")
+    table.add_column("step, s")
     table.add_column("", justify="right")
     for name, seconds in plan.step_parts_s.items():
         table.add_row(_PARTS.get(name, name), _s(seconds))
-    table.add_row("together", _s(plan.step_s), style="bold")
+    table.add_row("total", _s(plan.step_s), style="bold")
     table.add_row("", "")
-    rows = (("loading", plan.load_s), ("evaluation, one side", plan.evaluation_s), ("a validation", plan.validation_s))
-    for name, seconds in (*rows, ("a save", plan.save_s)):
+    rows = (("loading", plan.load_s), ("one evaluation", plan.evaluation_s), ("one validation", plan.validation_s))
+    for name, seconds in (*rows, ("one checkpoint", plan.save_s)):
         table.add_row(name, _s(seconds))
     return table
 
@@ -151,7 +151,7 @@ def _budget(config: RunConfig, plan: Plan) -> str:
 def _words(plan: Plan) -> list[Any]:
     lines: list[Any] = []
     if plan.advice:
-        lines += ["", Text("it fits with" + (" all of these" if len(plan.advice) > 1 else ""), style="bold")]
+        lines += ["", Text("it fits with" + (" all of these changes" if len(plan.advice) > 1 else ""), style="bold")]
         lines += [f"  {text}" for text in plan.advice]
     return [*lines, *(f"note: {text}" for text in plan.notes), _caution()]
 
@@ -171,7 +171,7 @@ def _short(count: float) -> str:
 
 
 def as_text(content: Group) -> str:
-    """As the terminal can show it: in colour where somebody looks, as plain text in a file or pipe."""
+    """Rendered text: in colour on a terminal, plain in a file or pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH

@@ -55,7 +55,7 @@ def _from_hub(name: str) -> dict[str, Any]:
 def _gguf(path: Path) -> dict[str, Any]:
     """A GGUF file's header as a configuration. Its library reads the vocabulary too, which takes seconds."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path; it is taken from the current folder")
+        raise UserError(f"there is no file {path}", "check the path, which is relative to the current folder")
     from gguf import GGUFReader
 
     try:

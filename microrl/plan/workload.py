@@ -130,7 +130,7 @@ class Workload:
 
     @property
     def checkpoints_activations(self) -> bool:
-        """`auto` is off: where that does not fit, `plan.make` fixes it on."""
+        """`auto` is off: if that does not fit, `plan.make` turns it on."""
         return self.config.model.gradient_checkpointing is True
 
     @property

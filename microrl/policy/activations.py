@@ -18,7 +18,7 @@ from microrl.plan import Shape, memory
 
 
 class ActivationBudget(NamedTuple):
-    """What there is for a micro-batch's activations. Ask while the engine sleeps and the optimiser's moments are there."""
+    """What there is for a micro-batch's activations. Ask while the engine sleeps and the optimizer's moments are there."""
 
     shape: Shape
     config: RunConfig
@@ -71,7 +71,7 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
 def recompute(model: PreTrainedModel) -> None:
     """Keep no activations but each layer's input: the rest is computed again in the backward pass.
 
-    transformers' own switch works in training mode only, which fixes dropout on; here the model stays in eval mode.
+    transformers' own switch works in training mode only, which turns dropout on; here the model stays in eval mode.
     Raises UserError where no layer is marked as one that can be checkpointed.
     """
     if not can_recompute(model):

@@ -73,7 +73,7 @@ def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) ->
     if not bool(own_N.isfinite().all()):
         dtype = str(model.dtype).removeprefix("torch.")
         raise UserError(
-            f"the model's own log-probabilities are not finite in {dtype}", "--set model.dtype=float32, or another file"
+            f"the model's log-probabilities are not finite in {dtype}", "--set model.dtype=float32, or use another model"
         )
     _compare(model, apart, from_head_T, own_N[: len(from_head_T)])
     for how, found in scored.items():
@@ -91,7 +91,7 @@ def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result
         if gpu.is_out_of_memory(error):
             raise MachineFailure(
                 f"out of memory with the model alone, in a pass of a few tokens: {gpu.first_line(error)}",
-                "a smaller model, a larger card, or --set model.quant=nf4",
+                "use a smaller model, a larger GPU, or --set model.quant=nf4",
             ) from error
         raise _refused(model, f"{how}, they raise {type(error).__name__}: {gpu.first_line(error)[:200]}") from error
 
@@ -99,7 +99,7 @@ def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result
 def _compare(model: PreTrainedModel, how: str, found_N: torch.Tensor, own_N: torch.Tensor) -> None:
     gap = float((found_N - own_N).abs().max())
     if not gap <= LARGEST_GAP.get(model.dtype, 2e-3):
-        raise _refused(model, f"{how}, their log-probabilities are off by {gap:.2g} nats a token")
+        raise _refused(model, f"{how}, their log-probabilities are off by {gap:.2g} nats per token")
 
 
 def _refused(model: PreTrainedModel, why: str) -> UserError:

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Policy:
-    """Owns the trained parameters and the optimiser. `version` counts the updates, skipped ones too.
+    """Owns the trained parameters and the optimizer. `version` counts the updates, skipped ones too.
 
     `max_tokens` bounds a micro-batch; it is halved where memory runs out, and `on_event` hears of it.
     """
@@ -110,9 +110,9 @@ class Policy:
     def update(
         self, batch: Batch, lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0
     ) -> Update:
-        """One optimiser step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips.
+        """One optimizer step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips.
 
-        `progress` is the spent fraction of the run's budget: an adapter that moves ranks between its layers goes by it.
+        `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it.
         `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were.
         Where memory runs out the whole update is done again in smaller micro-batches. Afterwards `is_consistent` is False until
         the caller has written down that the update happened.
@@ -126,7 +126,7 @@ class Policy:
         return metrics.result()
 
     def _steps(self, minibatches: list[list[Row]], check_deadline: Callable[[], None], progress: float) -> UpdateMetrics:
-        """One optimiser step a mini-batch: all of them or none.
+        """One optimizer step a mini-batch: all of them or none.
 
         Several are clipped against the log-probabilities of the weights that sampled. These hold for one way to cut the rows
         into micro-batches only, so an attempt that runs out of memory leaves nothing to the next.
@@ -142,7 +142,7 @@ class Policy:
         return metrics
 
     def forget_moments(self) -> None:
-        """A fresh optimiser: what comes now is another loss."""
+        """A fresh optimizer: what comes now is another loss."""
         self.optimizer.state.clear()  # before the new ones are there: memory has room for one set
         self.optimizer = build_optimizer(self.adapter.groups(), self._optim)
 
@@ -152,7 +152,7 @@ class Policy:
 
     @contextmanager
     def all_or_nothing(self, *, several: bool) -> Iterator[None]:
-        """Where an update has several optimiser steps and ends before the last, the weights become what they were."""
+        """Where an update has several optimizer steps and ends before the last, the weights become what they were."""
         states = list(self.optimizer.state.values())
         moments = [value for state in states for value in state.values() if torch.is_tensor(value)]
         tensors = [*self.adapter.moving().values(), *moments]
@@ -179,7 +179,7 @@ class Policy:
         check_deadline: Callable[[], None],
         progress: float,
     ) -> None:
-        """One optimiser step, added to `metrics`."""
+        """One optimizer step, added to `metrics`."""
         width = max(len(row.completion_ids) for row in rows)
         counted_NT = torch.zeros(len(rows), width)
         for number, row in enumerate(rows):
@@ -241,17 +241,17 @@ class Policy:
         return loss
 
     def optimizer_step(self, has_gradient: bool, metrics: UpdateMetrics, progress: float) -> None:
-        """The optimiser's step. Raises UserError where it leaves weights that are not finite."""
+        """One optimizer step. Raises UserError if it produces weights that are not finite."""
         if not has_gradient:
             metrics.skip(
-                "nothing to learn from in this batch: the rewards are equal within every group, or what differs is truncated and "
-                "masked"
+                "the batch has no gradient: within every group the rewards are equal, or the completions that differ are "
+                "truncated and masked"
             )
             return
         limit = self._optim.max_grad_norm if self._optim.max_grad_norm is not None else float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit, foreach=True))
         if norm != norm or norm == float("inf"):
-            metrics.skip(f"gradient norm is {norm}: the weights are left as they were")
+            metrics.skip(f"the gradient norm is {norm}: the weights were not changed")
         else:
             metrics.grad_norms.append(norm)
             # AdamW steps all of them or none; bitsandbytes' goes from one parameter to the next.
@@ -267,8 +267,8 @@ class Policy:
         """Finite gradients can still make weights that are not: at a rate beyond all measure. Such weights are never saved."""
         if (broken := not_finite(self.adapter.moving())) is not None:
             raise UserError(
-                f"the optimiser's step has made weights that are not finite: `{broken}`",
-                "the run cannot go on; the last checkpoint is from before it. Start another with a lower optim.lr",
+                f"the optimizer step produced non-finite weights: `{broken}`",
+                "the run cannot continue; the last checkpoint predates it. Start a new run with a lower optim.lr",
             )
 
     def _carries(self, row: Row) -> bool:

@@ -43,11 +43,11 @@ def _shrink(policy: Policy, minibatches: Minibatches, why: str) -> None:
         how = f"micro-batches of at most {policy.max_tokens} tokens"
     elif policy.may_checkpoint and not policy.checkpoints_activations:
         policy.checkpoint_activations()
-        how = "activations are computed again in the backward pass"
+        how = "activations are recomputed in the backward pass"
     else:
         raise MachineFailure(
             f"out of memory in the update, with one completion at a time: {why}",
-            "a smaller sampling.max_completion_tokens, a lower --rank, or model.gradient_checkpointing=auto",
+            "use a smaller sampling.max_completion_tokens, a lower --rank, or model.gradient_checkpointing=auto",
         )
     policy.on_event(
         "out of memory", f"in the update: {how} from now on", tokens_per_microbatch=policy.max_tokens,

@@ -10,7 +10,7 @@ from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig
 def learning_rate(config: OptimConfig, progress: float, *, after: float) -> float:
     """The rate when `share` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or a line.
 
-    `after` is the share when the step ends, as far as that is known. A warm-up goes by it: of W steps, step t has (t + 1) / W of
+    `after` is the share when the step ends, as far as that is known. A warm-up follows it: of W steps, step t has (t + 1) / W of
     the rate, and none has 0.
     """
     schedule, lr = config.schedule, config.lr

@@ -1,4 +1,4 @@
-"""The supervised step: one optimiser step towards given solutions, cut up and undone as an update is."""
+"""The supervised step: one optimizer step towards given solutions, cut up and undone as an update is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sft_step(
     *,
     progress: float = 0.0,
 ) -> SftUpdate:
-    """One optimiser step on the mean cross-entropy of these solutions, in nats a token.
+    """One optimizer step on the mean cross-entropy of these solutions, in nats a token.
 
     The loss is -sum of log p(token) over the tokens of all solutions / their number, at the training temperature: what is
     made likely is what the engine samples. Everything else is as in `Policy.update`.

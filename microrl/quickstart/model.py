@@ -41,7 +41,7 @@ SETTINGS = WarmStartSettings()
 TRAIN_FROM, VALIDATE_FROM = 0.5, 0.3
 """Shares of the content hash: the run's held-out questions come from below data.held_out, these never meet them."""
 WORKED_SHARE = 0.37
-"""Share of the warm start's solutions that are worked out: about the accuracy it can reach at most."""
+"""Fraction of the pretraining's solutions that are worked out: about the maximum accuracy it can reach."""
 VALIDATION, SAMPLES, MAX_TOKENS = 512, 2, 32
 
 
@@ -85,8 +85,8 @@ def _kept_in(cache: Path) -> Iterator[None]:
         if not disk.is_refused(error):
             raise
         raise MachineFailure(
-            f"the quickstart's model cannot be kept in {cache}: {error}",
-            "make room there, or keep it elsewhere: XDG_CACHE_HOME=DIR microrl train quickstart",
+            f"cannot write the quickstart's model to {cache}: {error}",
+            "free some space, or use another folder: XDG_CACHE_HOME=DIR microrl train quickstart",
         ) from error
 
 
@@ -115,14 +115,14 @@ def _make(console: RunConsole) -> tuple[PreTrainedModel, Any]:
         return result.accuracy().mean
 
     def progress(step: int, reached: float) -> None:
-        console.status(f"warm start of the quickstart's model: step {step}, accuracy {reached:.2f}")
+        console.status(f"pretraining the quickstart's model: step {step}, accuracy {reached:.2f}")
 
     try:
-        console.status("warm start of the quickstart's model (once; it is cached)")
+        console.status("pretraining the quickstart's model (once; the result is cached)")
         model, steps, reached = warm_start(model, draw, accuracy, SETTINGS, progress)
     finally:
         scorer.close()
         torch.set_num_threads(threads)
-    console.note(f"warm start: {steps} supervised steps, validation accuracy {reached:.2f}")
+    console.note(f"pretraining: {steps} supervised steps, validation accuracy {reached:.2f}")
     transformers_logging.disable_progress_bar()
     return model, tokenizer

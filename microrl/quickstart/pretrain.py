@@ -1,4 +1,4 @@
-"""The quickstart's warm start: supervised steps until the model is right some of the time, and no further."""
+"""The quickstart's pretraining: supervised steps until the model is right some of the time, and no further."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def warm_start(
             interval = max(interval // 2, 1)
         else:
             before = _keep(step, policy, averaged, rng)
-    raise RuntimeError(f"the warm start did not reach an accuracy in [{low}, {high}] within {step} steps")
+    raise RuntimeError(f"the pretraining did not reach an accuracy in [{low}, {high}] within {step} steps")
 
 
 def _config(settings: WarmStartSettings) -> Any:

@@ -71,7 +71,7 @@ class _Child:
                 self.kill()
                 if gone():
                     return None
-                raise MachineFailure("the maths checker did not start", "does `python -c 'import math_verify'` work?")
+                raise MachineFailure("the answer checker did not start", "check that `python -c 'import math_verify'` works")
             self._is_ready = True
         until = now_s() + deadline_s
         reply = None

@@ -69,7 +69,7 @@ class RewardScorer:
         """Why so many completions of this step count as wrong although their checks did not end."""
         why = f"the checks of {len(self.allowance.killed)} different answers were killed after {self._config.deadline_s:g} s"
         if self.allowance.refused:
-            why += f", and {len(self.allowance.refused)} more were not checked: a step waits no longer than that"
+            why += f", and {len(self.allowance.refused)} more were not checked, to limit the time of the step"
         return f"{count} completions count as wrong: {why}"
 
     def parse(self, golds: Sequence[str]) -> Iterator[bool | None]:

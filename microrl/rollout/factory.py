@@ -58,7 +58,7 @@ def make_engine(
         if kind == "warning":
             say(f"{kind}: {message}")
 
-    say("starting vLLM; where its kernels are not in its cache yet, they are compiled first")
+    say("starting vLLM; the first start also compiles its kernels")
     choice = SyncChoice(sync_mode(config), measured, on_choice)
     return VllmEngine(model, tokenizer, _vllm_settings(config, model, longest), choice, on_event or warn)
 
@@ -133,10 +133,10 @@ def longest_sequence(config: RunConfig, model: PreTrainedModel) -> int:
         return length
     wanted = f"prompts of up to {config.data.max_prompt_tokens} tokens and completions of up to {completion}"
     raise UserError(
-        f"{wanted} do not fit into the model's {positions} positions"
+        f"{wanted} do not fit in the model's {positions} positions"
         if bound == positions
-        else f"{wanted} are too long together: from {bound} tokens on this model's rotary embeddings change for all rows of a "
-        "batch (longrope), and a row's probabilities would depend on the rows beside it",
+        else f"{wanted} are too long together: beyond {bound} tokens, this model's rotary embeddings (longrope) change for the "
+        "whole batch, and the probabilities of a row would depend on the others",
         f"lower data.max_prompt_tokens or sampling.max_completion_tokens: together at most {bound}",
     )
 

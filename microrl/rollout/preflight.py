@@ -13,7 +13,7 @@ from microrl.limits import MAX_SWAP_RANK
 
 OLDEST, NEWEST = (0, 26), (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-INSTALL = "pip install --upgrade 'microrl[gpu]', or take --engine transformers"
+INSTALL = "pip install --upgrade 'microrl[gpu]', or use --engine transformers"
 
 
 class Installed(NamedTuple):
@@ -49,7 +49,7 @@ def installed() -> Installed | None:
 
 
 def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
-    """The engine of a run. Raises UserError where the one that was asked for cannot run here, or what goes with it."""
+    """The engine of a run. Raises UserError if the configured engine, quantisation or optimizer cannot run here."""
     _check_bitsandbytes(config)
     kind = config.engine.kind
     vllm = installed()
@@ -58,7 +58,8 @@ def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
     if kind == "transformers":
         if config.engine.sync != "auto":
             raise UserError(
-                f"engine.sync={config.engine.sync} is for the vLLM engine: this one shares the trainer's weights", "--engine vllm"
+                f"engine.sync={config.engine.sync} needs vLLM: transformers shares the trainer's weights",
+                "remove engine.sync, or use --engine vllm",
             )
         return "transformers"
     check_vllm(config, vllm)
@@ -72,35 +73,35 @@ def _check_bitsandbytes(config: RunConfig) -> None:
     if named is None:
         return
     if not _has_cuda():
-        raise UserError(f"{named} needs a GPU", "leave it out: on a CPU it would save nothing, and be slower")
+        raise UserError(f"{named} needs a GPU", "remove it: on a CPU it saves nothing and is slower")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"{named} needs bitsandbytes", "pip install bitsandbytes, or 'microrl[gpu]'")
 
 
 def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
-    """Raises UserError for what can be known of `--engine vllm` without loading anything."""
+    """Raises UserError for problems with `--engine vllm` that show without loading anything."""
     if vllm is None:
         raise UserError("--engine vllm: vLLM is not installed", INSTALL)
     if not vllm.is_supported:
         age = "old" if vllm.release < OLDEST else "new"
-        raise UserError(f"vLLM {vllm.version} is too {age}: {SUPPORTED} are supported", INSTALL)
+        raise UserError(f"vLLM {vllm.version} is too {age}: versions {SUPPORTED} are supported", INSTALL)
     if not vllm.is_for_cpu and not _has_cuda():
         raise UserError(
             "--engine vllm: torch sees no CUDA device",
-            "does `nvidia-smi` show the card? `microrl doctor` looks further; or take --engine transformers",
+            "does `nvidia-smi` list the GPU? run `microrl doctor`, or use --engine transformers",
         )
     if vllm.is_for_cpu and config.engine.kind == "vllm" and config.engine.sleep not in ("auto", "off"):
-        raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "leave it out: there is nothing to free on a CPU")
+        raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "remove it: there is no GPU memory to free")
     if config.model.dtype == "float32" and not vllm.is_for_cpu and sync_mode(config) != "merge":
         raise UserError(
-            "on a GPU vLLM computes adapters in 16 bits only, and model.dtype is float32",
-            "fold them into the weights: --set engine.sync=merge, or --set model.dtype=float16",
+            "on a GPU, vLLM computes adapters in 16 bits only, but model.dtype is float32",
+            "merge the adapter into the weights: --set engine.sync=merge, or use --set model.dtype=float16",
         )
     if config.engine.sync == "swap" and sync_mode(config) != "swap":
         adapter = config.adapter
         raise UserError(
             f"engine.sync=swap: {adapter.name} is served {adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
-            "leave engine.sync out, or --set engine.sync=merge",
+            "remove engine.sync, or use --set engine.sync=merge",
         )
 
 

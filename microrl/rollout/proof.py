@@ -28,9 +28,9 @@ MAX_TOKENS = 32
 CANARY_TIMES_NOISE, CANARY_LEAST = 20, 0.02
 """Least change that the canary makes: a multiple of the noise, and nats a token."""
 FLOOR_TIMES_NOISE, FLOOR_OF_CHANGE = 4, 0.05
-"""A gap may be so many times the noise, and this share of the change: in narrow types a large adapter rounds more."""
+"""A gap may be so many times the noise, and this fraction of the change: in narrow types a large adapter rounds more."""
 MEASURABLE_TIMES_NOISE = 3
-"""A smaller change of the trainer's has no slope that could be told from noise."""
+"""Below this multiple of the noise, the slope of the trainer's change is not measurable."""
 LOWEST_SLOPE, HIGHEST_SLOPE = 0.8, 1.25
 STANDARD_ERRORS = 3
 """By which a slope has to miss those bounds: a run takes thousands of swaps, and noise must not stop one."""
@@ -57,15 +57,15 @@ class Reading:
     def failure(self) -> str | None:
         """What is wrong, in one sentence with its likely cause; None where nothing is."""
         if not math.isfinite(self.change):
-            return "the trainer's own scores are not finite: its weights are broken, and not the swap"
+            return "the trainer's own scores are not finite: its weights are broken; the swap is not the cause"
         if not math.isfinite(self.gap):
-            return "the engine's scores are not finite: its weights were lost, most likely in sleep (try engine.sleep=1 or kv)"
+            return "the engine's scores are not finite: its weights were lost, most likely in sleep (try --set engine.sleep=1)"
         if found := self.slope_failure():
             return found
         if self.gap > self.floor:
             return (
-                f"the probe gap {self.gap:.2g} nats a token is above its floor {self.floor:.2g}: some layers differ, or the two "
-                "compute at different precision (model.head_dtype=float32 narrows that)"
+                f"the probe gap of {self.gap:.2g} nats per token is above its limit {self.floor:.2g}: some layers differ, or "
+                "engine and trainer compute in different precision (--set model.head_dtype=float32 reduces that)"
             )
         return None
 
@@ -76,12 +76,12 @@ class Reading:
             return None
         if self.slope < STALE_SLOPE:
             return (
-                f"the engine does not follow the trainer (slope {self.slope:.2f}): it samples from older weights, most likely "
-                "because the adapter was not pushed, the request names another one, or its prompt cache is stale"
+                f"the engine's change does not match the trainer's (slope {self.slope:.2f}): it samples from stale weights, most "
+                "likely because the adapter was not pushed, the request names another one, or its prompt cache is stale"
             )
         return (
-            f"the engine follows the trainer at {self.slope:.2f} of its change: most likely the adapter's scaling is wrong, "
-            "some layers were left out, or rounding swallows the update (a merge in bfloat16)"
+            f"the engine shows only {self.slope:.2f} of the trainer's change: most likely the adapter's scale is wrong, "
+            "some layers were left out, or the update is rounded away (a merge in bfloat16)"
         )
 
 
@@ -161,4 +161,4 @@ def canary(
         if least <= change <= 4 * least:
             return pairs
         strength *= min(max(2 * least / max(change, 1e-30), 0.1), 10.0)
-    raise ArithmeticError(f"no strength of the canary changes the scores by {least:.2g} nats a token")
+    raise ArithmeticError(f"no scale of the canary adapter changes the scores by {least:.2g} nats per token")

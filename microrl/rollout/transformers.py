@@ -91,8 +91,8 @@ class TransformersEngine:
         groups, group_bytes = self._wave
         if groups <= 1:
             raise MachineFailure(
-                "out of memory in sampling, with one group at a time",
-                "a smaller sampling.group_size or sampling.max_completion_tokens, or a smaller model",
+                "out of memory while sampling, with one group at a time",
+                "use a smaller sampling.group_size or sampling.max_completion_tokens, or a smaller model",
             )
         self._wave = (groups // 2, group_bytes)
         self._max_kv_bytes = groups // 2 * group_bytes

@@ -1,4 +1,4 @@
-"""The clock: spent, left, does another step fit, dollars. From the creation of the process to its exit."""
+"""The budget: time and money used and left, and whether another step fits. It covers the process from creation to exit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from microrl.limits import MIN_EVALUATION, exit_reserve_s
 
 RECENT = 16
 QUANTILE = 0.85
-"""Of the last few measurements, as a forecast: one hiccup among sixteen steps must not cost the end of the budget."""
+"""Quantile of the last few measurements that serves as forecast: a single outlier must not waste the end of the budget."""
 FIRST_MARGIN = 0.2
-"""On top of a single measurement; n of them need an n-th of it, since their quantile says by itself how much they vary."""
+"""Margin on a forecast from a single measurement; divided by n for n measurements, whose quantile reflects their variation."""
 EVALUATION_MARGIN = 0.1
 
 
 class Durations:
-    """How long something took lately, and how long it may take next. Seconds."""
+    """Recent durations of something, in seconds, and a forecast of the next."""
 
     def __init__(self, guess_s: float = 0.0) -> None:
         self.guess_s = guess_s
@@ -30,7 +30,7 @@ class Durations:
 
     @property
     def recent(self) -> list[float]:
-        """The last few; a resumed run goes on with them."""
+        """The last few durations; a checkpoint stores them."""
         return list(self._recent)
 
     @recent.setter
@@ -38,22 +38,22 @@ class Durations:
         self._recent.extend(seconds)
 
     def forecast_s(self) -> float:
-        """A high quantile of the last few, and a margin that shrinks as they grow in number; the guess before there are any."""
+        """A high quantile of the last few, plus a margin that shrinks with their number; `guess_s` before there are any."""
         count = len(self._recent)
         if not count:
             return self.guess_s
         return sorted(self._recent)[math.ceil(QUANTILE * count) - 1] * (1 + FIRST_MARGIN / count)
 
     def typical_s(self) -> float:
-        """The median of the last few; the guess before there are any."""
+        """The median of the last few; `guess_s` before there are any."""
         return statistics.median(self._recent) if self._recent else self.guess_s
 
 
 class Budget:
-    """Bounds a run by `hours`, by `steps`, or by both. `before_s` is what earlier processes of this run have spent.
+    """Bounds a run by `hours`, by `steps`, or by both. `before_s`: seconds used by earlier processes of this run.
 
-    `step`, `save`, `validation` and `sft_step` (a supervised step) are forecast from what was measured. The final
-    evaluation's seconds are set from outside: it is measured once, before training, and grows with the completions.
+    `step`, `save`, `validation` and `sft_step` (a supervised step) are forecast from measurements. `evaluation_s` is set by
+    `Forecast`: measured before training, and scaled with the length of the completions.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Budget:
         self.step, self.save, self.validation, self.sft_step = Durations(), Durations(), Durations(), Durations()
         self.evaluation_s = 0.0
         self.is_by_steps = hours is None
-        """Whether schedule and validation follow the steps, and so repeat, or the clock."""
+        """Whether schedule and validation follow the steps, which is reproducible, or the clock."""
 
     def elapsed_s(self) -> float:
-        """Seconds spent, by this process and those before it."""
+        """Seconds used by this process and earlier ones of the run."""
         return self._before_s + self.process_s()
 
     def process_s(self) -> float:
@@ -82,46 +82,46 @@ class Budget:
         return self._now() - self._started
 
     def left_s(self) -> float | None:
-        """Seconds left; None without a time bound."""
+        """Seconds left; None without a time limit."""
         return None if self.hours is None else self.hours * 3600 - self.elapsed_s()
 
     def cost_usd(self) -> float:
-        """Dollars spent."""
+        """US dollars spent."""
         return self.elapsed_s() / 3600 * self.price
 
     def exit_s(self) -> float:
-        """See `exit_reserve_s`."""
+        """Seconds reserved for the exit; see `exit_reserve_s`."""
         return exit_reserve_s(self.hours)
 
     def reserve_s(self) -> float:
-        """What must follow the last step: the final save, the final evaluation, the exit."""
+        """Seconds reserved after the last step: final save, final evaluation, exit."""
         return self.save.forecast_s() + self.evaluation_s * (1 + EVALUATION_MARGIN) + self.exit_s()
 
     def fits(self, seconds: float) -> bool:
-        """Whether something this long can start now and still leave the reserve."""
+        """Whether `seconds` of work can start now and still leave `reserve_s`."""
         left = self.left_s()
         return left is None or seconds + self.reserve_s() <= left
 
     def min_reserve_s(self) -> float:
-        """The reserve with the final evaluation cut down to a part."""
+        """The reserve with a shortened final evaluation."""
         return self.save.forecast_s() + self.evaluation_s * MIN_EVALUATION + self.exit_s()
 
     def fits_a_step(self) -> bool:
-        """Whether a run that has made none yet can make one step, at the price of most of the final evaluation if need be."""
+        """Whether a first step fits, with a shortened final evaluation if necessary."""
         return self.fits_barely(self.step.forecast_s())
 
     def fits_barely(self, seconds: float) -> bool:
-        """Whether something this long can start now and still leave the least reserve."""
+        """Whether `seconds` of work can start now and still leave `min_reserve_s`."""
         left = self.left_s()
         return left is None or seconds + self.min_reserve_s() <= left
 
     def is_over(self) -> bool:
-        """Whether what is running must be given up now, or not even a part of the final evaluation would fit."""
+        """Whether the current work must be discarded now, because otherwise even a shortened final evaluation would not fit."""
         left = self.left_s()
         return left is not None and left < self.min_reserve_s()
 
     def steps(self, start: int) -> Iterator[int]:
-        """Step numbers from `start`, for as long as another step, the final save and the final evaluation fit."""
+        """Step numbers from `start`, as long as another step, the final save and the final evaluation fit."""
         step = start
         while self.max_steps is None or step < self.max_steps:
             if not (self.fits(self.step.forecast_s()) or (step == 0 and self.fits_a_step())):
@@ -130,19 +130,19 @@ class Budget:
             step += 1
 
     def progress(self, step: int) -> float:
-        """The spent share of the budget, 0 to 1, when `step` starts: of the steps where these end the run, else of the time."""
+        """Used fraction of the budget, 0 to 1, when `step` starts: of the steps if they end the run, else of the time."""
         of_steps = step / self.max_steps if self.max_steps is not None else 0.0
         of_time = self.elapsed_s() / (self.hours * 3600) if self.hours is not None and not self.is_by_steps else 0.0
         return min(max(of_steps, of_time), 1.0)
 
     def deadline_s(self) -> float | None:
-        """Seconds that the final evaluation may take at the most; None without a time bound."""
+        """Maximum seconds for the final evaluation; None without a time limit."""
         left = self.left_s()
         return None if left is None else max(left - self.exit_s(), 0.0)
 
     def min_hours(self, missing_s: float) -> float:
-        """The smallest budget, to two digits, that leaves `missing_s` more than is left now, with a tenth to spare."""
+        """Hours of the smallest budget that would leave `missing_s` seconds now, rounded up to two digits, plus 10 %."""
         left = self.left_s()
-        assert left is not None and self.hours is not None, "only a time bound can be too small"
+        assert left is not None and self.hours is not None, "only a time limit can be too small"
         wanted = (self.hours + (missing_s - left) / 3600) * 1.1
         return float(f"{wanted:.2g}") if float(f"{wanted:.2g}") >= wanted else float(f"{wanted * 1.05:.2g}")

@@ -1,7 +1,7 @@
-"""Save and resume a run, so that a resumed one goes on as if it had never been stopped.
+"""Save and restore checkpoints, so that a resumed run continues as if it had never been stopped.
 
-A checkpoint appears whole or not at all, and its checksums tell whether it still is. A completion's randomness follows from
-(seed, step, prompt, sample); the generators are saved all the same, for whatever else draws from them.
+A checkpoint appears completely or not at all, and its checksums detect damage. The randomness of a completion depends only on
+(seed, step, prompt, sample); the generators are saved as well, for anything else that draws from them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from microrl.policy.policy import Policy
 from microrl.run import generators
 
 FOLDER = "checkpoints"
-"""Of a run folder."""
+"""Name of the folder in a run folder."""
 KEPT = 2
 Duration = Literal["step", "save", "validation", "sft_step"]
 SUMS = "SHA256SUMS"
@@ -37,28 +37,28 @@ _ADAPTER, _OPTIMIZER, _RNG, _STATE = "adapter.safetensors", "optimizer.safetenso
 
 @dataclass(slots=True)
 class Validation:
-    """Where validation stands: what was measured last, what was best, when the next one is due."""
+    """State of validation: the last result, the best one, and when the next is due."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     questions: Count | None = None
-    """How many are asked; None before the first."""
+    """Questions per validation; None before the first."""
     step: Annotated[int, Field(ge=-1)] = -1
     accuracy: Fraction | None = None
     best_step: Count | None = None
     best_accuracy: Fraction | None = None
     due_s: Annotated[float, Field(ge=0)] = 0.0
-    """Of the run's elapsed seconds."""
+    """When the next validation is due, in elapsed seconds of the run."""
 
 
 @dataclass(slots=True)
 class SftState:
-    """Where the supervised phase before the first step stands."""
+    """State of the supervised phase before the first step."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     steps: Count = 0
     is_done: bool = False
     first_loss: float | None = None
-    """Of the first step and of the last, nats a token."""
+    """Loss of the first supervised step, nats per token."""
     last_loss: float | None = None
     offset: Count = 0
     """Bytes of sft.jsonl."""
@@ -66,12 +66,12 @@ class SftState:
 
 @dataclass(slots=True)
 class State:
-    """Where a run stands between two steps. `step` is the next one; the offset is in bytes of metrics.jsonl."""
+    """State of a run between two steps. `step` is the next one; `metrics_offset` is in bytes of metrics.jsonl."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     step: Count = 0
     version: Count = 0
-    """The policy's."""
+    """Version of the policy."""
     sampler_position: Count = 0
     entropy_start: Annotated[float, Field(allow_inf_nan=True)] | None = None
     elapsed_s: Seconds = 0.0
@@ -79,32 +79,32 @@ class State:
     phases: dict[str, Seconds] = field(default_factory=dict)
     """Seconds by phase so far."""
     durations: dict[Duration, list[Seconds]] = field(default_factory=dict)
-    """The last few of each, seconds: what the clock forecasts from."""
+    """The last few durations of each, in seconds, for the budget's forecasts."""
     is_by_steps: bool | None = None
-    """See `Budget`; None before it was decided."""
+    """See `Budget`; None before it is decided."""
     is_stopped: bool = False
-    """Whether the guard has ended the run."""
+    """Whether the guard has stopped the run."""
     sft: SftState = field(default_factory=SftState)
     validation: Validation = field(default_factory=Validation)
     guard: dict[str, Any] = field(default_factory=dict)
     max_kv_gb: Annotated[float, Field(gt=0)] | None = None
-    """GB of the engine's cache after it ran out of memory; None: as configured or derived."""
+    """Size in GB of the KV cache after memory ran out; None: as configured or derived."""
     tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
-    """As the trainer has derived it and found it to fit; None before the first checkpoint."""
+    """Micro-batch size that the trainer has derived and that fits; None before the first checkpoint."""
     checkpoints_activations: bool = False
-    """Whether the trainer computes them again."""
+    """Whether the trainer recomputes activations."""
 
     def extend(self, *, sft_only: bool) -> None:
-        """A finished run was given more hours or steps: what has ended it, and which bound does, is open again."""
+        """Reopen a finished run that was given more hours or steps."""
         self.is_stopped, self.is_by_steps = False, None
         self.sft.is_done = self.sft.is_done and not sft_only
 
 
 def save(root: Path, policy: Policy, state: State) -> Path:
-    """Write `root/step-NNNNNN` under another name, flush it to disk, rename it; then drop what is no longer needed.
+    """Write `root/step-NNNNNN` under a temporary name, flush it to disk and rename it; then delete old checkpoints.
 
-    The last two stay, and the best of each. Raises OSError or SafetensorError where there is no room, and leaves the rest as
-    it was.
+    The last two are kept, and their best ones. Raises OSError or SafetensorError if it cannot be written, and then changes
+    nothing.
     """
     state.version = policy.version
     target = _path(root, state.step)
@@ -124,7 +124,7 @@ def save(root: Path, policy: Policy, state: State) -> Path:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    # From here on the temporary one is whole, and `newest` finds it under either name.
+    # From here on the temporary folder is complete; `adopt` finds it under either name.
     files.remove(target)
     temporary.replace(target)
     _flush_one(root)
@@ -133,7 +133,7 @@ def save(root: Path, policy: Policy, state: State) -> Path:
 
 
 def prune(root: Path, kept: int = KEPT) -> None:
-    """Drop all checkpoints but the last ones and what these call their best."""
+    """Delete all checkpoints except the last `kept` and the best ones they name."""
     last = all_in(root)[-kept:]
     needed = {path.name for path in last} | {_path(root, step).name for path in last if (step := _best_step(path)) is not None}
     for old in all_in(root):
@@ -142,18 +142,20 @@ def prune(root: Path, kept: int = KEPT) -> None:
 
 
 def all_in(root: Path) -> list[Path]:
-    """The checkpoints, oldest first, whole or not."""
+    """All checkpoints, oldest first, intact or not."""
     found = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) is not None]
     return sorted(found, key=lambda path: _step_of(path) or 0)
 
 
 def find_damage(folder: Path) -> str | None:
-    """What of a checkpoint is not what was written, by its checksums; None: nothing."""
+    """What is damaged in a checkpoint, by its checksums; None: nothing."""
     try:
         named = _sums(folder)
         if not {_ADAPTER, _OPTIMIZER, _RNG, _STATE} <= named.keys():
             return f"{SUMS} is damaged"
-        return next((f"{name} is not what was written" for name, sum in named.items() if _sha256(folder / name) != sum), None)
+        return next(
+            (f"the checksum of {name} does not match" for name, sum in named.items() if _sha256(folder / name) != sum), None
+        )
     except BadFile as error:
         return error.message
     except OSError as error:
@@ -161,16 +163,16 @@ def find_damage(folder: Path) -> str | None:
 
 
 def find_corruption(folder: Path) -> str | None:
-    """Why a checkpoint cannot be used, as far as can be told without its policy; None: it can."""
+    """Why a checkpoint is unusable, as far as it shows without the policy; None: it is usable."""
     return find_damage(folder) or ill_typed(folder)
 
 
 def ill_typed(folder: Path) -> str | None:
-    """What is wrong with a checkpoint whose checksums are right; None: nothing."""
+    """What is wrong with a checkpoint whose checksums match; None: nothing."""
     try:
         state, number = read_state(folder), _step_of(folder)
         if number is not None and state.step != number:
-            return f"it is of step {state.step}"
+            return f"its state is of step {state.step}"
         for name in (_ADAPTER, _OPTIMIZER, _RNG):
             _names(folder / name)
     except BadFile as error:
@@ -179,9 +181,9 @@ def ill_typed(folder: Path) -> str | None:
 
 
 def adopt(root: Path) -> list[tuple[Path, str]]:
-    """Give a checkpoint that was written whole, but killed before it got it, its name; remove what else was begun.
+    """Rename complete temporary checkpoints, left by a kill, to their final names; remove incomplete ones.
 
-    A whole checkpoint that has the name already stays; a damaged one is set aside. Returns those and what is wrong with them.
+    An intact checkpoint of the same name is kept; a damaged one is renamed. Returns (new path, what is wrong) of these.
     """
     aside = []
     for temporary in root.glob(".step-*.tmp"):
@@ -197,7 +199,7 @@ def adopt(root: Path) -> list[tuple[Path, str]]:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a checkpoint, so that it is not taken for a good one any more; returns what it is called now."""
+    """Rename a bad checkpoint to `bad-NAME`, so that it is not used; returns its new path."""
     place, number = folder.with_name(f"bad-{folder.name}"), 2
     while os.path.lexists(place):
         place, number = folder.with_name(f"bad-{folder.name}-{number}"), number + 1
@@ -205,18 +207,18 @@ def set_aside(folder: Path) -> Path:
 
 
 def read_state(folder: Path) -> State:
-    """Where the run stood. Raises BadFile."""
+    """The state stored in a checkpoint. Raises BadFile."""
     path = folder / _STATE
     state: State = files.read_json(path, State, is_consistent=True)
     best = state.validation
     if max(best.step, best.best_step or 0) > state.step or (best.best_step is None) != (best.best_accuracy is None):
-        raise BadFile(f"{path} is damaged: `validation` is of step {best.step}, the best of {best.best_step}")
+        raise BadFile(f"{path} is damaged: `validation` has step {best.step} and best step {best.best_step}")
     return state
 
 
 def restore(folder: Path, policy: Policy) -> None:
-    """Load a checkpoint into the policy and the generators. Raises UserError for another variant's, and BadFile, and leaves
-    everything as it was."""
+    """Load a checkpoint into the policy and the random generators. Raises UserError for another adapter's checkpoint and BadFile
+    for a damaged one, and then changes nothing."""
     state, found = read_state(folder), generators.checked(_tensors(folder / _RNG), folder / _RNG)
     load_weights(folder, policy)
     generators.restore(found)
@@ -224,7 +226,7 @@ def restore(folder: Path, policy: Policy) -> None:
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
-    """A checkpoint's adapter and optimiser alone. The policy's version goes on counting. Raises as `restore` does."""
+    """Load adapter and optimizer state only; the policy's version is kept. Raises as `restore` does."""
     states = _optimizer_states(policy)
     moments = _tensors(folder / _OPTIMIZER)
     expected = {f"{number}.{name}": value for number, state in enumerate(states) for name, value in state.items()}
@@ -243,16 +245,16 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
 
 def load_adapter(folder: Path, policy: Policy) -> None:
-    """A checkpoint's adapter without its optimiser. Raises as `restore` does."""
+    """Load the adapter only. Raises as `restore` does."""
     path, own = folder / _ADAPTER, policy.adapter.state()
     found = _tensors(path)
     if found.keys() == own.keys() and all(found[name].shape == own[name].shape for name in own):
         _refuse_misfit(path, found, own)
-    policy.adapter.load(found, folder)  # which says what another variant's is
+    policy.adapter.load(found, folder)  # raises for another adapter's tensors
 
 
 def fits(folder: Path, policy: Policy) -> bool:
-    """Whether a checkpoint's tensors have the names and shapes of this policy's."""
+    """Whether a checkpoint is intact and its tensors have the names and shapes of this policy's."""
     if find_corruption(folder) is not None:
         return False
     moments = {f"{number}.{name}" for number, state in enumerate(_optimizer_states(policy)) for name in state}
@@ -261,12 +263,12 @@ def fits(folder: Path, policy: Policy) -> bool:
 
 
 def newest_whole(root: Path) -> Path | None:
-    """The newest checkpoint that is whole. Nothing is renamed: it may be another run's."""
+    """The newest intact checkpoint, or None. Renames nothing, so the run may be somebody else's."""
     return next((folder for folder in reversed(all_in(root)) if find_corruption(folder) is None), None)
 
 
 def best(root: Path, state: State) -> Path | None:
-    """The checkpoint that scored best on the validation split, if there is a whole one."""
+    """The checkpoint with the best validation accuracy; None if there is none or it is damaged."""
     step = state.validation.best_step
     if step is None:
         return None
@@ -275,7 +277,7 @@ def best(root: Path, state: State) -> Path | None:
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Make `target` a copy of a checkpoint, by hard links where the file system has them."""
+    """Replace `target` with a copy of a checkpoint, by hard links if the file system supports them."""
     temporary, old = target.with_name(f".{target.name}.tmp"), target.with_name(f".{target.name}.old")
     for leftover in (temporary, old):
         files.remove(leftover)
@@ -291,7 +293,7 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def flush(folder: Path) -> None:
-    """Have the disk hold a folder's files."""
+    """Flush a folder and its files to disk (fsync)."""
     for path in (*folder.iterdir(), folder):
         _flush_one(path)
 
@@ -309,7 +311,7 @@ def _path(root: Path, step: int) -> Path:
 
 
 def _step_of(folder: Path) -> int | None:
-    """The step in a checkpoint's name; None where it is not a name of ours."""
+    """The step in a checkpoint's name; None if it is not such a name."""
     found = re.fullmatch(r"step-(\d{6,15})", folder.name)
     return int(found[1]) if found and _path(folder.parent, int(found[1])) == folder else None
 
@@ -318,11 +320,11 @@ def _best_step(folder: Path) -> int | None:
     try:
         return read_state(folder).validation.best_step
     except BadFile:
-        return None  # corrupted; it is found out when somebody wants it
+        return None  # damaged; reported when it is used
 
 
 def _sums(folder: Path) -> dict[str, str]:
-    """Checksums by file name. Raises BadFile where a line is none, or names a file that lies elsewhere."""
+    """Checksums by file name. Raises BadFile for an invalid line, or a file outside the folder."""
     named = {}
     for line in files.read_bytes(folder / SUMS, 2**20).decode(errors="replace").splitlines():
         found = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line, re.ASCII)
@@ -356,18 +358,18 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
 def _refuse_misfit(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raise BadFile unless these are the expected names, shapes and types, and all numbers are finite."""
     for name in (*expected, *found):
-        hint = "was the run's config.json changed, or the model behind it?"
+        hint = "was the run's config.json changed, or its model?"
         if name not in found or name not in expected:
-            raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'too many'}", hint)
+            raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'unexpected'}", hint)
         ours, theirs = expected[name], found[name]
-        # The frozen part of some adapters has the base's own type, which another card may have chosen otherwise.
+        # The frozen part of some adapters has the base's type, which may differ on another GPU.
         is_type = theirs.dtype == ours.dtype or (_is_wide(theirs.dtype) and _is_wide(ours.dtype))
         if theirs.shape != ours.shape or not is_type:
-            said = f"{theirs.dtype} {list(theirs.shape)}, and not {ours.dtype} {list(ours.shape)}"
+            said = f"{theirs.dtype} {list(theirs.shape)} instead of {ours.dtype} {list(ours.shape)}"
             raise BadFile(f"{path} does not fit: `{name}` is {said}", hint)
         if theirs.dtype.is_floating_point and not bool(theirs.isfinite().all()):
-            hint = "remove this checkpoint to go on from the one before it, or start the run again"
-            raise BadFile(f"{path} is damaged: not all numbers of `{name}` are finite", hint)
+            hint = "remove this checkpoint to resume from the one before it, or start a new run"
+            raise BadFile(f"{path} is damaged: `{name}` has values that are not finite", hint)
 
 
 def _optimizer_tensors(policy: Policy) -> dict[str, torch.Tensor]:

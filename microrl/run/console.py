@@ -1,4 +1,4 @@
-"""What a person sees of a run, on standard error: a live view on a terminal, plain lines elsewhere."""
+"""Progress of a run on standard error: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from microrl.types import Group as Rollouts
 
 Item = TypeVar("Item")
 QUIET_S = 2.0
-"""Plain output says what it is waiting for at most this often."""
+"""Minimum seconds between status lines in plain output."""
 
 
 class RunConsole:
-    """Shows phases, progress and steps. Use it as a context manager; `note` prints a line that stays."""
+    """Shows phases, progress and steps. Use it as a context manager; `note` prints a permanent line."""
 
     def __init__(
         self, *, title: str = "microrl", total_steps: int | None = None, log: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`log` hears every line that plain output would have, also where a live view stands in their place."""
+        """`log` gets every line of the plain output, also while a live view replaces it."""
         self._console = Console(stderr=True, highlight=False)
         self._log = log
         self._title, self._bound = title, total_steps
@@ -41,7 +41,7 @@ class RunConsole:
         self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
-        self._is_live = self._console.is_terminal  # which a terminal that is gone no longer is
+        self._is_live = self._console.is_terminal  # false for a terminal that has been closed
         if self._is_live:
             self._live.start()
         return self
@@ -53,26 +53,26 @@ class RunConsole:
         self._is_live = False
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._log(text)
         self._console.print(printable(text), markup=False, soft_wrap=True)
 
     def status(self, text: str) -> None:
-        """What is going on now."""
+        """Show what is being done now."""
         self._status = text
         if now_s() - self._said_at > QUIET_S:
             self._said_at = now_s()
             self._plain(text)
 
     def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
-        """Pass the items through, and show how many are done."""
+        """Pass the items through and show how many of `total` are done."""
         self.status(f"{label}: 0/{total}")
         for number, item in enumerate(items, 1):
             self.status(f"{label}: {number}/{total}")
             yield item
 
     def sampling(self, groups: Iterable[tuple[int, Rollouts]], total: int, label: str) -> Iterator[tuple[int, Rollouts]]:
-        """Pass finished groups through, and show how many there are and how fast their tokens came."""
+        """Pass finished groups through and show their number and the tokens per second."""
         began, tokens = now_s(), 0
         self.status(f"{label}: 0/{total} groups")
         for number, (position, group) in enumerate(groups, 1):
@@ -82,14 +82,14 @@ class RunConsole:
             yield position, group
 
     def step(self, row: Mapping[str, Any], *, progress: float = 0.0, expected: int | None = None) -> None:
-        """A finished step's metrics, the spent share of the budget, and how many steps it is likely to have room for."""
+        """Show a finished step: its metrics, the used fraction of the budget (0 to 1), and the expected number of steps."""
         self._row, self._progress = row, progress
         self._total = self._bound or (f"~{expected}" if expected else None)
         self._said_at = now_s()
         self._plain(plain_line(row, self._total))
 
     def _plain(self, text: str) -> None:
-        """A line of what a live view would show anyway."""
+        """Print a line unless a live view shows it anyway; log it in any case."""
         self._log(text) if self._is_live else self.note(text)
 
     def _view(self) -> RenderableType:
@@ -138,7 +138,7 @@ class RunConsole:
 
 
 def _cell(name: str, value: str) -> Text:
-    """No markup: what a note prints beside the live view would have it shown as it is written."""
+    """A bold name and its value, without markup in either."""
     return Text.assemble((name, "bold"), " ", value)
 
 
@@ -157,7 +157,7 @@ def plain_line(row: Mapping[str, Any], total: int | str | None) -> str:
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
         f"verify {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)}"
         + (f", sync {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"),
-        f"{clock(row['budget/elapsed_s'])} spent" + (f", {clock(left)} left" if left is not None else ""),
+        f"{clock(row['budget/elapsed_s'])} elapsed" + (f", {clock(left)} left" if left is not None else ""),
         f"${row['budget/cost_usd']:.2f}",
     )
     return "  ".join(parts)

@@ -1,4 +1,4 @@
-"""The data that a run began with, by its hash in `data.json`: it is not to change while the run is under way."""
+"""The hash of a run's data in `data.json`, which detects data that has changed since the run started."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from microrl.run.folder import RunFolder
 
 RECORD = "data.json"
 CHOICE = ("name", "subset", "split", "question", "answer", "max_prompt_tokens", "long_prompts")
-"""Keys of `data` that decide which rows are read."""
+"""Keys of `data` that determine which rows are read."""
 
 
 class Record(BaseModel):
-    """`sft` is None in a run without a supervised phase."""
+    """The content of `data.json`. `sft` is None for a run without a supervised phase."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,15 +31,15 @@ class Record(BaseModel):
 
 
 def of_questions(data: DataConfig, questions: Sequence[Question]) -> Fingerprint:
-    """The fingerprint of a run's questions, before any are left out."""
+    """The fingerprint of all of a run's questions."""
     return fingerprint(data.name, ((question.text, question.answer) for question in questions))
 
 
 def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], solutions: Sequence[Solution] | None) -> None:
-    """Record the data of a run that begins, and compare it where the run goes on.
+    """Record the data of a new run; compare it with the record of a resumed run.
 
-    `solutions` are what the supervised phase learns from; None where there is none, or no more. Raises UserError where the
-    data is another, or where a run that has results does not say what they were measured on.
+    `solutions`: the data of the supervised phase; None if there is none or it is over. Raises UserError if the data has changed,
+    or if the record of a run with results is missing.
     """
     found = of_questions(config.data, questions)
     sft = fingerprint(config.sft.data or config.data.name, solutions) if solutions is not None else None
@@ -48,21 +48,21 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
         folder.write_json(RECORD, Record(data=found, sft=sft).model_dump())
         return
     if not path.exists():
-        raise UserError(f"{path} is missing: what the run was measured on is not known", "start a new run: --out DIR")
+        raise UserError(f"{path} is missing, so it is unknown whether the data has changed", "start a new run: --out DIR")
     record: Record = read_json(path, Record)
     _refuse_other(folder, record.data, found, "the data")
     if sft is not None and record.sft is not None:
-        _refuse_other(folder, record.sft, sft, "the warm-up's data")
+        _refuse_other(folder, record.sft, sft, "the SFT data")
 
 
 def recorded(folder: RunFolder) -> Record | None:
-    """What the run says of its data; None where it says nothing. Raises UserError where that is damaged."""
+    """The record of a run; None if there is none. Raises BadFile if it is damaged."""
     path = folder.path / RECORD
     return read_json(path, Record) if path.exists() else None
 
 
 def is_same(run: RunFolder | None, config: RunConfig, found: Fingerprint) -> bool | None:
-    """Whether these questions are those that the run began with; None where that cannot be said: they are not the run's."""
+    """Whether a run's questions are unchanged; None if there is no record or the data is not the run's own."""
     record = recorded(run) if run is not None else None
     if run is None or record is None or not _is_own(run, config.data):
         return None
@@ -70,27 +70,27 @@ def is_same(run: RunFolder | None, config: RunConfig, found: Fingerprint) -> boo
 
 
 def warning_for_sample(run: RunFolder, config: RunConfig) -> str | None:
-    """A sentence where the run's data file is another than the run was trained on; only local files are looked at."""
+    """A warning if the run's data file has changed since training, else None. Only local files are checked."""
     record = recorded(run)
     if record is None or not is_data_file(config.data.name):
         return None
     try:
         found = of_questions(config.data, load_questions(config.data))
     except UserError as error:
-        return f"the data that the run was trained on cannot be read any more: {error.message}"
+        return f"the run's training data cannot be read any more: {error.message}"
     return None if found.sha256 == record.data.sha256 else changed(record.data, found)
 
 
 def changed(then: Fingerprint, now: Fingerprint) -> str:
-    """What to say where the data is another."""
-    return f"{now.name} has changed since the run began: then {then}, now {now}"
+    """The message about changed data."""
+    return f"{now.name} has changed since the run started: it had {then}, and now has {now}"
 
 
 def _refuse_other(folder: RunFolder, then: Fingerprint, now: Fingerprint, what: str) -> None:
     if then.sha256 != now.sha256:
         raise UserError(
-            f"{what} of {folder.path} is another: {changed(then, now)}",
-            "put the old data back and resume, or start a new run with the new data: --out DIR",
+            f"{what} of {folder.path} has changed: {changed(then, now)}",
+            "restore the old data and resume, or start a new run with the new data: --out DIR",
         )
 
 

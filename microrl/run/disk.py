@@ -1,4 +1,4 @@
-"""A disk that does not take what is written, as it shows."""
+"""Recognise errors of a disk that is full or not writable."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room: no space, a quota, or a limit on a file's size."""
+    """Whether an error means no space: a full disk, a quota, or a file size limit."""
     return _number(error) in _FULL
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether an error is the system's: a full disk, a read-only one, missing rights, a folder that is gone."""
+    """Whether an error comes from the operating system: full or read-only disk, missing permissions, deleted folder."""
     return _number(error) is not None
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's number for it. safetensors writes in Rust and gives it in its message only."""
+    """The errno of an error, or None. safetensors, written in Rust, has it in its message only."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
     found = re.search(r"\(os error (\d+)\)", str(error))

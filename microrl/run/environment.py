@@ -1,4 +1,4 @@
-"""What a run was made with: versions, machine, and the commit of microrl itself."""
+"""The environment of a run: versions, machine, and the commit of microrl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify
 
 
 def describe() -> dict[str, Any]:
-    """Command, versions and machine, and the commit that microrl was run from, where it was run from a checkout."""
+    """Command, versions, machine, and the commit of microrl if it runs from a checkout."""
     versions = {}
     for package in PACKAGES:
         try:

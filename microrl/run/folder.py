@@ -1,4 +1,4 @@
-"""The run folder: everything a run leaves behind, as plain text or safetensors."""
+"""The run folder: everything a run writes, as plain text or safetensors."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl
 
 
 class _Ending(BaseModel):
-    """What is looked up in a `summary.json`."""
+    """The part of `summary.json` that is read back."""
 
     status: str
 
 
 class RunFolder:
-    """`runs/NAME/`. Metrics and events are appended and flushed line by line; other files appear whole or not at all."""
+    """`runs/NAME/`. Metrics and events are appended and flushed line by line; other files appear completely or not at all."""
 
     LOG_BYTES = 8 * 2**20
-    """Of `run.log`, which then becomes `run.log.1` and begins anew."""
+    """Maximum size of `run.log`, which is then renamed to `run.log.1`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unwritten: dict[str, bytes] = {}
-        """Lines that the disk has not taken; they go first when it takes some again."""
+        """Lines that could not be written yet, by file; they are written first at the next attempt."""
         self._left_out: set[str] = set()
         self._lock: BinaryIO | None = None
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """A new folder with its configuration. Raises UserError where one exists or none can be made."""
+        """Create a folder with its configuration. Raises UserError if it exists or cannot be created."""
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise UserError(
-                f"{path} exists already", f"go on with it: --resume {path}, or choose another name: --out DIR"
-            ) from None
+            raise UserError(f"{path} already exists", f"resume it: --resume {path}, or choose another name: --out DIR") from None
         except OSError as error:
-            raise UserError(f"cannot make the run folder {path}: {error.strerror}", "choose another one: --out DIR") from None
+            raise UserError(
+                f"cannot create the run folder {path}: {error.strerror}", "choose another folder: --out DIR"
+            ) from None
         folder = cls(path)
         try:
             folder.write_config(config)
@@ -69,37 +69,37 @@ class RunFolder:
             shutil.rmtree(path, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
-            raise UserError(f"cannot write into {path}: {error.strerror}", "choose another one: --out DIR") from None
+            raise UserError(f"cannot write to {path}: {error.strerror}", "choose another folder: --out DIR") from None
         return folder
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """What makes a folder a run's. Raises OSError."""
+        """Write `config.json` and `.gitignore`. Raises OSError."""
         self.write_json("config.json", config)
         (self.path / ".gitignore").write_text("*\n")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run. Raises UserError where it is not one, and BadFile where somebody has put a link, a device or a pipe
-        into it, or a folder in the place of a file: nothing that is read or written here may lie elsewhere.
+        """Open an existing run. Raises UserError if it is not a run, and BadFile if it contains a link, a device or a pipe, or a
+        folder in place of a file: nothing may be read or written outside the run folder.
         """
         if not os.path.isdir(path):
-            raise UserError(f"{path} is not a run folder", "see `ls runs`, or start one with `microrl train`")
+            raise UserError(f"{path} is not a run folder", "list your runs with `ls runs`, or start one with `microrl train`")
         if os.path.lexists(path / "config.json"):
             files.read_json(path / "config.json", dict[str, Any])
         if not cls.is_one(path):
-            raise UserError(f"{path} is not a run folder", "see `ls runs`, or start one with `microrl train`")
+            raise UserError(f"{path} is not a run folder", "list your runs with `ls runs`, or start one with `microrl train`")
         files.refuse_links(path)
         for name in FOLDERS:
             if (path / name).is_file():
-                raise BadFile(f"{path / name} is a file, and should be a folder", "remove it, or put the run's own back")
+                raise BadFile(f"{path / name} is a file but should be a folder", "remove it, or restore the original")
         for file in (*(path / name for name in FILES), *(path / "eval").glob("*.json")):
             if file.is_dir():
-                raise BadFile(f"{file} is a folder, and should be a file", "remove it, or put the run's own back")
+                raise BadFile(f"{file} is a folder but should be a file", "remove it, or restore the original")
         return cls(path)
 
     @classmethod
     def is_one(cls, path: Path) -> bool:
-        """Whether a folder holds a run, and not, say, a model: by its configuration, or by what a run writes."""
+        """Whether a folder is a run folder (and not, say, a model), by its configuration or the files that a run writes."""
         try:
             config: dict[str, Any] = files.read_json(path / "config.json", dict[str, Any])
         except (BadFile, ValueError):
@@ -107,17 +107,17 @@ class RunFolder:
         return {"budget", "sampling", "adapter"} <= config.keys()
 
     def lock(self) -> None:
-        """Keep other processes from training in this folder, for as long as this one lives. Raises UserError where one does."""
+        """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock."""
         if self._lock is not None:
             return
         try:
             file = files.open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise UserError(
-                f"cannot write into {self.path}: {error.strerror}", f"make it writable, or copy it: cp -r {self.path} COPY"
+                f"cannot write to {self.path}: {error.strerror}", f"make it writable, or copy it: cp -r {self.path} COPY"
             ) from error
         try:
-            # Of the two kinds of locks the one that a forked child does not inherit: it must not outlive this process.
+            # A POSIX lock, which forked children do not inherit: it must not outlive this process.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if not isinstance(error, BlockingIOError | PermissionError):
@@ -127,29 +127,29 @@ class RunFolder:
             file.close()
             raise UserError(
                 f"another process{f' ({owner})' if owner else ''} is training in {self.path}",
-                "wait for it or end it, or choose another folder: --out DIR",
+                "wait for it, stop it, or choose another folder: --out DIR",
             ) from None
-        with suppress(OSError):  # a full disk: the lock holds without the number
+        with suppress(OSError):  # a full disk: the lock works without the process id
             file.write(f"{os.getpid()}\n".encode().ljust(12))
         self._lock = file
 
     def unlock(self) -> None:
-        """Let others train here."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     @classmethod
     def newest(cls, root: Path = Path("runs")) -> RunFolder:
-        """The run that was started last under `root`."""
+        """The run under `root` that was started last. Raises UserError if there is none."""
         found = cls._all_in(root)
         if not found:
-            raise UserError(f"there is no run under {root}/", "start one: `microrl train quickstart`, or name a run or a model")
+            raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass a run or a model")
         return cls.open(found[0])
 
     @classmethod
     def _all_in(cls, root: Path) -> list[Path]:
-        """The runs under `root`, the one that was started last first."""
+        """The runs under `root`, latest first."""
 
         def started(path: Path) -> float:
             config = path / "config.json"
@@ -159,39 +159,42 @@ class RunFolder:
 
     @classmethod
     def begun_with(cls, config: dict[str, Any], path: Path | None, root: Path = Path("runs")) -> RunFolder | None:
-        """The run that was begun with this configuration: at `path`, or the newest under `root` that is not done.
+        """The run that was started with this configuration: at `path`, or the newest unfinished one under `root`.
 
-        None where there is none yet. Raises UserError where another run is at `path`.
+        None if there is none. Raises UserError if `path` has a run with other settings.
         """
         if path is not None:
             if not os.path.lexists(path):
                 return None
             folder = cls.open(path)
             if _without_bounds(folder.config()) != _without_bounds(config):
-                raise UserError(f"{path} was begun with other settings", f"go on with its own: --resume {path}, or another --out")
+                raise UserError(
+                    f"{path} was started with different settings",
+                    f"resume it with its own settings: --resume {path}, or choose another folder: --out DIR",
+                )
             return folder
         for found in cls._all_in(root):
             try:
                 theirs: dict[str, Any] = files.read_json(found / "config.json", dict[str, Any])
             except BadFile:
-                continue  # whichever it was
+                continue  # unreadable: not this run
             if theirs == config and not (folder := cls.open(found)).is_done():
                 return folder
         return None
 
     def is_done(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run is finished (done, or stopped by the guard)."""
         try:
             return self.read_json("summary.json", _Ending).status in ("done", "stopped")
         except BadFile:
             return False
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration the run was started with, not checked."""
+        """The run's `config.json`, not validated. Raises BadFile."""
         return self.read_json("config.json", dict[str, Any])
 
     def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:
-        """The configuration, or this changed one, checked. Raises UserError that names the file."""
+        """The run's configuration, or `tree` instead, validated. Raises UserError naming the file."""
         try:
             return check(self.config() if tree is None else tree)
         except BadFile:
@@ -200,11 +203,11 @@ class RunFolder:
             raise UserError(f"{self.path / 'config.json'}: {error.message}", error.hint) from None
 
     def read_json(self, name: str, kind: Any) -> Any:
-        """A file as `kind`. Raises BadFile: see `files.read_json`."""
+        """A JSON file as `kind`; see `files.read_json`. Raises BadFile."""
         return files.read_json(self.path / name, kind)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write a file whole: under another name first, then renamed."""
+        """Write a file under a temporary name, flush it and rename it. Raises OSError."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with _whole(target) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -214,20 +217,20 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def is_writable(self, name: str) -> bool:
-        """Whether files can be written into this folder of the run's, which need not exist yet."""
+        """Whether files can be written to this subfolder, which need not exist yet."""
         path = self.path / name
         place = path if path.exists() else self.path
         return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
     def append(self, name: str, value: dict[str, Any]) -> None:
-        """One JSON object as one line. Where the disk does not take it, it waits in memory for the next call: see `flush`."""
+        """Append a JSON object as one line. If the disk refuses it, it stays in memory until the next call; see `flush`."""
         line = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
         self._unwritten[name] = self._unwritten.get(name, b"") + line.encode()
         with suppress(OSError):
             self.flush(name)
 
     def flush(self, name: str) -> None:
-        """Write what is waiting for this file. Raises OSError where the disk does not take it still."""
+        """Write the pending lines of this file. Raises OSError if the disk still refuses them."""
         waiting = self._unwritten.get(name, b"")
         if not waiting:
             return
@@ -247,12 +250,12 @@ class RunFolder:
         del self._unwritten[name]
 
     def flush_all(self) -> None:
-        """Write what is waiting for any file. Raises OSError with the name of the first that the disk does not take."""
+        """Write the pending lines of all files. Raises OSError naming the first file that the disk refuses."""
         for name in list(self._unwritten):
             self.flush(name)
 
     def log(self, text: str) -> None:
-        """What the console says, with its time, in `run.log`; dropped where that cannot be written."""
+        """Append a console line with its time to `run.log`; dropped if that cannot be written."""
         path, now = self.path / LOG, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with suppress(OSError, BadFile):
             with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
@@ -262,12 +265,12 @@ class RunFolder:
                 path.replace(path.with_name(f"{LOG}.1"))
 
     def size(self, name: str) -> int:
-        """Bytes of a file, 0 where there is none."""
+        """Size of a file in bytes; 0 if it does not exist."""
         path = self.path / name
         return path.stat().st_size if path.exists() else 0
 
     def ends_a_line(self, name: str, size: int) -> bool:
-        """Whether the first `size` bytes of a file of lines are there, and are whole lines."""
+        """Whether a file has at least `size` bytes, and the first `size` bytes are complete lines."""
         if size == 0 or size > self.size(name):
             return size == 0
         with files.open_regular(self.path / name) as file:
@@ -275,13 +278,13 @@ class RunFolder:
             return file.read(1) == b"\n"
 
     def rewind(self, name: str, size: int) -> None:
-        """Cut a file of lines back to this many bytes."""
+        """Truncate a file to `size` bytes, if it exists."""
         if (self.path / name).exists():
             with files.open_regular(self.path / name, os.O_RDWR) as file:
                 file.truncate(size)
 
     def drop_partial_line(self, name: str) -> None:
-        """Cut off the half line that a killed process may have left at the end."""
+        """Remove the incomplete last line that a killed process may have left."""
         path = self.path / name
         if not path.exists():
             return
@@ -291,14 +294,14 @@ class RunFolder:
             self.rewind(name, content.rfind(b"\n") + 1)
 
     def forget_rollouts(self, first_step: int) -> None:
-        """Remove the rollouts of this step and later ones: they will be sampled again."""
+        """Remove the rollouts of `first_step` and later, which will be sampled again."""
         for path in (self.path / "rollouts").glob("step-*.jsonl.gz"):
             number = re.fullmatch(r"step-(\d{6,15})\.jsonl\.gz", path.name)
             if number and int(number[1]) >= first_step:
                 files.remove(path)
 
     def keep_before(self) -> None:
-        """All of it is begun again: what there is so far gets another name, `NAME.before`."""
+        """The run starts over: rename its metrics, rollouts and best adapter to `NAME.before`."""
         for name in ("metrics.jsonl", "sft.jsonl", "rollouts", "best"):
             path, kept = self.path / name, self.path / f"{name}.before"
             if path.exists():
@@ -307,9 +310,9 @@ class RunFolder:
 
     @contextmanager
     def tolerate_write_errors(self, what: str, tell: Callable[..., None] | None = None) -> Iterator[None]:
-        """Around writing something the run can do without: where the disk is full or cannot be written it is left out.
+        """Wrap writing something that the run can do without: if the disk is full or not writable, it is skipped.
 
-        An event (or `tell`) says so, once until it has been written again.
+        An event (or `tell`) reports it, once until writing succeeds again.
         """
         try:
             yield
@@ -324,15 +327,15 @@ class RunFolder:
             self._left_out.discard(what)
 
     def event(self, kind: str, message: str, **details: Any) -> None:
-        """Something worth telling that is not a metric: a warning, a skipped update, an interruption."""
+        """Append an event to `events.jsonl`: a warning, a skipped update, an interruption."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.append("events.jsonl", {"time": now, "kind": kind, "message": message, **details})
 
     def log_rollouts(self, step: int, groups: Sequence[Group]) -> None:
-        """Everything that was sampled in a step, compressed, one completion a line."""
+        """Write all completions of a step, compressed, one per line. Raises OSError."""
         path = self.path / "rollouts" / _rollouts(step)
         path.parent.mkdir(exist_ok=True)
-        # No name and no time in the archive: the same rollouts are the same bytes.
+        # No name and no time in the archive, so that the same rollouts give the same bytes.
         with (
             _whole(path) as temporary,
             temporary.open("wb") as raw,
@@ -354,11 +357,11 @@ class RunFolder:
                     file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8"))
 
     def log_environment(self, **details: Any) -> None:
-        """Versions, machine and commit: see `environment.describe`."""
+        """Write `environment.json`; see `environment.describe`."""
         self.write_json("environment.json", environment.describe() | details)
 
     def discard(self) -> None:
-        """Remove a folder in which nothing has been run yet, so that its name is free for another try."""
+        """Remove the folder if nothing has been run in it yet, so that its name is free again."""
         with suppress(OSError):
             if {path.name.lstrip(".").removesuffix(".tmp") for path in self.path.iterdir()} <= _MADE_BEFORE_A_RUN:
                 shutil.rmtree(self.path)
@@ -368,7 +371,7 @@ _MADE_BEFORE_A_RUN = {"gitignore", "config.json", "lock", "events.jsonl", "heart
 
 
 def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
-    """A run may have been given more hours or steps since."""
+    """The configuration without hours and steps, which may have been changed since."""
     if not isinstance(config["budget"], dict):
         return config
     return config | {"budget": {name: value for name, value in config["budget"].items() if name not in ("hours", "steps")}}
@@ -376,7 +379,7 @@ def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A file that appears under its name only when all of it has been written."""
+    """A temporary file that is renamed to `target` after it has been written completely."""
     temporary = target.with_name(f".{target.name}.tmp")
     files.remove(temporary)
     try:

@@ -1,4 +1,4 @@
-"""What the plan expected, corrected by what the run measures, and in the end beside what came."""
+"""Forecasts of a run: the plan's estimates, corrected by measurements, and compared with what happened."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from microrl.plan.plan import Plan
 from microrl.run.budget import RECENT, Budget
 
 MADE_AT = 0.1
-"""Share of the time for training after which the number of steps is forecast from what was measured."""
+"""Fraction of the training time after which the number of steps is forecast from measurements."""
 MIN_STEPS = 3
 
 
 class Forecast:
-    """Fills the budget's guesses from the plan, and keeps them up to date."""
+    """Initialises the budget's forecasts from the plan and keeps them up to date."""
 
     def __init__(self, plan: Plan, budget: Budget, *, done: int) -> None:
-        """`done` is how many steps earlier processes of this run have made."""
+        """`done`: number of steps made by earlier processes of this run."""
         self._plan, self._budget = plan, budget
         self._planned = plan.steps if budget.max_steps is not None else done + plan.steps
         budget.step.guess_s, budget.save.guess_s, budget.validation.guess_s = plan.step_s, plan.save_s, plan.validation_s
@@ -36,33 +36,33 @@ class Forecast:
 
     @property
     def steps(self) -> int:
-        """Steps in the whole run, as far as is known."""
+        """Forecast number of steps of the whole run."""
         return self._planned if self._steps is None else round(self._steps)
 
     def evaluated(self, before: Result | None) -> None:
-        """The evaluation before training has been measured."""
+        """Take in the evaluation before training; None if there was none."""
         self._before = before
         self._budget.evaluation_s = before.seconds if before else 0.0
 
     def plan_sft(self, length_mean: float) -> None:
-        """From now on the answers come to resemble solutions of this many tokens."""
+        """Expect completions to become as long as the solutions, `length_mean` tokens."""
         if self._before is not None:
             longer = length_mean / max(self._before.mean_length, 1.0)
             self._budget.evaluation_s = self._before.seconds * max(longer, 1.0)
 
     def validated(self, seconds: float, completions: int) -> None:
-        """A validation has been measured: newer than the evaluation before training, and without its one-time costs."""
+        """Take in a validation: newer than the evaluation before training, and without its one-time costs."""
         self._budget.validation.add(seconds)
         self._completion_s = seconds / completions
 
     def stepped(self, step: int, length_mean: float) -> None:
-        """A step has been made; its completions say how long those of the final evaluation will be."""
+        """Take in a step; `length_mean`: mean tokens of its completions, which predicts those of the final evaluation."""
         budget = self._budget
         self._lengths.append(length_mean)
         if self._before is not None:
             before = self._before
             longer = statistics.median(self._lengths) / max(before.mean_length, 1.0)
-            # Two upper bounds: the first asks for one-time costs again, the second for a batch's overhead once a completion.
+            # Two upper bounds: the first includes one-time costs again, the second a batch's overhead for every completion.
             at_most = self._completion_s * len(before.right) * before.samples
             budget.evaluation_s = min(before.seconds * max(longer, 1.0), at_most)
         if self._began is None:
@@ -72,7 +72,7 @@ class Forecast:
             self._steps = self._measured(step + 1, *self._began)
 
     def _measured(self, made: int, began: int, began_s: float) -> float | None:
-        """Steps in the whole run, at the pace since `began`; None while that is too short a time."""
+        """Steps of the whole run at the pace since `began`; None while that time is too short."""
         budget = self._budget
         spent_s, left_s = budget.elapsed_s() - began_s, budget.left_s()
         fitting = float("inf") if left_s is None else made + max(left_s - budget.reserve_s(), 0.0) / (spent_s / (made - began))
@@ -83,7 +83,7 @@ class Forecast:
         return total
 
     def to_json(self, steps: int, step_s: float | None) -> dict[str, Any]:
-        """What was forecast before the start and after a tenth of the budget, and what came."""
+        """The forecasts before the start and after a tenth of the budget, and the actual values."""
         return {
             "planned_steps": self._planned,
             "planned_step_s": self._plan.step_s,

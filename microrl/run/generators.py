@@ -1,4 +1,4 @@
-"""Python's, numpy's and torch's global generators, and each card's, as tensors: nothing is pickled."""
+"""Save and restore the global random generators of Python, numpy, torch and each GPU as tensors, without pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from microrl.files import BadFile
 
 
 def states() -> dict[str, torch.Tensor]:
-    """Where all of them stand."""
+    """The states of all generators."""
     _, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -29,7 +29,7 @@ def states() -> dict[str, torch.Tensor]:
 
 
 def checked(saved: Mapping[str, torch.Tensor], path: Path) -> dict[str, Any]:
-    """Saved `states` as the libraries take them: tried on generators that are thrown away. Raises BadFile that names `path`."""
+    """Saved `states` in the libraries' formats, checked on temporary generators. Raises BadFile naming `path`."""
     try:
         for name, kind in (("python", torch.int64), ("numpy", torch.int64), ("python_gauss", torch.float64)):
             if saved[name].dtype != kind or not bool(saved[name].isfinite().all()):
@@ -37,7 +37,7 @@ def checked(saved: Mapping[str, torch.Tensor], path: Path) -> dict[str, Any]:
         gauss, (*keys, position, has_gauss) = saved["python_gauss"].tolist(), saved["numpy"].tolist()
         cached = float(saved["numpy_gauss"])
         if len(gauss) > 1 or not 0 <= position <= len(keys) or has_gauss not in (0, 1) or not math.isfinite(cached):
-            raise ValueError("a generator's place is out of range")
+            raise ValueError("a generator's position is out of range")
         found: dict[str, Any] = {
             "python": (3, tuple(saved["python"].tolist()), gauss[0] if gauss else None),
             "numpy": ("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached),
@@ -56,7 +56,7 @@ def checked(saved: Mapping[str, torch.Tensor], path: Path) -> dict[str, Any]:
 
 
 def restore(found: Mapping[str, Any]) -> None:
-    """Go on with these, which are `checked`."""
+    """Set the generators to states returned by `checked`."""
     random.setstate(found["python"])
     np.random.set_state(found["numpy"])
     torch.set_rng_state(found["torch"])

@@ -1,4 +1,4 @@
-"""The run's clock on disk, every few seconds: a killed run has spent what it had spent then."""
+"""Write the elapsed time of a run to disk every two seconds, so that a killed run knows how much time it has used."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Heartbeat:
 
 
 def last_s(folder: Path, on_bad: Callable[[str], None] = lambda why: None) -> float:
-    """Seconds that the run had spent at its last heartbeat; 0 where there was none. `on_bad` hears of a damaged one: 0, too."""
+    """Elapsed seconds at the last heartbeat; 0 if there is none, or if it is damaged, which `on_bad` is told."""
     path = folder / FILE
     if not path.exists():
         return 0.0

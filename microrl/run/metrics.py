@@ -1,4 +1,4 @@
-"""The metrics of a step: their names, which other people's scripts lean on, and what they mean."""
+"""The metrics of a step: their names, on which scripts depend, and their meanings."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from microrl.types import Group
 METRICS = {
     "step": "number of the step, from 0",
     "reward/mean": "mean total reward of all completions, before any filter",
-    "reward/accuracy": "share of completions with the right answer",
-    "reward/format": "share of completions with the <think>...</think> structure",
-    "reward/overlong": "mean soft length penalty; null where it is off",
+    "reward/accuracy": "fraction of completions with the right answer",
+    "reward/format": "fraction of completions with the <think>...</think> structure",
+    "reward/overlong": "mean overlong penalty; null if it is off",
     "reward/std": "standard deviation of the total reward within a group, mean over groups",
-    "reward/killed": "completions whose check was killed at its deadline, or refused because others of its step were",
-    "groups/useful": "share of groups whose rewards differ",
-    "groups/missing": "groups that the batch lacks after dynamic sampling; null where it is off",
+    "reward/killed": "completions whose check was killed at its deadline, or skipped after others in the step were killed",
+    "groups/useful": "fraction of groups whose rewards differ",
+    "groups/missing": "groups missing from the batch after dynamic sampling; null if that is off",
     "length/mean": "mean completion length, tokens",
     "length/max": "longest completion, tokens",
-    "length/truncated": "share of completions that ran into the limit",
+    "length/truncated": "fraction of completions that reached the limit",
     "policy/entropy": "exact entropy over the vocabulary, nats, mean over a completion's tokens, then over completions",
-    "policy/entropy_change_pct": "change of the entropy against step 0, per cent",
-    "policy/kl_sampler": "KL(engine, trainer) by k3, nats a token; a token counts for at most exp(10)",
-    "policy/outside_share": "share of tokens whose trainer/engine ratio lies outside [0.8, 1.25]",
+    "policy/entropy_change_pct": "change of the entropy since step 0, per cent",
+    "policy/kl_sampler": "KL(engine, trainer) by k3, nats per token; a token counts for at most exp(10)",
+    "policy/outside_share": "fraction of tokens whose trainer/engine ratio lies outside [0.8, 1.25]",
     "policy/impossible_tokens": "sampled tokens whose log-probability is not finite in the engine or the trainer",
-    "policy/kl_ref": "KL to the untouched model by k3, nats a token; null where beta is 0",
-    "policy/clip_fraction": "share of tokens where the clip was active",
+    "policy/kl_ref": "KL to the untouched model by k3, nats per token; null if beta is 0",
+    "policy/clip_fraction": "fraction of tokens at which clipping was active",
     "policy/grad_norm": "global gradient norm before clipping",
     "optim/lr": "learning rate of this step",
-    "update/skipped": "optimiser steps that were skipped",
+    "update/skipped": "skipped optimizer steps",
     "loss": "value of the loss",
     "time/step": "seconds, whole step",
     "time/generate": "seconds of sampling",
-    "time/verify": "seconds of waiting for the checkers after sampling ended",
+    "time/verify": "seconds of waiting for answer checks after sampling ended",
     "time/update": "seconds of the update",
-    "time/sync": "seconds of handing the weights to the engine",
-    "time/sleep_wake": "seconds of the engine's waking up and going to sleep",
-    "time/proof": "seconds of proving that the engine has the weights, part of time/sync",
+    "time/sync": "seconds of sending the weights to the engine",
+    "time/sleep_wake": "seconds of the engine's waking up and falling asleep",
+    "time/proof": "seconds of proving the swap, part of time/sync",
     "tokens/generated": "completion tokens sampled in this step",
-    "tokens/per_second": "completion tokens a second of sampling",
+    "tokens/per_second": "completion tokens per second of sampling",
     "budget/elapsed_s": "seconds since the process was created, earlier processes of this run included",
-    "budget/left_s": "seconds left; null without a time bound",
+    "budget/left_s": "seconds left; null without a time limit",
     "budget/cost_usd": "US dollars spent",
-    "memory/peak_gb": "peak memory, GB: the GPU's where there is one, else the process's",
-    "sync/probe_gap": "gap between engine and trainer on the probe; null where the engine shares the trainer's weights",
-    "sync/slope": "the engine's change since the base on the trainer's, 1 is right; null where the change is below the noise",
-    "memory/freed_gb": "GB that the engine's sleep freed; null where nothing sleeps",
-    "memory/retaken_gb": "GB that its waking took back; null where nothing sleeps",
+    "memory/peak_gb": "peak memory, GB: of the GPU if there is one, else of the process",
+    "sync/probe_gap": "gap between engine and trainer on the probe; null if the engine shares the trainer's weights",
+    "sync/slope": "slope of the engine's change on the trainer's, 1 is right; null if the change is below the noise",
+    "memory/freed_gb": "GB freed by the engine's sleep; null if the engine does not sleep",
+    "memory/retaken_gb": "GB taken back by its waking up; null if the engine does not sleep",
     "validate/accuracy": "accuracy on the validation split; null in steps without validation",
 }
 
 
 def row(values: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of metrics.jsonl: every known name, in order; what does not exist or is not finite is None."""
+    """One line of metrics.jsonl: all names in order; None for a value that is missing or not finite."""
     generate_s = values.get("time/generate")
     if generate_s:
         values = {**values, "tokens/per_second": values["tokens/generated"] / generate_s}

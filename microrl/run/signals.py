@@ -37,7 +37,7 @@ class Interrupts:
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """What is inside is finished before the first signal comes through, or gets to a `check`; `what` says it to a person."""
+        """Hold back the first signal until the end of the block or a `check`; `what` names the block to the user."""
         self._held = what
         try:
             yield
@@ -57,7 +57,7 @@ class Interrupts:
             return
         if self._held and first:
             self._pending = True
-            said = f"stopping after {self._held}; once more stops at once"
+            said = f"stopping after {self._held}; press Ctrl-C again to stop at once"
             say(f"\n{said}")
             self._log(said)
             return

@@ -1,1 +1,1 @@
-"""Runs: setup, step, loop, warm-up."""
+"""Training: setup, the supervised phase, the loop and its step, validation, the guard, saving."""

@@ -1,6 +1,6 @@
-"""The guard: named rules that watch a run's metrics, see when it falls apart, and say what to do about it.
+"""The guard: rules that watch a run's metrics, detect a collapse, and decide what to do.
 
-It reads finished rows of `metrics.jsonl` alone. What is null there neither adds to a rule's steps on end nor breaks them.
+It reads finished rows of `metrics.jsonl` alone. A null value neither extends nor breaks a rule's consecutive steps.
 
 How close 18 healthy quickstarts (ten seeds; every loss; rank 64; 3 and 30 times the rate; bfloat16; 600 steps) came to a limit
 for as long as its patience: entropy 0.042 of 0.003 nats, 86 of 95 % lost, 0.99 of 3 times; useful groups 0.81 of 0.01; truncated
@@ -34,32 +34,32 @@ LOWER_TO = 0.5
 ROLLBACKS = 3
 """How often a run may be rolled back; the next trigger of such a rule stops it."""
 SOLVED = 0.9
-"""Share of right answers from which a policy may be as sure of itself as it likes."""
+"""Fraction of right answers from which a low entropy is healthy."""
 CHANCE = 4.5
-"""Standard errors, of right and wrong at their most uncertain. With 64 x 2 answers and an average of two: 0.2."""
+"""Standard errors of the accuracy at its most uncertain, 0.5. With 64 x 2 answers and an average of two validations: 0.2."""
 ONCE_USEFUL = 0.1
-"""Share of useful groups in the whole run below which there never was anything to learn."""
+"""Fraction of useful groups in the whole run below which there never was anything to learn."""
 LARGEST_LOG_NORM = 700.0
 """exp of it is still a number."""
 MIN_ENTROPY = 0.1
-"""Nats. A rise is judged against step 0's entropy, but not against less: a few times almost nothing is still little."""
+"""Nats. A rise is measured against step 0's entropy, but at least this: a multiple of almost nothing is still small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A rule that triggered, and what is to be done."""
+    """A rule that triggered, and the action to take."""
 
     rule: str
     action: Action
     value: float | None
-    """What the rule measured; None where that is not finite."""
+    """The measured value; None if it is not finite."""
     limit: float
     message: str
 
 
 @dataclass(slots=True)
 class Memory:
-    """What the guard keeps of the rows it has seen. A checkpoint holds it, and may come from anybody."""
+    """The guard's memory of the rows it has seen. It is read back from checkpoints, which may be damaged."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     start: dict[Literal["policy/entropy", "length/mean", "length/truncated"], Annotated[float, Field(ge=0)]] = field(
@@ -71,9 +71,9 @@ class Memory:
     """Sum of the logarithms of `norms` gradient norms."""
     steps: Count = 0
     useful: Annotated[float, Field(ge=0)] = 0.0
-    """Sum of the shares of useful groups over all `steps`."""
+    """Sum of the fractions of useful groups over all `steps`."""
     validations: list[Fraction] = field(default_factory=list)
-    """The last accuracies, as many as are averaged."""
+    """The last validation accuracies, as many as are averaged."""
     average: Fraction | None = None
     """Their mean; None while there are too few."""
     best_average: Fraction = 0.0
@@ -85,27 +85,27 @@ class Memory:
 
     def __post_init__(self) -> None:
         if abs(self.log_norms) > LARGEST_LOG_NORM * self.norms:
-            raise ValueError("`log_norms` is no sum of logarithms")
+            raise ValueError("`log_norms` is out of range")
         if unknown := {*self.passed, *self.warned} - RULES.keys():
-            raise ValueError(f"`{min(unknown)}` is no rule")
+            raise ValueError(f"`{min(unknown)}` is not a rule")
 
 
 class Guard:
-    """Judges one row a step. After a rollback it goes on with what it has: its state is not that of the checkpoint."""
+    """Checks one row per step. A rollback does not restore the guard's own state from the checkpoint."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
         self._memory = Memory()
         self.completions = 0
-        """Of one validation, where there has been one: fewer make its accuracy noisier."""
+        """Completions of one validation, 0 before the first: fewer make its accuracy noisier."""
 
     @property
     def lr_factor(self) -> float:
-        """What is left of the scheduled learning rate after the interventions so far, as a share."""
+        """Factor on the scheduled learning rate after the interventions so far."""
         return float(LOWER_TO**self._memory.interventions)
 
     def check(self, row: Row) -> Verdict | None:
-        """The strongest of the verdicts on this row; of equals the first in the order of `RULES`."""
+        """The strongest verdict on this row, the first in `RULES` among equals; None if no rule triggered."""
         self._look(row)
         found = [verdict for name, rule in RULES.items() if (verdict := self._check_rule(name, rule, row))]
         if norm := row["policy/grad_norm"]:
@@ -125,7 +125,7 @@ class Guard:
         return asdict(self._memory)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on as the guard whose `state` this is. Raises BadFile for what is not one."""
+        """Restore a `state`. Raises BadFile if it is damaged."""
         self._memory = memory_of(state)
 
     def _look(self, row: Row) -> None:
@@ -159,14 +159,14 @@ class Guard:
             action = "warn"  # no run that has broken down, but data that this model was never able to learn from
         if memory.passed[name] < self._needed(name) or (action == "warn" and name in memory.warned):
             return None
-        message = rule.sentence(row, value, limit) + ("" if name == "accuracy" else f" ({memory.passed[name]} steps on end)")
+        message = rule.sentence(row, value, limit) + ("" if name == "accuracy" else f" ({memory.passed[name]} consecutive steps)")
         if action == "rollback" and memory.interventions >= ROLLBACKS:
             action = "stop"
-            message += f"; the run was rolled back {memory.interventions} times already"
+            message += f"; the run was already rolled back {memory.interventions} times"
         return Verdict(name, action, value if math.isfinite(value) else None, limit, message)
 
     def _limit(self, name: str) -> float | None:
-        """As configured; for accuracy not below what chance makes of the difference between two averages."""
+        """The configured limit; for accuracy at least what chance does to the difference of two averages."""
         limit: float | None = getattr(self._config, name)
         if limit is None or name != "accuracy" or not self.completions:
             return limit
@@ -176,11 +176,11 @@ class Guard:
         return max(round(RULES[name].patience * self._config.patience), 1)
 
     def _needed(self, name: str) -> int:
-        """How often on end the limit must be passed. Accuracy's patience is already in its average."""
+        """Consecutive steps in which the limit must be exceeded. For accuracy 1: its patience is in the average."""
         return 1 if name == "accuracy" else self._patience(name)
 
     def _start_anew(self, action: Action) -> None:
-        """Forget what went before an intervention: the weights are those of the best checkpoint again."""
+        """Forget the rows before an intervention, which has restored the weights of the best checkpoint."""
         memory = self._memory
         memory.validations, memory.average = [], None
         memory.passed = dict.fromkeys(RULES, 0)
@@ -189,7 +189,7 @@ class Guard:
 
 
 def memory_of(state: dict[str, Any]) -> Memory:
-    """A guard's `state` as it was read from a checkpoint. Raises BadFile for what is not one."""
+    """A guard's `state` as read from a checkpoint. Raises BadFile if it is damaged."""
     try:
         memory = TypeAdapter(Memory).validate_json(json.dumps(state))  # as it was read: strict, and lists are lists
         if (name := absent(state, memory)) is not None:
@@ -202,7 +202,7 @@ def memory_of(state: dict[str, Any]) -> Memory:
 
 
 def act(run: Run, row: Row, step: int) -> None:
-    """Check a step's row and do what follows: log it, stop the run, load its best weights. A stopped run ends with these too."""
+    """Check a step's row and act: log the verdict, stop the run or roll back. A stopped run also ends with its best weights."""
     verdict = run.guard.check(row)
     if verdict is None:
         return
@@ -217,29 +217,29 @@ def act(run: Run, row: Row, step: int) -> None:
 def _load_best_weights(run: Run, step: int) -> None:
     best = checkpoint.best(run.folder.path / checkpoint.FOLDER, run.state)
     if best is None:
-        run.announce("warning", "no checkpoint has been validated: there is none to roll back to", step=step)
+        run.announce("warning", "cannot roll back: no checkpoint has been validated yet", step=step)
         return
     try:
         with run.watch.phase("save"):
             checkpoint.load_weights(best, run.policy)
-        run.announce("rolled back", f"the weights are those of {best.name} again", step=step)
+        run.announce("rolled back", f"restored the weights of {best.name}", step=step)
     except UserError as error:
-        run.announce("warning", f"{best.name} cannot be rolled back to: {error.message}", step=step)
+        run.announce("warning", f"cannot roll back to {best.name}: {error.message}", step=step)
 
 
 class Rule(NamedTuple):
-    """How a rule measures a row (None: the row does not say), on which side of the limit it triggers, and how it says so."""
+    """How a rule measures a row (None: no value), on which side of the limit it triggers, and its message."""
 
     measure: Callable[[Row, Memory], float | None]
     sentence: Callable[[Row, float, float], str]
     below: bool = False
     patience: int = 8
-    """Steps on end. For grad_norm a skipped step does not count; for accuracy it is validations, and their mean."""
+    """Consecutive steps. For grad_norm, skipped steps do not count; for accuracy, the number of validations averaged."""
     action: Action = "rollback"
 
 
 def _unsolved_entropy(row: Row, memory: Memory) -> float | None:
-    """A policy that knows the answers needs no entropy."""
+    """Policy entropy; None if most answers are right, when a low entropy is healthy."""
     return None if row["reward/accuracy"] >= SOLVED else row["policy/entropy"]
 
 
@@ -267,12 +267,12 @@ def _grad_norm(row: Row, memory: Memory) -> float | None:
 
 
 def _accuracy(row: Row, memory: Memory) -> float | None:
-    """How far the average of the last validations lies below the best one, and below the first validation.
+    """How far the average of the last validations is below the best average, or below the first validation if that was better.
 
     All validations are of the same problems with the same random numbers, so what differs is sampling: with the default
     64 x 2 answers a standard error of at most 0.031 for an average of two. In 50 validations of a policy that stands still,
     their range passes 0.2 in one run of 150 at the worst (every problem right half the time), and in none of 200 where
-    difficulty is spread. One deep fall with a partial recovery shows in an average, not in two validations on end.
+    difficulty is spread. One deep fall with a partial recovery shows in an average, not in two consecutive validations.
     """
     if row["validate/accuracy"] is None or memory.average is None:
         return None
@@ -286,8 +286,8 @@ def _gradient(row: Row, value: float, limit: float) -> str:
 
 def _nothing_to_learn(row: Row, value: float, limit: float) -> str:
     right = row["reward/accuracy"]
-    why = "all right: these problems are solved" if right >= 0.5 else "all wrong: these problems are out of reach"
-    return f"{value:.0%} of the groups have rewards that differ, and the answers are {why} ({right:.0%} right)"
+    why = "the problems are solved" if right >= 0.5 else "the problems are too hard for this model"
+    return f"only {value:.0%} of the groups have differing rewards: {why} ({right:.0%} of the answers are right)"
 
 
 def _says(text: str) -> Callable[[Row, float, float], str]:
@@ -298,27 +298,25 @@ RULES: dict[str, Rule] = {
     "grad_norm": Rule(_grad_norm, _gradient, patience=4),
     "kl_sampler": Rule(
         lambda row, memory: row["policy/kl_sampler"],
-        _says("engine and trainer are {value:.3g} nats a token apart, more than {limit:g}"),
+        _says("KL between engine and trainer is {value:.3g} nats per token, above {limit:g}"),
         patience=4,
     ),
     "truncated": Rule(
         lambda row, memory: row["length/truncated"] - memory.start["length/truncated"],
-        _says("{row[length/truncated]:.0%} of the completions run into the length limit, {value:.0%} more than at step 0"),
+        _says("{row[length/truncated]:.0%} of the completions reach the length limit, {value:.0%} more than at step 0"),
     ),
     "entropy_rise": Rule(
         _entropy_rise,
-        _says("the policy's entropy is {row[policy/entropy]:.3f} nats, {value:.1f} times that of step 0: it fixes random"),
+        _says("entropy is {row[policy/entropy]:.3f} nats, {value:.1f} times step 0's: the policy is becoming random"),
     ),
     "entropy_low": Rule(
         _unsolved_entropy,
-        _says(
-            "the policy's entropy is {value:.4f} nats: it explores no more, with {row[reward/accuracy]:.0%} of its answers right"
-        ),
+        _says("entropy is {value:.4f} nats: the policy no longer explores, with {row[reward/accuracy]:.0%} of its answers right"),
         below=True,
     ),
     "accuracy": Rule(
         _accuracy,
-        _says("held-out accuracy, {row[validate/accuracy]:.3f} now, has fallen {value:.3f} below its best on average"),
+        _says("validation accuracy, now {row[validate/accuracy]:.3f}, has fallen {value:.3f} below its best average"),
         patience=2,
     ),
     "useful_groups": Rule(
@@ -331,12 +329,12 @@ RULES: dict[str, Rule] = {
     ),
     "entropy_drop": Rule(
         _entropy_drop,
-        _says("{value:.1%} of step 0's entropy is gone, with {row[reward/accuracy]:.0%} of the answers right"),
+        _says("entropy has lost {value:.1%} of its value at step 0, with {row[reward/accuracy]:.0%} of the answers right"),
         action="warn",
     ),
     "length_drift": Rule(
         _length_drift,
-        _says("completions are {row[length/mean]:.0f} tokens long, {value:.1f} times longer or shorter than at step 0"),
+        _says("the mean completion has {row[length/mean]:.0f} tokens, {value:.1f} times more or fewer than at step 0"),
         action="warn",
     ),
 }

@@ -1,4 +1,4 @@
-"""`--init RUN`: the adapter starts where another run's stands."""
+"""`--init RUN`: start from the trained adapter of another run."""
 
 from __future__ import annotations
 
@@ -13,48 +13,50 @@ from microrl.run.folder import RunFolder
 
 
 def find(config: RunConfig) -> Path | None:
-    """The newest whole checkpoint of the run that `init` names; None without one.
+    """The newest intact checkpoint of the run that `init` names; None if `init` is not set.
 
-    Raises UserError for what is no run, has no whole checkpoint, or was trained on another model or with another adapter.
+    Raises UserError if that is not a run, has no intact checkpoint, or has another model or adapter.
     """
     if config.init is None:
         return None
     path = Path(config.init)
     if not RunFolder.is_one(path):
-        raise UserError(f"init: {path} is not a run folder", "see `ls runs`, or make one: microrl warmup MODEL --data FILE")
+        raise UserError(
+            f"init: {path} is not a run folder", "list your runs with `ls runs`, or make one: microrl warmup MODEL --data FILE"
+        )
     other = RunFolder.open(path).settings()
     if _identity(other.model.name) != _identity(config.model.name):
         raise UserError(
-            f"init: {path} trained an adapter of {other.model.name}, and this run's model is {config.model.name}",
-            f"--model {other.model.name}, or another run",
+            f"init: {path} was trained on {other.model.name}, but this run's model is {config.model.name}",
+            f"pass --model {other.model.name}, or --init with another run",
         )
     if other.model.quant != config.model.quant:
         raise UserError(
-            f"init: {path} was trained on a base with model.quant={other.model.quant}, and here it is {config.model.quant}",
-            f"--set model.quant={other.model.quant or 'none'}: an update of other numbers is another update",
+            f"init: {path} was trained with model.quant={other.model.quant}, but this run has model.quant={config.model.quant}",
+            f"--set model.quant={other.model.quant or 'none'}: the adapter was trained on those weights",
         )
     theirs, ours = other.adapter.model_dump(), config.adapter.model_dump()
     differing = next((name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)), None)
     if differing is not None:
-        # The scale too: with another one the same tensors are another update.
+        # The scale must match too: with another one, the same tensors are a different update.
         raise UserError(
-            f"init: {path} has another adapter: adapter.{differing} is {_value(theirs, differing)} there and "
+            f"init: {path} has a different adapter: adapter.{differing} is {_value(theirs, differing)} there and "
             f"{_value(ours, differing)} here",
-            f"the same one: {_flags(theirs)}",
+            f"use the same adapter: {_flags(theirs)}",
         )
     found = checkpoint.newest_whole(path / checkpoint.FOLDER)
     if found is None:
-        raise UserError(f"init: {path} has no whole checkpoint", f"let it go on to its end: microrl train --resume {path}")
+        raise UserError(f"init: {path} has no intact checkpoint", f"finish it first: microrl train --resume {path}")
     return found
 
 
 def load_adapter(checkpoint_path: Path, policy: Policy) -> None:
-    """Load a checkpoint's adapter; the optimiser begins anew. Raises UserError where its tensors have other shapes."""
+    """Load a checkpoint's adapter, with a fresh optimizer state. Raises UserError if its tensors have other shapes."""
     checkpoint.load_adapter(checkpoint_path, policy)
 
 
 def _identity(name: str) -> str:
-    """The same for a model's short name and its hub id, and for two ways to the same folder."""
+    """A model's hub id or absolute path: the same for a short name and its hub id, and for two spellings of a path."""
     known = models.find(name)
     if known is not None:
         return known.hub_id

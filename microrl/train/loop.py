@@ -15,10 +15,10 @@ from microrl.train.step import training_step
 def train(
     config: RunConfig, folder: RunFolder, *, started: float, resume: bool = False, is_extended: bool = False
 ) -> dict[str, Any]:
-    """Carry a run out and return its summary, which also stands in `summary.json`.
+    """Run to the end and return the summary, as written to `summary.json`.
 
-    `started` is when the process was created, on the clock of `clock.now_s`. `is_extended` says that a resumed run was given
-    more hours or steps than it had. Raises KeyboardInterrupt after a clean save.
+    `started`: creation time of the process, in seconds of `clock.now_s`. `is_extended`: the resumed run was given new bounds.
+    Raises KeyboardInterrupt after a clean save, UserError, MachineFailure and SwapNotProved.
     """
     with session.opened(config, folder, started=started, resume=resume, is_extended=is_extended) as run:
         with session.recorded(run):  # `run.status` is "failed" until everything below has ended
@@ -35,7 +35,7 @@ def train(
 
 
 def reinforce(run: Run) -> str:
-    """Train until the budget, the steps or the guard say stop; returns the status that the run ends with."""
+    """Train until the hours or steps are used up or the guard stops the run; returns the run's status, "done" or "stopped"."""
     if run.state.is_stopped:
         return "stopped"  # by the guard, in an earlier process that was killed before its end
     if run.config.sft.only:

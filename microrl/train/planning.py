@@ -1,4 +1,4 @@
-"""The plan of a run on the machine that it runs on."""
+"""The plan of a run on this machine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from microrl.train.setup import Components
 
 
 def of_model(components: Components, load_s: float) -> Plan:
-    """What the loaded model's shape and this machine let expect, after so many seconds of loading."""
+    """The plan for the loaded model on this machine. `load_s`: measured seconds of loading."""
     config = components.config
-    if components.engine.name == "transformers":  # `auto` would stand for vLLM on a card
+    if components.engine.name == "transformers":  # on a GPU, `auto` would mean vLLM
         config = config.model_copy(update={"engine": TransformersEngineConfig(max_kv_gb=config.engine.max_kv_gb)})
     shape = Shape.from_config(components.policy.adapter.model.config.to_dict())
     return plan.make(config, shape, this_device(), load_s=load_s)
 
 
 def this_device() -> Device:
-    """The first card, or the processor where there is none."""
+    """The first GPU, or else the CPU."""
     if torch.cuda.is_available():
         memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9
         return devices.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())

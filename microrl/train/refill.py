@@ -1,4 +1,4 @@
-"""The groups of a step, round by round: one round, or with DAPO's dynamic sampling as many as fill the batch."""
+"""Sampling rounds of a step: one round, or with DAPO's dynamic sampling as many as it takes to fill the batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from microrl.train.run import Run
 from microrl.types import Group
 
 MayRefill = Callable[[float, float, float], bool]
-"""Whether a further round may start: by the seconds of the first round, of those after it, and of the further one."""
+"""(seconds of the first round, of the rounds after it, forecast of the next one) -> whether the next round may start."""
 
 
 def always(first_s: float, refills_s: float, next_s: float) -> bool:
-    """Only the number of prompts bounds the rounds."""
+    """No time limit for the rounds."""
     return True
 
 
 def may_refill(run: Run, step: int) -> MayRefill:
-    """The clock that bounds the refilling of this step. Where steps end the run it decides nothing: the run must repeat."""
+    """The time limit of this step's rounds. A run bounded by steps has none, so that it stays reproducible."""
     budget = run.budget
     if budget.is_by_steps:
         return always
@@ -31,19 +31,19 @@ def may_refill(run: Run, step: int) -> MayRefill:
 
 
 class RoundTimer:
-    """Counts a round as `generate` until its last group is decoded, and as `verify` from then until all are scored."""
+    """Times a round: `generate` until its last group is decoded, then `verify` until all groups are scored."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
         self._began = self._decoded = clock.now_s()
 
     def decoding(self, groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
-        """The groups as they come; their end is the end of decoding."""
+        """Pass the groups through; the last one ends decoding."""
         yield from groups
         self._decoded = clock.now_s()
 
     def stop(self) -> float:
-        """The round is over; returns its seconds."""
+        """End the round; returns its seconds."""
         now = clock.now_s()
         self._watch.add("generate", self._decoded - self._began)
         self._watch.add("verify", now - self._decoded)
@@ -51,7 +51,7 @@ class RoundTimer:
 
 
 class Refill:
-    """What has been sampled in a step so far. Add the groups of each round; `next_round` says how many prompts to ask next."""
+    """The groups of a step so far. `add` the groups of each round; `next_round` gives the number of prompts of the next."""
 
     def __init__(self, config: RunConfig, may_refill: MayRefill) -> None:
         self._wanted = config.sampling.prompts_per_step
@@ -60,10 +60,10 @@ class Refill:
         self._rounds_s: list[float] = []
         self.kept: list[Group] = []
         self.sampled: list[Group] = []
-        """All groups, those that are dropped included: what metrics of the reward are of."""
+        """All groups, dropped ones included; the reward metrics are computed over these."""
 
     def next_round(self) -> int:
-        """Prompts to ask next; 0: no more."""
+        """Number of prompts of the next round; 0: no further round."""
         if not self.sampled:
             return self._wanted
         asked = next_round(self._wanted, len(self.kept), len(self.sampled)) if self._is_dynamic else 0
@@ -73,7 +73,7 @@ class Refill:
         return asked if self._may_refill(first_s, refills_s, self.seconds / len(self.sampled) * asked) else 0
 
     def add(self, scored: list[Group], seconds: float) -> None:
-        """A round's groups in the order of their prompts, and how long it took."""
+        """Add a round: its scored groups in the order of their prompts, and its seconds."""
         self._rounds_s.append(seconds)
         self.sampled += scored
         self.kept += [group for group in scored if not self._is_dynamic or has_mixed_accuracy(group)]
@@ -90,12 +90,12 @@ class Refill:
 
     @property
     def batch(self) -> list[Group]:
-        """The groups to train on. Where none is mixed, those of the first round, so that the step says what it saw."""
+        """The groups to train on. If no group is mixed, the first groups sampled, so that the step still has metrics."""
         return (self.kept or self.sampled)[: self._wanted]
 
 
 def missing(config: RunConfig, groups: list[Group]) -> int | None:
-    """How many groups a batch lacks that dynamic sampling should have filled; None where that is off."""
+    """Number of mixed groups missing from the batch after dynamic sampling; None if that is off."""
     if not config.loss.drops_equal_groups:
         return None
     return config.sampling.prompts_per_step - sum(map(has_mixed_accuracy, groups))

@@ -1,4 +1,4 @@
-"""A run in progress: the one object that every part of the loop works on."""
+"""A run in progress: the object that every part of the loop works on."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Value = TypeVar("Value")
 
 
 class OutOfTime(Exception):
-    """What is running would not leave the time for the final save and evaluation."""
+    """Continuing would not leave enough time for the final save and evaluation."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Run(Components):
-    """The components of a step, and what surrounds them: the folder, the budget, the console, the guard.
+    """The components of a step, plus folder, budget, console and guard.
 
-    `before` and `after` are the evaluations of the untouched and of the trained model; `saved_s` is the elapsed time of the
-    last checkpoint, or of the start of the phase that is running.
+    `before` and `after` are the evaluations of the untouched and the trained model. `saved_s`: elapsed seconds at the last
+    checkpoint, or at the start of the current phase.
     """
 
     folder: RunFolder
@@ -48,26 +48,26 @@ class Run(Components):
     summary: dict[str, Any] = field(default_factory=dict)
 
     def check_deadline(self) -> None:
-        """Between two pieces of work. Raises KeyboardInterrupt where a signal waits, and OutOfTime."""
+        """Call between two pieces of work. Raises KeyboardInterrupt if a signal is waiting, and OutOfTime."""
         self.signals.check()
         if self.budget.is_over():
             raise OutOfTime
 
     def resume_command(self) -> str:
-        """What to type to go on with this run: with more hours where too few are left to load it again, save and evaluate."""
+        """The command that resumes this run, with larger --hours if the time left does not suffice to load, save and evaluate."""
         command = f"microrl train --resume {shlex.quote(str(self.folder.path))}"
         needed_s, left_s = self.watch.totals.get("load", 0.0) + self.budget.reserve_s(), self.budget.left_s()
         return command if left_s is None or left_s >= needed_s else f"{command} --hours {self.budget.min_hours(needed_s):g}"
 
     def announce(self, kind: str, message: str, **details: Any) -> None:
-        """An event that a person should see as well."""
+        """Log an event and print it."""
         self.folder.event(kind, message, **details)
         self.console.note(f"{kind}: {message}")
 
     def with_smaller_cache_if_needed(self, sample: Callable[[], Value]) -> Value:
-        """What `sample` returns; where memory runs out it is called again, with a smaller cache in the engine.
+        """Call `sample` and return its result; when memory runs out, halve the engine's KV cache and call it again.
 
-        Raises MachineFailure where that cannot get smaller.
+        Raises MachineFailure if the cache cannot be smaller.
         """
         while True:
             position, began = self.prompts.position, clock.now_s()
@@ -77,14 +77,14 @@ class Run(Components):
                 if not gpu.is_out_of_memory(error):
                     raise
                 why = gpu.first_line(error)
-            # Only out here has what the exception held been let go.
-            self.console.status("out of memory: giving the engine a smaller cache")
+            # Only here are the tensors released that the exception held.
+            self.console.status("out of memory: reducing the engine's KV cache")
             gpu.empty_cache()
             self.prompts.position = position
             self.state.max_kv_gb = self.engine.shrink()
             if not self.watch.in_phase:
                 self.watch.add("retry", clock.now_s() - began)
             self.announce(
-                "out of memory", f"in sampling: {self.state.max_kv_gb:.3g} GB of keys and values from now on",
+                "out of memory", f"while sampling: the KV cache is reduced to {self.state.max_kv_gb:.3g} GB",
                 max_kv_gb=self.state.max_kv_gb, error=why,
             )  # fmt: skip

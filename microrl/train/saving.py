@@ -1,4 +1,4 @@
-"""What a run writes down so that it can be killed at any instant, and how it finds its place again."""
+"""Checkpoints, the final adapter, and resuming: a run can be killed at any time."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ FOLDER, BEST, FINAL = checkpoint.FOLDER, "best", "final"
 
 
 class CheckpointSetAside(Exception):
-    """The checkpoint that was to be resumed does not fit the policy and has another name now; there is one before it."""
+    """The checkpoint to resume from does not fit the policy and was renamed; there is an older one."""
 
 
 def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
-    """The newest usable checkpoint and where the run stood then; the start where there is none.
+    """(newest usable checkpoint, its state); (None, a fresh state) if there is none.
 
-    Newer ones that are not usable are set aside. Nothing else is changed: see `go_back`. The time until the last heartbeat
-    is spent. Raises BadFile where checkpoints are as they were written, but none of them can be used.
+    Unusable newer checkpoints are renamed; nothing else is changed (see `go_back`). The time up to the last heartbeat counts as
+    used. Raises BadFile if there are intact checkpoints, but none of them can be used.
     """
     root = folder.path / FOLDER
     folder.drop_partial_line(EVENTS)
-    for aside, find_corruption in checkpoint.adopt(root):
-        _log_bad(folder, aside, find_corruption)
+    for aside, why_bad in checkpoint.adopt(root):
+        _log_bad(folder, aside, why_bad)
     bad: list[tuple[Path, str]] = []
     found, state, intact = None, State(), None
     for path in reversed(checkpoint.all_in(root)):
@@ -49,11 +49,11 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
         bad.append((path, why))
     if found is None and intact is not None:
         raise BadFile(
-            f"no checkpoint can be used: {intact}",
-            "put back what is missing; or, if another version of microrl wrote it, go on with that one; or begin anew: --out DIR",
+            f"no checkpoint is usable: {intact}",
+            "restore the missing files, or resume with the version of microrl that wrote it, or start a new run: --out DIR",
         )
-    for path, find_corruption in bad:
-        _log_bad(folder, checkpoint.set_aside(path), find_corruption)
+    for path, why_bad in bad:
+        _log_bad(folder, checkpoint.set_aside(path), why_bad)
     elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _log_bad_heartbeat(folder, why)))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
@@ -61,30 +61,30 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
 
 
 def _unusable(folder: RunFolder, state: State) -> str | None:
-    """What of the run around it a checkpoint does not go with; None: nothing."""
+    """Why a checkpoint does not match its run folder; None: it matches."""
     try:
         memory_of(state.guard)
     except BadFile as error:
         return error.message
     offset = state.metrics_offset
     if offset > (size := folder.size(METRICS)):
-        return f"{METRICS} has {size} bytes, and {offset} were written before it"
-    return None if folder.ends_a_line(METRICS, offset) else f"no line of {METRICS} ends at byte {offset}"
+        return f"{METRICS} has {size} bytes, but {offset} were written before this checkpoint"
+    return None if folder.ends_a_line(METRICS, offset) else f"byte {offset} of {METRICS} is not the end of a line"
 
 
 def _log_bad(folder: RunFolder, aside: Path, why: str) -> None:
-    folder.event("bad checkpoint", f"a bad checkpoint is set aside as {aside.name} and not used: {why}")
+    folder.event("bad checkpoint", f"renamed to {aside.name} and not used: {why}")
 
 
 def _log_bad_heartbeat(folder: RunFolder, why: str) -> None:
-    folder.event("warning", f"the time since the last checkpoint is not counted: {why}")
+    folder.event("warning", f"the time since the last checkpoint does not count as used: {why}")
 
 
 def restore(run: Run, path: Path) -> None:
     """Load a checkpoint into the policy, the guard, the prompts and the clock.
 
-    Where its tensors are not this policy's, nothing is loaded. Then, if an older checkpoint's are, this one is set aside and
-    CheckpointSetAside raised; else UserError: it is not the checkpoint that is wrong.
+    If its tensors do not fit this policy, nothing is loaded. Raises CheckpointSetAside, after renaming it, if an older
+    checkpoint fits; otherwise UserError.
     """
     try:
         checkpoint.restore(path, run.policy)
@@ -101,7 +101,7 @@ def restore(run: Run, path: Path) -> None:
 
 
 def go_back(folder: RunFolder, path: Path | None, state: State) -> None:
-    """Forget what was logged after the checkpoint, since those steps will be run again."""
+    """Remove what was logged after the checkpoint, since those steps will be repeated."""
     if path is None:
         folder.keep_before()
     folder.rewind(METRICS, state.metrics_offset)
@@ -113,7 +113,7 @@ def go_back(folder: RunFolder, path: Path | None, state: State) -> None:
 
 
 def _restore_best(folder: RunFolder, state: State) -> None:
-    """Make `best/` what the state says it is: it may have been killed between the two."""
+    """Make `best/` match the state: the run may have been killed between writing the two."""
     target = folder.path / BEST
     step = state.validation.best_step
     if step is None:
@@ -125,7 +125,7 @@ def _restore_best(folder: RunFolder, state: State) -> None:
 
 
 def save_checkpoint(run: Run) -> bool:
-    """Write down where the run stands. Where the disk is full the last good one stays, and the run goes on: False."""
+    """Save a checkpoint; returns whether it was written. If not, the last good one is kept and the run continues."""
     run.console.status("saving a checkpoint")
     good = [path.name for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]] or ["none"]
     saved = False
@@ -153,7 +153,7 @@ def _save(run: Run) -> None:
 
 
 def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
-    """On a full disk, once more without the older checkpoint."""
+    """If the disk is full, delete the older checkpoint and try once more."""
     try:
         work()
     except Exception as error:
@@ -164,7 +164,7 @@ def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
 
 
 def save_if_due(run: Run, step: int, steps: int | None) -> None:
-    """A checkpoint where it is time for one, `step` of `steps` having been made."""
+    """Save a checkpoint if one is due after `step` of `steps` steps (None: bounded by time)."""
     by_step = steps is not None and step % max(steps // CHECKPOINTS, 1) == 0
     interval_s = checkpoint_interval_s(run.budget.hours, run.budget.save.typical_s())
     if by_step or run.budget.elapsed_s() - run.saved_s >= interval_s:
@@ -173,7 +173,7 @@ def save_if_due(run: Run, step: int, steps: int | None) -> None:
 
 
 def publish_best(run: Run) -> None:
-    """Let `best/` be the checkpoint that scored best."""
+    """Make `best/` a copy of the checkpoint with the best validation accuracy."""
     with run.watch.phase("save"), run.folder.tolerate_write_errors(f"{BEST}/", run.announce):
         found = checkpoint.best(run.folder.path / FOLDER, run.state)
         if found is not None:
@@ -181,7 +181,7 @@ def publish_best(run: Run) -> None:
 
 
 def save_final(run: Run) -> None:
-    """The adapter as it stands, under `final/`. Raises MachineFailure where the disk does not take even that."""
+    """Write the current adapter to `final/`. Raises MachineFailure if it cannot be written."""
 
     def work() -> None:
         target, temporary = run.folder.path / FINAL, run.folder.path / f".{FINAL}.tmp"
@@ -208,7 +208,7 @@ def save_final(run: Run) -> None:
 
 
 def flush_lines(run: Run) -> None:
-    """Write every line of metrics and events that has been waiting for room. Raises MachineFailure where it cannot be written."""
+    """Write all metrics and events that the disk refused so far. Raises MachineFailure if it still does."""
     try:
         _retry_on_a_full_disk(run, run.folder.flush_all)
     except OSError as error:
@@ -219,14 +219,15 @@ def _not_written(run: Run, what: str, error: Exception) -> MachineFailure:
     full = disk.is_full(error)
     return MachineFailure(
         (f"the disk is full: no room for {what}" if full else f"cannot write {what} into {run.folder.path}") + f" ({error})",
-        ("free some" if full else "make it writable") + f" and go on from the last good checkpoint: {run.resume_command()}",
+        ("free some space" if full else "make it writable")
+        + f" and resume from the last good checkpoint: {run.resume_command()}",
     )
 
 
 def save_consistent_state(run: Run) -> None:
-    """Checkpoint and adapter as of the last finished step; nothing where an update was cut, and the last checkpoint stands.
+    """Save checkpoint and adapter after another error, unless an update was interrupted halfway.
 
-    It is called when something else has gone wrong, which is what must be heard of: its own failures are events.
+    Its own failures are only logged, so that they do not hide that error.
     """
     try:
         if run.policy.is_consistent and save_checkpoint(run):

@@ -1,4 +1,4 @@
-"""What surrounds a run: opening or resuming it, refusing what cannot be, and writing down how it ended."""
+"""Opening or resuming a run, refusing a budget that is too small, and recording how the run ended."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from microrl.train.summary import summary_of
 
 @contextmanager
 def opened(config: RunConfig, folder: RunFolder, *, started: float, resume: bool, is_extended: bool) -> Iterator[Run]:
-    """A run that is loaded and stands where it was left; it is closed behind the block. Arguments as of `loop.train`."""
+    """A loaded run, restored to its last state; closed at the end of the block. Arguments and errors as in `loop.train`."""
     while True:
         with ExitStack() as closing:
             try:
                 run = _open(config, folder, closing, started=started, resume=resume, is_extended=is_extended)
             except saving.CheckpointSetAside:
-                continue  # there is a checkpoint before it, and fewer at every turn
+                continue  # with the checkpoint before it
             yield run
             return
 
@@ -55,7 +55,7 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
         closing.callback(components.scorer.close)
         plan = planning.of_model(components, spent_s + clock.now_s() - started)
     budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s)
-    if state.is_by_steps is None:  # with both bounds: the one that the plan sees ending the run
+    if state.is_by_steps is None:  # with both bounds: the one that the plan expects to end the run
         state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
     budget.is_by_steps = state.is_by_steps
     guard = Guard(components.config.guard)
@@ -75,7 +75,7 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
 
 
 def _begin(run: Run, *, resume: bool) -> None:
-    """Say what is run. Raises UserError for a budget that loading alone has spent, where no step has been made yet."""
+    """Record the environment and announce the run. Raises UserError if loading has used up the budget before the first step."""
     _refuse_without_room_to_evaluate(run)
     adapter = run.policy.adapter.summary()
     (run.folder.path / "summary.json").unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def _begin(run: Run, *, resume: bool) -> None:
     if resume:
         sft = run.state.sft
         at = f"supervised step {sft.steps}" if run.config.sft.is_on and not sft.is_done else f"step {run.state.step}"
-        run.announce("resumed", f"going on at {at}", elapsed_s=run.state.elapsed_s)
+        run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s)
 
 
 def _refuse_without_room_to_evaluate(run: Run) -> None:
@@ -95,20 +95,20 @@ def _refuse_without_room_to_evaluate(run: Run) -> None:
     left = budget.left_s()
     if left is not None and left < needed_s and state.step == 0 and not state.sft.steps:
         raise UserError(
-            f"{budget.hours:g} hours are too few: {budget.elapsed_s():.0f} s are spent now that everything is loaded, and "
-            f"evaluating and saving take at least {needed_s:.1f} s more",
+            f"{budget.hours:g} hours are too short: loading took {budget.elapsed_s():.0f} s, and "
+            f"evaluating and saving need at least {needed_s:.1f} s more",
             f"--hours {budget.min_hours(needed_s + first.forecast_s()):g}",
         )
 
 
 def refuse_without_room_for_a_step(run: Run) -> None:
-    """Raises UserError where a run that has made no step has no time for one. A supervised phase alone looks for itself."""
+    """Raises UserError if there is no time for a first step. SFT alone has its own check."""
     budget = run.budget
     if run.config.sft.only or run.state.step or budget.fits_a_step():
         return
     missing_s = budget.step.forecast_s() + budget.min_reserve_s() + run.watch.totals["load"]  # a resumed run loads again
     raise UserError(
-        f"{budget.hours:g} hours have no room for a single step: it may take {budget.step.forecast_s():.1f} s, saving and "
+        f"{budget.hours:g} hours are too short for a single step: a step may take {budget.step.forecast_s():.1f} s, saving and "
         f"a part of the final evaluation {budget.min_reserve_s():.1f} s, and {budget.left_s():.1f} s are left",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(missing_s):g}",
     )
@@ -116,7 +116,7 @@ def refuse_without_room_for_a_step(run: Run) -> None:
 
 @contextmanager
 def within_the_budget(run: Run) -> Iterator[None]:
-    """Sampling and scoring look at the clock. Where the time is up, the step that was begun is given up and the block ends."""
+    """Within the block, sampling and scoring check the deadline. When time is up, the unfinished step is discarded."""
     run.engine.check_deadline = run.scorer.check_deadline = run.check_deadline
     run.saved_s = run.budget.elapsed_s()
     try:
@@ -126,14 +126,14 @@ def within_the_budget(run: Run) -> Iterator[None]:
         if run.state.step == 0:
             run.budget.step.guess_s = max(run.budget.step.guess_s, run.budget.elapsed_s() - run.saved_s)
             refuse_without_room_for_a_step(run)
-        run.announce("warning", f"the time is up: what was begun after step {run.state.step} was given up")
+        run.announce("warning", f"time is up: the unfinished work after step {run.state.step} was discarded")
     finally:
         run.engine.check_deadline = run.scorer.check_deadline = lambda: None
 
 
 @contextmanager
 def recorded(run: Run) -> Iterator[None]:
-    """Write `summary.json` however the block ends. Where it fails, save the last finished step and say how to go on."""
+    """Write `summary.json` however the block ends. After an error, save the last finished step and say how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -150,7 +150,7 @@ def recorded(run: Run) -> Iterator[None]:
     except Exception as error:
         run.folder.event("failed", f"{type(error).__name__}: {error}", step=run.state.step)
         saving.save_consistent_state(run)
-        error.add_note(f"go on with: {run.resume_command()}")
+        error.add_note(f"resume with: {run.resume_command()}")
         raise
     finally:
         run.summary = summary_of(run)

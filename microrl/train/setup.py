@@ -1,4 +1,4 @@
-"""From a configuration to the components of a run, checked before the first step."""
+"""Build the components of a run from its configuration, and check the data before the first step."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from microrl.types import Prompt, Sampling, SftExample
 
 SYNC_FILE = "sync.json"
 HANGING_GOLDS = 8
-"""Gold answers whose check may hang until its deadline before the data is refused."""
+"""Number of gold answers whose check may hang before the data is refused."""
 
 
 @dataclass(slots=True)
 class Components:
-    """Everything a step needs, and the prompts that a run is measured on."""
+    """Everything a step needs, and the prompts of evaluation and validation."""
 
     config: RunConfig
     engine: Engine
@@ -58,27 +58,27 @@ class Components:
     held_out: list[Prompt] = field(default_factory=list)
     validation: list[Prompt] = field(default_factory=list)
     sft_examples: list[SftExample] = field(default_factory=list)
-    """What the supervised phase learns from; empty without one, and where it is over."""
+    """Examples of the supervised phase; empty if there is none or it is over."""
 
 
 class _Measured(BaseModel):
-    """What is read of `sync.json`: which way of handing adapters over was cheaper. The rest says why."""
+    """The part of `sync.json` that is read back: the cheaper mode of `engine.sync`."""
 
     mode: Mode
 
 
 class Questions(NamedTuple):
-    """The data of a run, split by a hash of each question's text; every gold answer can be checked."""
+    """The questions of a run, split by a hash of their text; every gold answer can be checked."""
 
     training: list[Question]
     held_out: list[Question]
     validation: list[Question]
     solutions: list[Solution] | None
-    """None without a supervised phase, and where it is over."""
+    """None if there is no supervised phase or it is over."""
 
 
 class Prompts(NamedTuple):
-    """Questions as the model will see them."""
+    """Questions rendered with the chat template."""
 
     training: list[Prompt]
     held_out: list[Prompt]
@@ -89,24 +89,24 @@ class Prompts(NamedTuple):
 def build(
     config: RunConfig, folder: RunFolder, console: RunConsole, watch: Stopwatch, state: State, *, fresh: bool = True
 ) -> Components:
-    """Read the data, load the model, make engine and policy. Raises UserError for what a person can fix.
+    """Read the data, load the model, make engine and policy. Raises UserError, MachineFailure and SwapNotProved.
 
-    `state` is where a resumed run stands: what it has found out about memory counts from the start.
-    Not `fresh`: the adapter's state will be loaded from a checkpoint.
+    `state`: the state of a resumed run, whose reduced cache and micro-batches are kept. `fresh=False`: the adapter will be
+    loaded from a checkpoint.
     """
     if state.max_kv_gb is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})})
-    select_engine(config)  # what cannot run here is said before anything is loaded
+    select_engine(config)  # fails before anything is loaded
     with ExitStack() as undo:
         scorer = make_scorer(config)
         undo.callback(scorer.close)
         scorer.checker.start()
-        # Data first: a wrong path or column is said before minutes are spent on weights.
+        # Data first: a wrong path or column is reported before minutes are spent on loading weights.
         questions = read_questions(config, folder, console, scorer, state)
         init = init_from.find(config) if fresh else None
         model, tokenizer = load_model(config, console)
         config = _with_learning_rate(config, model, console)
-        targets(model, config.adapter)  # what does not fit is said before an engine starts
+        targets(model, config.adapter)  # fails before the engine starts
         prompts = render_prompts(questions, tokenizer, config, folder, console)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)
@@ -121,7 +121,7 @@ def build(
 
 
 def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, scorer: RewardScorer, state: State) -> Questions:
-    """The questions and solutions of a run. Raises UserError where a resumed run's are others than they were."""
+    """The questions and solutions of a run. Raises UserError for bad data, and if a resumed run's data has changed."""
     console.status("reading the data")
     everything = load_questions(config.data)
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
@@ -132,22 +132,22 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     validation = check_golds(_unique(validation), scorer, config, folder, console)
     if not training:
         raise UserError(
-            "no questions are left to train on",
-            f"data.held_out is {config.data.held_out} and data.validation {config.data.validation}: lower them",
+            "no questions are left for training",
+            f"lower data.held_out ({config.data.held_out}) or data.validation ({config.data.validation})",
         )
     return Questions(training, held_out, validation, solutions)
 
 
 def render_prompts(questions: Questions, tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole) -> Prompts:
-    """The questions in the model's chat template, and of those that a run is measured on as many as are configured."""
+    """Render the questions with the chat template; held-out and validation questions up to their configured numbers."""
     progress = partial(console.progress, total=len(questions.training), label="rendering prompts")
     training = render_all(questions.training, tokenizer, config.data, progress)
     if not training:
         raise none_fits(config.data)
     held_out = pick_questions(questions.held_out, config.evaluation.problems, config.evaluation.seed)
     if config.evaluation.problems and not held_out:
-        folder.event("warning", "no held-out questions: nothing is evaluated; raise data.held_out")
-        console.note("warning: no held-out questions, so nothing is evaluated; raise data.held_out")
+        folder.event("warning", "no held-out questions, so nothing is evaluated; increase data.held_out")
+        console.note("warning: no held-out questions, so nothing is evaluated; increase data.held_out")
     validation = pick_questions(questions.validation, config.validation.problems, config.evaluation.seed)
     return Prompts(
         training,
@@ -195,12 +195,12 @@ def make_policy(
     policy = Policy(model, config, folder.event, fresh=fresh and init is None, progress=console.progress)
     if init is not None:
         init_from.load_adapter(init, policy)
-        folder.event("init", f"the adapter starts as in {init}")
-        console.note(f"the adapter starts as in {init}")
+        folder.event("init", f"the adapter starts from {init}")
+        console.note(f"the adapter starts from {init}")
     if (start := policy.adapter.start) is not None:
-        took = f"{start.seconds:.1f} s, at most {start.peak_gb:.2f} GB more" + (", from the cache" if start.cached else "")
+        took = f"{start.seconds:.1f} s, peak memory +{start.peak_gb:.2f} GB" + (", from the cache" if start.cached else "")
         folder.event("adapter start", took, seconds=start.seconds, peak_gb=start.peak_gb, cached=start.cached)
-        console.note(f"start of {config.adapter.name}: {took}")
+        console.note(f"initialised {config.adapter.name}: {took}")
     for note in policy.adapter.notes:
         folder.event("warning", note)
         console.note(f"warning: {note}")
@@ -215,7 +215,7 @@ def _with_learning_rate(config: RunConfig, model: Any, console: RunConsole) -> R
     if config.optim.lr != "auto":
         return config
     config = with_rate(config, hidden=model.config.hidden_size, model_type=model.config.model_type)
-    console.note(f"learning rate {config.optim.lr:.3g}, by the scaling law")
+    console.note(f"learning rate {config.optim.lr:.3g} (optim.lr=auto)")
     return config
 
 
@@ -226,13 +226,13 @@ def _sft_examples(
     examples, left_out = to_sft_examples(solutions, tokenizer, config, progress)
     if left_out:
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-        folder.event("solutions left out", f"{why}; {len(examples)} are left to learn from", reasons=left_out)
-    console.note(f"warm-up: {len(examples)} solutions to learn from")
+        folder.event("solutions left out", f"{why}; {len(examples)} solutions are used", reasons=left_out)
+    console.note(f"SFT: {len(examples)} solutions")
     return examples
 
 
 def make_scorer(config: RunConfig) -> RewardScorer:
-    """The reward as configured."""
+    """The configured reward."""
     overlong = config.reward.overlong
     limit = config.sampling.max_completion_tokens
     penalty = partial(soft_overlong_penalty, limit=limit, buffer=overlong.buffer, factor=overlong.factor) if overlong else None
@@ -240,7 +240,10 @@ def make_scorer(config: RunConfig) -> RewardScorer:
 
 
 def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) -> LoadedModel:
-    """The model that `--model` names; the quickstart's is made first, if it is not in the cache. `check` as in `load`."""
+    """The model that `--model` names; the quickstart's is pretrained first if it is not cached. Raises as `load` does.
+
+    `check=False` skips the comparison of the training code paths with the model's own logits.
+    """
     model_config = config.model
     if model_config.name == models.QUICKSTART:
         model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(console))})
@@ -251,9 +254,9 @@ def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) ->
 def check_golds(
     questions: list[Question], scorer: RewardScorer, config: RunConfig, folder: RunFolder | None, console: RunConsole
 ) -> list[Question]:
-    """Questions whose gold answer can be checked; the first that cannot is an error, or all such are dropped.
+    """The questions whose gold answer can be checked. Others raise UserError, or are dropped with data.bad_answers=drop.
 
-    More than HANGING_GOLDS whose check hangs are an error in any case: waiting for thousands would take hours.
+    Raises UserError in any case if the checks of more than HANGING_GOLDS gold answers hang: thousands would take hours.
     """
     if all(as_integer(question.answer) is not None for question in questions):
         return questions
@@ -266,26 +269,26 @@ def check_golds(
         if len(hanging) > HANGING_GOLDS:
             row = next(question.row for question in questions if question.answer == hanging[0])
             raise UserError(
-                f"{config.data.name}, row {row}: the gold answer `{hanging[0][:80]}` and {HANGING_GOLDS} others take more than "
-                f"{config.reward.deadline_s:g} s each to read",
-                "remove such rows, or compare text: --set data.answer_kind=text",
+                f"{config.data.name}, row {row}: parsing the gold answer `{hanging[0][:80]}` and {HANGING_GOLDS} others takes "
+                f"more than {config.reward.deadline_s:g} s each",
+                "remove these rows, or compare answers as text: --set data.answer_kind=text",
             )
     bad = [question for question in questions if not checked[question.answer]]
     if bad and config.data.bad_answers == "error":
         raise UserError(
-            f"{config.data.name}, row {bad[0].row}: the gold answer `{bad[0].answer[:80]}` is not mathematics"
-            + (f" ({len(bad)} rows are like this)" if len(bad) > 1 else ""),
-            "fix it, or leave such rows out with --set data.bad_answers=drop, or compare text: --set data.answer_kind=text",
+            f"{config.data.name}, row {bad[0].row}: the gold answer `{bad[0].answer[:80]}` does not parse as mathematics"
+            + (f" ({len(bad)} rows in total)" if len(bad) > 1 else ""),
+            "fix it, or skip such rows: --set data.bad_answers=drop, or compare answers as text: --set data.answer_kind=text",
         )
     if bad and folder is not None:
         folder.event(
-            "warning", f"{len(bad)} questions dropped: their gold answers are not mathematics", rows=[q.row for q in bad]
+            "warning", f"{len(bad)} questions dropped: their gold answers do not parse as mathematics", rows=[q.row for q in bad]
         )
     return [question for question in questions if checked[question.answer]]
 
 
 def pick_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """At most `count` problems: the same ones for the same seed, in the same order."""
+    """At most `count` distinct problems; the same ones in the same order for the same seed."""
     pool = sorted(_unique(questions), key=lambda question: question.text)
     random.Random(seed).shuffle(pool)
     return pool[:count]

@@ -1,4 +1,4 @@
-"""The supervised phase before the first step: for models that are right too seldom for reinforcement learning to begin."""
+"""The supervised phase (SFT) before reinforcement learning, for models that are too rarely right to learn from rewards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PHASE = "sft"
 
 
 def supervised_phase(run: Run) -> None:
-    """Learn from solutions until the phase's steps are made, its minutes spent, or the budget has no room for more; once a run.
+    """Fine-tune on solutions until `sft.steps`, `sft.minutes` or the budget is used up; once per run.
 
-    The clock's reserve stays: the final evaluation, the save, and a first step where the run is not the warm-up alone. The
-    optimiser's moments are forgotten at the end.
+    Time for the final evaluation, the save and (unless `sft.only`) a first training step is kept. The optimizer state is reset
+    at the end. Raises UserError if there is no time for a supervised step.
     """
     config, state = run.config.sft, run.state.sft
     if not config.is_on or state.is_done:
@@ -36,7 +36,7 @@ def supervised_phase(run: Run) -> None:
             saving.save_if_due(run, state.steps, config.steps)
     except OutOfTime:
         run.budget.sft_step.guess_s = max(run.budget.sft_step.guess_s, run.budget.elapsed_s() - began)
-        run.announce("warning", f"the time is up: what was begun after supervised step {state.steps} was given up")
+        run.announce("warning", f"time is up: the unfinished work after supervised step {state.steps} was discarded")
     _refuse_without_a_step(run)
     with run.watch.phase(PHASE):
         run.policy.forget_moments()
@@ -44,17 +44,17 @@ def supervised_phase(run: Run) -> None:
     said = (
         f"{state.steps} supervised steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
     )
-    run.announce("warmed up", said, steps=state.steps)
+    run.announce("sft finished", said, steps=state.steps)
     saving.save_checkpoint(run)
 
 
 def spent_s(run: Run) -> float:
-    """Seconds of the phase so far, those of earlier processes included."""
+    """Seconds of the phase so far, including earlier processes of the run."""
     return run.watch.totals.get(PHASE, 0.0)
 
 
 def progress(run: Run) -> float:
-    """The share of the phase that is over, 0 to 1: of its steps where they are given, so that it repeats, or of its time."""
+    """Fraction of the phase that is over, 0 to 1: of `sft.steps` if set, which is reproducible, else of its time."""
     config, budget = run.config.sft, run.budget
     if config.steps is not None:
         return run.state.sft.steps / config.steps
@@ -84,7 +84,7 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
     assert not isinstance(rate, str), "auto is a number once the model is known"
     done = progress(run)
     lr = rate * (1 - done)
-    # An adapter that moves ranks goes by the run's budget, of which this phase is a part.
+    # AdaLoRA's rank schedule follows the budget of the run, of which this phase is a part.
     spent = done if config.sft.only else run.budget.progress(0)
     with run.signals.held("this micro-batch"), run.watch.phase(PHASE):
         found = sft.sft_step(policy, draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
@@ -101,7 +101,7 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
         state.last_loss = loss
         policy.is_consistent = True
     of = f"/{config.sft.steps}" if config.sft.steps is not None else ""
-    run.console.status(f"warm-up: step {state.steps}{of}, loss {_number(loss)}, {done:.0%} of it spent")
+    run.console.status(f"SFT: step {state.steps}{of}, loss {_number(loss)}, {done:.0%} done")
 
 
 def _number(loss: float | None) -> str:
@@ -115,7 +115,7 @@ def _refuse_without_a_step(run: Run) -> None:
     needed_s = budget.sft_step.forecast_s() + budget.min_reserve_s()
     needed_s += 0.0 if run.config.sft.only else budget.step.forecast_s()
     raise UserError(
-        f"{budget.hours:g} hours have no room for a supervised step: it and what must follow may take {needed_s:.1f} s, and "
+        f"{budget.hours:g} hours are too short for a supervised step: it and what must follow may take {needed_s:.1f} s, and "
         f"{budget.left_s():.1f} s are left",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(needed_s):g}",
     )

@@ -23,9 +23,10 @@ Progress = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Grou
 
 
 def training_step(run: Run, step: int, accuracy: float | None) -> None:
-    """Sample, score, update, record. `accuracy` is the validation's of the weights that this step samples with.
+    """Sample, score, update, record. `accuracy`: validation accuracy of the weights that this step samples with, if measured.
 
-    Until the update nothing is changed; from then on to the end no signal comes between.
+    Nothing is changed before the update; from the update to the end, signals are held back. Raises OutOfTime,
+    KeyboardInterrupt, SwapNotProved and MachineFailure.
     """
     budget, began_s = run.budget, run.budget.elapsed_s()
     run.watch.restart()
@@ -39,7 +40,7 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
             update = run.policy.update(batch, lr, run.check_deadline, progress=budget.progress(step))
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s)
         run.state.step, run.state.sampler_position = step + 1, run.prompts.position
-        guard.act(run, row, step)  # part of the step: a checkpoint never holds a row that the guard has not seen
+        guard.act(run, row, step)  # part of the step: a checkpoint never contains a row that the guard has not seen
         run.policy.is_consistent = True
     if not run.state.is_stopped:
         budget.step.add(budget.elapsed_s() - began_s)
@@ -49,9 +50,9 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
 def sample_groups(
     parts: Components, step: int, progress: Progress, may_refill: MayRefill = always
 ) -> tuple[list[Group], list[Group]]:
-    """(groups to train on, all groups sampled), scored. They differ under DAPO's dynamic sampling, which refills what it drops.
+    """(groups to train on, all sampled groups), scored. They differ with DAPO's dynamic sampling, which drops and refills.
 
-    Waking the engine hands the current adapter over and proves that it arrived. Answers are scored while others still decode.
+    Waking the engine sends it the current adapter and proves the swap. Answers are scored while others are still decoded.
     """
     began, refill = clock.now_s(), Refill(parts.config, may_refill)
     parts.scorer.renew()
@@ -64,12 +65,12 @@ def sample_groups(
             refill.add(scored, timer.stop())
     sleep_wake_s = parts.engine.report.wake_s + parts.engine.report.sleep_s
     parts.watch.add("sleep_wake", sleep_wake_s)
-    parts.watch.add("sync", clock.now_s() - began - refill.seconds - sleep_wake_s)  # push, proof, and what goes with them
+    parts.watch.add("sync", clock.now_s() - began - refill.seconds - sleep_wake_s)  # push, proof and overhead
     return refill.batch, refill.sampled
 
 
 def to_batch(config: RunConfig, groups: list[Group]) -> Batch:
-    """Groups with advantages, as the configured loss defines them."""
+    """The groups as a batch with advantages, as configured by the loss."""
     return assemble(groups, scale_by_std=config.loss.scale_by_std, mask_truncated=config.loss.mask_truncated)
 
 
@@ -84,7 +85,7 @@ def record(
     accuracy: float | None,
     began_s: float,
 ) -> dict[str, Any]:
-    """Write the step's row, its events and its rollouts down; returns the row."""
+    """Write the step's metrics, events and rollouts; returns the row of metrics."""
     budget, state, folder = run.budget, run.state, run.folder
     with run.watch.phase("log"):
         if state.entropy_start is None:
@@ -114,7 +115,7 @@ def record(
             folder.event("checks killed", run.scorer.why_killed(row["reward/killed"]), step=step)
         if lacking:
             wanted = run.config.sampling.prompts_per_step
-            said = f"{wanted - lacking} of {wanted} groups have mixed accuracy after {len(sampled)} prompts"
+            said = f"only {wanted - lacking} of {wanted} groups have both right and wrong answers, after {len(sampled)} prompts"
             folder.event("batch not full", said, step=step, missing=lacking)
     with run.watch.phase("save"), folder.tolerate_write_errors("rollouts", run.announce):
         folder.log_rollouts(step, sampled)

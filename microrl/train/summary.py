@@ -1,4 +1,4 @@
-"""`summary.json`: what a run has come to."""
+"""The content of `summary.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from microrl.train.sft import spent_s
 
 
 def summary_of(run: Run) -> dict[str, Any]:
-    """The whole run, earlier processes included."""
+    """The summary of the whole run, including its earlier processes. Times in seconds unless the key says hours."""
     budget, state = run.budget, run.state
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}

@@ -1,4 +1,4 @@
-"""The evaluations before and after training, and the validations during it, which choose the best checkpoint."""
+"""Evaluations before and after training, and validation during training, which selects the best checkpoint."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ HELD_OUT = "held-out"
 
 
 def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
-    """What a resumed run has measured of the untouched model; None where it has not yet.
+    """The evaluation before training of a resumed run; None if there is none yet.
 
-    Raises BadFile where that cannot be read, or was measured with other settings than the run's.
+    Raises BadFile if it cannot be read or was measured with other settings than the run's.
     """
     path = folder.path / f"eval/{HELD_OUT}-before.json"
     if not path.is_file():
         return None
-    hint = f"remove it, and the untouched model is evaluated again: rm {path}"
+    hint = f"remove it to evaluate the untouched model again: rm {path}"
     try:
         found = Result.read(path)
     except BadFile as error:
         raise BadFile(error.message, hint) from None
     settings = _sampling(config, config.sampling.max_completion_tokens, None)
     if (found.sampling, found.seed) != (settings, config.evaluation.seed):
-        raise BadFile(f"{path} was measured with other settings than this run's: {found.sampling}, seed {found.seed}", hint)
+        raise BadFile(f"{path} was measured with different settings: {found.sampling}, seed {found.seed}", hint)
     return found
 
 
 def before(run: Run) -> None:
-    """The untouched model on the held-out problems; a resumed run takes what it measured the first time.
+    """Evaluate the untouched model on the held-out problems, unless an earlier process of the run has.
 
-    Raises UserError where that was measured on other questions.
+    Raises UserError if that one used other questions.
     """
     if run.before is not None:
         _refuse_other_questions(run, run.before)
@@ -51,29 +51,32 @@ def before(run: Run) -> None:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
         if run.before is None and run.held_out:
-            run.announce("warning", "the evaluation before training had no result when its time was up: nothing is compared")
+            run.announce("warning", "the evaluation before training ran out of time without a result; no gain will be measured")
     run.forecast.evaluated(run.before)
 
 
 def _refuse_other_questions(run: Run, measured: Result) -> None:
-    """Raise UserError where the evaluation before asked other questions than the one after would: no pair can come of them."""
+    """Raise UserError if the evaluations before and after training would use different questions."""
     asked = {prompt.question for prompt in run.held_out[: len(measured.right)]}
     if asked != measured.right.keys():
         shared = len(asked & measured.right.keys())
         raise UserError(
-            f"{run.folder.path}/eval/{HELD_OUT}-before.json is about other questions: of its {len(measured.right)} "
-            f"this run holds out {shared}",
-            "put the old data and settings back, or start a new run: --out DIR",
+            f"{run.folder.path}/eval/{HELD_OUT}-before.json has other questions than this run: only {shared} of its "
+            f"{len(measured.right)} are held out now",
+            "restore the old data and settings, or start a new run: --out DIR",
         )
 
 
 def after(run: Run) -> None:
-    """The trained model on the problems that the untouched one has answered, as many as there is time for."""
+    """Evaluate the trained model on the problems that the untouched one has answered, as many as time allows."""
     asked = run.held_out[: len(run.before.right)] if run.before else []
     run.after = _evaluate(run, run.policy.snapshot(), "after", asked, run.budget.deadline_s)
     if run.before and (run.after is None or len(run.after.right) < len(asked)):
         count = len(run.after.right) if run.after else 0
-        run.announce("warning", f"the time was up: the final evaluation has {count} of {len(asked)} problems, and compares those")
+        run.announce(
+            "warning",
+            f"time is up: the final evaluation has only {count} of {len(asked)} problems; the gain is measured on those",
+        )
 
 
 def _evaluate(
@@ -81,7 +84,7 @@ def _evaluate(
 ) -> Result | None:
     if not prompts:
         return None
-    # Before anything was measured a guess must not keep the first questions from being asked.
+    # Before anything is measured, a guess must not prevent the first questions.
     expected_s = run.budget.evaluation_s if run.before is not None else 0.0
 
     def work() -> Result | None:
@@ -98,7 +101,9 @@ def _evaluate(
             f"held-out problems, {run.config.evaluation.samples} samples each"
         )
         if result.killed:
-            run.announce("warning", f"{name}: {result.killed} answers count as wrong: their checks hung", killed=result.killed)
+            run.announce(
+                "warning", f"{name}: {result.killed} answers count as wrong because their checks hung", killed=result.killed
+            )
     return result
 
 
@@ -113,7 +118,10 @@ def evaluate_snapshot(
     samples: int | None = None,
     expected_s: float = 0.0,
 ) -> Result | None:
-    """Accuracy of one snapshot on these problems, with the run's evaluation settings. Waking and proving count as its time."""
+    """Evaluate a snapshot on these problems with the run's evaluation settings; None if there was no time for any.
+
+    `deadline_s` and `expected_s` are in seconds; waking the engine and proving the swap count.
+    """
     began = clock.now_s()
     config = parts.config.evaluation
     with parts.engine.awake(snapshot) as sampler:
@@ -143,12 +151,12 @@ def _sampling(config: RunConfig, max_tokens: int, samples: int | None) -> Sampli
 
 
 def validate_if_due(run: Run, step: int) -> float | None:
-    """Accuracy of the weights that `step` samples with, on the validation split, where it is time for that; else None.
+    """Validation accuracy of the weights that `step` samples with, if a validation is due; else None.
 
-    A new best is saved as a checkpoint and published as `best/`.
+    A new best is saved as a checkpoint and copied to `best/`.
     """
     state = run.state.validation
-    if state.step == step:  # resumed from the checkpoint right behind it
+    if state.step == step:  # resumed from the checkpoint right after it
         return state.accuracy
     if not run.validation or not _is_due(run, step):
         return None
@@ -166,12 +174,12 @@ def validate_if_due(run: Run, step: int) -> float | None:
             saving.publish_best(run)
             run.folder.event("best", f"accuracy {state.accuracy:.3f} on {state.questions} validation problems", step=step)
         else:
-            state.best_step, state.best_accuracy = best  # what could not be kept cannot be gone back to
+            state.best_step, state.best_accuracy = best  # what was not saved cannot be restored
     return state.accuracy
 
 
 def validate_last(run: Run) -> None:
-    """Validate the weights that no step samples with any more, behind the last of a given number of steps."""
+    """Validate the final weights of a run bounded by steps, with which no step samples."""
     if run.state.step == run.budget.max_steps:
         validate_if_due(run, run.state.step)
 
@@ -182,7 +190,7 @@ def _validate(run: Run) -> Result | None:
     if run.budget.is_by_steps:
         questions = questions or by_steps(run.config, len(run.validation))[0]
     elif questions is None and hours is not None:
-        # The first one may take what several later ones will: it settles how many questions they ask.
+        # The first validation may take longer: it decides how many questions the later ones ask.
         deadline_s = config.fraction * hours * 3600 / 4
 
     def work() -> Result | None:
@@ -207,15 +215,15 @@ def _is_due(run: Run, step: int) -> bool:
             return False
     elif run.budget.elapsed_s() < run.state.validation.due_s:
         return False
-    # Not at the price of the training step that it belongs to.
+    # Only if the training step that it belongs to still fits.
     return run.budget.fits(run.budget.validation.forecast_s() + run.budget.step.forecast_s())
 
 
 def by_steps(config: RunConfig, available: int) -> tuple[int, int]:
-    """(questions a validation, steps from one to the next) in a run bounded by steps, where the clock must decide nothing.
+    """(questions per validation, steps between validations) of a run bounded by steps, where the clock must not decide.
 
-    Validation takes its share of the run's completions at the most: less than that of its time, since only a step's are
-    trained on. There is one at the start and one at the end, or there is none.
+    Validation takes at most `validation.fraction` of the run's completions, which is less than that fraction of its time,
+    since completions of a step are also trained on. There are at least two, at the start and at the end, or none.
     """
     steps, samples = config.budget.steps, config.validation.samples
     assert steps is not None
@@ -229,7 +237,7 @@ def by_steps(config: RunConfig, available: int) -> tuple[int, int]:
 
 
 def _pause_s(run: Run, seconds: float) -> float:
-    """Seconds from the end of a validation that took so long to the next one."""
+    """Seconds from the end of a validation of `seconds` to the next one."""
     config, hours = run.config.validation, run.budget.hours
     if config.every_minutes is not None:
         return max(config.every_minutes * 60 - seconds, 0.0)

@@ -115,13 +115,13 @@ class VllmEngine:
         kv_bytes = self._settings.kv_bytes // 2
         if kv_bytes < (self._settings.max_model_len + BLOCK_TOKENS) * kv_bytes_per_token(self._base):
             raise MachineFailure(
-                f"out of memory {where}, with a cache for less than two completions",
-                "a smaller sampling.max_completion_tokens, a lower --rank, engine.cuda_graphs=false, or --engine transformers",
+                f"out of memory {where}, with a KV cache for fewer than two completions",
+                "use a smaller sampling.max_completion_tokens or --rank, engine.cuda_graphs=false, or --engine transformers",
             )
         total = torch.cuda.mem_get_info(self._base.device)[1] if self._base.device.type == "cuda" else 1
         fraction = self._settings.memory_share - kv_bytes / total
         self._settings = replace(self._settings, kv_bytes=kv_bytes, memory_share=max(fraction, 0.0))
-        self._on_event("out of memory", f"{where}: the engine's cache is {kv_bytes / 1e9:.2f} GB from now on", kv_bytes=kv_bytes)
+        self._on_event("out of memory", f"{where}: the KV cache is reduced to {kv_bytes / 1e9:.2f} GB", kv_bytes=kv_bytes)
 
     # ---- waking up: weights, push, cache, proof
 
@@ -149,25 +149,25 @@ class VllmEngine:
         if failure is not None:
             slope = "not measurable" if reading.slope is None else f"{reading.slope:.3f}"
             raise SwapNotProved(
-                f"version {snapshot.version} of the adapter did not reach vLLM, twice: {failure}",
-                f"probe gap {reading.gap:.3g} nats a token (floor {reading.floor:.3g}), slope {slope}; nothing was sampled from "
-                f"it. Try {'' if snapshot.merged else 'the other way (--set engine.sync=merge or swap) or '}another sleep level; "
-                "see `microrl doctor`",
+                f"version {snapshot.version} of the adapter did not reach vLLM in two attempts: {failure}",
+                f"probe gap {reading.gap:.3g} nats per token (limit {reading.floor:.3g}), slope {slope}; nothing was sampled "
+                f"from it. Try {'' if snapshot.merged else '--set engine.sync=merge or swap, '}another engine.sleep, "
+                "or run `microrl doctor`",
             )
         if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
 
     def _say_what_was_shown(self, version: int, reading: proof.Reading) -> None:
-        """Once for each: an update too small for the scores to show, and one that they do."""
+        """Log once that an update is too small to measure, and once that one is measurable."""
         shown = reading.slope is not None
         if shown in self._said:
             return
         self._said.add(shown)
-        change = f"version {version} changes the scores by {reading.change:.2g} nats a token"
+        change = f"version {version} changes the scores by {reading.change:.2g} nats per token"
         if reading.slope is None:
-            self._on_event("probe", f"{change}, less than the noise: its slope is not measurable, and the bytes decide")
+            self._on_event("probe", f"{change}, below the noise: its slope is not measurable, and the byte comparison decides")
         else:
-            self._on_event("probe", f"{change}, and the engine follows at a slope of {reading.slope:.3f}")
+            self._on_event("probe", f"{change}, and the engine's slope on it is {reading.slope:.3f}")
 
     def _push_timed(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         self.report.push_s = 0.0
@@ -205,8 +205,8 @@ class VllmEngine:
         if different or not probe.base_gap < proof.BASE_LIMIT:
             raise SwapNotProved(
                 f"vLLM's base model is not the trainer's: {different or 'the weights are equal, but'} the scores differ by "
-                f"{probe.base_gap:.3g} nats a token",
-                "is the architecture one that both support? `microrl doctor` shows the versions",
+                f"{probe.base_gap:.3g} nats per token",
+                "do transformers and vLLM both support this architecture? `microrl doctor` shows their versions",
             )
 
         def change_of(pairs: Mapping[str, LowRank]) -> float:
@@ -216,8 +216,8 @@ class VllmEngine:
             pairs = proof.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
         except ArithmeticError as error:
             raise SwapNotProved(
-                f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats a token): {error}",
-                "--set model.head_dtype=float32 or model.dtype=float16 brings them closer",
+                f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats per token): {error}",
+                "try --set model.head_dtype=float32, or --set model.dtype=float16",
             ) from error
         canary = AdapterSnapshot(0, pairs)
         self._push(canary, mode)
@@ -229,9 +229,9 @@ class VllmEngine:
         self._push(BASE, mode)
         gone = probe.read(self._engine_scores(), base_N)
         if failure := gone.failure():
-            raise SwapNotProved(f"the canary adapter was taken away and is still in the scores: {failure}", _other_way(mode))
+            raise SwapNotProved(f"the canary adapter was removed but still affects the scores: {failure}", _other_way(mode))
         self._on_event(
-            "probe calibrated", f"canary seen and gone; the floor is {gone.floor:.3g} nats a token", mode=mode,
+            "probe calibrated", f"canary detected and removed; the limit is {gone.floor:.3g} nats per token", mode=mode,
             base_gap=probe.base_gap, canary_change=seen.change, canary_gap=seen.gap, canary_slope=seen.slope,
         )  # fmt: skip
         return probe
@@ -275,7 +275,7 @@ class VllmEngine:
         promised = self._settings.kv_bytes + (0 if level == "kv" else gpu.weight_bytes(self._base))
         if level != "off" and freed < LESS_THAN_PROMISED * promised:
             self._on_event(
-                "warning", f"sleep {level} freed {freed / 1e9:.1f} GB of {promised / 1e9:.1f}: {gpu.why_memory_stays()}",
+                "warning", f"sleep {level} freed only {freed / 1e9:.1f} of {promised / 1e9:.1f} GB: {gpu.why_memory_stays()}",
                 freed_bytes=freed, promised_bytes=promised,
             )  # fmt: skip
 

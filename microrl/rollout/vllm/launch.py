@@ -67,7 +67,7 @@ def import_vllm() -> Any:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise UserError(
             f"vLLM is installed but cannot be imported: {str(error).strip().splitlines()[0]}",
-            "its torch and yours may not go together: see `microrl doctor`, or take --engine transformers",
+            "its torch version may not match: run `microrl doctor`, or use --engine transformers",
         ) from error
     return vllm
 
@@ -84,7 +84,7 @@ def config_folder(model: PreTrainedModel) -> Path:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(folder / "config.json")
     except OSError as error:
-        raise UserError(f"cannot write into {folder}: {error.strerror}", "set XDG_CACHE_HOME to a folder of yours") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}", "set XDG_CACHE_HOME to a writable folder") from None
     return folder
 
 
@@ -135,10 +135,10 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         if is_out_of_memory(error):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        hint = "a smaller engine.max_kv_gb or sampling.max_completion_tokens may fit; --engine transformers always does"
+        hint = "try a smaller engine.max_kv_gb or sampling.max_completion_tokens, or use --engine transformers"
         if "bfloat16" in str(error).lower():
             hint = "--set model.dtype=float16"
-        raise UserError(f"vLLM refuses to start: {' '.join(lines[:3])[:400]}", hint) from error
+        raise UserError(f"vLLM does not start: {' '.join(lines[:3])[:400]}", hint) from error
 
 
 @contextmanager
