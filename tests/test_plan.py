@@ -237,7 +237,7 @@ def test_cards_are_found_however_they_are_spelled(spelled, name):
 
 
 def test_an_unknown_card_is_an_error_with_the_nearest():
-    with pytest.raises(UserError, match="unknown card `a41`") as caught:
+    with pytest.raises(UserError, match="unknown GPU `a41`") as caught:
         devices.find("a41")
     assert "a40" in caught.value.hint
 
@@ -655,7 +655,7 @@ def test_without_a_bound_a_day_is_planned(inside):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpu", "a400"], ["unknown card `a400`", "a40"]),
+        (["--gpu", "a400"], ["unknown GPU `a400`", "a40"]),
         (["micro-r8", "--rank", "300", "--gpu", "a40"], ["rank 300 is above 256", "k_proj", "--rank 256"]),
         (["micro-r9"], ["unknown preset", "micro-r8"]),
         (["--model", "Qwen2.5-1.5B-Instrct"], ["did you mean `Qwen2.5-1.5B-Instruct`"]),

@@ -50,7 +50,7 @@ def test_a_change_below_the_noise_has_no_slope():
         (dict(gap=0.02, slope=None), None),
         (dict(gap=0.02, slope=0.81), None),
         (dict(gap=0.02, slope=0.79), "is rounded away"),
-        (dict(gap=0.02, slope=1.26), "scaling"),
+        (dict(gap=0.02, slope=1.26), "1.26 times the trainer's: most likely the adapter's scale"),
         (dict(gap=0.02, slope=0.79, slope_error=0.01), None),
         (dict(gap=0.02, slope=0.0), "not pushed"),
         (dict(gap=0.05, slope=1.0), "above its limit"),

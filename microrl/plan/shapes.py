@@ -112,15 +112,15 @@ class Shape:
             chosen = tuple(linear for linear in self.linears if linear.kind in adapter.targets)
         if not chosen:
             raise UserError(
-                "there is no layer to adapt: adapter.targets is empty, or the model has no linear layers",
-                "--set adapter.targets=all-linear",
+                "the adapter has nothing to attach to",
+                "adapter.targets is empty, or the model has no linear layers",
             )
         if isinstance(adapter, RankedConfig) and not isinstance(adapter, TinyLoraConfig):
             limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
             if adapter.rank > limit:
                 raise UserError(
                     f"rank {adapter.rank} is above {limit}, the smaller side of {narrowest}",
-                    f"use --rank {limit} or less, or exclude that layer with --set adapter.targets",
+                    f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
                 )
         return chosen
 

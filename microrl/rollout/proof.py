@@ -80,7 +80,7 @@ class Reading:
                 "likely because the adapter was not pushed, the request names another one, or its prompt cache is stale"
             )
         return (
-            f"the engine shows only {self.slope:.2f} of the trainer's change: most likely the adapter's scale is wrong, "
+            f"the engine's change is {self.slope:.2f} times the trainer's: most likely the adapter's scale is wrong, "
             "some layers were left out, or the update is rounded away (a merge in bfloat16)"
         )
 
