@@ -255,7 +255,7 @@ def test_a_disk_that_is_really_full(microrl, arguments, tmp_path):
         done = microrl("train", *arguments, "--steps", 5, "--out", out)
         assert done.stderr.count("disk full: no room for checkpoints (step-") == 1, done.stderr
         good = sorted((out / "checkpoints").iterdir())
-        assert good and all(checkpoint.fault(folder) is None for folder in (*good, out / "best"))
+        assert good and all(checkpoint.find_corruption(folder) is None for folder in (*good, out / "best"))
         lines = rows(out)
         assert [line["step"] for line in lines] == list(range(len(lines))) and len(lines) > 1
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr

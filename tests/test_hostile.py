@@ -168,7 +168,7 @@ def test_checksums_name_files_beside_them_and_nothing_else(run, outside, name):
     with (folder / "SHA256SUMS").open("a") as file:
         file.write(f"{'0' * 64}  {name}\n")
     with at_most(10):
-        assert checkpoint.fault(folder) is not None
+        assert checkpoint.find_corruption(folder) is not None
         place, state = saving.find_checkpoint(RunFolder(run))
     assert (place, state.step) == (run / FIRST, 0)
     assert [event["message"].split()[2] for event in events(run)[-1:]] == ["bad-step-000003"]
