@@ -131,7 +131,7 @@ def test_nothing_that_is_measured_is_imitated(tokenizer):
     found = to_sft_examples(load_solutions(config), tokenizer, config)
     shares = [content_share(one.prompt.question) for one in found.examples]
     assert min(shares) >= 0.3 and len(shares) == sum(content_share(q) >= 0.3 for q, _ in arithmetic.problems())
-    assert found.left_out == {"are held out": 8100 - len(shares)}
+    assert found.left_out == {"held out": 8100 - len(shares)}
     one = found.examples[0]
     assert tokenizer.decode(one.token_ids) == arithmetic.solve(one.prompt.question).worked + tokenizer.eos_token
     assert one.prompt.text.startswith("<|im_start|>system\nThink step by step")
@@ -224,7 +224,7 @@ def test_a_run_with_a_warm_up(whole):
     assert summary["sft"]["steps"] == 6 and summary["sft"]["last_loss"] == lines[-1]["loss"]
     events = [json.loads(line) for line in (whole / "events.jsonl").read_text().splitlines()]
     left_out = next(event for event in events if event["kind"] == "solutions left out")
-    assert left_out["reasons"].keys() == {"are held out"}
+    assert left_out["reasons"].keys() == {"held out"}
 
 
 KILLED = [
