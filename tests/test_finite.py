@@ -35,7 +35,7 @@ def test_a_step_that_makes_weights_infinite_ends_the_run(kind, several, tokenize
     policy = with_adapter(model, **{"adapter.kind": kind, "optim.prompts_per_update": 1 if several else None})
     batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
     before = [parameter.clone() for parameter in policy.parameters]
-    with pytest.raises(UserError, match=r"not finite: `.*lora_[ABE]") as caught:
+    with pytest.raises(UserError, match=r"non-finite weights: `.*lora_[ABE]") as caught:
         policy.update(batch, 3.4e38)
     assert "optim.lr" in caught.value.hint
     assert policy.is_consistent is several
@@ -76,10 +76,10 @@ def test_a_run_whose_weights_become_infinite_is_not_done(inside, model_folder, d
     out = tmp_path / "lr"
     monkeypatch.setattr("microrl.train.step.learning_rate", lambda *_, **__: 3.4e38)  # no configuration has such a rate
     done = inside(*arguments(model_folder, data_file, out))
-    assert done.returncode == 2 and "not finite" in done.stderr and "hint: " in done.stderr, done.stderr
+    assert done.returncode == 2 and "non-finite weights" in done.stderr and "hint: " in done.stderr, done.stderr
     assert json.loads((out / "summary.json").read_text())["status"] == "failed" and not (out / "final").exists()
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert any("weights that are not finite" in event["message"] for event in events), events
+    assert any("non-finite weights" in event["message"] for event in events), events
     assert not [tensor for path in out.rglob("*.safetensors") for tensor in load_file(path).values() if not_finite({"": tensor})]
 
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_gone_on_with(inside, run, model_
         [*arguments(model_folder, data_file, tmp_path / "x"), "--init", theirs],
     ):
         done = inside(*words)
-        assert done.returncode == 2 and "are finite" in done.stderr and "lora_" in done.stderr, done.stderr
+        assert done.returncode == 2 and "are not finite" in done.stderr and "lora_" in done.stderr, done.stderr
         assert "hint: " in done.stderr
 
 
