@@ -139,6 +139,8 @@ def test_every_kind_says_what_it_is():
         assert served == expected, kind
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lora"])
 def test_no_kind_is_lora_in_disguise(kind):
     """At the same seed after the same steps every other kind has made another change than plain LoRA."""
@@ -377,7 +379,11 @@ def test_trained_base_weights_are_scored_as_the_base_was(kind):
     assert (ours.double() - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+AGREEING = ("lora", "dora", "adalora", "pissa", "ia3", "full")
+IN_BFLOAT16 = [pytest.param(kind, marks=() if kind in AGREEING else pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", IN_BFLOAT16)
 def test_engine_and_trainer_agree_in_bfloat16(kind, tokenizer):
     """Trained tensors are float32 whatever the base is; the engine follows to bfloat16's accuracy."""
     model = small("qwen2").to(torch.bfloat16)

@@ -76,8 +76,8 @@ SAMPLING = {
 }
 
 
-FAST = {"backward", "decoding"}
-ONE_OF_EACH = {"optimizer", "validation"}
+FAST = {"backward"}
+ONE_OF_EACH = {"optimizer", "decoding"}
 
 
 def marks(place):
@@ -117,6 +117,8 @@ def test_the_same_result_after_running_out_of_memory(inside, arguments, whole, t
         assert state.max_kv_gb == event["max_kv_gb"] and usual.max_kv_gb is None
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_what_was_learned_about_memory_outlives_the_process(inside, arguments, tmp_path, monkeypatch):
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -135,6 +137,8 @@ def test_what_was_learned_about_memory_outlives_the_process(inside, arguments, t
     assert seen == [before.tokens_per_microbatch] == [after.tokens_per_microbatch] and after.max_kv_gb == before.max_kv_gb
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whole, tmp_path, monkeypatch):
     """Out of memory until every row stands alone, and once more: then nothing is kept, and the run ends as it would have."""
     original, single = torch.Tensor.backward, []
@@ -169,6 +173,8 @@ def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whol
     assert seen == [True]
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "first", "words"), [
     (torch.Tensor, "backward", 1, "out of memory in the update, with one completion at a time"),
     (engine_module._Wave, "step", 1, "out of memory with the model alone, in a pass of a few tokens"),
@@ -211,6 +217,8 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(microrl, argumen
     assert not list((out / "checkpoints").iterdir()), "nothing half written is left"
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_a_disk_without_room_for_the_adapter_ends_the_run_with_its_reason(arguments, tmp_path):
     out = tmp_path / "run"
     done = processes.run([sys.executable, "-c", LIMITED, 20_000, "train", *arguments, "--out", out], timeout=300)
@@ -245,6 +253,8 @@ def test_what_is_a_full_disk():
     assert disk.is_refused(OSError(13, "Permission denied")) and not disk.is_refused(ValueError("os error"))
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(microrl, arguments, tmp_path):
     """The same on a file system of 700 KB, where one may be mounted."""
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(tmp_path)], capture_output=True)

@@ -52,7 +52,10 @@ def ended_well(out, budget_s):
     return summary
 
 
-@pytest.mark.parametrize("pace", PACES)
+MARKED = [pytest.param(pace, marks=() if pace == "stalling" else pytest.mark.slow) for pace in PACES]
+
+
+@pytest.mark.parametrize("pace", MARKED)
 def test_hours_bound_the_whole_process(inside, arguments, tmp_path, monkeypatch, pace):
     """An hour is used to at least 95 % and passed by 1 % at the most, exit included, whatever the machine does."""
     machine, out, budget_s = Machine(monkeypatch, PACES[pace]), tmp_path / "run", 3600

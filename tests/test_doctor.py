@@ -10,6 +10,8 @@ from microrl.commands import doctor
 from microrl.rollout.preflight import Installed
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_this_machine_is_fit(microrl):
     done = microrl("doctor", "--json", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -160,6 +160,8 @@ def test_an_ending_that_fails_is_no_success_and_its_hint_leads_to_the_end(inside
     assert "is already finished" in inside("train", "--resume", out).stderr
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["final save", "evaluation after"])
 def test_where_the_hours_are_spent_the_hint_has_enough_for_the_ending(inside, arguments, tmp_path, monkeypatch, part):
     """An hour whose steps take ten minutes each; what fails in the end takes what is left of it."""
@@ -289,6 +291,8 @@ def test_an_evaluation_outlives_its_console(inside, whole):
     assert done.returncode == 0 and json.loads(done.stdout)["benchmarks"]["held-out"]["questions"] == 2
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_without_its_terminal_a_run_saves_and_ends(inside, arguments, tmp_path):
     """The terminal itself goes away: the kernel sends SIGHUP, and nothing can be written any more."""
     out = tmp_path / "run"

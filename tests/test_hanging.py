@@ -161,6 +161,8 @@ def checking():
         process.communicate()
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_no_checker_outlives_a_run_that_is_killed(checking):
     process, below = checking()
     process.kill()
@@ -168,6 +170,8 @@ def test_no_checker_outlives_a_run_that_is_killed(checking):
     until(lambda: not alive(below), "the checker is still there")
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_no_fork_outlives_its_checker(checking):
     process, below = checking()
     table = all_processes()
@@ -177,6 +181,8 @@ def test_no_fork_outlives_its_checker(checking):
     until(lambda: not alive(below), "the fork is still there")
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_a_check_has_a_limit_of_processor_time_where_nobody_is_left_to_end_it(checking):
     process, below = checking(cpu_s=1.0)
     process.send_signal(signal.SIGSTOP)
@@ -198,6 +204,8 @@ def test_the_limit_of_processor_time_is_a_checks_and_not_its_processs(checker):
 # ---- one check
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_a_killed_verdict_is_not_remembered(checker):
     assert checker.check("1/2", "0.25") == (False, False)
     os.kill(checker._children[0]._process.pid, signal.SIGSTOP)
@@ -206,6 +214,8 @@ def test_a_killed_verdict_is_not_remembered(checker):
     assert checker.check("1/2", "0.5") == (True, False)
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_a_large_request_to_a_stopped_child_keeps_the_deadline(checker):
     child = checker._children[0]._process.pid
     os.kill(child, signal.SIGSTOP)
@@ -219,6 +229,8 @@ def test_a_large_request_to_a_stopped_child_keeps_the_deadline(checker):
     assert checker.check("1/2", large) == (False, False), "a child that runs takes it"
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_half_a_line_keeps_the_deadline():
     child = _Child()
     half = [sys.executable, "-c", "import sys, time; sys.stdout.write('tr'); sys.stdout.flush(); time.sleep(600)"]
@@ -245,6 +257,8 @@ def test_a_checker_that_cannot_start_says_so(monkeypatch):
         in_time(lambda: scorer.score([(0, group("1/2", "0.5", "0.25", "0.75"))]))
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_closing_while_checks_are_running_ends_them():
     checker = AnswerChecker(deadline_s=FOREVER_S)
     for answer in ("0.25", "0.75"):
@@ -353,6 +367,8 @@ class Scripted:
             yield position, Group(prompt, (Completion((1, 2), (0.0, 0.0), "stop", 0, f"\\boxed{{{prompt.question}}}"),))
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scorer):
     scorer.checker.deadline_s = 30.0
     questions = ["0.5", r"\frac{2}{4}", "7", HOSTILE, r"\frac{4}{8}"]
@@ -365,6 +381,8 @@ def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scor
     assert evaluate(Scripted(), scorer, prompts[3:], Sampling(1, 8), seed=0, pass_k=(), deadline_s=1.0) is None
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_an_evaluation_counts_what_it_killed(scorer):
     prompts = [Prompt(question, "1/2", "", (1,)) for question in ("0.5", HOSTILE, "0.25")]
     result = evaluate(Scripted(), scorer, prompts, Sampling(1, 8), seed=0, pass_k=())

@@ -81,7 +81,10 @@ def greedy(model, ids):
     return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)[0].tolist()
 
 
-@pytest.mark.parametrize("kind", [*LOW_RANK, *MERGED])
+FORMS = [pytest.param(kind, marks=() if kind in ("lora", "dora") else pytest.mark.slow) for kind in [*LOW_RANK, *MERGED]]
+
+
+@pytest.mark.parametrize("kind", FORMS)
 def test_both_forms_compute_what_was_trained(kind, inside, run_of, model_folder, tmp_path):
     run = run_of(kind)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
@@ -116,6 +119,8 @@ def test_both_forms_compute_what_was_trained(kind, inside, run_of, model_folder,
     assert found["as"] == "lora" and found["rank"] == (16 if kind == "pissa" else 8) and found["base"] == str(model_folder)
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_the_card_says_what_the_run_says(inside, run_of, tmp_path):
     run = run_of("lora", "data.system=Think.", "loss.kind=dapo")
     summary = json.loads((run / "summary.json").read_text())

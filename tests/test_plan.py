@@ -88,8 +88,14 @@ def trained_in(config, adapter):
     return sum(parameter.numel() for parameter in attached.parameters.values())
 
 
-@pytest.mark.parametrize("name", BUILT[:-1])
-@pytest.mark.parametrize("kind", KINDS)
+COUNTED = [
+    pytest.param(name, kind, marks=() if name == BUILT[0] or kind == "lora" else pytest.mark.slow)
+    for name in BUILT[:-1]
+    for kind in KINDS
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), COUNTED)
 def test_every_adapter_trains_what_is_counted(name, kind):
     """One layer and two with the adapter on them, and what follows for all layers, against the shape alone."""
     config, shape = CONFIGS[name], shape_of(name)
@@ -323,7 +329,7 @@ def saved_by_torch(network, precision, rows, length=128):
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "rank"), [("lora", 8), ("lora", 64), *((kind, 16) for kind in KINDS if kind != "lora")])
 def test_saved_activations_are_what_torch_saves(dtype, kind, rank):
     """Against the tensors that autograd keeps for each further token, in a network of four layers."""

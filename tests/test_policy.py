@@ -351,7 +351,8 @@ def ragged_batch(groups, size=4):
     ("loss", "failing"),
     [
         *((loss, "never") for loss in ("grpo", "dapo", "dr_grpo", "gspo")),
-        *(("gspo", place) for place in ("before the steps", "in the first step", "in the second step")),
+        ("gspo", "in the second step"),
+        *(pytest.param("gspo", place, marks=pytest.mark.slow) for place in ("before the steps", "in the first step")),
     ],
 )
 def test_at_rate_0_every_ratio_is_exactly_1(loss, recomputing, failing, monkeypatch):

@@ -202,6 +202,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole,
     same_end(out, whole)
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_without_a_whole_checkpoint_a_run_starts_again(inside, whole, tmp_path):
     out = tmp_path / "damaged"
     shutil.copytree(whole, out)
@@ -212,6 +214,8 @@ def test_without_a_whole_checkpoint_a_run_starts_again(inside, whole, tmp_path):
     same_end(out, whole)
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_a_second_process_is_refused(microrl, learning, tmp_path):
     out = tmp_path / "one"
     process = start(["train", *learning, "--out", out])
@@ -224,6 +228,8 @@ def test_a_second_process_is_refused(microrl, learning, tmp_path):
     assert "hint:" in second.stderr
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 def test_resume_auto_begins_goes_on_and_ends(microrl, learning, whole, tmp_path):
     command = [*learning, "--resume", "auto"]
     process = start(["train", *command, "--out", tmp_path / "runs" / "a"], place="row", count=3)

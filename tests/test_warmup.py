@@ -65,7 +65,11 @@ def test_the_gradient_is_plain_cross_entropys_however_it_is_cut(architecture, ki
         assert found.tokens == tokens == 43 and found.loss == pytest.approx(float(total.detach()), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+EACH_FORM = ("lora", "dora", "adalora", "ia3", "full")
+IMITATING = [pytest.param(kind, marks=() if kind in EACH_FORM else pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", IMITATING)
 def test_every_adapter_imitates(kind, tokenizer):
     model = small("qwen2")
     config = resolve((), {"optim.max_grad_norm": 100.0}).model_copy(update={"adapter": config_of(kind)})
@@ -236,6 +240,8 @@ KILLED = [
 ]
 
 
+@pytest.mark.one_of_each
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "count"), KILLED)
 def test_killed_in_the_warm_up_or_behind_it_the_run_comes_to_the_same_end(
     inside, arguments, model, whole, tmp_path, place, count
