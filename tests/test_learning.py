@@ -25,7 +25,21 @@ pytestmark = pytest.mark.slow
 def test_the_quickstart_learns(tmp_path, seed):
     """All of its steps, however long they take here; what they take of a processor is what its three minutes are about."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "microrl", "train", "quickstart", "--hours", "1", "--seed", str(seed), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "microrl",
+        "train",
+        "quickstart",
+        "--steps",
+        "120",
+        "--hours",
+        "1",
+        "--seed",
+        str(seed),
+        "--out",
+        str(out),
+    ]
     before = os.times()
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     after = os.times()

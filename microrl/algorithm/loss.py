@@ -16,8 +16,8 @@ from microrl.config.schema import Averaging, LossConfig
 MIN_LOGPROB = -100.0
 """Nats. A token below this is less likely than the smallest float32; an engine may call one that it has sampled impossible."""
 MAX_MISMATCH = 10.0
-"""Nats by which a token may be likelier in the trainer than in the engine and count in full in `k3`: exp(10) is 2e4, so a single
-impossible token in 2e5 makes 0.1 nats a token, and does not become infinite."""
+"""Nats by which a token may be likelier in the trainer than in the engine and count in full in `policy/kl_sampler`: exp(10) is
+2e4, so a single impossible token in 2e5 makes 0.1 nats a token, and the mean stays finite. The loss's KL has no such bound."""
 
 
 class PolicyLoss(NamedTuple):

@@ -110,7 +110,7 @@ class Policy:
     def update(
         self, batch: Batch, lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0
     ) -> Update:
-        """One optimizer step per mini-batch, at learning rate `lr`. Raises nothing for non-finite gradients: it skips.
+        """One optimizer step per mini-batch, at learning rate `lr`. A non-finite gradient skips its step.
 
         `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it.
         `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were.

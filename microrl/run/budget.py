@@ -35,7 +35,7 @@ class Durations:
 
     @recent.setter
     def recent(self, seconds: list[float]) -> None:
-        self._recent.extend(seconds)
+        self._recent = deque(seconds, maxlen=RECENT)
 
     def forecast_s(self) -> float:
         """A high quantile of the last few, plus a margin that shrinks with their number; `guess_s` before there are any."""

@@ -67,7 +67,7 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
     )  # fmt: skip
     if checkpoint is not None:
         saving.restore(run, checkpoint)
-    if resume:
+    if resume:  # nothing is deleted before the checkpoint has been loaded
         saving.go_back(folder, checkpoint, state)
     with watch.phase("load"):
         _begin(run, resume=resume)

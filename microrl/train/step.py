@@ -25,14 +25,15 @@ Progress = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Grou
 def training_step(run: Run, step: int, accuracy: float | None) -> None:
     """Sample, score, update, record. `accuracy`: validation accuracy of the weights that this step samples with, if measured.
 
-    Nothing is changed before the update; from the update to the end, signals are held back. Raises OutOfTime,
+    Until the update only the position in the data changes, and whoever catches an exception resets it. From the update to the
+    end, signals are held back. Raises OutOfTime,
     KeyboardInterrupt, SwapNotProved and MachineFailure.
     """
     budget, began_s = run.budget, run.budget.elapsed_s()
     run.watch.restart()
     lr = learning_rate(run.config.optim, budget.progress(step), after=budget.progress(step + 1)) * run.guard.lr_factor
-    progress = partial(run.console.sampling, label=f"step {step + 1}: sampling")
-    groups, sampled = run.with_smaller_cache_if_needed(lambda: sample_groups(run, step, progress, may_refill(run, step)))
+    show = partial(run.console.sampling, label=f"step {step + 1}: sampling")
+    groups, sampled = run.with_smaller_cache_if_needed(lambda: sample_groups(run, step, show, may_refill(run, step)))
     run.console.status(f"step {step + 1}: update")
     with run.signals.held("this micro-batch"):
         with run.watch.phase("update"):
@@ -41,14 +42,14 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s)
         run.state.step, run.state.sampler_position = step + 1, run.prompts.position
         guard.act(run, row, step)  # part of the step: a checkpoint never contains a row that the guard has not seen
-        run.policy.is_consistent = True
+        run.policy.is_consistent = True  # weights, row and guard belong together again: they may be saved
     if not run.state.is_stopped:
         budget.step.add(budget.elapsed_s() - began_s)
         run.forecast.stepped(step, row["length/mean"])
 
 
 def sample_groups(
-    parts: Components, step: int, progress: Progress, may_refill: MayRefill = always
+    parts: Components, step: int, show: Progress, may_refill: MayRefill = always
 ) -> tuple[list[Group], list[Group]]:
     """(groups to train on, all sampled groups), scored. They differ with DAPO's dynamic sampling, which drops and refills.
 
@@ -61,7 +62,7 @@ def sample_groups(
             prompts, timer = parts.prompts.draw(asked), RoundTimer(parts.watch)
             stream = (parts.config.seed, step, refill.rounds)
             groups = timer.decoding(sampler.groups(prompts, parts.sampling, stream=stream))
-            scored = parts.scorer.score(progress(groups, len(prompts)))
+            scored = parts.scorer.score(show(groups, len(prompts)))
             refill.add(scored, timer.stop())
     sleep_wake_s = parts.engine.report.wake_s + parts.engine.report.sleep_s
     parts.watch.add("sleep_wake", sleep_wake_s)
