@@ -413,7 +413,7 @@ def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
     engine = served.in_mode("swap")
     real = engine._driver._served
     monkeypatch.setattr(engine._driver, "_served", lambda pair: real(replace(pair, scale=pair.scale / 2)))
-    with pytest.raises(SwapNotProved, match="scaling"), engine.awake(policy.snapshot()):
+    with pytest.raises(SwapNotProved, match="scale is wrong"), engine.awake(policy.snapshot()):
         pass
 
 
@@ -640,7 +640,7 @@ def test_a_whole_run(microrl, arguments, tmp_path):
     # Step 0 samples from the base, where there is nothing to see; step 1 from an update that is seen.
     events = [event for event in events if "probe" in event["kind"]]
     assert [event["kind"] for event in events] == ["probe calibrated", "probe", "probe"]
-    assert "not measurable" in events[-2]["message"] and "slope of 1.000" in events[-1]["message"]
+    assert "not measurable" in events[-2]["message"] and "slope on it is 1.000" in events[-1]["message"]
     assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
     # Resumed, it measures both modes, stores its choice, and another process takes that up.
     for steps in (12, 13):
