@@ -243,7 +243,7 @@ def test_a_question_of_50_megabytes_is_told_by_its_length(tmp_path, suffix):
     path.write_text("\n".join(lines) if suffix == "jsonl" else f"question,answer\nq,1\n{long},1\n")
     began = time.process_time()
     said = refused(path)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 10, "it took two minutes once"
     assert "row 2" in said and "52,800,000 characters" in said and "512 tokens" in said
 
 
