@@ -329,6 +329,8 @@ def test_a_push_that_fails_once_is_tried_again(served, monkeypatch):
 def test_the_second_try_pushes_everything(served, monkeypatch):
     """Damage to the base that a new adapter would not mend: the retry loads all weights again."""
     engine, policy = served.in_mode("swap"), served.change("lora", seed=48)
+    sampled(engine, BASE, prompts(served, 1))  # whatever ran before: from here on only the adapter is to be pushed
+    served.events.clear()
     push, calls = engine._push, []
 
     def damaging(snapshot, mode):
