@@ -1,5 +1,6 @@
 """Data files of others: every digit is kept, nothing stale is read, and what is no data is refused by its row, at once."""
 
+import csv
 import json
 import os
 import time
@@ -243,7 +244,12 @@ def test_a_question_of_50_megabytes_is_told_by_its_length(tmp_path, suffix):
     path.write_text("\n".join(lines) if suffix == "jsonl" else f"question,answer\nq,1\n{long},1\n")
     began = time.process_time()
     said = refused(path)
-    assert time.process_time() - began < 10, "it took two minutes once"
+    refusing_s, began = time.process_time() - began, time.process_time()
+    limit = csv.field_size_limit(10**9)
+    sum(len(row) for row in csv.reader(path.open()))
+    reading_s = time.process_time() - began
+    csv.field_size_limit(limit)
+    assert refusing_s < 4 * reading_s, "little more than reading the file; it took two minutes once"
     assert "row 2" in said and "52,800,000 characters" in said and "512 tokens" in said
 
 
