@@ -25,11 +25,6 @@ def advantages(rewards_PG: torch.Tensor, *, scale_by_std: bool) -> torch.Tensor:
     return centred_PG / (rewards_PG.std(dim=1, keepdim=True, correction=freedom) + STD_FLOOR)
 
 
-def is_useful(group: Group) -> bool:
-    """Whether the group's rewards differ, so that it carries a policy gradient."""
-    return len({score.total for score in group.scores}) > 1
-
-
 def has_mixed_accuracy(group: Group) -> bool:
     """DAPO's filter (dynamic sampling): some completions are right and some are not."""
     return len({score.accuracy for score in group.scores}) > 1

@@ -19,7 +19,7 @@ Data = Annotated[str | None, typer.Option(help="Known data set, hub id, or local
 Engine = Annotated[str | None, typer.Option(help="auto, vllm or transformers.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed of training.")]
 Price = Annotated[float | None, typer.Option(help="Price of this machine, US dollars per hour.")]
-WarmupMinutes = Annotated[
+SftMinutes = Annotated[
     float | None,
     typer.Option("--sft-minutes", help="Supervised fine-tuning (SFT) first, for at most this many minutes of --hours."),
 ]
@@ -53,11 +53,11 @@ def run_folder(name: str) -> Path:
 
 def as_flags(
     *, model: str | None, rank: int | None, adapter: str | None, loss: str | None, data: str | None, engine: str | None,
-    seed: int | None, hours: float | None, steps: int | None, price: float | None, warmup_minutes: float | None,
+    seed: int | None, hours: float | None, steps: int | None, price: float | None, sft_minutes: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The options as configuration keys; None for an option that was not given."""
     return {
         "model.name": model, "adapter.rank": rank, "adapter.kind": adapter, "loss.kind": loss, "data.name": data,
         "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,
-        "sft.minutes": warmup_minutes,
+        "sft.minutes": sft_minutes,
     }  # fmt: skip

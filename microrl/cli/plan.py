@@ -41,7 +41,7 @@ def plan(
     engine: options.Engine = None,
     seed: options.Seed = None,
     price: options.Price = None,
-    warmup_minutes: options.WarmupMinutes = None,
+    sft_minutes: options.SftMinutes = None,
     sets: options.Sets = None,
     gpu: Annotated[
         str | None,
@@ -55,7 +55,7 @@ def plan(
 
     flags = options.as_flags(
         model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
-        price=price, warmup_minutes=warmup_minutes,
+        price=price, sft_minutes=sft_minutes,
     )  # fmt: skip
     config = _bounded(resolve(presets or (), flags, sets or ()))
     shape = shape_of(config.model.name)

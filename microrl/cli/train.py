@@ -48,7 +48,7 @@ def train(
     engine: options.Engine = None,
     seed: options.Seed = None,
     price: options.Price = None,
-    warmup_minutes: options.WarmupMinutes = None,
+    sft_minutes: options.SftMinutes = None,
     init: Annotated[str | None, typer.Option(metavar="RUN", help="Start from the trained adapter of this run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/PRESET-TIME")] = None,
     resume: Annotated[
@@ -71,7 +71,7 @@ def train(
         expanded(str(out), "--out")
     flags = options.as_flags(
         model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
-        price=price, warmup_minutes=warmup_minutes,
+        price=price, sft_minutes=sft_minutes,
     )  # fmt: skip
     flags["init"] = init
     if resume is not None and resume != AUTO:

@@ -51,7 +51,7 @@ def warmup(
 
     flags = options.as_flags(
         model=model, rank=rank, adapter=adapter, loss=None, data=data, engine=None, seed=seed, hours=hours, steps=None,
-        price=None, warmup_minutes=None,
+        price=None, sft_minutes=None,
     )  # fmt: skip
     flags["sft.steps"] = steps
     if resume is not None:
