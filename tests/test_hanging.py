@@ -405,9 +405,11 @@ def test_gold_answers_that_hang_are_refused_before_they_cost_hours(scorer):
 
 @pytest.mark.slow
 @pytest.mark.one_of_each
-@pytest.mark.flaky(reruns=1)  # a machine that stalls in the last second
 def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
-    """After 150 completions every answer is another tower: in the middle of training, and in the final evaluation."""
+    """After 150 completions every answer is another tower: in the middle of training, and in the final evaluation.
+
+    Each check may take 40 s, so that waiting for a single one is seen on a machine that stalls for seconds, too.
+    """
     code = (
         "from dataclasses import replace\n"
         "from microrl.rollout import transformers\n"
@@ -420,12 +422,13 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
         "from microrl.cli import main; main()"
     )
     out, budget_s = tmp_path / "run", 60
-    command = [sys.executable, "-c", code, "train", *tiny_arguments, "--hours", budget_s / 3600, "--out", out]
+    command = [sys.executable, "-c", code, "train", *tiny_arguments, "--hours", budget_s / 3600, "--out", out,
+               "--set", "reward.deadline_s=40"]  # fmt: skip
     began = time.monotonic()
     done = processes.run(command, timeout=600)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
-    assert seconds <= budget_s + 4, "it waits for no check, of which each may take 5 s"
+    assert seconds <= budget_s + 30, "it waits for no check"
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "done" and summary["steps"] >= 1 and (out / "final").is_dir()
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -434,4 +437,4 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
     told = [event["message"] for event in events if event["kind"] == "checks killed"]
     assert len(told) == len(hung) and (hung or any("was discarded" in event["message"] for event in events))
     for killed, message in zip(hung, told, strict=True):
-        assert message.startswith(f"{killed} completions count as wrong: the checks of ") and "killed after 5 s" in message
+        assert message.startswith(f"{killed} completions count as wrong: the checks of ") and "killed after 40 s" in message
