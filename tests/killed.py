@@ -8,7 +8,7 @@ from microrl.policy import policy, sft
 from microrl.rollout import transformers
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder
-from microrl.train import saving, validation
+from microrl.train import held_out, saving, validation
 
 PLACES = {
     "generation": (transformers._Wave, "step"),
@@ -24,7 +24,7 @@ PLACES = {
     "best": (checkpoint, "publish"),
     "behind best": (saving, "publish_best"),
     "validation": (validation, "_validate"),
-    "evaluation": (validation, "_evaluate"),
+    "evaluation": (held_out, "_evaluate"),
     "final": (saving, "save_final"),
     "answers": (transformers._Sampler, "groups"),
 }

@@ -17,7 +17,7 @@ from microrl.policy import policy as policy_module
 from microrl.policy.policy import Policy
 from microrl.rollout import transformers as engine_module
 from microrl.run import checkpoint, disk
-from microrl.train import validation
+from microrl.train import held_out
 
 ADAPTER = "final/adapter_model.safetensors"
 SETS = ["sampling.max_completion_tokens=40", "sampling.group_size=8", "reward.overlong.buffer=39", "optim.lr=0.002",
@@ -71,8 +71,8 @@ SAMPLING = {
     "prefill": (engine_module._Wave, "__init__", 6),
     "decoding": (engine_module._Wave, "step", 150),
     "choosing": (engine_module, "sample_tokens", 200),
-    "validation": (validation, "evaluate", 2),
-    "evaluation before": (validation, "evaluate", 1),
+    "validation": (held_out, "evaluate", 2),
+    "evaluation before": (held_out, "evaluate", 1),
 }
 
 

@@ -26,7 +26,7 @@ from microrl.quickstart import model as quickstart
 from microrl.run.budget import Budget
 from microrl.run.folder import RunFolder
 from microrl.run.signals import Interrupts
-from microrl.train import saving, validation
+from microrl.train import held_out, saving
 
 ADAPTER = "final/adapter_model.safetensors"
 
@@ -131,7 +131,7 @@ def failing(monkeypatch, part, offset=None):
 
         monkeypatch.setattr(saving, "save_final", save_final)
     else:
-        original, calls = validation.evaluate, []
+        original, calls = held_out.evaluate, []
 
         def evaluate(*rest, **named):
             calls.append(rest)
@@ -141,7 +141,7 @@ def failing(monkeypatch, part, offset=None):
                 offset[0] += 580
             raise RuntimeError("the checker has lost its mind")
 
-        monkeypatch.setattr(validation, "evaluate", evaluate)
+        monkeypatch.setattr(held_out, "evaluate", evaluate)
     return calls
 
 

@@ -57,7 +57,7 @@ def scorer(running):
     running.checker.deadline_s = 0.5
     running.checker._known.clear()
     running.check_deadline = lambda: None
-    running.renew()
+    running.reset_allowance()
     return running
 
 
@@ -306,7 +306,7 @@ def never():
 def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scorer):
     same = [(n, group("1/2", *[HOSTILE] * 8)) for n in range(8)]
     for _ in range(2):
-        scorer.renew()
+        scorer.reset_allowance()
         assert in_time(lambda: sum(score.killed for one in scorer.score(same) for score in one.scores)) == 64
         assert scorer.allowance.killed == {("1/2", HOSTILE)}
         scorer.check_deadline = never  # the step knows it: a second round of dynamic sampling does not wait
@@ -350,7 +350,7 @@ def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(scorer):
         scorer.score([(0, group("1/2", *map(hostile, range(6))))])
     assert time.monotonic() - began < PATIENCE_S and len(looks) >= 3
     scorer.check_deadline = lambda: None
-    scorer.renew()
+    scorer.reset_allowance()
     began = time.monotonic()
     assert scorer.score([(0, group("1/3", r"\frac{7}{21}"))])[0].scores[0].accuracy == 1
     assert time.monotonic() - began < PATIENCE_S, "what was given up keeps nothing waiting"

@@ -18,7 +18,7 @@ from test_fuzz import tree
 from microrl.errors import UserError
 from microrl.run import checkpoint, heartbeat
 from microrl.run.folder import RunFolder
-from microrl.train import saving, validation
+from microrl.train import held_out, saving
 
 HUGE = 10**400
 LAST, FIRST = "checkpoints/step-000003", "checkpoints/step-000000"
@@ -346,10 +346,10 @@ BEFORE = [
 def test_a_damaged_evaluation_before_is_refused(run, key, value):
     path = run / "eval" / "held-out-before.json"
     config = RunFolder(run).settings()
-    assert validation.measured_before(RunFolder(run), config).right
+    assert held_out.measured_before(RunFolder(run), config).right
     change(path, key, value)
     with pytest.raises(UserError) as caught:
-        validation.measured_before(RunFolder(run), config)
+        held_out.measured_before(RunFolder(run), config)
     assert str(path) in caught.value.message and "\n" not in caught.value.message and f"rm {path}" in caught.value.hint
 
 

@@ -13,7 +13,7 @@ from microrl.run.stopwatch import Stopwatch
 from microrl.train import refill
 from microrl.train.refill import always
 from microrl.train.setup import Components
-from microrl.train.step import sample_groups, to_batch
+from microrl.train.step import sample_groups, with_advantages
 from microrl.types import Completion, Group, Prompt, Sampling
 
 RIGHT, WRONG, PLAIN = r"<think>x</think> \boxed{1}", r"<think>x</think> \boxed{2}", r"\boxed{2}"
@@ -29,7 +29,7 @@ class ScriptedEngine:
         self.report = SyncReport()
 
     @contextmanager
-    def awake(self, snapshot, *, trial=False):
+    def awake(self, snapshot, *, is_training=False):
         yield self
 
     def groups(self, prompts, sampling, *, stream):
@@ -90,7 +90,7 @@ def test_a_step_asks_at_most_ten_batches_and_counts_what_is_missing():
         parts, kept, sampled = run(questions, "dapo", **{"sampling.prompts_per_step": 4})
         assert len(sampled) == 40 and refill.missing(parts.config, kept) == lacking
     parts, kept, _ = run([USELESS], "dapo")
-    batch = to_batch(parts.config, kept)
+    batch = with_advantages(parts.config, kept)
     assert batch.groups == 2 and all(row.advantage == 0 for row in batch.rows if row.group == 9), "it says what it saw"
     assert refill.missing(resolve((), {"loss.kind": "grpo"}), kept) is None
 

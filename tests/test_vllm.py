@@ -532,7 +532,7 @@ def test_auto_measures_and_decides(served):
     modes = []
     for number in range(8):
         policy = served.change("lora", seed=60 + number, size=0.0 if number == 0 else 0.05)
-        with engine.awake(policy.snapshot(), trial=True) as sampler:
+        with engine.awake(policy.snapshot(), is_training=True) as sampler:
             list(sampler.groups(prompts(served, 4), Sampling(4, 24), stream=(number,)))
         modes.append(engine.report.mode)
     ((mode, _, table),) = chosen

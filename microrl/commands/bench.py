@@ -20,7 +20,7 @@ from microrl.policy.schedule import learning_rate
 from microrl.rollout.factory import make_engine
 from microrl.run.stopwatch import Stopwatch
 from microrl.train.setup import Components, make_scorer
-from microrl.train.step import sample_groups, to_batch
+from microrl.train.step import sample_groups, with_advantages
 from microrl.types import Group, Prompt, Sampling
 
 
@@ -53,7 +53,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             began = clock.now_s()
             groups, _ = sample_groups(parts, step, _unseen)
             with parts.watch.phase("update"):
-                batch = to_batch(config, [every_useful(group) for group in groups])
+                batch = with_advantages(config, [every_useful(group) for group in groups])
                 update = parts.policy.update(batch, learning_rate(config.optim, 0.0, after=1.0))
             assert update.skipped == 0, update.reason
             seconds.append(clock.now_s() - began)

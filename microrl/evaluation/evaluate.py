@@ -150,7 +150,7 @@ def evaluate(
         chunk = prompts[start : start + _fitting(left_s(), slowest, size)]
         if not chunk:
             break
-        scorer.renew()
+        scorer.reset_allowance()
         groups = scorer.score(sampler.groups(chunk, sampling, stream=(STREAM, seed, start)), left_s=left_s)
         scored = list(takewhile(lambda group: group.scores, groups))
         for group in scored:

@@ -26,13 +26,13 @@ class RewardScorer:
         self.check_deadline: Callable[[], None] = lambda: None
         """Called several times a second while scoring waits. What it raises ends the scoring."""
         self.allowance = Allowance()
-        """What hanging checks have cost since the last `renew`."""
+        """What hanging checks have cost since the last `reset_allowance`."""
         self._config = config
         self._penalty = penalty
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="scorer")
 
-    def renew(self) -> None:
-        """A new step, with a new allowance for checks that hang."""
+    def reset_allowance(self) -> None:
+        """Allow as many hanging checks again as one step may have."""
         self.allowance = Allowance()
 
     def score(self, groups: Iterable[tuple[int, Group]], *, left_s: Callable[[], float] | None = None) -> list[Group]:

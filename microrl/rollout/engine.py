@@ -50,10 +50,10 @@ class Engine(Protocol):
     check_deadline: Callable[[], None]
     """Called between two tokens. What it raises ends the sampling."""
 
-    def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> AbstractContextManager[Sampler]:
+    def awake(self, snapshot: AdapterSnapshot, *, is_training: bool = False) -> AbstractContextManager[Sampler]:
         """Wake up, take over the snapshot's weights, prove it, yield a sampler, and sleep again on exit.
 
-        `trial` marks a training step: there an engine may try, time and choose between its ways of taking weights over.
+        `is_training` marks a training step: there an engine may try, time and choose between its ways of taking weights over.
 
         Raises SwapNotProved where the engine cannot be shown to sample from these weights.
         """

@@ -48,7 +48,7 @@ class TransformersEngine:
         """Groups that were last decoded together, and the bytes of one's cache. Before there were any: a guess."""
 
     @contextmanager
-    def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
+    def awake(self, snapshot: AdapterSnapshot, *, is_training: bool = False) -> Iterator[_Sampler]:
         """Take over the snapshot's update, and let it go on exit. The trainer's weights are never written.
 
         In fp32 a pair is folded into copies of the weights. A narrower type would round a small update away, so there it runs

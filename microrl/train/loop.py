@@ -7,8 +7,9 @@ from typing import Any
 from microrl.config import RunConfig
 from microrl.run.folder import RunFolder
 from microrl.train import saving, session, validation
+from microrl.train.held_out import evaluate_after, evaluate_before
 from microrl.train.run import Run
-from microrl.train.sft import supervised_phase
+from microrl.train.sft import sft_phase
 from microrl.train.step import training_step
 
 
@@ -22,30 +23,33 @@ def train(
     """
     with session.opened(config, folder, started=started, resume=resume, is_extended=is_extended) as run:
         with session.recorded(run):  # `run.status` is "failed" until everything below has ended
-            validation.before(run)
-            session.refuse_without_room_for_a_step(run)
-            supervised_phase(run)
-            status = reinforce(run)
+            evaluate_before(run)
+            session.require_time_for_a_step(run)
+            sft_phase(run)
+            status = rl_phase(run)
             saving.save_checkpoint(run)  # a finished run can be given more steps or hours
             saving.save_final(run)
-            validation.after(run)
+            evaluate_after(run)
             saving.flush_lines(run)
             run.status = status
         return run.summary
 
 
-def reinforce(run: Run) -> str:
-    """Train until the hours or steps are used up or the guard stops the run; returns the run's status, "done" or "stopped"."""
+def rl_phase(run: Run) -> str:
+    """Train until the budget is used up or the guard stops the run; returns the run's status, "done" or "stopped".
+
+    Raises KeyboardInterrupt after a signal.
+    """
     if run.state.is_stopped:
         return "stopped"  # by the guard, in an earlier process that was killed before its end
     if run.config.sft.only:
         return "done"
-    with session.within_the_budget(run):
+    with session.until_time_is_up(run):  # ends the block, even in the middle of a step
         for step in run.budget.steps(start=run.state.step):
             accuracy = validation.validate_if_due(run, step)
             training_step(run, step, accuracy)
             if run.state.is_stopped:
                 return "stopped"
-            saving.save_if_due(run, run.state.step, run.budget.max_steps)
+            saving.save_if_due(run, step=step + 1, steps=run.budget.max_steps)
         validation.validate_last(run)
     return "done"

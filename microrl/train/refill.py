@@ -8,6 +8,7 @@ from microrl import clock
 from microrl.algorithm.advantages import has_mixed_accuracy
 from microrl.config import RunConfig
 from microrl.limits import has_time, next_round
+from microrl.rollout.engine import SyncReport
 from microrl.run.stopwatch import Stopwatch
 from microrl.train.run import Run
 from microrl.types import Group
@@ -30,24 +31,34 @@ def may_refill(run: Run, step: int) -> MayRefill:
     return lambda first_s, refills_s, next_s: has_time(first_s, refills_s, next_s) and budget.fits(next_s + update_s)
 
 
-class RoundTimer:
-    """Times a round: `generate` until its last group is decoded, then `verify` until all groups are scored."""
+class SamplingTimer:
+    """Seconds of a step's sampling by phase: `generate` until a round's last group is decoded, `verify` until all are scored,
+    `sleep_wake` the engine's own, and `sync` the rest: pushing and verifying the adapter."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
-        self._began = self._decoded = clock.now_s()
+        self._began = self._round_began = self._decoded = clock.now_s()
+        self._rounds_s = 0.0
 
     def decoding(self, groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
-        """Pass the groups through; the last one ends decoding."""
+        """Pass a round's groups through; the last one ends decoding."""
+        self._round_began = self._decoded = clock.now_s()
         yield from groups
         self._decoded = clock.now_s()
 
-    def stop(self) -> float:
-        """End the round; returns its seconds."""
+    def round_ended(self) -> float:
+        """All groups of the round are scored; returns its seconds."""
         now = clock.now_s()
-        self._watch.add("generate", self._decoded - self._began)
+        self._watch.add("generate", self._decoded - self._round_began)
         self._watch.add("verify", now - self._decoded)
-        return now - self._began
+        self._rounds_s += now - self._round_began
+        return now - self._round_began
+
+    def ended(self, report: SyncReport) -> None:
+        """The engine is asleep again, with this report."""
+        sleep_wake_s = report.wake_s + report.sleep_s
+        self._watch.add("sleep_wake", sleep_wake_s)
+        self._watch.add("sync", clock.now_s() - self._began - self._rounds_s - sleep_wake_s)
 
 
 class Refill:
@@ -79,7 +90,7 @@ class Refill:
         self.kept += [group for group in scored if not self._is_dynamic or has_mixed_accuracy(group)]
 
     @property
-    def rounds(self) -> int:
+    def count(self) -> int:
         """Rounds so far."""
         return len(self._rounds_s)
 

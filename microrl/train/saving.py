@@ -163,7 +163,7 @@ def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
         work()
 
 
-def save_if_due(run: Run, step: int, steps: int | None) -> None:
+def save_if_due(run: Run, *, step: int, steps: int | None) -> None:
     """Save a checkpoint if one is due after `step` of `steps` steps (None: bounded by time)."""
     by_step = steps is not None and step % max(steps // CHECKPOINTS, 1) == 0
     interval_s = checkpoint_interval_s(run.budget.hours, run.budget.save.typical_s())

@@ -19,8 +19,9 @@ from microrl.run.forecast import Forecast
 from microrl.run.heartbeat import Heartbeat
 from microrl.run.signals import Interrupts
 from microrl.run.stopwatch import Stopwatch
-from microrl.train import planning, saving, setup, validation
+from microrl.train import planning, saving, setup
 from microrl.train.guard import Guard
+from microrl.train.held_out import measured_before
 from microrl.train.run import OutOfTime, Run
 from microrl.train.summary import summary_of
 
@@ -39,7 +40,7 @@ def opened(config: RunConfig, folder: RunFolder, *, started: float, resume: bool
 
 
 def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: float, resume: bool, is_extended: bool) -> Run:
-    before = validation.measured_before(folder, config) if resume else None
+    before = measured_before(folder, config) if resume else None
     checkpoint, state = saving.find_checkpoint(folder) if resume else (None, State())
     if is_extended:
         state.extend(sft_only=config.sft.only)
@@ -76,7 +77,7 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
 
 def _begin(run: Run, *, resume: bool) -> None:
     """Record the environment and announce the run. Raises UserError if loading has used up the budget before the first step."""
-    _refuse_without_room_to_evaluate(run)
+    _require_time_to_evaluate(run)
     adapter = run.policy.adapter.summary()
     (run.folder.path / "summary.json").unlink(missing_ok=True)
     with run.folder.tolerate_write_errors("environment.json", run.announce):
@@ -88,7 +89,7 @@ def _begin(run: Run, *, resume: bool) -> None:
         run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s)
 
 
-def _refuse_without_room_to_evaluate(run: Run) -> None:
+def _require_time_to_evaluate(run: Run) -> None:
     budget, state = run.budget, run.state
     needed_s = budget.min_reserve_s() + MIN_EVALUATION * budget.evaluation_s  # before training and after it
     first = budget.sft_step if run.config.sft.only else budget.step
@@ -101,7 +102,7 @@ def _refuse_without_room_to_evaluate(run: Run) -> None:
         )
 
 
-def refuse_without_room_for_a_step(run: Run) -> None:
+def require_time_for_a_step(run: Run) -> None:
     """Raises UserError if there is no time for a first step. SFT alone has its own check."""
     budget = run.budget
     if run.config.sft.only or run.state.step or budget.fits_a_step():
@@ -115,8 +116,9 @@ def refuse_without_room_for_a_step(run: Run) -> None:
 
 
 @contextmanager
-def within_the_budget(run: Run) -> Iterator[None]:
-    """Within the block, sampling and scoring check the deadline. When time is up, the unfinished step is discarded."""
+def until_time_is_up(run: Run) -> Iterator[None]:
+    """The block ends when time is up, whatever it is doing: sampling, scoring and update check the deadline. The unfinished
+    step is discarded."""
     run.engine.check_deadline = run.scorer.check_deadline = run.check_deadline
     run.saved_s = run.budget.elapsed_s()
     try:
@@ -125,7 +127,7 @@ def within_the_budget(run: Run) -> Iterator[None]:
         run.prompts.position = run.state.sampler_position
         if run.state.step == 0:
             run.budget.step.guess_s = max(run.budget.step.guess_s, run.budget.elapsed_s() - run.saved_s)
-            refuse_without_room_for_a_step(run)
+            require_time_for_a_step(run)
         run.announce("warning", f"time is up: the unfinished work after step {run.state.step} was discarded")
     finally:
         run.engine.check_deadline = run.scorer.check_deadline = lambda: None

@@ -15,7 +15,7 @@ from microrl.types import SftExample
 PHASE = "sft"
 
 
-def supervised_phase(run: Run) -> None:
+def sft_phase(run: Run) -> None:
     """Fine-tune on solutions until `sft.steps`, `sft.minutes` or the budget is used up; once per run.
 
     Time for the final evaluation, the save and (unless `sft.only`) a first training step is kept. The optimizer state is reset
@@ -33,7 +33,7 @@ def supervised_phase(run: Run) -> None:
             began = run.budget.elapsed_s()
             _step(run, draws)
             run.budget.sft_step.add(run.budget.elapsed_s() - began)
-            saving.save_if_due(run, state.steps, config.steps)
+            saving.save_if_due(run, step=state.steps, steps=config.steps)
     except OutOfTime:
         run.budget.sft_step.guess_s = max(run.budget.sft_step.guess_s, run.budget.elapsed_s() - began)
         run.announce("warning", f"time is up: the unfinished work after supervised step {state.steps} was discarded")

@@ -1,4 +1,4 @@
-"""One training step: sample and score groups, compute advantages, update by the loss, record."""
+"""One training step: sample and score groups, compute advantages, update, record. The loss is in `algorithm/loss.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from microrl import clock
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
 from microrl.models.gpu import peak_gb
@@ -14,31 +13,31 @@ from microrl.policy.schedule import learning_rate
 from microrl.policy.update_metrics import Update
 from microrl.run import metrics
 from microrl.train import guard
-from microrl.train.refill import MayRefill, Refill, RoundTimer, always, may_refill, missing
+from microrl.train.refill import MayRefill, Refill, SamplingTimer, always, may_refill, missing
 from microrl.train.run import Run
 from microrl.train.setup import Components
 from microrl.types import Group
 
-Progress = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Group]]]
+Show = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Group]]]
+"""Passes groups on as they arrive and shows how many of the total have; each has the position of its prompt."""
 
 
 def training_step(run: Run, step: int, accuracy: float | None) -> None:
     """Sample, score, update, record. `accuracy`: validation accuracy of the weights that this step samples with, if measured.
 
     Until the update only the position in the data changes, and whoever catches an exception resets it. From the update to the
-    end, signals are held back. Raises OutOfTime,
-    KeyboardInterrupt, SwapNotProved and MachineFailure.
+    end, signals are held back. Raises OutOfTime, KeyboardInterrupt, SwapNotProved and MachineFailure.
     """
     budget, began_s = run.budget, run.budget.elapsed_s()
+    progress = budget.progress(step)
+    lr = learning_rate(run.config.optim, progress, after=budget.progress(step + 1)) * run.guard.lr_factor
     run.watch.restart()
-    lr = learning_rate(run.config.optim, budget.progress(step), after=budget.progress(step + 1)) * run.guard.lr_factor
-    show = partial(run.console.sampling, label=f"step {step + 1}: sampling")
-    groups, sampled = run.with_smaller_cache_if_needed(lambda: sample_groups(run, step, show, may_refill(run, step)))
-    run.console.status(f"step {step + 1}: update")
+    groups, sampled = _sample_with_retry(run, step)
     with run.signals.held("this micro-batch"):
+        run.console.status(f"step {step + 1}: update")
         with run.watch.phase("update"):
-            batch = to_batch(run.config, groups)
-            update = run.policy.update(batch, lr, run.check_deadline, progress=budget.progress(step))
+            batch = with_advantages(run.config, groups)
+            update = run.policy.update(batch, lr, run.check_deadline, progress=progress)
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s)
         run.state.step, run.state.sampler_position = step + 1, run.prompts.position
         guard.act(run, row, step)  # part of the step: a checkpoint never contains a row that the guard has not seen
@@ -48,30 +47,36 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
         run.forecast.stepped(step, row["length/mean"])
 
 
-def sample_groups(
-    parts: Components, step: int, show: Progress, may_refill: MayRefill = always
-) -> tuple[list[Group], list[Group]]:
+def _sample_with_retry(run: Run, step: int) -> tuple[list[Group], list[Group]]:
+    """`sample_groups`, shown on the console; again with half the KV cache where memory runs out."""
+    show = partial(run.console.sampling, label=f"step {step + 1}: sampling")
+
+    def sample() -> tuple[list[Group], list[Group]]:
+        return sample_groups(run, step, show, may_refill(run, step))
+
+    return run.with_smaller_cache_if_needed(sample)
+
+
+def sample_groups(parts: Components, step: int, show: Show, may_refill: MayRefill = always) -> tuple[list[Group], list[Group]]:
     """(groups to train on, all sampled groups), scored. They differ with DAPO's dynamic sampling, which drops and refills.
 
-    Waking the engine sends it the current adapter and proves the swap. Answers are scored while others are still decoded.
+    Groups stream through: the answers of one are scored while others are still decoded.
     """
-    began, refill = clock.now_s(), Refill(parts.config, may_refill)
-    parts.scorer.renew()
-    with parts.engine.awake(parts.policy.snapshot(), trial=True) as sampler:
-        while asked := refill.next_round():
-            prompts, timer = parts.prompts.draw(asked), RoundTimer(parts.watch)
-            stream = (parts.config.seed, step, refill.rounds)
-            groups = timer.decoding(sampler.groups(prompts, parts.sampling, stream=stream))
-            scored = parts.scorer.score(show(groups, len(prompts)))
-            refill.add(scored, timer.stop())
-    sleep_wake_s = parts.engine.report.wake_s + parts.engine.report.sleep_s
-    parts.watch.add("sleep_wake", sleep_wake_s)
-    parts.watch.add("sync", clock.now_s() - began - refill.seconds - sleep_wake_s)  # push, proof and overhead
-    return refill.batch, refill.sampled
+    timer, rounds = SamplingTimer(parts.watch), Refill(parts.config, may_refill)
+    parts.scorer.reset_allowance()
+    # The engine wakes up with the current adapter, verified; it sleeps again at the end of the block.
+    with parts.engine.awake(parts.policy.snapshot(), is_training=True) as sampler:
+        while asked := rounds.next_round():
+            prompts = parts.prompts.draw(asked)
+            decoding = sampler.groups(prompts, parts.sampling, stream=(parts.config.seed, step, rounds.count))
+            scored = parts.scorer.score(show(timer.decoding(decoding), len(prompts)))
+            rounds.add(scored, timer.round_ended())
+    timer.ended(parts.engine.report)
+    return rounds.batch, rounds.sampled
 
 
-def to_batch(config: RunConfig, groups: list[Group]) -> Batch:
-    """The groups as a batch with advantages, as configured by the loss."""
+def with_advantages(config: RunConfig, groups: list[Group]) -> Batch:
+    """The groups as a batch: one row a completion, with its group-relative advantage."""
     return assemble(groups, scale_by_std=config.loss.scale_by_std, mask_truncated=config.loss.mask_truncated)
 
 
@@ -91,7 +96,7 @@ def record(
     with run.watch.phase("log"):
         if state.entropy_start is None:
             state.entropy_start = update.entropy
-        lacking = missing(run.config, groups)
+        missing_groups = missing(run.config, groups)
         row = metrics.row(
             metrics.of_groups(sampled)
             | update.metrics(state.entropy_start)
@@ -101,7 +106,7 @@ def record(
                 "step": step,
                 "optim/lr": lr,
                 "validate/accuracy": accuracy,
-                "groups/missing": lacking,
+                "groups/missing": missing_groups,
                 "memory/peak_gb": peak_gb(),
                 "budget/elapsed_s": budget.elapsed_s(),
                 "budget/left_s": budget.left_s(),
@@ -114,10 +119,10 @@ def record(
             folder.event("update skipped", update.reason, step=step)
         if row["reward/killed"]:
             folder.event("checks killed", run.scorer.why_killed(row["reward/killed"]), step=step)
-        if lacking:
+        if missing_groups:
             wanted = run.config.sampling.prompts_per_step
-            said = f"only {wanted - lacking} of {wanted} groups have both right and wrong answers, after {len(sampled)} prompts"
-            folder.event("batch not full", said, step=step, missing=lacking)
+            found = f"only {wanted - missing_groups} of {wanted} groups have both right and wrong answers"
+            folder.event("batch not full", f"{found}, after {len(sampled)} prompts", step=step, missing=missing_groups)
     with run.watch.phase("save"), folder.tolerate_write_errors("rollouts", run.announce):
         folder.log_rollouts(step, sampled)
     return row

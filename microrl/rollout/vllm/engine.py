@@ -60,12 +60,12 @@ class VllmEngine:
         self._start()
 
     @contextmanager
-    def awake(self, snapshot: AdapterSnapshot, *, trial: bool = False) -> Iterator[_Sampler]:
+    def awake(self, snapshot: AdapterSnapshot, *, is_training: bool = False) -> Iterator[_Sampler]:
         """See `Engine.awake`. The process's random generators are on exit what they were on entry."""
         self.report = SyncReport(mode="swap")
         with process_state_kept():
             try:
-                self._take_over(snapshot, self._choice.next() if trial else self._choice.decided or "swap")
+                self._take_over(snapshot, self._choice.next() if is_training else self._choice.decided or "swap")
                 sampler = _Sampler(self, snapshot.version)
                 yield sampler
             except BaseException:
@@ -74,7 +74,7 @@ class VllmEngine:
                     self._sleep()
                 raise
             self._driver.settle()
-            if trial and not snapshot.is_base:
+            if is_training and not snapshot.is_base:
                 report = self.report
                 cost = Trial(report.push_s, sampler.tokens, sampler.decode_s, report.gap or 0.0, report.slope)
                 self._choice.record("merge" if report.mode == "merge" else "swap", cost)

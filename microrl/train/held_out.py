@@ -1,0 +1,145 @@
+"""The evaluations of the untouched and of the trained model on held-out problems; their difference is the gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from microrl import clock
+from microrl.config import RunConfig
+from microrl.errors import UserError
+from microrl.evaluation.evaluate import Result, evaluate
+from microrl.files import BadFile
+from microrl.limits import BEFORE_FRACTION
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.train.run import Run
+from microrl.train.setup import Components
+from microrl.types import BASE, AdapterSnapshot, Prompt, Sampling
+
+HELD_OUT = "held-out"
+
+
+def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
+    """The evaluation before training of a resumed run; None if there is none yet.
+
+    Raises BadFile if it cannot be read or was measured with other settings than the run's.
+    """
+    path = folder.path / f"eval/{HELD_OUT}-before.json"
+    if not path.is_file():
+        return None
+    hint = f"remove it to evaluate the untouched model again: rm {path}"
+    try:
+        found = Result.read(path)
+    except BadFile as error:
+        raise BadFile(error.message, hint) from None
+    settings = _sampling(config, config.sampling.max_completion_tokens, None)
+    if (found.sampling, found.seed) != (settings, config.evaluation.seed):
+        raise BadFile(f"{path} was measured with different settings: {found.sampling}, seed {found.seed}", hint)
+    return found
+
+
+def evaluate_before(run: Run) -> None:
+    """Evaluate the untouched model on the held-out problems, unless an earlier process of the run has.
+
+    Raises UserError if that one used other questions.
+    """
+    if run.before is not None:
+        _refuse_other_questions(run, run.before)
+    else:
+        left = run.budget.left_s()
+        run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
+        if run.before is None and run.held_out:
+            run.announce("warning", "the evaluation before training ran out of time without a result; no gain will be measured")
+    run.forecast.evaluated(run.before)
+
+
+def _refuse_other_questions(run: Run, measured: Result) -> None:
+    """Raise UserError if the evaluations before and after training would use different questions."""
+    asked = {prompt.question for prompt in run.held_out[: len(measured.right)]}
+    if asked != measured.right.keys():
+        shared = len(asked & measured.right.keys())
+        raise UserError(
+            f"{run.folder.path}/eval/{HELD_OUT}-before.json has other questions than this run: only {shared} of its "
+            f"{len(measured.right)} are held out now",
+            "restore the old data and settings, or start a new run: --out DIR",
+        )
+
+
+def evaluate_after(run: Run) -> None:
+    """Evaluate the trained model on the problems that the untouched one has answered, as many as time allows."""
+    asked = run.held_out[: len(run.before.right)] if run.before else []
+    run.after = _evaluate(run, run.policy.snapshot(), "after", asked, run.budget.deadline_s)
+    if run.before and (run.after is None or len(run.after.right) < len(asked)):
+        count = len(run.after.right) if run.after else 0
+        run.announce(
+            "warning",
+            f"time is up: the final evaluation has only {count} of {len(asked)} problems; the gain is measured on those",
+        )
+
+
+def _evaluate(
+    run: Run, snapshot: AdapterSnapshot, name: str, prompts: Sequence[Prompt], deadline_s: Callable[[], float | None]
+) -> Result | None:
+    if not prompts:
+        return None
+    # Before anything is measured, a guess must not prevent the first questions.
+    expected_s = run.budget.evaluation_s if run.before is not None else 0.0
+
+    def work() -> Result | None:
+        return evaluate_snapshot(run, snapshot, run.console, name, deadline_s(), prompts=prompts, expected_s=expected_s)
+
+    with run.watch.phase("evaluate"):
+        result = run.with_smaller_cache_if_needed(work)
+    if result is not None:
+        with run.folder.tolerate_write_errors("evaluations", run.announce):
+            run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
+        accuracy = result.accuracy()
+        run.console.note(
+            f"{name}: accuracy {accuracy.mean:.3f} [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on {len(result.right)} "
+            f"held-out problems, {run.config.evaluation.samples} samples each"
+        )
+        if result.killed:
+            run.announce(
+                "warning", f"{name}: {result.killed} answers count as wrong because their checks hung", killed=result.killed
+            )
+    return result
+
+
+def evaluate_snapshot(
+    parts: Components,
+    snapshot: AdapterSnapshot,
+    console: RunConsole,
+    name: str,
+    deadline_s: float | None,
+    *,
+    prompts: Sequence[Prompt],
+    samples: int | None = None,
+    expected_s: float = 0.0,
+) -> Result | None:
+    """Evaluate a snapshot on these problems with the run's evaluation settings; None if there was no time for any.
+
+    `deadline_s` and `expected_s` are in seconds; waking the engine and proving the swap count.
+    """
+    began = clock.now_s()
+    config = parts.config.evaluation
+    with parts.engine.awake(snapshot) as sampler:
+        result = evaluate(
+            sampler,
+            parts.scorer,
+            prompts,
+            _sampling(parts.config, parts.sampling.max_tokens, samples),
+            seed=config.seed,
+            pass_k=config.pass_k if samples is None else (),
+            deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
+            expected_s=expected_s,
+            on_progress=lambda done, total: console.status(f"{name}: {done}/{total} problems"),
+        )
+    if result is not None:
+        result.seconds = clock.now_s() - began
+    return result
+
+
+def _sampling(config: RunConfig, max_tokens: int, samples: int | None) -> Sampling:
+    settings = config.evaluation
+    limit = settings.max_completion_tokens or max_tokens
+    return Sampling(samples or settings.samples, limit, settings.temperature, settings.top_p)
