@@ -646,6 +646,7 @@ def test_this_machines_card_is_asked_of_its_driver(monkeypatch, tmp_path, inside
     tool.write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564, 20000, 8.9'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # what torch does not see is no card of a run
     device, free_gb = here.gpu()
     assert device.name == "4090" and free_gb == pytest.approx(20.97, abs=0.01)
     assert json.loads(inside("plan", "micro-r8", "--json").stdout)["gpu"] == "4090"

@@ -79,10 +79,14 @@ def _bounded(config: RunConfig) -> RunConfig:
 
 def _card(name: str | None) -> tuple[Device | None, float | None]:
     """(device of --gpu or of this machine, its free memory in GB); None for what is not known."""
+    from microrl.models import driver
     from microrl.plan import devices, here
 
     if name is not None:
         return (here.processor() if name.lower() == devices.CPU else devices.find(name)), None
+    if (problem := driver.problem()) is not None:
+        say(f"note: {problem.message}; planning for other GPUs")
+        say(f"hint: {problem.hint}")
     found = here.gpu()
     return (None, None) if found is None else found
 

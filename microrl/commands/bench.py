@@ -18,6 +18,7 @@ from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
 from microrl.rollout.factory import make_engine
+from microrl.rollout.preflight import select_engine
 from microrl.run.stopwatch import Stopwatch
 from microrl.train.setup import Components, make_scorer
 from microrl.train.step import sample_groups, with_advantages
@@ -29,6 +30,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
 
     `on_step` is called with the number and the seconds of every step. Raises as `load_checked` and `make_engine`.
     """
+    select_engine(config)  # fails before anything is loaded
     model, tokenizer = load_checked(config.model)
     prompts = bench_prompts(tokenizer)
     scorer = make_scorer(config)

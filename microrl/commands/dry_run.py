@@ -10,6 +10,7 @@ from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import messages, render
 from microrl.errors import UserError
+from microrl.models import driver
 from microrl.plan import here, make
 from microrl.plan.show import brief
 from microrl.plan.source import shape_of
@@ -19,7 +20,9 @@ SHOWN = 3
 
 
 def preview(config: RunConfig) -> str:
-    """The whole preview as text. Without network it shows what it can, with notes on the rest. Raises UserError."""
+    """The whole preview as text. Without network it shows what it can, with notes on the rest. Raises UserError, also where
+    torch sees no GPU beside an NVIDIA driver, as the run would."""
+    driver.require_gpu()
     parts = ["configuration", json.dumps(config.model_dump(mode="json"), indent=2), "", *_prompts(config), "", *_forecast(config)]
     return "\n".join(parts)
 

@@ -132,6 +132,7 @@ def trained(run: RunFolder, model: PreTrainedModel) -> AdapterSnapshot:
 def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> dict[str, list[str]]:
     """`{"base": [...], "trained": [...]}`: `count` answers of each model, with the same random numbers. Raises UserError."""
     final_of(run)
+    select_engine(config)  # fails before anything is loaded
     with RunConsole() as console:
         if (warning := data_record.warning_for_sample(run, config)) is not None:
             console.note(f"warning: {warning}")

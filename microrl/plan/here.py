@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
+from microrl.models import driver
 from microrl.plan import devices
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
@@ -27,18 +28,19 @@ class Here(NamedTuple):
 
 def likely(shape: Shape) -> Here:
     """Where a run of this model will be made: on this machine's GPU; without one a small model on its processor, and any other
-    on the papers' card, since nobody trains it on a CPU by choice."""
+    on the papers' card, since nobody trains it on a CPU by choice, unless CUDA_VISIBLE_DEVICES hides the GPUs."""
     found = gpu()
     if found is not None:
         return found
-    device = processor() if shape.parameters <= CPU_PARAMETERS else devices.DEVICES["a40"]
+    on_cpu = driver.is_hidden() or shape.parameters <= CPU_PARAMETERS
+    device = processor() if on_cpu else devices.DEVICES["a40"]
     return Here(device, device.memory_gb)
 
 
 def gpu() -> Here | None:
-    """The first GPU; None where there is none, or no driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    """The first GPU; None where there is none, no driver, or none that torch sees: a run would not use it."""
+    tool = shutil.which(driver.TOOL)
+    if tool is None or driver.is_hidden() or driver.problem() is not None:
         return None
     query = [tool, "--query-gpu=name,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits"]
     try:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.limits import MAX_SWAP_RANK
+from microrl.models import driver
 
 OLDEST, NEWEST = (0, 26), (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
@@ -49,7 +50,9 @@ def installed() -> Installed | None:
 
 
 def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
-    """The engine of a run. Raises UserError if the configured engine, quantisation or optimizer cannot run here."""
+    """The engine of a run. Raises UserError if the configured engine, quantisation or optimizer cannot run here, and where
+    torch sees no GPU beside an NVIDIA driver."""
+    driver.require_gpu()
     _check_bitsandbytes(config)
     kind = config.engine.kind
     vllm = installed()
