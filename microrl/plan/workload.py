@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.config import RunConfig
-from microrl.limits import MAX_SWAP_RANK, NF4_BYTES, next_round
+from microrl.limits import NF4_BYTES, next_round
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
+from microrl.rollout.preflight import auto_is_vllm, sync_mode
 
 LENGTH_FRACTION = 0.5
 """Mean completion, as a share of the limit. An assumption: instruct models start below it, reasoning models above."""
@@ -48,8 +49,9 @@ class Workload:
 
     @property
     def has_vllm(self) -> bool:
-        """Whether vLLM samples: `auto` takes it on a GPU (where the `gpu` extra is installed)."""
-        return not self.device.is_cpu and self.config.engine.kind != "transformers"
+        """Whether vLLM samples: `auto` takes it on a GPU (where the `gpu` extra is installed) if it can serve the adapter."""
+        kind = self.config.engine.kind
+        return not self.device.is_cpu and (kind == "vllm" or (kind == "auto" and auto_is_vllm(self.config)))
 
     @property
     def weight_bytes(self) -> int:
@@ -72,8 +74,7 @@ class Workload:
     @property
     def merges(self) -> bool:
         """Whether the engine gets merged weights and nothing else."""
-        rank = self.config.adapter.pair_rank
-        return self.config.engine.sync == "merge" or rank is None or rank > MAX_SWAP_RANK
+        return sync_mode(self.config, None if self.device.is_cpu else self.device.capability) == "merge"
 
     @property
     def adapter_sides(self) -> int:

@@ -20,7 +20,7 @@ from microrl.models.tensors import linears
 from microrl.plan.memory import trained_bytes
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
-from microrl.rollout.preflight import select_engine, sync_mode
+from microrl.rollout.preflight import capability, select_engine, sync_mode
 from microrl.rollout.proof import MAX_TOKENS
 from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine
@@ -59,7 +59,7 @@ def make_engine(
             say(f"{kind}: {message}")
 
     say("starting vLLM; the first start also compiles its kernels")
-    choice = SyncChoice(sync_mode(config), measured, on_choice)
+    choice = SyncChoice(sync_mode(config, capability()), measured, on_choice)
     return VllmEngine(model, tokenizer, _vllm_settings(config, model, longest), choice, on_event or warn)
 
 
@@ -82,7 +82,7 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> V
         max_model_len=length,
         max_sequences=sequences,
         kv_bytes=wanted,
-        sync=sync_mode(config),
+        sync=sync_mode(config, capability()),
         sleep="off",
         cuda_graphs=engine.cuda_graphs,
         fp32_head=config.model.head_dtype == "float32",

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from microrl.config import RunConfig
 from microrl.errors import UserError
-from microrl.limits import MAX_SWAP_RANK
+from microrl.limits import MAX_SWAP_RANK, MIN_SWAP
 from microrl.models import driver
 
 OLDEST, NEWEST = (0, 26), (0, 33)
@@ -57,7 +57,8 @@ def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
     kind = config.engine.kind
     vllm = installed()
     if kind == "auto":
-        kind = "vllm" if vllm is not None and not vllm.is_for_cpu and _has_cuda() and vllm.is_supported else "transformers"
+        can = vllm is not None and not vllm.is_for_cpu and vllm.is_supported and _has_cuda()
+        kind = "vllm" if can and auto_is_vllm(config) else "transformers"
     if kind == "transformers":
         if config.engine.sync != "auto":
             raise UserError(
@@ -95,7 +96,7 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
         )
     if vllm.is_for_cpu and config.engine.kind == "vllm" and config.engine.sleep not in ("auto", "off"):
         raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "remove it: there is no GPU memory to free")
-    if config.model.dtype == "float32" and not vllm.is_for_cpu and sync_mode(config) != "merge":
+    if config.model.dtype == "float32" and not vllm.is_for_cpu and sync_mode(config, capability()) != "merge":
         raise UserError(
             "on a GPU, vLLM computes adapters in 16 bits only, but model.dtype is float32",
             "merge the adapter into the weights: --set engine.sync=merge, or use --set model.dtype=float16",
@@ -108,10 +109,28 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
         )
 
 
-def sync_mode(config: RunConfig) -> Literal["auto", "swap", "merge"]:
-    """`engine.sync`, or merge where the adapter cannot be handed over as a LoRA pair, or one that vLLM would take."""
+def auto_is_vllm(config: RunConfig) -> bool:
+    """Whether `engine.kind=auto` means vLLM on a GPU, where it is installed: not for a float32 base whose adapter may be swapped,
+    since vLLM computes adapters in 16 bits there. `engine.sync` says swap or merge only to vLLM."""
+    return config.model.dtype != "float32" or sync_mode(config) != "auto"
+
+
+def sync_mode(config: RunConfig, capability: tuple[int, int] | None = None) -> Literal["auto", "swap", "merge"]:
+    """`engine.sync`, or merge where the adapter cannot be handed over as a LoRA pair, or one that vLLM would take; and instead
+    of auto on a GPU of a compute capability that is too low to serve pairs well."""
     rank = config.adapter.pair_rank
-    return "merge" if rank is None or rank > MAX_SWAP_RANK else config.engine.sync
+    if rank is None or rank > MAX_SWAP_RANK:
+        return "merge"
+    if config.engine.sync == "auto" and capability is not None and capability < MIN_SWAP:
+        return "merge"
+    return config.engine.sync
+
+
+def capability() -> tuple[int, int] | None:
+    """The compute capability of torch's GPU; None without one."""
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
 def _has_cuda() -> bool:
