@@ -67,4 +67,6 @@ def main() -> None:
     # torch's modules one by one takes another second or two of the budget.
     atexit.register(leave)
     status = guarded(lambda: app(standalone_mode=False))
+    if "vllm" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        leave()  # vLLM's exit handlers take its engine down: on a GPU that can abort, and the status would be lost
     sys.exit(status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
     """
     if not config.evaluation.problems:
         raise UserError("evaluation.problems is 0: there is nothing to evaluate", "pass --problems N")
+    config = awake_throughout(config)
     select_engine(config)  # fails before anything is loaded
     name = "held-out" if config.data.held_out < 1 else benchmark_name(config.data.name)
     scorer = make_scorer(config)
@@ -43,11 +44,11 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
             questions = load_questions(config.data)
             data = _data(config, run, questions, console)
             label = run.path.name if run is not None else config.model.name
-            result = _evaluate(config, run, scorer, console, label, questions)
+            result = _evaluate(config, run, scorer, console, label, questions, is_last=base is None)
             found = {**result.to_json(), "data": data}
             if base is not None:
                 base_config = config.model_copy(update={"model": config.model.model_copy(update={"name": base})})
-                other = _evaluate(base_config, None, scorer, console, base, questions)
+                other = _evaluate(base_config, None, scorer, console, base, questions, is_last=True)
                 found |= {"base": {"model": base, **other.to_json()}, **gains(other, result)}
                 if other.right.keys() != result.right.keys():
                     paired = len(other.right.keys() & result.right.keys())
@@ -58,6 +59,14 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
     finally:
         scorer.close()
     return {"benchmarks": {name: found}}
+
+
+def awake_throughout(config: RunConfig) -> RunConfig:
+    """The configuration with `engine.sleep=auto` as off: no trainer wants the engine's memory here, and on a GPU vLLM starts a
+    second engine in one process (`--base`) only if nothing is left in the pools of sleeping memory."""
+    if getattr(config.engine, "sleep", None) != "auto":
+        return config
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"sleep": "off"})})
 
 
 def benchmark_name(data: str) -> str:
@@ -82,8 +91,16 @@ def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], c
 
 
 def _evaluate(
-    config: RunConfig, run: RunFolder | None, scorer: RewardScorer, console: RunConsole, label: str, everything: list[Question]
+    config: RunConfig,
+    run: RunFolder | None,
+    scorer: RewardScorer,
+    console: RunConsole,
+    label: str,
+    everything: list[Question],
+    *,
+    is_last: bool,
 ) -> Result:
+    """`is_last`: no other engine is started after this one. Raises UserError."""
     held_out = split(everything, config.data.held_out).held_out
     questions = check_golds(
         pick_questions(held_out, config.evaluation.problems, config.evaluation.seed), scorer, config, None, console
@@ -99,7 +116,10 @@ def _evaluate(
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
     sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)
     began = clock.now_s()
-    with closing(make_engine(config, model, tokenizer, say=console.note)) as engine, engine.awake(snapshot) as sampler:
+    with ExitStack() as ending:
+        engine = make_engine(config, model, tokenizer, say=console.note)
+        ending.callback(engine.close, at_exit=is_last)
+        sampler = ending.enter_context(engine.awake(snapshot))
         result = evaluate(
             sampler,
             scorer,
@@ -142,7 +162,8 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
         prompt = render(question, "", tokenizer, config.data.system)
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
         sides = {}
-        with closing(engine):
+        with ExitStack() as ending:
+            ending.callback(engine.close, at_exit=True)
             for side, weights in (("base", BASE), ("trained", snapshot)):
                 console.status(f"asking the {side} model")
                 with engine.awake(weights) as sampler:

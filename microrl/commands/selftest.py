@@ -87,7 +87,7 @@ def run() -> Passed:
     assert update.kl_sampler < LARGEST_KL, f"engine and trainer disagree: KL {update.kl_sampler:.2g} nats per token"
     groups, generate_s = generate(policy.snapshot(), 2)
     report = engine.report
-    engine.close()
+    engine.close(at_exit=True)
     return Passed(
         engine=engine.name,
         device=device,

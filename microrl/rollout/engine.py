@@ -66,6 +66,10 @@ class Engine(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Give everything back. The engine cannot be used again."""
+    def close(self, *, at_exit: bool = False) -> None:
+        """Give everything back. The engine cannot be used again.
+
+        `at_exit`: the process ends after this, and starts no other engine. On a GPU vLLM is left as it is then: the driver takes
+        the memory back anyway, while taking vLLM down can abort the process, and its exit status would be lost.
+        """
         ...

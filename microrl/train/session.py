@@ -52,7 +52,7 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
     signals = closing.enter_context(Interrupts(folder.log))
     with watch.phase("load"):
         components = setup.build(config, folder, console, watch, state, fresh=checkpoint is None)
-        closing.callback(components.engine.close)
+        closing.callback(components.engine.close, at_exit=True)
         closing.callback(components.scorer.close)
         plan = planning.of_model(components, spent_s + clock.now_s() - started)
     budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s)
@@ -67,7 +67,11 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
         forecast=Forecast(plan, budget, done=state.step), before=before,
     )  # fmt: skip
     if checkpoint is not None:
-        saving.restore(run, checkpoint)
+        try:
+            saving.restore(run, checkpoint)
+        except saving.CheckpointSetAside:
+            run.engine.close()  # this process will start another one
+            raise
     if resume:  # nothing is deleted before the checkpoint has been loaded
         saving.go_back(folder, checkpoint, state)
     with watch.phase("load"):

@@ -110,7 +110,7 @@ def build(
         prompts = render_prompts(questions, tokenizer, config, folder, console)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)
-        undo.callback(engine.close)
+        undo.callback(engine.close, at_exit=True)  # an error ends the process
         policy = make_policy(model, config, folder, console, state, init=init, fresh=fresh)
         undo.pop_all()
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)

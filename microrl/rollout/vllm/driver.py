@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.models.tensors import weights
-from microrl.rollout.vllm.launch import VllmSettings, start
+from microrl.rollout.vllm.launch import VllmSettings, forget, start
 from microrl.types import AdapterSnapshot, LowRank, Sampling
 
 
@@ -42,6 +42,7 @@ class VllmDriver:
         with suppress(Exception):  # memory that is asleep cannot be freed (vllm#36651); where it cannot wake, nothing is lost
             self.wake("weights")
             self.wake("kv_cache")
+        forget(self._runner.model)
         if hasattr(self._runner, "lora_manager"):
             del self._runner.lora_manager  # it holds on to the model
         self._engine.model_executor.shutdown()

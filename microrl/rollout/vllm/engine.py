@@ -92,9 +92,11 @@ class VllmEngine:
         self._start()
         return self._settings.kv_bytes / 1e9
 
-    def close(self) -> None:
-        """See `Engine.close`."""
-        self._driver.close()
+    def close(self, *, at_exit: bool = False) -> None:
+        """See `Engine.close`. Closing wakes memory first, which fails in its turn where the card is full, and the pools of
+        sleeping memory may call a freed allocator ("pure virtual method called" in vLLM's cumem.py)."""
+        if not (at_exit and self._base.device.type == "cuda"):
+            self._driver.close()
 
     def _start(self) -> None:
         """Build vLLM, with as much cache as it comes up with, and put it to sleep."""
