@@ -18,6 +18,8 @@ def test_this_machine_is_fit(microrl):
     found = {finding["about"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert {
         "GPU",
+        "C compiler",
+        "Python.h",
         "python",
         "libraries",
         "vLLM",
@@ -84,11 +86,61 @@ def test_a_change_too_small_for_a_slope_is_said(monkeypatch, tmp_path):
     assert finding.status == "ok" and "slope not measurable" in finding.says and "sleep freed 3.0 GB" in finding.says
 
 
-def test_expandable_segments_are_a_warning(monkeypatch):
+def test_expandable_segments_are_a_warning_where_they_hurt(monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert doctor._allocator().do == "unset PYTORCH_ALLOC_CONF"
+    monkeypatch.setattr(doctor.gpu, "_vllm_reads_both_names", lambda: False)
+    assert doctor._allocator().status == "warning" and "PYTORCH_CUDA_ALLOC_CONF" in doctor._allocator().do
+    monkeypatch.setattr(doctor.gpu, "_vllm_reads_both_names", lambda: True)
+    assert doctor._allocator().status == "ok" and "expandable_segments" in doctor._allocator().says
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    assert doctor._allocator().status == "ok"
+    assert doctor._allocator().status == "ok" and doctor._allocator().do is None
+
+
+def test_the_driver_found_and_the_one_needed_are_named(monkeypatch, tmp_path):
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22\n")
+    monkeypatch.setattr(doctor.driver, "PROC", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
+    (found,) = doctor._card()
+    assert found.status == "problem" and "550.54.14" in found.says and "driver 580 or later" in found.says
+    assert "cuda-compat-13-0" in found.do
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (found,) = doctor._card()
+    assert found.status == "ok" and "hides the GPUs" in found.says
+    for name, value in (("is_available", True), ("mem_get_info", (24e9, 25e9)), ("get_device_capability", (8, 6)),
+                        ("get_device_name", "NVIDIA A40")):  # fmt: skip
+        monkeypatch.setattr(doctor.torch.cuda, name, lambda value=value: value)
+    first, *_ = doctor._card()
+    assert "driver 550.54.14 (CUDA 13.0 needs 580 or later)" in first.says
+
+
+@pytest.mark.parametrize(
+    ("tools", "cc", "status", "says", "do"),
+    [
+        (("gcc",), None, "ok", "gcc", None), (("clang",), None, "ok", "clang", None), ((), "/opt/cc", "ok", "/opt/cc", None),
+        ((), None, "problem", "no gcc and no clang", "apt install gcc"), (("cc",), None, "problem", "no gcc", "export CC=cc"),
+    ],
+)  # fmt: skip
+def test_the_compiler_that_triton_will_look_for(monkeypatch, tmp_path, tools, cc, status, says, do):
+    for name in tools:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", cc) if cc else monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
+    found = doctor._compiler()
+    assert found.status == status and says in found.says and (found.do or "").startswith(do or "")
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    assert doctor._compiler().status == "ok", "nothing is compiled without a GPU"
+
+
+def test_the_header_that_triton_will_include(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    found = doctor._python_header()
+    assert found.status == "problem" and f"{tmp_path}/Python.h is missing" in found.says and "-dev" in found.do
+    (tmp_path / "Python.h").touch()
+    assert doctor._python_header().status == "ok"
 
 
 def test_a_full_disk_is_a_problem(monkeypatch, tmp_path):

@@ -245,8 +245,20 @@ def test_a_cache_that_cannot_be_freed_alone_is_refused():
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_expandable_segments_are_found_under_both_names(name, monkeypatch):
+def test_expandable_segments_are_found_under_both_names(name):
     assert gpu.expandable_segments({name: "garbage_collection_threshold:0.8, expandable_segments:True"}) == name
     assert gpu.expandable_segments({name: "expandable_segments:False"}) is None
-    monkeypatch.setenv(name, "expandable_segments:True")
-    assert name in gpu.why_memory_stays()
+
+
+@pytest.mark.parametrize(("knows_both", "stays"), [(True, set()), (False, {"PYTORCH_ALLOC_CONF"})])
+def test_expandable_segments_hurt_where_vllm_does_not_notice_them(monkeypatch, tmp_path, knows_both, stays):
+    """0.32 has a file of its own that reads both names; before, the newer name escaped."""
+    (tmp_path / "vllm" / "device_allocator").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    if knows_both:
+        (tmp_path / "vllm" / "device_allocator" / "alloc_conf.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert gpu.segments_that_stay({name: "expandable_segments:True"}) == (name if name in stays else None)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert ("PYTORCH_ALLOC_CONF" in gpu.why_memory_stays()) is bool(stays)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,13 +18,14 @@ import torch
 from packaging.requirements import Requirement
 
 from microrl.limits import auto_dtype
-from microrl.models import gpu, hub
+from microrl.models import driver, gpu, hub
 from microrl.rollout.preflight import SUPPORTED, installed
 
 GB = 1e9
 LOW_DISK_GB, NO_DISK_GB = 20.0, 2.0
-SELF_TEST_S = 240.0
-"""Deadline of the self-test in seconds. It takes half a minute, but the first one also compiles kernels."""
+SELF_TEST_S = 600.0
+"""Deadline of the self-test in seconds. It takes half a minute, but the first one on a new machine also reads torch and vLLM
+from a cold disk, and compiles kernels."""
 TOGETHER = ("torch", "transformers")
 """The packages whose versions vLLM pins."""
 
@@ -41,6 +43,8 @@ class Finding:
 def examine(*, self_test: bool = True) -> Iterator[Finding]:
     """All findings, quick checks first."""
     yield from _card()
+    yield _compiler()
+    yield _python_header()
     yield from _libraries()
     yield from _vllm()
     yield _allocator()
@@ -52,19 +56,18 @@ def examine(*, self_test: bool = True) -> Iterator[Finding]:
 
 def _card() -> Iterator[Finding]:
     if not torch.cuda.is_available():
-        if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
-            yield Finding("GPU", "ok", "no NVIDIA GPU: everything runs on the CPU, which is enough for tiny models")
-        elif torch.version.cuda is None:
-            yield Finding("GPU", "problem", f"there is an NVIDIA driver, but torch {torch.__version__} is a CPU build",
-                          "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130")  # fmt: skip
+        if (problem := driver.problem()) is not None:
+            yield Finding("GPU", "problem", problem.message, problem.hint)
+        elif driver.is_here():
+            yield Finding("GPU", "ok", "CUDA_VISIBLE_DEVICES hides the GPUs: everything runs on the CPU")
         else:
-            yield Finding("GPU", "problem", f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU",
-                          "check `nvidia-smi`, CUDA_VISIBLE_DEVICES, and that the driver is new enough")  # fmt: skip
+            yield Finding("GPU", "ok", "no NVIDIA GPU: everything runs on the CPU, which is enough for tiny models")
         return
     free, total = torch.cuda.mem_get_info()
     major, minor = torch.cuda.get_device_capability()
-    yield Finding("GPU", "ok", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, driver {_driver()}, "
-                                f"CUDA {torch.version.cuda}")  # fmt: skip
+    yield Finding("GPU", "ok", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, driver "
+                                f"{driver.version() or 'unknown'} (CUDA {torch.version.cuda} needs "
+                                f"{driver.needed(torch.version.cuda) or 'an unknown one'} or later)")  # fmt: skip
     room = f"{free / GB:.1f} of {total / GB:.1f} GB are free"
     if free < 0.9 * total:
         held = [f"{other.name or 'process'} {other.pid} uses {other.bytes / GB:.1f} GB" for other in gpu.others_on_card()]
@@ -77,15 +80,29 @@ def _card() -> Iterator[Finding]:
         yield Finding("bfloat16", "ok", "this GPU has no fast bfloat16: models are loaded in float16")
 
 
-def _driver() -> str:
-    try:
-        import pynvml
+def _compiler() -> Finding:
+    """Triton compiles a launcher for each of vLLM's kernels at run time, with $CC, gcc or clang."""
+    found = os.environ.get("CC") or next((name for name in ("gcc", "clang") if shutil.which(name)), None)
+    if found is not None:
+        return Finding("C compiler", "ok", found)
+    return _needed_on_a_gpu("C compiler", "no gcc and no clang: Triton, and with it vLLM, cannot compile its kernels",
+                            "export CC=cc" if shutil.which("cc") else "apt install gcc (or dnf install gcc)")  # fmt: skip
 
-        pynvml.nvmlInit()
-        found = pynvml.nvmlSystemGetDriverVersion()
-        return found.decode() if isinstance(found, bytes) else found
-    except Exception:  # see gpu.others_on_card
-        return "unknown"
+
+def _python_header() -> Finding:
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton asks, on Debian too
+    header = Path(sysconfig.get_path("include", scheme)) / "Python.h"
+    if header.is_file():
+        return Finding("Python.h", "ok", str(header))
+    package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+    return _needed_on_a_gpu("Python.h", f"{header} is missing: Triton, and with it vLLM, cannot compile its kernels",
+                            f"apt install {package} (or dnf install {package}el)")  # fmt: skip
+
+
+def _needed_on_a_gpu(about: str, says: str, do: str) -> Finding:
+    if torch.cuda.is_available():
+        return Finding(about, "problem", says, do)
+    return Finding(about, "ok", f"{says} (only needed on a GPU)")
 
 
 def _libraries() -> Iterator[Finding]:
@@ -135,9 +152,11 @@ def _vllm() -> Iterator[Finding]:
 
 
 def _allocator() -> Finding:
+    if variable := gpu.segments_that_stay():
+        return Finding("allocator", "warning", f"{variable} enables expandable_segments: this vLLM does not notice, and may free "
+                       "no memory in its sleep", "use PYTORCH_CUDA_ALLOC_CONF instead, or upgrade vLLM to 0.32")  # fmt: skip
     if variable := gpu.expandable_segments():
-        return Finding("allocator", "warning", f"{variable} enables expandable_segments: vLLM may free no memory in its sleep",
-                       f"unset {variable}")  # fmt: skip
+        return Finding("allocator", "ok", f"{variable} enables expandable_segments, which vLLM switches off for its own memory")
     return Finding("allocator", "ok", "no environment variable prevents the engine from freeing memory")
 
 

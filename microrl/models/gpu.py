@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import resource
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -158,17 +160,34 @@ def empty_cache() -> None:
 
 
 def expandable_segments(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The environment variable that enables expandable segments, if one does. vLLM looks at the older name only (vllm#54351)."""
+    """The environment variable that enables torch's expandable segments, if one does. They help the trainer against
+    fragmentation."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
             return name
     return None
 
 
+def segments_that_stay(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The environment variable whose expandable segments keep vLLM's sleep from freeing memory; None: nothing does.
+
+    vLLM switches them off around its own memory (vllm#40812), but before 0.32 it read the older name only (vllm#54351).
+    """
+    name = expandable_segments(environment)
+    return None if name == "PYTORCH_CUDA_ALLOC_CONF" or _vllm_reads_both_names() else name
+
+
+def _vllm_reads_both_names() -> bool:
+    """Whether the installed vLLM has the file that does, without importing it; also where there is no vLLM."""
+    found = importlib.util.find_spec("vllm")
+    folders = found.submodule_search_locations if found is not None else None
+    return not folders or any((Path(folder) / "device_allocator" / "alloc_conf.py").is_file() for folder in folders)
+
+
 def why_memory_stays() -> str:
     """The likely cause of a sleep that freed less than it should."""
-    if variable := expandable_segments():
-        return f"{variable} enables expandable_segments, which is incompatible with vLLM's sleep: unset it"
+    if variable := segments_that_stay():
+        return f"{variable} enables expandable_segments, which this vLLM does not notice: use PYTORCH_CUDA_ALLOC_CONF instead"
     if others := others_on_card():
         return f"process {others[0].pid} uses this GPU at the same time"
     return "the cause is unknown; run `microrl doctor`"
