@@ -41,6 +41,8 @@ KV_SLEEP_FRACTION = 0.15
 """Up to this fraction of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
 BLOCK_TOKENS = 256
 """Two blocks of the engine's cache, which a completion may leave unfilled: vLLM's have 16 tokens on a GPU, 128 on a CPU."""
+CANARY_RANK = 8
+"""Of the proof's test adapter, where the run's own is no pair."""
 CHUNK_ELEMENTS = 2**24
 """Logits of one chunk of the log-probabilities: 64 MB in fp32."""
 CPU_CACHE_BYTES = 4e9

@@ -229,6 +229,42 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        # A trained number's value (4 bytes), AdamW's two moments (8, or 2 and their scales), and 6 for the hand-over.
+        ({}, 18), ({"optim.name": "adamw_8bit"}, 4 + 2 + 8 / 256 + 6),
+        # Merged, the hand-over is the canary's 4 alone, which is what gradients take later.
+        ({"engine.sync": "merge"}, 16),
+    ],
+)  # fmt: skip
+def test_the_card_has_room_for_the_first_hand_over(monkeypatch, model, flags, kept):
+    """By hand: what a run's adapter takes while the engine samples for the first time, and what is left for the cache."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(20e9), int(24e9)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 6))
+    monkeypatch.setattr(factory, "can_release_cache", lambda: True)
+    monkeypatch.setattr(gpu, "others_on_card", lambda: ())
+    seen = {}
+    monkeypatch.setattr(gpu, "cache_bytes", lambda **known: seen.update(known) or 1)
+    config = resolve((), {"engine.kind": "vllm", "adapter.rank": 8, "data.max_prompt_tokens": 32, **flags})
+    on_card = OnCard(model.to(torch.bfloat16))
+    factory._vllm_settings(config, on_card, 64)
+    trained = 8 * sum(layer.in_features + layer.out_features for layer in targets_of(model, config.adapter).values())
+    assert trained == 32_768 and seen["adapter"] == pytest.approx(kept * trained, abs=1)
+
+
+class OnCard:
+    """A model that says it is on a card."""
+
+    def __init__(self, model):
+        self._model, self.device = model, torch.device("cuda")
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+
+@pytest.mark.parametrize(
     ("wanted", "engine_gb", "can_release", "level"),
     [("auto", 6, True, "kv"), ("auto", 15, True, 2), ("auto", 6, False, 1), ("auto", 15, False, 1),
      (2, 6, True, 2), ("off", 6, True, "off"), ("kv", 15, True, "kv")],

@@ -25,6 +25,7 @@ from microrl.config.adapters import (
 )  # fmt: skip
 from microrl.limits import (
     BLOCK_TOKENS,
+    CANARY_RANK,
     CHUNK_ELEMENTS,
     CPU_CACHE_BYTES,
     GRAPH_BYTES,
@@ -126,6 +127,15 @@ def trained_bytes(shape: Shape, config: RunConfig) -> int:
     return int((8.0 + MOMENT_BYTES[config.optim.name]) * trained + 4.0 * shape.frozen(config.adapter))
 
 
+def hand_over_bytes(rank: int, sides: int, dtype_bytes: int, *, merges: bool) -> int:
+    """What handing an adapter over needs at its most: the test adapter (canary) of the first proof, float32 and of the run's
+    own shape, and, unless it is merged, its copy in the base's type on the way into the engine's buffers.
+
+    `sides` is the sum of the targeted layers' widths and heights. Both are on the card while the engine is awake.
+    """
+    return rank * sides * (4 + (0 if merges else dtype_bytes))
+
+
 def narrow_copy(adapter: BaseAdapterConfig, trained: int, dtype_bytes: int) -> float:
     """Bytes of the rounded copy of every weight that a forward pass over float32 ones keeps until its backward pass."""
     return float(dtype_bytes * trained) if isinstance(adapter, FullConfig) and dtype_bytes < 4 else 0.0
@@ -179,8 +189,10 @@ def estimate_memory(work: Workload, room: float) -> Memory:
         "adapter": 4.0 * (work.trained + work.shape.frozen(work.config.adapter)),
         "optimizer": work.moment_bytes,
     }
-    sampling = {**trained, "engine weights": copy, "export": _exported(work), **resident}
-    sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - 4.0 * work.trained)  # room for gradients is kept
+    handed_over = _handed_over(work)
+    sampling = {**trained, "engine weights": copy, "export": _exported(work), "hand-over": handed_over, **resident}
+    gradients = max(4.0 * work.trained - handed_over, 0.0)  # their room is kept, and serves the hand-over until they are there
+    sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - gradients)
 
     trained["optimizer"] = work.moment_bytes + 4.0 * work.trained  # gradients exist only here
     updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
@@ -235,6 +247,14 @@ def _exported(work: Workload) -> float:
         return _targeted(work)
     made = isinstance(adapter, ResidualConfig | AdaLoraConfig | MissConfig | VeraConfig | TinyLoraConfig)
     return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if made else 0.0
+
+
+def _handed_over(work: Workload) -> float:
+    """The canary and what is handed over beside it; transformers takes the trainer's own factors."""
+    if not work.has_vllm:
+        return 0.0
+    rank = work.config.adapter.pair_rank or CANARY_RANK
+    return float(hand_over_bytes(rank, work.adapter_sides, work.dtype_bytes, merges=work.merges))
 
 
 def _targeted(work: Workload) -> float:

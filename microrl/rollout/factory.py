@@ -13,11 +13,11 @@ from microrl.adapters.attach import targets
 from microrl.config import RunConfig
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
-from microrl.limits import BLOCK_TOKENS, CPU_CACHE_BYTES, MAX_SEQUENCES
+from microrl.limits import BLOCK_TOKENS, CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES
 from microrl.models import gpu
 from microrl.models.forward import kv_bytes_per_token
 from microrl.models.tensors import linears
-from microrl.plan.memory import trained_bytes
+from microrl.plan.memory import hand_over_bytes, trained_bytes
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import capability, select_engine, sync_mode
@@ -26,8 +26,6 @@ from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine
 from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache
 
-CANARY_RANK = 8
-"""Of the probe's own adapter, where the run's is no pair."""
 OnEvent = Callable[..., None]
 OnChoice = Callable[[Mode, str, list[dict[str, Any]]], None]
 
@@ -90,15 +88,18 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> V
     if model.device.type != "cuda":
         return settings
     sides = sum(layer.in_features + layer.out_features for layer in layers.values())
-    kept = trained_bytes(Shape.from_config(model.config.to_dict()), config)
+    shape, merges = Shape.from_config(model.config.to_dict()), settings.sync == "merge"
+    handed_over = hand_over_bytes(settings.rank, sides, model.dtype.itemsize, merges=merges)
+    # Gradients do not exist while the engine samples: the hand-over needs only what it takes beyond their room.
+    kept = trained_bytes(shape, config) + max(handed_over - 4 * shape.trainable(config.adapter), 0)
     return _fit_to_card(settings, model, sides, kept, engine.sleep)
 
 
 def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, kept: int, sleep: str | int) -> VllmSettings:
     """The settings with the cache, the share of the card and the sleep level that go with what is free.
 
-    `sides` is the sum of the targeted layers' widths and heights, `kept` what the trainer will hold for its adapter, in
-    bytes. Raises UserError where it does not fit.
+    `sides` is the sum of the targeted layers' widths and heights, `kept` what the trainer will hold for its adapter and the
+    hand-over needs beside it, in bytes. Raises UserError where it does not fit.
     """
     torch.cuda.empty_cache()  # of an engine before this one
     free, total = torch.cuda.mem_get_info(model.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psutil
 import torch
 
@@ -26,5 +28,6 @@ def this_device() -> Device:
     """The first GPU, or else the CPU."""
     if torch.cuda.is_available():
         memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9
-        return devices.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())
+        device = devices.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())
+        return replace(device, memory_gb=memory_gb)  # as the engine's sleep level is chosen
     return devices.cpu(torch.get_num_threads(), psutil.virtual_memory().total / 1e9)

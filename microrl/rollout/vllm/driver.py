@@ -87,9 +87,10 @@ class VllmDriver:
             A_RI, B_OR = self._served(pair)
             # The scale is in B already. Told of a scale, vLLM would multiply it into the tensor it is given, in place.
             layers[name] = LoRALayerWeights(name, len(A_RI), len(A_RI), A_RI, B_OR)
-        manager = self._manager()
-        manager.add_adapter(LoRAModel(number, self._settings.rank, layers))
+        manager, adapter = self._manager(), LoRAModel(number, self._settings.rank, layers)
+        manager.add_adapter(adapter)
         manager.activate_adapter(number)
+        adapter.loras.clear()  # the kernels read the engine's buffers: these copies would only stay on the card
         self._request = LoRARequest(f"microrl-{number}", number, lora_path="in-memory")
 
     def drop_adapters(self) -> None:
