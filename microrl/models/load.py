@@ -20,6 +20,7 @@ from microrl.errors import UserError, did_you_mean
 from microrl.files import read_json
 from microrl.limits import auto_dtype
 from microrl.models import gpu, hub
+from microrl.models.attention import use_lower_right
 from microrl.models.tensors import not_finite, parameter_count
 
 SMALL_PARAMETERS = 20_000_000
@@ -61,6 +62,7 @@ def load(config: ModelConfig) -> LoadedModel:
             f"{config.name} contains weights that are not finite: `{broken}`",
             "is the folder complete? large weights overflow in float16: try --set model.dtype=bfloat16",
         )
+    use_lower_right(model)
     _use_sensible_threads(model)
     return LoadedModel(model, tokenizer)
 

@@ -64,9 +64,11 @@ def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) ->
     }
     if can_recompute(model):
         trained["with recomputed activations"] = lambda: _recomputed(model, rows, fp32_head)
+    unpadded, alone = "with one prompt, and no mask", [row for row in rows if row.group == 0]
     apart, decoding = "taken apart into their body and their head", "decoding with a cache"
     with torch.random.fork_rng():
         scored = {how: _run(model, how, path) for how, path in trained.items()}
+        unpadded_N = _run(model, unpadded, lambda: _scored(model, alone, fp32_head, share_prompts=True)).logprobs_N
         own_N = _run(model, "run as they are", lambda: _own(model, rows))
         from_head_T = _run(model, apart, lambda: _from_head(model, rows[0], fp32_head))
         decoded_N = _run(model, decoding, lambda: _decoded(model, tokenizer, rows, fp32_head))
@@ -76,6 +78,7 @@ def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) ->
             f"the model's log-probabilities are not finite in {dtype}", "--set model.dtype=float32, or use another model"
         )
     _compare(model, apart, from_head_T, own_N[: len(from_head_T)])
+    _compare(model, unpadded, unpadded_N, own_N[: len(unpadded_N)])
     for how, found in scored.items():
         _compare(model, how, found.logprobs_N, own_N)
         gap = float((found.gradient_D - scored[PLAIN].gradient_D).norm() / scored[PLAIN].gradient_D.norm().clamp(min=1e-30))
