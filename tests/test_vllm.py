@@ -699,6 +699,7 @@ def check_cycles(found):
     return overhead / sum(one["seconds"] for one in later)
 
 
+@pytest.mark.slow
 def test_throughput_is_that_of_vllm_itself():
     """A CPU is noisy: the bar of 0.95 is for a GPU."""
     (found,) = bench("--cpu", "--pairs", 5, "--tokens", 48, "--prompts", 8)
@@ -706,12 +707,22 @@ def test_throughput_is_that_of_vllm_itself():
     assert found["ratio"] > 0.75
 
 
-@pytest.mark.parametrize("sync", ["swap", "merge"])
-def test_other_architectures_and_one_engine_after_the_other(sync):
+FOUR = ("llama", "qwen3", "gemma3_text", "phi3")
+
+
+@pytest.mark.parametrize(
+    ("sync", "architectures"),
+    [
+        ("swap", ("qwen3", "phi3")),
+        ("merge", ("gemma3_text",)),
+        *(pytest.param(sync, FOUR, marks=pytest.mark.slow) for sync in ("swap", "merge")),
+    ],
+)
+def test_other_architectures_and_one_engine_after_the_other(sync, architectures):
     """Separate and tied heads, normed queries, sliding windows, layers that the checkpoint has fused already."""
-    found = bench("--cpu", "--arch", "llama", "qwen3", "gemma3_text", "phi3", "--sync", sync, "--rank", 5, "--prompts", 2,
+    found = bench("--cpu", "--arch", *architectures, "--sync", sync, "--rank", 5, "--prompts", 2,
                   "--group", 2, "--tokens", 8, "--cycles", 2, "--pairs", 1)  # fmt: skip
-    assert [one["arch"] for one in found] == ["llama", "qwen3", "gemma3_text", "phi3"]
+    assert [one["arch"] for one in found] == list(architectures)
     for one in found:
         assert all(cycle["gap"] < CLOSE and cycle["slope"] == pytest.approx(1, abs=NEAR) for cycle in one["cycles"])
 
