@@ -67,7 +67,7 @@ UPDATE = {
     "first step": (torch.optim.AdamW, "step", 1),
 }
 SAMPLING = {
-    "folding": (engine_module, "fold", 20),
+    "merging": (engine_module, "merge_lora", 20),
     "prefill": (engine_module._Wave, "__init__", 6),
     "decoding": (engine_module._Wave, "step", 150),
     "choosing": (engine_module, "sample_tokens", 200),
