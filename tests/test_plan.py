@@ -45,6 +45,10 @@ def planned(*names, device=A40, sets=(), **flags):
     return make(config, shape_of(config.model.name), device)
 
 
+def test_the_help_names_every_gpu():
+    assert plan_command.GPUS.split(", ") == list(devices.DEVICES)
+
+
 # Counts
 
 
@@ -533,7 +537,7 @@ def test_the_price_is_the_cards_unless_one_is_given():
     assert planned(budget__hours=10.0).cost_usd == pytest.approx(3.0)
     assert planned(budget__hours=10.0, budget__price=0.5).cost_usd == pytest.approx(5.0)
     assert planned("quickstart", device=devices.cpu(2, 16)).cost_usd == 0
-    assert "typically rents" in " ".join(planned("micro-r8", "budget-7usd", device=devices.DEVICES["h200"]).notes)
+    assert "typically costs" in " ".join(planned("micro-r8", "budget-7usd", device=devices.DEVICES["h200"]).notes)
 
 
 @pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])

@@ -1,6 +1,7 @@
 """Supervised steps, the phase that takes them before the first step, and runs that start from another one's adapter."""
 
 import json
+import shlex
 import shutil
 import signal
 from itertools import pairwise
@@ -17,6 +18,7 @@ from test_run import rows
 
 from microrl.config import check, resolve
 from microrl.config.adapters import KINDS
+from microrl.config.resolve import override
 from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.data.sft_examples import load_solutions, sft_example, to_sft_examples
@@ -26,6 +28,7 @@ from microrl.plan.shapes import Shape
 from microrl.policy import policy as policy_module
 from microrl.policy.policy import Policy
 from microrl.policy.sft import sft_step
+from microrl.train import init_from
 from microrl.types import Prompt, SftExample
 
 TRACES = [
@@ -206,7 +209,7 @@ def whole(microrl, arguments, model, tmp_path_factory):
     out = tmp_path_factory.mktemp("warm") / "whole"
     done = microrl("train", "--model", model, *arguments, *WARM, "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "sft finished: 6 supervised steps" in done.stderr and "6 supervised steps, 3 steps in" in done.stderr
+    assert "SFT finished: 6 SFT steps" in done.stderr and "6 SFT steps, 3 steps in" in done.stderr
     return out
 
 
@@ -254,7 +257,7 @@ def test_killed_in_the_warm_up_or_behind_it_the_run_comes_to_the_same_end(
     assert process.returncode == -signal.SIGKILL, errors
     done = inside("train", "--resume", out)
     assert done.returncode == 0, done.stderr
-    assert ("continuing at supervised step" in done.stderr) == (place != "row")
+    assert ("continuing at SFT step" in done.stderr) == (place != "row")
     assert warm_rows(out) == warm_rows(whole)
     assert rows(out, times=False) == rows(whole, times=False)
     assert (out / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
@@ -304,7 +307,7 @@ def test_init_starts_where_the_other_run_stands(inside, warmed, arguments, model
 
 BAD = {
     "no solutions": (["train", "--model", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.steps=2"],
-                     "it has question, answer"),
+                     "the columns are: question, answer"),
     "wrong column": (["warmup", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.solution=anser"],
                      "did you mean `answer`"),
     "longer than the run": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "60"],
@@ -312,7 +315,7 @@ BAD = {
     "negative": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "-1"], "`sft.minutes` cannot be"),
     "no end": (["warmup", "{model}", "--data", "{traces}"], "no budget given for SFT"),
     "no model": (["warmup", "--steps", "1"], "missing argument MODEL"),
-    "resume a training run": (["warmup", "--resume", "{whole}"], "is a training run"),
+    "resume a training run": (["warmup", "--resume", "{whole}"], "is a run of `microrl train`"),
     "resume with other data": (["warmup", "--resume", "{warmed}", "--data", "{traces}"], "uses the settings of the run"),
     "too few hours": (
         ["warmup", "{model}", "--data", "{traces}", "--hours", "0.0001", "--set", "sampling.max_completion_tokens=64"],
@@ -433,3 +436,17 @@ def test_a_cold_model_warms_up(microrl, tokenizer, tmp_path):
     assert summary["eval"]["before"]["accuracy"] < 0.02 and summary["eval"]["after"]["accuracy"] > 0.3
     assert summary["eval"]["paired_gain"]["ci95"][0] > 0.2
     assert summary["sft"]["last_loss"] < 0.5 < 5 < summary["sft"]["first_loss"]
+
+
+@pytest.mark.parametrize(
+    "theirs", [{"adapter.kind": "adalora", "adapter.rank": 8}, {"adapter.kind": "ln"}, {"adapter.alpha": 3.0}]
+)
+@pytest.mark.parametrize("ours", [{}, {"adapter.kind": "dora", "adapter.alpha": 5.0}, {"adapter.kind": "tinylora"}])
+def test_the_flags_that_init_asks_for_lead_to_its_adapter(theirs, ours):
+    sets = [] if theirs.get("adapter.kind") == "ln" else ['adapter.targets=["q_proj", "v_proj"]']
+    wanted, config = resolve((), theirs, sets).adapter, resolve((), ours)
+    words = shlex.split(init_from._flags(wanted.model_dump(), config.adapter.model_dump()))
+    given = list(zip(words[::2], words[1::2], strict=True))
+    flags = {{"--adapter": "adapter.kind", "--rank": "adapter.rank"}[name]: value for name, value in given if name != "--set"}
+    found = override(config.model_dump(), flags, [value for name, value in given if name == "--set"])
+    assert found.adapter == wanted

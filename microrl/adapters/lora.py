@@ -11,7 +11,8 @@ from peft.tuners.lora import LoraLayer
 
 from microrl.adapters import starts
 from microrl.adapters.adapter import ADAPTER, TASK, Adapter, Update, tuned
-from microrl.adapters.starts import Pair
+from microrl.adapters.lora_linear import compute_as_one_product, pair_of
+from microrl.adapters.starts import Pair, Progress
 from microrl.config.adapters import LoraPlusConfig, LowRankConfig, ResidualConfig
 from microrl.models.tensors import dequantize
 from microrl.types import LowRank
@@ -43,21 +44,18 @@ class Lora(Adapter):
     def set_start(self, layer: Any, pair: Pair) -> None:
         _write(layer, ADAPTER, pair)
 
+    def put_on(self, layers: Mapping[str, torch.nn.Linear], fresh: bool, progress: Progress) -> None:
+        super().put_on(layers, fresh, progress)
+        for layer in tuned(self.model).values():
+            compute_as_one_product(layer)
+
     @staticmethod
     def update(layer: Any) -> Update:
-        """s B A as it is.
-
-        A residual form's s (B A - B0 A0) is s [B - B0, B0] [A; A - A0]. Written as s [B, -B0] [A; A0] it would be the same, but
-        then two large products have to cancel in an engine that computes in 16 bits.
-        """
+        """s B A, by `pair_of`."""
         if layer.lora_variant:
             return Dora.update(layer)
-        trained, *start = layer.active_adapters
-        A_RI, B_OR = layer.lora_A[trained].weight.detach(), layer.lora_B[trained].weight.detach()
-        for other in start:
-            A0_RI, B0_OR = layer.lora_A[other].weight, layer.lora_B[other].weight
-            A_RI, B_OR = torch.cat([A_RI, A_RI - A0_RI]), torch.cat([B_OR - B0_OR, B0_OR], dim=1)
-        return LowRank(A_RI, B_OR, float(layer.scaling[trained]))
+        A_RI, B_OR, scale = pair_of(layer)
+        return LowRank(A_RI.detach(), B_OR.detach(), scale)
 
 
 class RsLora(Lora):
@@ -110,8 +108,8 @@ class SingularLora(Lora):
         if not whole:
             return []
         return [
-            f"rank {rank} is all there is in {len(whole)} layers, such as {whole[0]}: there lora-rlpo and lora-rlmo "
-            "span the same space"
+            f"rank {rank} is the full rank of {len(whole)} layers, such as {whole[0]}: there lora-rlpo and lora-rlmo span the "
+            "same space"
         ]
 
 

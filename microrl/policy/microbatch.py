@@ -18,6 +18,8 @@ class MicroBatch(NamedTuple):
     """Positions of these rows in the list they were planned from."""
     prompts_PL: torch.Tensor
     prompt_mask_PL: torch.Tensor
+    has_padded_prompts: bool
+    """Whether prompts differ in length, so that some are padded."""
     prompt_of_B: torch.Tensor
     completions_BT: torch.Tensor
     mask_BT: torch.Tensor
@@ -80,6 +82,7 @@ def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *
         rows=positions,
         prompts_PL=prompts_PL,
         prompt_mask_PL=torch.arange(prompt_width, device=device) >= prompt_width - prompt_lengths_P[:, None],
+        has_padded_prompts=len(set(map(len, prompts))) > 1,
         prompt_of_B=torch.tensor(prompt_of, device=device),
         completions_BT=completions_BT,
         mask_BT=torch.arange(width, device=device) < lengths_B[:, None],
@@ -87,11 +90,17 @@ def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *
 
 
 def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: bool) -> torch.Tensor:
-    """The last layer's states that predict each completion token, [B, T, D]. Gradients flow through shared prompts too."""
+    """The last layer's states that predict each completion token, [B, T, D]. Gradients flow through shared prompts too.
+
+    Padding behind a completion needs no mask: a causal model never looks there. Only padding before a prompt does.
+    """
     prompt_positions_PL = (batch.prompt_mask_PL.cumsum(1) - 1).clamp(min=0)
     fed_BT = batch.completions_BT[:, :-1]
     positions_BT = prompt_positions_PL[batch.prompt_of_B, -1:] + 1 + torch.arange(fed_BT.shape[1], device=fed_BT.device)
-    mask_BL = torch.cat([batch.prompt_mask_PL[batch.prompt_of_B], batch.mask_BT[:, :-1]], dim=1)
+    prompt_mask_PL = mask_BL = None
+    if batch.has_padded_prompts:
+        prompt_mask_PL = batch.prompt_mask_PL
+        mask_BL = torch.cat([prompt_mask_PL[batch.prompt_of_B], batch.mask_BT[:, :-1]], dim=1)
     backbone = model.base_model
     if not share_prompts:
         output = backbone(
@@ -104,7 +113,7 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
     cache = DynamicCache()
     prompt = backbone(
         input_ids=batch.prompts_PL,
-        attention_mask=batch.prompt_mask_PL,
+        attention_mask=prompt_mask_PL,
         position_ids=prompt_positions_PL,
         past_key_values=cache,
         use_cache=True,

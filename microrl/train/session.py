@@ -89,8 +89,12 @@ def _begin(run: Run, *, resume: bool) -> None:
     run.console.note(f"{adapter['name']}: {adapter['line']}")
     if resume:
         sft = run.state.sft
-        at = f"supervised step {sft.steps}" if run.config.sft.is_on and not sft.is_done else f"step {run.state.step}"
+        at = f"SFT step {sft.steps + 1}" if _is_in_sft(run) else f"step {run.state.step + 1}"
         run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s)
+
+
+def _is_in_sft(run: Run) -> bool:
+    return run.config.sft.is_on and not run.state.sft.is_done
 
 
 def _require_time_to_evaluate(run: Run) -> None:
@@ -114,7 +118,7 @@ def require_time_for_a_step(run: Run) -> None:
     missing_s = budget.step.forecast_s() + budget.min_reserve_s() + run.watch.totals["load"]  # a resumed run loads again
     raise UserError(
         f"{budget.hours:g} hours are too short for a single step: a step may take {budget.step.forecast_s():.1f} s, saving and "
-        f"a part of the final evaluation {budget.min_reserve_s():.1f} s, and {budget.left_s():.1f} s are left",
+        f"a part of the final evaluation {budget.min_reserve_s():.1f} s, but only {budget.left_s():.1f} s are left",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(missing_s):g}",
     )
 
@@ -146,7 +150,8 @@ def recorded(run: Run) -> Iterator[None]:
         run.status = "interrupted"
         with run.signals.held("saving"):
             saving.save_consistent_state(run)
-            run.folder.event("interrupted", f"stopped by a signal before step {run.state.step}")
+            done = f"{run.state.sft.steps} finished SFT steps" if _is_in_sft(run) else f"{run.state.step} finished steps"
+            run.folder.event("interrupted", f"stopped by a signal after {done}")
         raise
     except SwapNotProved as error:
         run.status = "unproved"

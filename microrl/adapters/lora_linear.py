@@ -1,0 +1,96 @@
+"""A linear layer with a LoRA pair beside it, W0 x + s B A x, as one step of autograd.
+
+PEFT computes the pair in float32 beside a base in 16 bits: x is copied to float32, two products run at float32's speed, and four
+more passes over the output scale, add and round. Here the products are in the base's type, as in the engine that serves the pair,
+and both go into one buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import Linear as PeftLinear
+
+
+class LoraProduct(torch.autograd.Function):
+    """y = x W^T + b + s (x A^T) B^T, in the type of x. Shapes: x [N, I], W [O, I], b [O], A [R, I], B [O, R]; y [N, O].
+
+    A and B are the trained masters (float32 or wider): rounded to the type of x for the products, with gradients of their own
+    type. W and b are frozen. Kept for the backward pass: x, where A is trained, and x A^T.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        A_RI: torch.Tensor,
+        B_OR: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        xA_NR = x_NI @ A_RI.to(x_NI.dtype).t()
+        y_NO = torch.nn.functional.linear(x_NI, weight_OI, bias_O)
+        y_NO.addmm_(xA_NR, B_OR.to(x_NI.dtype).t(), alpha=scale)
+        ctx.save_for_backward(x_NI if ctx.needs_input_grad[3] else None, xA_NR, weight_OI, A_RI, B_OR)
+        ctx.scale = scale
+        return y_NO
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_NI, xA_NR, weight_OI, A_RI, B_OR = ctx.saved_tensors
+        g_NO = gradients[0]
+        to_x, to_A, to_B = ctx.needs_input_grad[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4]
+        to_x_NI = to_A_RI = to_B_OR = None
+        if to_x or to_A:
+            gB_NR = g_NO @ B_OR.to(g_NO.dtype)
+        if to_x:
+            to_x_NI = g_NO @ weight_OI
+            to_x_NI.addmm_(gB_NR, A_RI.to(g_NO.dtype), alpha=ctx.scale)
+        if to_A:
+            to_A_RI = _product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
+        if to_B:
+            to_B_OR = _product(g_NO.t(), xA_NR, ctx.scale).to(B_OR.dtype)
+        return to_x_NI, None, None, to_A_RI, to_B_OR, None
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale * left @ right in one pass: with beta = 0 the first argument is not read."""
+    return torch.addmm(torch.empty((), dtype=left.dtype, device=left.device), left, right, beta=0, alpha=scale)
+
+
+class LoraLinear(PeftLinear):
+    """PEFT's LoRA layer with `LoraProduct` as its forward pass."""
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """x [..., I] to [..., O]; the untouched base where the adapter is off."""
+        base = self.get_base_layer()
+        if self.disable_adapters or self.merged:
+            return base(x)
+        A_RI, B_OR, scale = pair_of(self)
+        y_NO = LoraProduct.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, A_RI, B_OR, scale)
+        return y_NO.view(*x.shape[:-1], -1)
+
+
+def pair_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A layer's update as one pair: A [R, I], B [O, R] and their scale s.
+
+    A residual form's s (B A - B0 A0) is s [B - B0, B0] [A; A - A0]. Written as s [B, -B0] [A; A0] it would be the same, but then
+    two large products have to cancel in 16 bits.
+    """
+    trained, *start = layer.active_adapters
+    A_RI, B_OR = layer.lora_A[trained].weight, layer.lora_B[trained].weight
+    for other in start:
+        A0_RI, B0_OR = layer.lora_A[other].weight, layer.lora_B[other].weight
+        A_RI, B_OR = torch.cat([A_RI, A_RI - A0_RI]), torch.cat([B_OR - B0_OR, B0_OR], dim=1)
+    return A_RI, B_OR, float(layer.scaling[trained])
+
+
+def compute_as_one_product(layer: Any) -> None:
+    """Give one of PEFT's layers `LoraLinear`'s forward pass, where it is a plain pair on a plain linear layer.
+
+    Quantised bases, DoRA and other variants keep PEFT's.
+    """
+    if type(layer) is PeftLinear and type(layer.get_base_layer()) is torch.nn.Linear and not layer.lora_variant:
+        layer.__class__ = LoraLinear

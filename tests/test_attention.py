@@ -1,0 +1,94 @@
+"""Completions behind one prompt's cache: the same states and gradients as row by row, without masks and repeated keys."""
+
+import pytest
+import torch
+from test_adapters import small
+from test_engine import ARCHITECTURES
+from test_policy import relative_gap
+
+from microrl.algorithm.batch import Row
+from microrl.models import attention
+from microrl.policy.microbatch import hidden_states, pad
+
+PROMPT = (5, 9, 17, 33, 65)
+ROWS = [Row(PROMPT, ids, (0.0,) * len(ids), 1.0, True, 0) for ids in ((7, 8, 9, 10, 11, 12), (20, 21), (30, 31, 32, 33))]
+
+
+def states_and_gradient(model, rows, share_prompts):
+    """The states of all rows' completions, and the gradient of a loss on them with respect to the embeddings."""
+    batch = pad(rows, tuple(range(len(rows))), torch.device("cpu"), share_prompts=share_prompts)
+    table = model.get_input_embeddings().weight.requires_grad_()
+    table.grad = None
+    found = hidden_states(model, batch, share_prompts=share_prompts)[batch.mask_BT]
+    (found * torch.arange(found.shape[-1])).sum().backward()
+    return found.detach(), table.grad.clone()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Arguments of every attention: (heads of the keys, the mask)."""
+    calls, real = [], torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query, key, value, attn_mask=None, **rest):
+        calls.append((key.shape[1], attn_mask))
+        return real(query, key, value, attn_mask=attn_mask, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    return calls
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_of_one_prompt_are_as_if_alone(architecture, share_prompts):
+    model = small(architecture).double()
+    alone = [states_and_gradient(model, [row], False) for row in ROWS]
+    attention.use_lower_right(model)
+    states, gradient = states_and_gradient(model, ROWS, share_prompts)
+    assert torch.allclose(states, torch.cat([one for one, _ in alone]), atol=1e-10)
+    assert relative_gap([gradient], [sum(one for _, one in alone)]) < 1e-6  # transformers' norms are in float32
+
+
+def test_no_mask_is_built_and_no_key_repeated(seen, monkeypatch):
+    def refuse(**_):
+        raise AssertionError("a mask was built")
+
+    model = small("qwen2")
+    attention.use_lower_right(model)
+    monkeypatch.setattr(attention, "sdpa_mask", refuse)
+    states_and_gradient(model, ROWS, True)
+    heads, masks = zip(*seen, strict=True)
+    assert (
+        set(heads) == {model.config.num_key_value_heads} and model.config.num_key_value_heads < model.config.num_attention_heads
+    )
+    triangles = [mask for mask in masks if mask is not None]
+    assert len(triangles) == model.config.num_hidden_layers and all(mask is triangles[0] for mask in triangles)
+    assert triangles[0].shape == (5, 10), "of one row, and not of the batch"
+
+
+def test_prompts_of_different_lengths_are_masked_as_before(seen):
+    model = small("qwen2").double()
+    rows = [*ROWS, Row((40, 41), (50, 51, 52), (0.0,) * 3, 1.0, True, 1)]
+    alone = [states_and_gradient(model, [row], False) for row in rows]
+    attention.use_lower_right(model)
+    seen.clear()
+    states, gradient = states_and_gradient(model, rows, True)
+    assert torch.allclose(states, torch.cat([one for one, _ in alone]), atol=1e-10)
+    assert relative_gap([gradient], [sum(one for _, one in alone)]) < 1e-6  # transformers' norms are in float32
+    assert all(mask is not None and mask.dim() == 4 for _, mask in seen)
+
+
+def test_a_window_keeps_its_mask(seen):
+    """Layers that look back only so far."""
+    model = small("gemma3")
+    attention.use_lower_right(model)
+    long = [Row(PROMPT, tuple(range(20, 36)), (0.0,) * 16, 1.0, True, 0)] * 2
+    states_and_gradient(model, long, True)
+    windowed = [mask for _, mask in seen if mask is not None and mask.dim() == 4]
+    assert windowed and all(bool((~mask).any()) for mask in windowed)
+
+
+def test_models_that_do_not_attend_by_the_interface_are_left_alone():
+    model = small("qwen2")
+    model.set_attn_implementation("eager")
+    attention.use_lower_right(model)
+    assert model.config._attn_implementation == "eager"

@@ -1,0 +1,178 @@
+"""The LoRA product of our own: its gradients, PEFT's forward pass beside it, which layers have it, the bytes it moves."""
+
+import math
+
+import pytest
+import torch
+from peft.tuners.lora.layer import Linear as PeftLinear
+from test_adapters import IDS, config_of, small
+from traffic import Traffic
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from microrl.adapters.adapter import tuned
+from microrl.adapters.attach import attach
+from microrl.adapters.lora_linear import LoraLinear, LoraProduct
+from microrl.algorithm.batch import Row
+from microrl.config import resolve
+from microrl.config.adapters import KINDS, LowRankConfig, ResidualConfig
+from microrl.policy.microbatch import hidden_states, pad
+from microrl.policy.policy import Policy
+
+PAIRS = [kind for kind, cls in KINDS.items() if issubclass(cls, LowRankConfig) and kind not in ("dora", "adalora")]
+
+
+def tensors(dtype, tokens=7, width=6, height=5, rank=3, bias=True):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x, weight = draw(tokens, width).to(dtype), draw(height, width).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    return x, weight, draw(height).to(dtype) if bias else None, draw(rank, width).to(wide), draw(height, rank).to(wide)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("trained", ["xAB", "AB", "B", "xB", "x"])
+def test_gradients_are_exact(trained, bias):
+    x, weight, b, A, B = tensors(torch.float64, bias=bias)
+    for name, tensor in (("x", x), ("A", A), ("B", B)):
+        tensor.requires_grad_(name in trained)
+    assert torch.autograd.gradcheck(lambda x, A, B: LoraProduct.apply(x, weight, b, A, B, 0.7), (x, A, B))
+
+
+def test_only_what_the_backward_pass_needs_is_kept():
+    x, weight, b, A, B = tensors(torch.float64)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        LoraProduct.apply(x.requires_grad_(), weight, b, A, B.requires_grad_(), 0.7)
+        assert {tuple(tensor.shape) for tensor in kept} == {(7, 3), (5, 6), (3, 6), (5, 3)}, "x is for the gradient of A alone"
+        kept.clear()
+        LoraProduct.apply(x, weight, b, A.requires_grad_(), B, 0.7)
+        assert (7, 6) in {tuple(tensor.shape) for tensor in kept}
+
+
+def moved_off_its_start(attached):
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in attached.parameters.values():
+            parameter += torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.05
+    return attached
+
+
+def outputs(attached):
+    """Logits, and the gradient of a loss on them."""
+    logits = attached.model(input_ids=IDS).logits
+    attached.model.zero_grad()
+    (logits * torch.arange(logits.shape[-1])).mean().backward()
+    return logits.detach(), {name: parameter.grad.clone() for name, parameter in attached.parameters.items()}
+
+
+def by_peft(attached):
+    for layer in tuned(attached.model).values():
+        layer.__class__ = PeftLinear
+    return outputs(attached)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_forward_and_gradients_are_pefts(kind, dtype, tokenizer):
+    """To the last bits that the type has: the sums are the same, in another order."""
+    attached = moved_off_its_start(attach(small("qwen2").to(dtype), config_of(kind), seed=0))
+    assert all(type(layer) is LoraLinear for layer in tuned(attached.model).values())
+    ours, theirs = outputs(attached), by_peft(attached)
+    near = 100 * torch.finfo(dtype).eps
+    assert float((ours[0] - theirs[0]).abs().max()) < near * float(theirs[0].abs().max())
+    for name, gradient in theirs[1].items():
+        assert float((ours[1][name] - gradient).norm()) < near * 10 * float(gradient.norm()), name
+
+
+def test_other_forms_and_bases_keep_pefts(tokenizer):
+    for kind in ("dora", "adalora", "miss", "vera", "ia3"):
+        attached = attach(small("qwen2"), config_of(kind), seed=0)
+        assert not any(isinstance(layer, LoraLinear) for layer in attached.model.modules()), kind
+
+
+def test_off_is_the_untouched_base(tokenizer):
+    model = small("qwen2")
+    with torch.no_grad():
+        base = model(input_ids=IDS).logits
+    attached = moved_off_its_start(attach(model, config_of("pissa"), seed=0))
+    with torch.no_grad(), attached.off():
+        assert torch.equal(model(input_ids=IDS).logits, base)
+    with torch.no_grad():
+        assert not torch.equal(model(input_ids=IDS).logits, base)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, cls in KINDS.items() if issubclass(cls, ResidualConfig)])
+def test_a_residual_form_starts_at_the_base_to_the_last_bit_in_16_bits_too(kind, tokenizer):
+    """Written as two large products that cancel it does not."""
+    model = small("qwen2").to(torch.bfloat16)
+    with torch.no_grad():
+        base = model(input_ids=IDS).logits
+        attached = attach(model, config_of(kind), seed=0)
+        assert torch.equal(attached.model(input_ids=IDS).logits, base)
+
+
+def test_in_16_bits_it_is_nearer_to_vllms_adapter_than_pefts_is():
+    """vLLM rounds A and s B, then x A^T, then the update, and adds it to the rounded output of the base
+    (`lora_shrink` and `lora_expand` of vllm/lora/ops/triton_ops, 0.32)."""
+    x, weight, _, A, B = tensors(torch.bfloat16, tokens=256, width=256, height=320, rank=64, bias=False)
+    A, B, scale = A / 16, B / 8, 0.25
+    narrow = torch.bfloat16
+    base = torch.nn.functional.linear(x, weight)
+    xA = (x.float() @ A.to(narrow).float().t()).to(narrow)
+    vllms = base + (xA.float() @ (B * scale).to(narrow).float().t()).to(narrow)
+    pefts = (base + (x.float() @ A.t()) @ B.t() * scale).to(narrow)
+    ours = LoraProduct.apply(x, weight, None, A, B, scale)
+    gaps = [float((found.float() - vllms.float()).abs().mean()) for found in (ours, pefts)]
+    print(gaps)
+    assert gaps[0] <= gaps[1]
+
+
+# ---- what is moved
+
+
+TOKENS = 4096
+"""Of a micro-batch, for the share of the passes over the parameters."""
+
+
+def bytes_per_token(attached, completion: int) -> tuple[int, int]:
+    """(tokens, bytes that elementwise ops move) of a micro-batch with three completions of one prompt."""
+    rows = [Row(tuple(range(2, 18)), (5,) * completion, (0.0,) * completion, 1.0, True, 0)] * 3
+    batch = pad(rows, (0, 1, 2), torch.device("cpu"), share_prompts=True)
+    attached.model.zero_grad(set_to_none=True)
+    with Traffic() as traffic:
+        hidden_states(attached.model, batch, share_prompts=True).float().sum().backward()
+    return 16 + 3 * completion, traffic.elementwise_bytes
+
+
+def test_elementwise_traffic_of_the_update_at_the_papers_width_and_rank():
+    """At Qwen2.5-1.5B's width and rank 256, bfloat16. PEFT's float32 path moves 2.2 MB a token and layer."""
+    layers = 2
+    config = Qwen2Config(hidden_size=1536, intermediate_size=8960, num_hidden_layers=layers, num_attention_heads=12,
+                         num_key_value_heads=2, vocab_size=64, tie_word_embeddings=True)  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = model.to_empty(device="cpu").eval().requires_grad_(False)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(0.01)
+    adapter = resolve((), {"adapter.rank": 256}).adapter
+    attached = attach(model, adapter, seed=0)
+    found = {}
+    for whose in ("ours", "PEFT"):
+        (fewer, small_bytes), (more, large_bytes) = (bytes_per_token(attached, completion) for completion in (8, 32))
+        a_token = (large_bytes - small_bytes) / (more - fewer)
+        a_pass = small_bytes - a_token * fewer
+        found[whose] = (a_token + a_pass / TOKENS) / layers / 1e3
+        for layer in tuned(attached.model).values():
+            layer.__class__ = PeftLinear
+    print(found)
+    assert found["ours"] <= 1030 and found["PEFT"] > 2000
+
+
+def test_policies_compute_with_it(tokenizer):
+    policy = Policy(small("qwen2"), resolve((), {"adapter.rank": 8}))
+    assert all(type(layer) is LoraLinear for layer in tuned(policy.adapter.model).values())
+    assert math.isfinite(float(policy.score([(5, 6, 7)])[0].sum()))
