@@ -46,7 +46,7 @@ def test_only_what_the_backward_pass_needs_is_kept():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         LoraProduct.apply(x.requires_grad_(), weight, b, A, B.requires_grad_(), 0.7)
-        assert {tuple(tensor.shape) for tensor in kept} == {(7, 3), (5, 6), (3, 6), (5, 3)}, "x is for the gradient of A alone"
+        assert {tuple(tensor.shape) for tensor in kept} == {(7, 3), (3, 6), (5, 3)}, "x is for the gradient of A alone"
         kept.clear()
         LoraProduct.apply(x, weight, b, A.requires_grad_(), B, 0.7)
         assert (7, 6) in {tuple(tensor.shape) for tensor in kept}

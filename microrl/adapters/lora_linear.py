@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear as PeftLinear
 
+from microrl.models.tensors import dequantize
+
 
 class LoraProduct(torch.autograd.Function):
     """y = x W^T + b + s (x A^T) B^T, in the type of x. Shapes: x [N, I], W [O, I], b [O], A [R, I], B [O, R]; y [N, O].
 
     A and B are the trained masters (float32 or wider): rounded to the type of x for the products, with gradients of their own
-    type. W and b are frozen. Kept for the backward pass: x, where A is trained, and x A^T.
+    type. W and b are frozen, and W may be in 4 bits. Kept for the backward pass: x, where A is trained, and x A^T.
     """
 
     @staticmethod
@@ -31,22 +33,22 @@ class LoraProduct(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         xA_NR = x_NI @ A_RI.to(x_NI.dtype).t()
-        y_NO = torch.nn.functional.linear(x_NI, weight_OI, bias_O)
+        y_NO = torch.nn.functional.linear(x_NI, dequantize(weight_OI), bias_O)
         y_NO.addmm_(xA_NR, B_OR.to(x_NI.dtype).t(), alpha=scale)
-        ctx.save_for_backward(x_NI if ctx.needs_input_grad[3] else None, xA_NR, weight_OI, A_RI, B_OR)
-        ctx.scale = scale
+        ctx.save_for_backward(x_NI if ctx.needs_input_grad[3] else None, xA_NR, A_RI, B_OR)
+        ctx.weight_OI, ctx.scale = weight_OI, scale
         return y_NO
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x_NI, xA_NR, weight_OI, A_RI, B_OR = ctx.saved_tensors
+        x_NI, xA_NR, A_RI, B_OR = ctx.saved_tensors
         g_NO = gradients[0]
         to_x, to_A, to_B = ctx.needs_input_grad[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         to_x_NI = to_A_RI = to_B_OR = None
         if to_x or to_A:
             gB_NR = g_NO @ B_OR.to(g_NO.dtype)
         if to_x:
-            to_x_NI = g_NO @ weight_OI
+            to_x_NI = g_NO @ dequantize(ctx.weight_OI)
             to_x_NI.addmm_(gB_NR, A_RI.to(g_NO.dtype), alpha=ctx.scale)
         if to_A:
             to_A_RI = _product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
@@ -88,9 +90,6 @@ def pair_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
 
 
 def compute_as_one_product(layer: Any) -> None:
-    """Give one of PEFT's layers `LoraLinear`'s forward pass, where it is a plain pair on a plain linear layer.
-
-    Quantised bases, DoRA and other variants keep PEFT's.
-    """
-    if type(layer) is PeftLinear and type(layer.get_base_layer()) is torch.nn.Linear and not layer.lora_variant:
+    """Give one of PEFT's layers `LoraLinear`'s forward pass, where it is a plain pair; DoRA and other variants keep PEFT's."""
+    if type(layer) is PeftLinear and not layer.lora_variant:
         layer.__class__ = LoraLinear

@@ -1,6 +1,6 @@
 """The frozen base in 4 bits: QLoRA's NF4 (Dettmers et al. 2023, arXiv 2305.14314) by bitsandbytes, with scales in float32.
 
-Whoever needs a weight as numbers asks `parameters.dense`. An engine samples from just these numbers, so that it and the trainer
+Whoever needs a weight as numbers asks `tensors.dequantize`. An engine samples from just these numbers, so that it and the trainer
 differ by no more than rounding.
 """
 

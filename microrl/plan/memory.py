@@ -18,6 +18,7 @@ from microrl.config.adapters import (
     LnConfig,
     LoraConfig,
     LoraFaConfig,
+    LowRankConfig,
     MissConfig,
     ResidualConfig,
     TinyLoraConfig,
@@ -67,7 +68,8 @@ def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, l
 
 
 def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int:
-    """The adapter's part: inputs (of a narrow base an fp32 copy for each adapter), rank products, outputs, all in fp32."""
+    """The adapter's part. A pair that is one product with its base (`adapters/lora_linear.py`) keeps inputs and rank products in
+    the base's type; the others keep, in fp32, inputs (of a narrow base a copy for each adapter), rank products, outputs."""
     linears = shape.targets(adapter)
     n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
     distinct = 2 * shape.hidden + shape.intermediate  # inputs that several layers share count once where they are not copied
@@ -80,12 +82,19 @@ def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int
             return dtype_bytes * shape.norms_a_layer
         case Ia3Config():
             return sum(4 * linear.n_in if linear.kind == "down_proj" else dtype_bytes * linear.n_out for linear in linears)
-        case LoraFaConfig() | MissConfig() | TinyLoraConfig():
+        case LoraFaConfig():
+            return dtype_bytes * adapter.rank * len(linears)
+        case MissConfig() | TinyLoraConfig():
             return products
         case VeraConfig():
             return products + 4 * n_out
         case DoraConfig():
             return inputs + products + (dtype_bytes + 4) * n_out
+        case AdaLoraConfig():
+            return inputs + products
+        case LowRankConfig():
+            pairs = 2 if isinstance(adapter, ResidualConfig) else 1
+            return dtype_bytes * (distinct + pairs * adapter.rank * len(linears))
         case _:
             return inputs + products
 
