@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from microrl.errors import UserError, did_you_mean
 from microrl.models.tensors import linears
+from microrl.plan.shapes import rank_hint
 
 
 def chosen_linears(model: PreTrainedModel, targets: Literal["all-linear"] | tuple[str, ...]) -> dict[str, torch.nn.Linear]:
@@ -24,19 +25,23 @@ def chosen_linears(model: PreTrainedModel, targets: Literal["all-linear"] | tupl
     if not found:
         raise UserError(
             "the adapter has nothing to attach to",
-            f"adapter.targets is empty; there are {', '.join(sorted(kinds))}" if kinds else "the model has no linear layers",
+            "--set adapter.targets=all-linear" if kinds else "the model has no linear layers: choose another one with --model NAME",
         )
     return found
 
 
 def refuse_rank(rank: int, layers: Mapping[str, torch.nn.Linear]) -> None:
     """Raise UserError for a rank above what the smallest of these layers can have."""
-    limit, narrowest = min((min(layer.in_features, layer.out_features), name) for name, layer in layers.items())
+    limit, narrowest = min((_side(layer), name) for name, layer in layers.items())
     if rank > limit:
         raise UserError(
             f"rank {rank} is above {limit}, the smaller side of {narrowest}",
-            f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
+            rank_hint(limit, (kind_of(name) for name, layer in layers.items() if _side(layer) >= rank)),
         )
+
+
+def _side(layer: torch.nn.Linear) -> int:
+    return min(layer.in_features, layer.out_features)
 
 
 def kind_of(name: str) -> str:

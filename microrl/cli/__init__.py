@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -16,7 +17,7 @@ from microrl.cli.output import FAILED, guarded
 
 app = typer.Typer(
     name="microrl",
-    help="Reinforcement learning with verifiable rewards for small language models, inside a wall-clock budget.",
+    help="Reinforcement learning with verifiable rewards for small language models, within a wall-clock budget.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,7 +34,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -55,6 +58,8 @@ def main() -> None:
     # Threads that wait should sleep: where another process wants a core, spinning ones make a step several times slower.
     # It is read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # On import it warns that an optional kernel is missing, which nothing here uses.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     status = FAILED
 
     def leave() -> None:

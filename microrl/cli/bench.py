@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit, say
 
 
@@ -17,14 +18,14 @@ def register(app: typer.Typer) -> None:
 
 
 def step(
-    model: Annotated[str, typer.Option(help="Local folder, hub id, short name, or .gguf file.")],
+    model: Annotated[str, typer.Option(help=options.MODEL_HELP)],
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 4,
     group: Annotated[int, typer.Option(min=2, help="Completions per prompt.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion (forced length).")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")] = 64,
     rank: Annotated[int, typer.Option(min=1, help="Adapter rank.")] = 64,
-    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps, after one untimed step.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; one untimed warm-up step precedes them.")] = 3,
     dtype: Annotated[str, typer.Option(help="Weight type: float32, bfloat16, float16 or auto.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Time training steps with completions of a forced length: sampling, answer checks, log-probabilities, entropy, optimizer."""
     from microrl.cli.target import prepare_hub
@@ -41,11 +42,11 @@ def step(
     prepare_hub(config)
     from microrl.commands.bench import time_steps
 
-    say(f"loading {model}, then {steps + 1} steps; the first is not timed")
-    result = time_steps(config, lambda step, seconds: say(f"step {step}: {seconds:.2f} s"))
+    say(f"loading {model}, then one untimed warm-up step and {steps} timed steps")
+    result = time_steps(config, lambda step, seconds: say(f"{f'step {step}' if step else 'warm-up'}: {seconds:.2f} s"))
     if as_json:
         emit(result)
         return
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["seconds_by_phase"].items())
     say(f"{result['tokens_per_step']} tokens per step: {phases}")
-    print(f"{result['step_s_median']:.2f} s per step, {result['peak_rss_gb']:.2f} GB")
+    print(f"median {result['step_s_median']:.2f} s per step, peak memory of the process {result['peak_rss_gb']:.2f} GB")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
 
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("problem", "bold red")}
@@ -17,10 +18,13 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    self_test: Annotated[bool, typer.Option(help="Run one training loop with a tiny model (30 s).")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    self_test: Annotated[bool, typer.Option(metavar="", help="Run one training loop with a tiny model (30 s).")] = True,
+    as_json: options.Json = False,
 ) -> int:
-    """Check GPU, libraries, vLLM, disk and hub, and run one tiny training loop. Exit status 0 if all is well, else 2."""
+    """Check GPU, libraries, vLLM, disk and hub, and run one tiny training loop.
+
+    Exit status 2 if there is a problem; warnings do not count.
+    """
     from rich.console import Console
 
     words = Console(stderr=True)

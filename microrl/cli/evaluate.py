@@ -34,6 +34,11 @@ def _store(run: RunFolder, result: dict[str, Any]) -> None:
             say(f"warning: the result could not be stored in {run.path / 'eval'}: {error.strerror}")
 
 
+def _interval(estimate: dict[str, Any], sign: str = "") -> str:
+    low, high = estimate["ci95"]
+    return f"95 % CI [{low:{sign}.4f}, {high:{sign}.4f}]"
+
+
 def register(app: typer.Typer) -> None:
     app.command("eval", epilog=EXAMPLES)(evaluate)
 
@@ -44,7 +49,7 @@ def evaluate(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Evaluate on all of this data set or file.", show_default="the held-out part of the run's data"),
+        typer.Option(help="Evaluate on all of this data set or file.", show_default="the held-out part of the run's data, of open-rs for a model"),
     ] = None,
     pass_k: Annotated[
         str | None, typer.Option(help="k of pass@k; comma-separated for several.", show_default="the run's evaluation.pass_k")
@@ -54,14 +59,14 @@ def evaluate(
         typer.Option(help="Completions per problem; at least the largest k.", show_default="the run's evaluation.samples"),
     ] = None,
     problems: Annotated[
-        int | None, typer.Option(help="Maximum number of problems.", show_default="the run's evaluation.problems")
+        int | None, typer.Option(help="Maximum number of problems.", show_default="all with --data, else the run's evaluation.problems")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="Also evaluate this model on the same problems and report the paired difference.")
+        str | None, typer.Option(help="Also evaluate this model on the same problems and report the paired gain.")
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
-    seed: Annotated[int | None, typer.Option(help="Sampling seed.", show_default="the run's evaluation.seed")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the choice of problems.", show_default="the run's evaluation.seed")] = None,
+    as_json: options.Json = False,
     sets: options.Sets = None,
 ) -> None:
     """Measure accuracy and unbiased pass@k with 95 % confidence intervals."""
@@ -107,11 +112,13 @@ def evaluate(
         return
     for name, value in result["benchmarks"].items():
         temperature = value["settings"]["temperature"]
-        say(f"{name}: {value['questions']} questions, {value['samples']} samples each, temperature {temperature}")
+        say(f"{name}: {value['questions']} problems, {value['samples']} samples each, temperature {temperature}")
         for side, numbers in (("", value), ("base ", value.get("base", {}))):
             for key, estimate in numbers.items():
                 if key.startswith(("avg@", "pass@")):
-                    print(f"{side}{key}  {estimate['mean']:.4f}  [{estimate['ci95'][0]:.4f}, {estimate['ci95'][1]:.4f}]")
+                    label = f"accuracy ({key})" if key.startswith("avg@") else key
+                    print(f"{side}{label}  {estimate['mean']:.4f}  {_interval(estimate)}")
         for key, gain in value.items():
             if key.startswith("paired_gain") and gain is not None:
-                print(f"{key}  {gain['mean']:+.4f}  [{gain['ci95'][0]:+.4f}, {gain['ci95'][1]:+.4f}]")
+                label = "accuracy" if key == "paired_gain" else key.removeprefix("paired_gain_")
+                print(f"paired gain, {label}  {gain['mean']:+.4f}  {_interval(gain, '+')}")

@@ -56,7 +56,7 @@ def merge(
     model: Annotated[
         str | None, typer.Option(help="Base model of the adapter.", show_default="the one that the run or adapter names")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON description of the output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON description of the output.")] = False,
 ) -> None:
     """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
     from microrl.cli.target import prepare_hub

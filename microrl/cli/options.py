@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share. Every default in a help text is that of `RunConfig`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,57 @@ from typing import Annotated, Any
 
 import typer
 
-Presets = Annotated[list[str] | None, typer.Argument(metavar="PRESET", help="Presets or TOML files; later ones win.")]
-Model = Annotated[str | None, typer.Option(help="Local folder, hub id, short name of a paper's model, or .gguf file.")]
-Rank = Annotated[int | None, typer.Option(help="Adapter rank.")]
-Hours = Annotated[float | None, typer.Option(help="Time limit of the whole process, including loading and evaluation.")]
-Steps = Annotated[int | None, typer.Option(help="Maximum number of training steps.")]
-Adapter = Annotated[str | None, typer.Option(help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.")]
-Loss = Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.")]
-Data = Annotated[str | None, typer.Option(help="Known data set, hub id, or local .jsonl, .json, .csv or .parquet file.")]
-Engine = Annotated[str | None, typer.Option(help="auto, vllm or transformers.")]
-Seed = Annotated[int | None, typer.Option(help="Random seed of training.")]
-Price = Annotated[float | None, typer.Option(help="Price of this machine, US dollars per hour.")]
+MODEL_HELP = (
+    "Local folder, Hugging Face id (owner/name), .gguf file, quickstart, or a short name such as Qwen2.5-1.5B-Instruct."
+)
+Presets = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PRESET", help="Presets (listed by `microrl presets`) or TOML files; later ones override earlier ones."
+    ),
+]
+Model = Annotated[str | None, typer.Option(help=MODEL_HELP, show_default="the preset's, else Qwen2.5-1.5B-Instruct")]
+Rank = Annotated[
+    int | None,
+    typer.Option(
+        help="Adapter rank. The update is scaled by adapter.alpha / rank; alpha is set separately.",
+        show_default="the preset's, else 64",
+    ),
+]
+Hours = Annotated[
+    float | None,
+    typer.Option(
+        help="Time limit in hours for the whole run, loading and evaluation included. A run needs --hours or --steps, from here "
+        "or from a preset; giving either replaces both limits of the preset."
+    ),
+]
+Steps = Annotated[
+    int | None, typer.Option(help="Maximum number of training steps. Without --hours there is then no time limit.")
+]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.", show_default="the preset's, else lora"
+    ),
+]
+Loss = Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.", show_default="the preset's, else grpo")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="open-rs, dapo-math-17k, gsm8k, arithmetic, a Hugging Face id, or a local .jsonl, .json, .csv or .parquet file.",
+        show_default="the preset's, else open-rs",
+    ),
+]
+Engine = Annotated[str | None, typer.Option(help="auto, vllm or transformers.", show_default="the preset's, else auto")]
+Seed = Annotated[int | None, typer.Option(help="Random seed of training.", show_default="the preset's, else 0")]
+Price = Annotated[
+    float | None,
+    typer.Option(
+        help="Price of this machine, US dollars per hour.",
+        show_default="the preset's, else the GPU's typical price, 0 on a CPU",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the result as JSON.")]
 SftMinutes = Annotated[
     float | None,
     typer.Option("--sft-minutes", help="Supervised fine-tuning (SFT) first, for at most this many minutes of --hours."),
@@ -29,6 +69,12 @@ Sets = Annotated[
 ]
 
 
+FLAGS = {
+    "model.name": "--model", "adapter.rank": "--rank", "adapter.kind": "--adapter", "loss.kind": "--loss", "data.name": "--data",
+    "engine.kind": "--engine", "seed": "--seed", "budget.hours": "--hours", "budget.steps": "--steps", "budget.price": "--price",
+    "sft.minutes": "--sft-minutes", "init": "--init",
+}  # fmt: skip
+"""The flags of configuration keys."""
 NAME_BYTES = 120
 """Maximum length of a run folder's name without its time: file systems allow 255, and there may be many presets."""
 

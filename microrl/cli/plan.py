@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from microrl.plan import Device, Plan, Shape
 
 DEFAULT_HOURS = 24.0
+GPUS = "t4, l4, a10g, 3090, 4090, 5090, a40, a6000, l40s, rtx6000ada, a100-40gb, a100, h100, h200, b200"
+"""The names in `plan.devices.DEVICES`, which is not imported for a help text."""
 EXAMPLES = """
 [bold]Examples[/]
 
@@ -45,11 +47,11 @@ def plan(
     sets: options.Sets = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="a40, 3090, 4090, l4, a100, h100, h200, ..., or cpu.", show_default="this machine's GPU, else all"),
+        typer.Option(help=f"{GPUS} or cpu.", show_default="this machine's GPU, else all"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Estimate memory, time per step, steps and cost of a run. Needs no GPU and no weights."""
+    """Estimate memory, time per step, steps and cost of a run, of 24 hours unless you say otherwise. Needs no GPU and no weights."""
     from microrl.config import resolve
     from microrl.plan.source import shape_of
 
@@ -106,4 +108,4 @@ def _compare(config: RunConfig, shape: Shape, *, names_price: bool, as_json: boo
         emit(value)
         return
     print(show.comparison(config, plans))
-    say("--gpu NAME shows one GPU in detail. Prices are typical rents; set your own with --price")
+    say("--gpu NAME shows one GPU in detail. Prices are typical rental prices; set yours with --price")

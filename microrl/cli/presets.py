@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def listing(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print names and descriptions as JSON.")] = False
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print names and descriptions as JSON.")] = False
 ) -> None:
     """List the presets, show one, or list the adapters."""
     if context.invoked_subcommand is not None:
@@ -37,7 +37,7 @@ def listing(
 
 def show(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Presets; later ones win.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the full configuration as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the full configuration as JSON.")] = False,
 ) -> None:
     """Print a preset file; with --json, the full configuration it resolves to."""
     from microrl.config import presets, resolve
@@ -55,7 +55,7 @@ def adapters(
         list[int] | None,
         typer.Option(min=1, help="Rank to count parameters for; repeat for several.", show_default="8, 64 and 256"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False,
 ) -> None:
     """List every adapter: its formula, its source, how it is served, and its number of trained parameters."""
     from microrl.plan import adapters as table

@@ -38,7 +38,7 @@ def sample(
         float | None, typer.Option(min=0.01, help="Sampling temperature.", show_default="the run's evaluation.temperature")
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the answers as JSON.")] = False,
 ) -> None:
     """Ask a run's base model and trained model the same question, with the same random numbers."""
     from microrl.cli.target import prepare_hub

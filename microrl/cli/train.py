@@ -26,7 +26,7 @@ EXAMPLES = """
 
   microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
 
-  microrl train --model Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]SFT first[/]
+  microrl train --model Qwen/Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]SFT first[/]
 
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
 """
@@ -49,8 +49,8 @@ def train(
     seed: options.Seed = None,
     price: options.Price = None,
     sft_minutes: options.SftMinutes = None,
-    init: Annotated[str | None, typer.Option(metavar="RUN", help="Start from the trained adapter of this run.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/PRESET-TIME")] = None,
+    init: Annotated[str | None, typer.Option(metavar="RUN", help="Start from the trained adapter of this run; needs the same model and adapter settings.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-TIME, NAME from the presets or the model")] = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +58,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the configuration, three prompts and a forecast; do not train.")
+        bool, typer.Option("--dry-run", metavar="", help="Print the configuration, three prompts and a forecast; do not train.")
     ] = False,
     sets: options.Sets = None,
 ) -> int:
@@ -100,9 +100,11 @@ def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None
     """Raise UserError if anything other than --hours or --steps is given together with --resume."""
     given = [name for name, value in flags.items() if value is not None and name not in ("budget.hours", "budget.steps")]
     if presets or given:
+        shown = [*(presets or []), *(options.FLAGS.get(name, name) for name in given)]
         raise UserError(
-            f"--resume uses the settings of the run; it cannot be combined with {', '.join([*(presets or []), *given])}",
-            "only --hours and --steps can be changed when resuming",
+            f"--resume uses the settings of the run; it cannot be combined with {', '.join(shown)}",
+            "with --resume, only --hours and --steps can be changed; for anything else start a new run (microrl train --init RUN "
+            "starts from its adapter)",
         )
 
 
@@ -115,11 +117,11 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
     tree = folder.config()
     bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
     if not bounds and folder.is_done():
-        say(f"{folder.path} is already finished. To extend it: --resume {folder.path} --hours H, or --steps N")
+        say(f"{folder.path} is already finished. To extend it: microrl train --resume {folder.path} --hours H, or --steps N")
         return OK
     if bounds:
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
-        if config.sft.only:  # its steps are the supervised ones
+        if config.sft.only:  # its steps are the SFT steps
             tree["sft"] |= {"minutes": None, "steps": steps}
             tree["budget"]["steps"] = None
         folder.settings(tree)
@@ -127,7 +129,7 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         if hours is not None and hours <= spent:
             raise UserError(
                 f"{folder.path} has already used {spent:.3g} hours",
-                "--hours is the limit for the whole run, past time included: pass a larger value",
+                f"--hours is the limit of the whole run, past time included: microrl train --resume {folder.path} --hours H, with a larger H",
             )
         folder.write_json("config.json", tree)
         folder.drop_partial_line("events.jsonl")
@@ -172,21 +174,22 @@ def _report(summary: dict[str, Any], path: Path) -> None:
     if gain and before and after:
         say(
             f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f}, paired gain {gain['mean']:+.3f} "
-            f"[{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]"
+            f"95 % CI [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]"
         )
         for name, value in summary["eval"].items():
             if name.startswith("paired_gain_pass@") and value:
                 k = name.removeprefix("paired_gain_")
                 say(
                     f"held-out {k} {before[k]['mean']:.3f} -> {after[k]['mean']:.3f}, paired gain {value['mean']:+.3f} "
-                    f"[{value['ci95'][0]:+.3f}, {value['ci95'][1]:+.3f}]"
+                    f"95 % CI [{value['ci95'][0]:+.3f}, {value['ci95'][1]:+.3f}]"
                 )
     if summary["status"] == "stopped":
         back = summary["hours_given_back"]
         say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
-    minutes = summary["hours_spent"] * 60
+    hours = summary["hours_spent"]
+    time = f"{hours:.2f} hours" if hours >= 2 else f"{hours * 60:.1f} minutes"
     steps, sft = f"{summary['steps']} steps", summary["sft"]
     if sft:
-        steps = f"{sft['steps']} supervised steps" + (f", {steps}" if summary["steps"] else "")
-    say(f"{steps} in {minutes:.1f} minutes, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
+        steps = f"{sft['steps']} SFT steps" + (f", {steps}" if summary["steps"] else "")
+    say(f"{steps} in {time}, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
     say(f"try it: microrl sample {path} 'your question'")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 EXAMPLES = """
 [bold]Examples[/]
 
-  microrl warmup Qwen2.5-0.5B --data traces.jsonl --hours 0.5 --rank 64 --out runs/warm
-  microrl train --model Qwen2.5-0.5B --data problems.jsonl --rank 64 --hours 6 --init runs/warm
+  microrl warmup Qwen/Qwen2.5-0.5B --data traces.jsonl --hours 0.5 --rank 64 --out runs/warm
+  microrl train --model Qwen/Qwen2.5-0.5B --data problems.jsonl --rank 64 --hours 6 --init runs/warm
 
   microrl warmup quickstart --steps 20             [dim]no GPU, no network[/]
 
@@ -32,15 +32,19 @@ def register(app: typer.Typer) -> None:
 
 def warmup(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Local folder, hub id, short name of a paper's model, or .gguf file.")
+        str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default="with --resume: the run's")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="As for train, plus a solution per row: the reasoning, then the answer in \\boxed{}.")
+        str | None,
+        typer.Option(
+            help="Data with worked solutions: as for `microrl train`, plus a column `solution` with the reasoning and the final "
+            "answer in \\boxed{}."
+        ),
     ] = None,
     rank: options.Rank = None,
     adapter: options.Adapter = None,
     hours: options.Hours = None,
-    steps: Annotated[int | None, typer.Option(help="Maximum number of supervised steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Maximum number of SFT steps. Without --hours there is then no time limit.")] = None,
     seed: options.Seed = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/warmup-MODEL-TIME")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run folder.")] = None,
@@ -56,10 +60,11 @@ def warmup(
     flags["sft.steps"] = steps
     if resume is not None:
         bounds = ("budget.hours", "sft.steps")
-        refuse_with_resume([], {**{name: flags[name] for name in flags if name not in bounds}, "--out": out, "--set": sets})
+        given = {name: flags[name] for name in flags if name not in ("model.name", *bounds)}
+        refuse_with_resume([model] if model is not None else [], {**given, "--out": out, "--set": sets})
         folder = RunFolder.open(resume)
         if not folder.settings().sft.only:
-            raise UserError(f"{resume} is a training run, not a supervised one", f"microrl train --resume {resume}")
+            raise UserError(f"{resume} is a run of `microrl train`, not of `microrl warmup`", f"microrl train --resume {resume}")
         return go_on(folder, hours, steps)
     config = _resolved(flags, sets)
     path = out or options.run_folder(f"warmup-{options.run_name(None, config.model.name)}")
@@ -68,7 +73,7 @@ def warmup(
 
 
 def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:
-    """The configuration of a run with supervised steps only. Raises UserError."""
+    """The configuration of a run with SFT steps only. Raises UserError."""
     from microrl.config import models, resolve
 
     if flags["model.name"] is None:

@@ -92,7 +92,7 @@ def _libraries() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{sys.version.split()[0]}, microrl {metadata.version('microrl')}, torch {torch.__version__}")
     wrong = [text for line in metadata.requires("microrl") or () if (text := _unmet(Requirement(line)))]
     if wrong:
-        yield Finding("libraries", "problem", "; ".join(wrong), "run `pip install --upgrade microrl` in a separate environment")
+        yield Finding("libraries", "problem", "; ".join(wrong), "in your clone of microrl, in a separate environment: pip install -e .")
     else:
         yield Finding("libraries", "ok", "all libraries have compatible versions")
 
@@ -115,11 +115,11 @@ def _vllm() -> Iterator[Finding]:
     if vllm is None:
         cuda = torch.cuda.is_available()
         yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling uses transformers",
-                      "pip install 'microrl[gpu]': sampling is many times faster with vLLM" if cuda else None)  # fmt: skip
+                      "in your clone of microrl: pip install -e '.[gpu]'; sampling is many times faster with vLLM" if cuda else None)  # fmt: skip
         return
     if not vllm.is_supported:
         yield Finding(
-            "vLLM", "problem", f"{vllm.version} is not supported ({SUPPORTED} are)", "pip install --upgrade 'microrl[gpu]'"
+            "vLLM", "problem", f"{vllm.version} is not supported ({SUPPORTED} are)", "in your clone of microrl: pip install -e '.[gpu]'"
         )
         return
     lines = metadata.requires(vllm.distribution) or ()
@@ -136,7 +136,7 @@ def _vllm() -> Iterator[Finding]:
 
 def _allocator() -> Finding:
     if variable := gpu.expandable_segments():
-        return Finding("allocator", "warning", f"{variable} enables expandable_segments: vLLM may free no memory in its sleep",
+        return Finding("allocator", "warning", f"{variable} enables expandable_segments: vLLM's sleep mode may not free memory",
                        f"unset {variable}")  # fmt: skip
     return Finding("allocator", "ok", "no environment variable prevents the engine from freeing memory")
 
@@ -163,9 +163,10 @@ def _disk() -> Iterator[Finding]:
 
 def _hub() -> Finding:
     if hub.reachable():
-        return Finding("model hub", "ok", "reachable, or a proxy is set")
-    return Finding("model hub", "warning", "not reachable, or HF_HUB_OFFLINE is set: only local models and data can be used",
-                   "pass --model FOLDER --data FILE.jsonl, or download them elsewhere with `hf download`")  # fmt: skip
+        return Finding("Hugging Face Hub", "ok", "not checked: a proxy is set" if hub.behind_proxy() else "reachable")
+    return Finding("Hugging Face Hub", "warning", "not reachable, or HF_HUB_OFFLINE is set: only local models and data can be used",
+                   "download the model and data on another machine with `hf download`, then pass --model FOLDER --data FILE",
+                   )  # fmt: skip
 
 
 def _self_test() -> Finding:
@@ -176,7 +177,7 @@ def _self_test() -> Finding:
         )
     except subprocess.TimeoutExpired:
         return Finding("self-test", "problem", f"no answer in {SELF_TEST_S:.0f} s",
-                       "is the machine busy? run `python -m microrl.commands.selftest` to see where it hangs")  # fmt: skip
+                       "stop other work on this machine; run `python -m microrl.commands.selftest` to see where it hangs")  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -185,17 +186,18 @@ def _self_test() -> Finding:
     answer: dict[str, Any] = json.loads(lines[-1])
     if "error" in answer:
         return Finding(
-            "self-test", "problem", answer["error"], answer["hint"] or "run `python -m microrl.commands.selftest` for details"
+            "self-test", "problem", answer["error"],
+            answer["hint"] or "for the traceback, run `python -m microrl.commands.selftest`",
         )
     seen = answer["passed"]
-    proved = "shares the trainer's weights"
+    synced = "shares the trainer's weights"
     if seen["probe_gap"] is not None:
         slope = "not measurable" if seen["probe_slope"] is None else f"{seen['probe_slope']:.3f}"
-        proved = f"swap proved in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g} nats per token, slope {slope})"
+        synced = f"weight sync verified in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g} nats per token, slope {slope})"
     slept = f", sleep freed {seen['freed_bytes'] / GB:.1f} GB" if seen["freed_bytes"] else ""
     return Finding(
         "self-test", "ok",
         f"{seen['engine']} on {seen['device']}: started in {seen['start_s']:.0f} s, {seen['tokens']} tokens in "
-        f"{seen['generate_s']:.2f} s, {proved}{slept}, one update in {seen['update_s']:.2f} s, KL to the sampler "
+        f"{seen['generate_s']:.2f} s, {synced}{slept}, one update in {seen['update_s']:.2f} s, KL(engine, trainer) "
         f"{seen['kl_sampler']:.1g} nats per token",
     )  # fmt: skip

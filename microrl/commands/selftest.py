@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ def run() -> Passed:
     update = policy.update(Batch(rows, len(groups), policy.version), lr=0.01)
     update_s = clock.now_s() - began
     assert update.skipped == 0, f"the update was skipped: {update.reason}"
-    assert update.kl_sampler < LARGEST_KL, f"engine and trainer disagree: KL {update.kl_sampler:.2g} nats per token"
+    assert update.kl_sampler < LARGEST_KL, f"engine and trainer disagree: KL(engine, trainer) {update.kl_sampler:.2g} nats per token"
     groups, generate_s = generate(policy.snapshot(), 2)
     report = engine.report
     engine.close()
@@ -105,15 +106,16 @@ def run() -> Passed:
 
 
 def main() -> None:
-    """Print `{"passed": {...}}`, or `{"error": ..., "hint": ...}`."""
+    """Print `{"passed": {...}}`, or `{"error": ..., "hint": ...}` and the traceback to standard error."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         answer: dict[str, Any] = {"passed": dataclasses.asdict(run())}
     except Exception as error:
+        traceback.print_exc()
         text = getattr(error, "message", None) or f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         answer = {"error": text, "hint": getattr(error, "hint", None)}
     print(json.dumps(answer), flush=True)
-    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # processes left by vLLM must not delay the answer
 
 

@@ -152,8 +152,16 @@ def _explain(error: ErrorDetails) -> UserError:
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         tag = model.model_fields.get("kind")
-        why = f"unknown key `{key}`" if tag is None else f"`{tag.default}` has no `{_shown(path[-1])}`: unknown key `{key}`"
-        return UserError(why, did_you_mean(path[-1], model.model_fields))
+        if tag is None:
+            return UserError(f"unknown key `{key}`", did_you_mean(path[-1], model.model_fields))
+        why = f"`{tag.default}` has no `{_shown(path[-1])}`"
+        union: type[BaseModel] = RunConfig
+        for part in path[:-2]:
+            union = _section(union, part)
+        if any(path[-1] in kind.model_fields for kind in _kinds(union, path[-2]).values()):
+            flag = "remove --rank, or choose another --adapter" if key == "adapter.rank" else "remove it"
+            return UserError(f"`{key}` cannot be set: {why}", f"{flag}; `{tag.default}` has these keys: {', '.join(model.model_fields)}")
+        return UserError(f"{why}: unknown key `{key}`", did_you_mean(path[-1], model.model_fields))
     if error["type"].startswith("union_tag"):
         kinds = _kinds(model, path[-1])
         kind = str(context.get("tag", ""))

@@ -75,5 +75,5 @@ def none_fits(config: DataConfig) -> UserError:
     """The error if every prompt is too long."""
     return UserError(
         f"no prompt of {config.name} fits in {config.max_prompt_tokens} tokens",
-        "increase data.max_prompt_tokens, or check data.held_out, which may leave no training questions",
+        f"--set data.max_prompt_tokens=N with N above {config.max_prompt_tokens}, or --set data.long_prompts=truncate_left",
     )

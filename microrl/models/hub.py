@@ -1,4 +1,4 @@
-"""The Hugging Face hub: is it reachable, and errors for models and data sets that cannot be had."""
+"""The Hugging Face Hub: is it reachable, and errors for models and data sets that cannot be had."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reachable(timeout_s: float = 5.0) -> bool:
     """
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
-    if any(os.environ.get(name) for name in _PROXIES):
+    if behind_proxy():
         return True  # unknown; leave it to the libraries
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     answers: list[bool] = []
@@ -40,7 +40,7 @@ def reachable(timeout_s: float = 5.0) -> bool:
     asking.start()
     asking.join(min(1.0, timeout_s / 2))
     if asking.is_alive():
-        print(f"waiting for the model hub at {endpoint}, at most {timeout_s:g} s", file=sys.stderr, flush=True)
+        print(f"waiting for the Hugging Face Hub at {endpoint}, at most {timeout_s:g} s", file=sys.stderr, flush=True)
         asking.join(timeout_s - min(1.0, timeout_s / 2))
         if not any(answers):
             print("no answer: only local models and data are used", file=sys.stderr, flush=True)
@@ -48,6 +48,11 @@ def reachable(timeout_s: float = 5.0) -> bool:
         return True
     os.environ["HF_HUB_OFFLINE"] = "1"
     return False
+
+
+def behind_proxy() -> bool:
+    """Whether a proxy is set, behind which the hub is not asked."""
+    return any(os.environ.get(name) for name in _PROXIES)
 
 
 def _answers(endpoint: str, timeout_s: float) -> bool:
@@ -99,14 +104,18 @@ def missing(what: str, name: str, error: Exception, licence_page: str | None = N
         )
     if not reachable():
         gate = f" (gated: accept the licence at {page} and run `hf auth login` there first)" if page else ""
-        folder = "microrl train --model FOLDER" if what == "model" else "microrl train --data FILE.jsonl"
+        command = f"hf download {name}" + ("" if what == "model" else " --repo-type dataset")
+        local = "its folder" if what == "model" else "its file (.jsonl, .json, .csv or .parquet)"
         return UserError(
             f"{what} {name} is not on this machine, and the hub cannot be reached",
-            f"connect to the network, or download it elsewhere with `hf download {name}`{gate} and pass it: `{folder}`",
+            f"connect to the network, or download it elsewhere with `{command}`{gate} and pass {local} instead of the name",
         )
     if "RepositoryNotFoundError" in names or "DatasetNotFoundError" in names or "404" in text:
         return UserError(
             f"there is no {what} `{name}` on the hub, and no such local path",
             "check the name; for a private one, run `hf auth login` first",
         )
-    return UserError(f"{what} {name} could not be loaded: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")
+    return UserError(
+        f"{what} {name} could not be loaded: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
+        "try again; if it is private, run `hf auth login`; or download it with `hf download` and pass the local path",
+    )

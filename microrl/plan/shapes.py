@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,14 +114,14 @@ class Shape:
         if not chosen:
             raise UserError(
                 "the adapter has nothing to attach to",
-                "adapter.targets is empty, or the model has no linear layers",
+                "--set adapter.targets=all-linear, or choose another model: --model NAME",
             )
         if isinstance(adapter, RankedConfig) and not isinstance(adapter, TinyLoraConfig):
             limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
             if adapter.rank > limit:
                 raise UserError(
                     f"rank {adapter.rank} is above {limit}, the smaller side of {narrowest}",
-                    f"--rank {limit} or less, or leave that layer out with --set adapter.targets",
+                    rank_hint(limit, [linear.kind for linear in chosen if min(linear.n_in, linear.n_out) >= adapter.rank]),
                 )
         return chosen
 
@@ -158,6 +159,12 @@ class Shape:
         if isinstance(adapter, ResidualConfig):
             return self.products(adapter) // 2
         return self.products(adapter) - self.trainable(adapter) if isinstance(adapter, LoraFaConfig) else 0
+
+
+def rank_hint(limit: int, kinds: Iterable[str]) -> str:
+    """What to do about a rank above `limit`; `kinds` are the layers that are wide enough for it."""
+    wide = json.dumps(sorted(set(kinds)), separators=(",", ":"))
+    return f"--rank {limit} or less" + (f", or adapt only the wider layers: --set 'adapter.targets={wide}'" if wide != "[]" else "")
 
 
 def _groups(layers: int, tying: float) -> int:
@@ -203,19 +210,22 @@ _ALIASES = {
 def _from_config(config: Mapping[str, Any]) -> Shape:
     model_type, note = str(config.get("model_type", "")), None
     if isinstance(config.get("text_config"), Mapping):
-        note = f"{model_type} has more than a language model; only that part is counted"
+        note = f"only the language-model part of {model_type} is counted"
         config = config["text_config"]
         model_type = str(config.get("model_type", model_type))
     config = {key: config[other] for key, others in _ALIASES.items() for other in others if other in config} | dict(config)
     family = _FAMILIES.get(model_type, _LLAMA)
     if model_type not in _FAMILIES:
-        note = f"`{model_type or 'this'}` is not an architecture that is known here: counted as if it were like llama"
+        note = f"unknown architecture {model_type or '(none named)'}: parameters are counted as for Llama"
     try:
         hidden, layers = (int(config[key]) for key in ("hidden_size", "num_hidden_layers"))
         inner = int(config.get("intermediate_size") or 4 * hidden)
         heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the model's configuration has no {error}, so its size is unknown", "is it a language model?") from None
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"cannot read the model's size from its configuration: {why}", "pass a text-generation model: --model NAME"
+        ) from None
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
     tied = config.get("tie_word_embeddings")

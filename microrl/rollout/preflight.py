@@ -13,7 +13,7 @@ from microrl.limits import MAX_SWAP_RANK
 
 OLDEST, NEWEST = (0, 26), (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-INSTALL = "pip install --upgrade 'microrl[gpu]', or use --engine transformers"
+INSTALL = "in your clone of microrl: pip install -e '.[gpu]'; or use --engine transformers"
 
 
 class Installed(NamedTuple):
@@ -75,7 +75,7 @@ def _check_bitsandbytes(config: RunConfig) -> None:
     if not _has_cuda():
         raise UserError(f"{named} needs a GPU", "remove it: on a CPU it saves nothing and is slower")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(f"{named} needs bitsandbytes", "pip install bitsandbytes, or 'microrl[gpu]'")
+        raise UserError(f"{named} needs bitsandbytes", "in your clone of microrl: pip install -e '.[gpu]'")
 
 
 def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
@@ -88,7 +88,7 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     if not vllm.is_for_cpu and not _has_cuda():
         raise UserError(
             "--engine vllm: torch sees no CUDA device",
-            "does `nvidia-smi` list the GPU? run `microrl doctor`, or use --engine transformers",
+            "run `microrl doctor` to find out why, or use --engine transformers",
         )
     if vllm.is_for_cpu and config.engine.kind == "vllm" and config.engine.sleep not in ("auto", "off"):
         raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "remove it: there is no GPU memory to free")

@@ -208,7 +208,7 @@ def act(run: Run, row: Row, step: int) -> None:
         return
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
     run.folder.event("guard", verdict.message, **details)
-    run.console.note(f"guard, {verdict.rule}: {verdict.message}; {verdict.action}")
+    run.console.note(f"guard, {verdict.rule}: {verdict.message}; action: {verdict.action}")
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action in ("rollback", "stop"):
         _load_best_weights(run, step)
@@ -291,23 +291,29 @@ def _nothing_to_learn(row: Row, value: float, limit: float) -> str:
 
 
 def _says(text: str) -> Callable[[Row, float, float], str]:
-    return lambda row, value, limit: text.format(row=row, value=value, limit=limit)
+    return lambda row, value, limit: text.format(row=row, value=value, limit=limit, points=100 * value)
 
 
 RULES: dict[str, Rule] = {
     "grad_norm": Rule(_grad_norm, _gradient, patience=4),
     "kl_sampler": Rule(
         lambda row, memory: row["policy/kl_sampler"],
-        _says("KL between engine and trainer is {value:.3g} nats per token, above {limit:g}"),
+        _says("KL(engine, trainer) is {value:.3g} nats per token, above {limit:g}"),
         patience=4,
     ),
     "truncated": Rule(
         lambda row, memory: row["length/truncated"] - memory.start["length/truncated"],
-        _says("{row[length/truncated]:.0%} of the completions reach the length limit, {value:.0%} more than at step 0"),
+        _says(
+            "{row[length/truncated]:.0%} of the completions reach the length limit, {points:.0f} percentage points more than at "
+            "the first step"
+        ),
     ),
     "entropy_rise": Rule(
         _entropy_rise,
-        _says("entropy is {row[policy/entropy]:.3f} nats, {value:.1f} times step 0's: the policy is becoming random"),
+        _says(
+            f"entropy is {{row[policy/entropy]:.3f}} nats, {{value:.1f}} times that of the first step (taken as at least "
+            f"{MIN_ENTROPY:g} nats): the policy is becoming random"
+        ),
     ),
     "entropy_low": Rule(
         _unsolved_entropy,
@@ -316,7 +322,10 @@ RULES: dict[str, Rule] = {
     ),
     "accuracy": Rule(
         _accuracy,
-        _says("validation accuracy, now {row[validate/accuracy]:.3f}, has fallen {value:.3f} below its best average"),
+        _says(
+            "the average of the last validation accuracies is {value:.3f} below its best "
+            "(latest accuracy: {row[validate/accuracy]:.3f})"
+        ),
         patience=2,
     ),
     "useful_groups": Rule(
@@ -329,12 +338,14 @@ RULES: dict[str, Rule] = {
     ),
     "entropy_drop": Rule(
         _entropy_drop,
-        _says("entropy has lost {value:.1%} of its value at step 0, with {row[reward/accuracy]:.0%} of the answers right"),
+        _says("entropy has lost {value:.1%} of its value at the first step, with {row[reward/accuracy]:.0%} of the answers right"),
         action="warn",
     ),
     "length_drift": Rule(
         _length_drift,
-        _says("the mean completion has {row[length/mean]:.0f} tokens, {value:.1f} times more or fewer than at step 0"),
+        _says(
+            "the mean completion has {row[length/mean]:.0f} tokens; it has changed by a factor of {value:.1f} since the first step"
+        ),
         action="warn",
     ),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from microrl.config import RunConfig, models
+from microrl.config.adapters import KINDS
 from microrl.errors import UserError
 from microrl.policy.policy import Policy
 from microrl.run import checkpoint
@@ -22,31 +25,32 @@ def find(config: RunConfig) -> Path | None:
     path = Path(config.init)
     if not RunFolder.is_one(path):
         raise UserError(
-            f"init: {path} is not a run folder", "list your runs with `ls runs`, or make one: microrl warmup MODEL --data FILE"
+            f"--init {path}: this is not a run folder", "list your runs with `ls runs`, or make one: microrl warmup MODEL --data FILE"
         )
     other = RunFolder.open(path).settings()
     if _identity(other.model.name) != _identity(config.model.name):
         raise UserError(
-            f"init: {path} was trained on {other.model.name}, but this run's model is {config.model.name}",
+            f"--init {path}: it was trained on {other.model.name}, but this run's model is {config.model.name}",
             f"pass --model {other.model.name}, or --init with another run",
         )
     if other.model.quant != config.model.quant:
         raise UserError(
-            f"init: {path} was trained with model.quant={other.model.quant}, but this run has model.quant={config.model.quant}",
-            f"--set model.quant={other.model.quant or 'none'}: the adapter was trained on those weights",
+            f"--init {path}: it was trained with model.quant={_text(other.model.quant)}, but this run has "
+            f"model.quant={_text(config.model.quant)}",
+            f"--set model.quant={_text(other.model.quant)}: the adapter was trained on those weights",
         )
     theirs, ours = other.adapter.model_dump(), config.adapter.model_dump()
     differing = next((name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)), None)
     if differing is not None:
         # The scale must match too: with another one, the same tensors are a different update.
         raise UserError(
-            f"init: {path} has a different adapter: adapter.{differing} is {_value(theirs, differing)} there and "
+            f"--init {path}: it has a different adapter: adapter.{differing} is {_value(theirs, differing)} there and "
             f"{_value(ours, differing)} here",
-            f"use the same adapter: {_flags(theirs)}",
+            f"use the same adapter: {_flags(theirs, ours)}",
         )
     found = checkpoint.newest_whole(path / checkpoint.FOLDER)
     if found is None:
-        raise UserError(f"init: {path} has no intact checkpoint", f"finish it first: microrl train --resume {path}")
+        raise UserError(f"--init {path}: it has no intact checkpoint", f"finish it first: microrl train --resume {path}")
     return found
 
 
@@ -64,10 +68,20 @@ def _identity(name: str) -> str:
 
 
 def _value(adapter: dict[str, Any], name: str) -> str:
-    return f"`{adapter[name]}`" if name in adapter else "nothing"
+    return f"`{_text(adapter[name])}`" if name in adapter else "not a key"
 
 
-def _flags(adapter: dict[str, Any]) -> str:
-    rest = " ".join(f"--set adapter.{name}={value}" for name, value in adapter.items() if name not in ("kind", "rank"))
-    rank = f" --rank {adapter['rank']}" if "rank" in adapter else ""
-    return f"--adapter {adapter['kind']}{rank} {rest}".rstrip()
+def _text(value: Any) -> str:
+    """A value as `--set` takes it."""
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _flags(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """The flags, quoted for a shell, that make `theirs` of `ours`. A new kind starts from its own defaults."""
+    is_same = theirs["kind"] == ours["kind"]
+    start = ours if is_same else {**KINDS[theirs["kind"]]().model_dump(), "rank": None}
+    flags = [] if is_same else [f"--adapter {theirs['kind']}"]
+    for name, value in theirs.items():
+        if name != "kind" and (value != start.get(name) or value != ours.get(name, value)):
+            flags.append(f"--rank {value}" if name == "rank" else f"--set {shlex.quote(f'adapter.{name}={_text(value)}')}")
+    return " ".join(flags)

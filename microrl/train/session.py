@@ -85,7 +85,8 @@ def _begin(run: Run, *, resume: bool) -> None:
     run.console.note(f"{adapter['name']}: {adapter['line']}")
     if resume:
         sft = run.state.sft
-        at = f"supervised step {sft.steps}" if run.config.sft.is_on and not sft.is_done else f"step {run.state.step}"
+        is_sft = run.config.sft.is_on and not sft.is_done
+        at = f"SFT step {sft.steps + 1}" if is_sft else f"step {run.state.step + 1}"
         run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s)
 
 
@@ -110,7 +111,7 @@ def require_time_for_a_step(run: Run) -> None:
     missing_s = budget.step.forecast_s() + budget.min_reserve_s() + run.watch.totals["load"]  # a resumed run loads again
     raise UserError(
         f"{budget.hours:g} hours are too short for a single step: a step may take {budget.step.forecast_s():.1f} s, saving and "
-        f"a part of the final evaluation {budget.min_reserve_s():.1f} s, and {budget.left_s():.1f} s are left",
+        f"a part of the final evaluation {budget.min_reserve_s():.1f} s, but only {budget.left_s():.1f} s are left",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(missing_s):g}",
     )
 
@@ -142,7 +143,7 @@ def recorded(run: Run) -> Iterator[None]:
         run.status = "interrupted"
         with run.signals.held("saving"):
             saving.save_consistent_state(run)
-            run.folder.event("interrupted", f"stopped by a signal before step {run.state.step}")
+            run.folder.event("interrupted", f"stopped by a signal after {run.state.step} finished steps")
         raise
     except SwapNotProved as error:
         run.status = "unproved"

@@ -36,15 +36,14 @@ def sft_phase(run: Run) -> None:
             saving.save_if_due(run, step=state.steps, steps=config.steps)
     except OutOfTime:
         run.budget.sft_step.guess_s = max(run.budget.sft_step.guess_s, run.budget.elapsed_s() - began)
-        run.announce("warning", f"time is up: the unfinished work after supervised step {state.steps} was discarded")
+        run.announce("warning", f"time is up: the unfinished work after SFT step {state.steps} was discarded")
     _refuse_without_a_step(run)
     with run.watch.phase(PHASE):
         run.policy.forget_moments()
     state.is_done = True
-    said = (
-        f"{state.steps} supervised steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
-    )
-    run.announce("sft finished", said, steps=state.steps)
+    said = f"{state.steps} SFT steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
+    run.folder.event("sft finished", said, steps=state.steps)
+    run.console.note(f"SFT finished: {said}")
     saving.save_checkpoint(run)
 
 
@@ -115,7 +114,7 @@ def _refuse_without_a_step(run: Run) -> None:
     needed_s = budget.sft_step.forecast_s() + budget.min_reserve_s()
     needed_s += 0.0 if run.config.sft.only else budget.step.forecast_s()
     raise UserError(
-        f"{budget.hours:g} hours are too short for a supervised step: it and what must follow may take {needed_s:.1f} s, and "
+        f"{budget.hours:g} hours are too short for an SFT step: it and what must follow may take {needed_s:.1f} s, but only "
         f"{budget.left_s():.1f} s are left",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(needed_s):g}",
     )
