@@ -6,6 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
+INSTALL_GPU = "in your clone of microrl: pip install -e '.[gpu]'"
+"""The hint where vLLM or bitsandbytes is missing."""
+
+
 class Explained(Exception):
     """Base of the errors that are shown to the user: `message` says what is wrong, `hint` what to do."""
 
@@ -25,6 +29,11 @@ class SwapNotProved(Explained):
 
 class MachineFailure(Explained):
     """The machine lacks what the run needs, memory or disk space. The command exits with status 1."""
+
+
+def in_a_new_run(change: str) -> str:
+    """A hint to change a setting that a run cannot change when it is resumed."""
+    return f"start a new run, for example with {change}; --init RUN starts it from this run's adapter"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

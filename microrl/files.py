@@ -24,8 +24,15 @@ Seconds = Annotated[float, Field(ge=0, le=10**10)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+RESTORE = "restore the file from a copy; without one, start a new run, or download the model again"
+"""The hint of an error about a file that has no hint of its own."""
+
+
 class BadFile(UserError):
-    """A file that is missing, damaged, or not a regular file."""
+    """A file that is missing, damaged, or not a regular file. Without a hint of its own it has one that fits every such file."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint or RESTORE)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> BinaryIO:

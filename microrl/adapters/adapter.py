@@ -82,7 +82,8 @@ class Adapter:
             raise UserError(f"PEFT cannot adapt this {architecture} model: {str(error).splitlines()[0]}", hint) from error
         wrong = sorted(set(tuned(self.model)) ^ set(layers)) if layers else []
         if wrong:
-            raise UserError(f"PEFT does not adapt what it should of this {architecture} model, such as {wrong[0]}", hint)
+            why = f"PEFT would adapt other layers of this {architecture} model than intended; the first difference: {wrong[0]}"
+            raise UserError(why, hint)
         return wrapped
 
     def set_start(self, layer: Any, pair: Pair) -> None:
@@ -172,9 +173,10 @@ class Adapter:
         wrong = next((name for name in [*own, *state] if name not in same), None)
         if wrong is not None:
             raise UserError(
-                f"{where} does not hold an adapter of this kind ({self.config.name}): `{wrong}` is missing on one side, or of "
-                "another shape", "was the run's config.json changed, or the model behind it?",
-            )  # fmt: skip
+                f"{where} does not hold an adapter of this kind ({self.config.name}): `{wrong}` is missing, unexpected, or of "
+                "another shape",
+                "restore the run's config.json and model as they were, or start a new run: --out DIR",
+            )
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
@@ -192,7 +194,7 @@ class Adapter:
         """What is trained and how it is served, in numbers and in a line: what a run writes down at its start."""
         counts, total = self.counts(), self._base_parameters
         trained = sum(entry["parameters"] for entry in counts.values())
-        kinds = ", ".join(f"{entry['tensors']} {kind}" for kind, entry in counts.items())
+        kinds = " and ".join(f"{entry['tensors']} {kind}" for kind, entry in counts.items())
         return {
             "name": self.config.name,
             "trained": counts,
@@ -201,7 +203,7 @@ class Adapter:
             "trained_share": trained / total,
             "start_norm": self.start_norm(),
             "served": self.config.served,
-            "line": f"{trained:,} trainable parameters ({trained / total:.3%}) in {kinds}; served {self.config.served}",
+            "line": f"{trained:,} trainable parameters ({trained / total:.3%}) in {kinds} tensors; served {self.config.served}",
         }
 
     @property
@@ -245,6 +247,6 @@ def rounding_notes(kind: str, dtype: torch.dtype) -> list[str]:
         return []
     step = torch.finfo(dtype).eps
     return [
-        f"{kind} multiplies what is rounded to {str(dtype).removeprefix('torch.')} at once: a change of less "
-        f"than about {step / 2:.1g} of a gain is no change. It wants a rate that gets there, such as --set optim.lr=3e-3"
+        f"in {str(dtype).removeprefix('torch.')}, relative changes of a gain below about {step / 2:.1g} are rounded away, "
+        f"so {kind} needs a high learning rate, such as --set optim.lr=3e-3"
     ]

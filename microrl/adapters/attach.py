@@ -76,4 +76,6 @@ def _update(layer: Any) -> Update:
     for family in FAMILIES.values():
         if isinstance(layer, family.peft_layer):
             return family.update(layer)
-    raise UserError(f"{type(layer).__module__} has no exact form as a LoRA pair or as merged weights here")
+    raise UserError(
+        f"adapters of the type {type(layer).__module__} are not supported", "merge the adapter with the library that made it"
+    )

@@ -28,6 +28,8 @@ from microrl.types import AdapterSnapshot, LowRank
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """Of PEFT's names for tensors."""
+INCOMPLETE = "the file may be incomplete or made for another model: save or download it again"
+ANOTHER = "pass the model that it was trained for (microrl merge: --model BASE)"
 MAX_CLAIMED, FEW_NUMBERS = 16, 2**26
 """An adapter is made room for before its missing tensors can be named: up to so many times what its file holds."""
 
@@ -89,7 +91,8 @@ def read(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
         snapshot = AdapterSnapshot(1, merged=_whole(folder, model))
     else:
         raise UserError(
-            f"{folder} is neither an adapter nor a model: it has no {SETTINGS} and no config.json", "name a run, or its best/"
+            f"{folder} is neither an adapter nor a model: it has no {SETTINGS} and no config.json",
+            "pass a run folder, or its best/",
         )
     _refuse_overflow(folder, model, snapshot)
     return snapshot
@@ -107,7 +110,7 @@ def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
             if settings.numbers(layers) > max(MAX_CLAIMED * held, FEW_NUMBERS):
                 raise UserError(
                     f"{folder} is incomplete: its rank and its {len(layers)} layers take far more numbers than {WEIGHTS} holds",
-                    _made_for(folder) or "is it an adapter for this model, and written to its end?",
+                    _hint(folder, INCOMPLETE),
                 )
             wrapped = peft.get_peft_model(tree, config)
             _widen(tree)
@@ -115,7 +118,7 @@ def _by_peft(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
             peft.set_peft_model_state_dict(wrapped, tensors)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{folder} cannot be loaded: {lines[-1].strip()[:200]}", "is it an adapter for this model?") from error
+        raise UserError(f"{folder} cannot be loaded: {lines[-1].strip()[:200]}", INCOMPLETE) from error
     return export(tree, 1)
 
 
@@ -145,8 +148,8 @@ def _targets(folder: Path, settings: AdapterSettings, config: Any, model: PreTra
     chosen = [name for name, _ in model.named_modules() if check_target_module_exists(config, name)]
     if (other := next((name for name in chosen if name not in fitting), None)) is not None:
         raise UserError(
-            f"{folder} adapts `{other}`, which is no layer of this model that {settings.kind} can be read for",
-            _made_for(folder) or "an adapter of linear layers, or of norms, can be read",
+            f"{folder} adapts `{other}`, which is not a layer of this model that can have an adapter of the type {settings.kind}",
+            _hint(folder, "only adapters of linear layers or norms can be read"),
         )
     return {name: fitting[name] for name in chosen}
 
@@ -169,14 +172,11 @@ def _refuse_misfits(
     unexpected = [key for key in found if key not in expected]
     if missing or unexpected:
         parts = [
-            f"{len(keys)} {what}, the first `{_shown(keys[0])}`"
-            for what, keys in (("are missing", missing), ("have no place", unexpected))
+            f"{len(keys)} {what} (first: `{_shown(keys[0])}`)"
+            for what, keys in (("missing", missing), ("unexpected", unexpected))
             if keys
         ]
-        raise UserError(
-            f"{folder} does not hold the tensors of its adapter on this model: {'; '.join(parts)}",
-            _made_for(folder) or "is it an adapter for this model, and written to its end?",
-        )
+        raise UserError(f"the tensors in {folder} do not match this model: {', '.join(parts)}", _hint(folder, ANOTHER))
 
 
 @torch.no_grad()
@@ -187,7 +187,7 @@ def _refuse_overflow(folder: Path, model: PreTrainedModel, snapshot: AdapterSnap
         if is_changed and not_finite({name: tensor}) is not None:
             raise UserError(
                 f"{folder}: with this update `{name}` is not finite in {str(tensor.dtype).removeprefix('torch.')}",
-                "in float16 large weights overflow, and float32 has room; else the adapter is of no use",
+                "large values overflow in float16: try float32 (microrl merge: --dtype float32)",
             )
 
 
@@ -215,23 +215,19 @@ def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:
         if (folder / PICKLED).exists():
             raise UserError(
                 f"{folder} holds its weights as a pickle ({PICKLED}), which can run code: it is not loaded",
-                f"ask for the same adapter as {WEIGHTS}, or convert it where you trust it",
+                f"get the adapter as {WEIGHTS}, or convert the file yourself if you trust it",
             )
-        raise UserError(f"{path} is missing, or not a regular file", "was the adapter written to its end?")
+        raise UserError(f"{path} is missing, or not a regular file", INCOMPLETE)
     try:
         tensors = load_file(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} cannot be read: {_shown(said)}", "was it written to its end?") from error
+        raise UserError(f"{path} cannot be read: {_shown(said)}", INCOMPLETE) from error
     if (other := next((name for name, tensor in tensors.items() if not is_real(tensor)), None)) is not None:
         kind = str(tensors[other].dtype).removeprefix("torch.")
-        raise UserError(
-            f"{path}: `{_shown(other)}` is stored as {kind}, which weights are not", "is it an adapter's or a model's?"
-        )
+        raise UserError(f"{path}: `{_shown(other)}` is stored as {kind}; weights must be floating-point", INCOMPLETE)
     if (broken := not_finite(tensors)) is not None:
-        raise UserError(
-            f"{path} holds weights that are not finite: `{_shown(broken)}`", "take an earlier checkpoint: this one is of no use"
-        )
+        raise UserError(f"{path} holds weights that are not finite: `{_shown(broken)}`", "use an earlier checkpoint")
     return tensors
 
 
@@ -240,12 +236,11 @@ def _shown(name: str) -> str:
     return ascii(name)[1:-1][:200]
 
 
-def _made_for(folder: Path) -> str | None:
+def _hint(folder: Path, hint: str) -> str:
+    """The hint, after the model that the folder says it is for."""
     base = base_of(folder) if (folder / SETTINGS).is_file() else None
-    return f"it was made for {base}" if base else None
+    return f"it was made for {base}; {hint}" if base else hint
 
 
 def _for_another_model(folder: Path, name: str, more: str = "") -> UserError:
-    return UserError(
-        f"{folder} is for another model: `{_shown(name)}` does not fit{more}", _made_for(folder) or "name its own model"
-    )
+    return UserError(f"{folder} is for another model: `{_shown(name)}` does not fit{more}", _hint(folder, ANOTHER))

@@ -108,8 +108,8 @@ class SingularLora(Lora):
         if not whole:
             return []
         return [
-            f"rank {rank} is all there is in {len(whole)} layers, such as {whole[0]}: there lora-rlpo and lora-rlmo "
-            "span the same space"
+            f"rank {rank} is the full rank of {len(whole)} layers, such as {whole[0]}: there lora-rlpo and lora-rlmo span the "
+            "same space"
         ]
 
 

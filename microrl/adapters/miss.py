@@ -26,7 +26,10 @@ class Miss(Adapter):
     def update(layer: Any) -> Update:
         """B' = D^T, A' the 0/1 matrix that adds up every r-th input: A'[i, j] = 1 where j mod r = i."""
         if layer.miss_fn is not True:
-            raise UserError(f"MiSS in its `{layer.miss_fn}` mode is not served here", "its plain mode is")
+            raise UserError(
+                f"the MiSS variant `{layer.miss_fn}` is not supported",
+                "only plain MiSS (PEFT's init_weights=True) can be loaded: merge this one with the library that made it",
+            )
         (name,) = layer.active_adapters
         D_RO = layer.miss_block[name].detach()
         rank = len(D_RO)

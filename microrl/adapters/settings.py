@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from microrl.errors import UserError
-from microrl.files import BadFile, read_json
+from microrl.files import RESTORE, BadFile, read_json
 
 SETTINGS = "adapter_config.json"
 ALL_LINEAR = "all-linear"
@@ -33,10 +33,10 @@ _OFF: tuple[Any, ...] = (None, False, "", "none", [], {})
 def _plain(names: Any) -> Any:
     """Refuse what PEFT would take as a regular expression: a stranger's can run for ever."""
     if isinstance(names, str) and names != ALL_LINEAR:
-        raise PydanticCustomError("pattern", "a regular expression is not taken: list the modules by their plain names")
+        raise PydanticCustomError("pattern", "regular expressions are not accepted: list the modules by name")
     listed = names if isinstance(names, list | dict) else ()
     if any(isinstance(name, str) and not _PLAIN.fullmatch(name) for name in listed):
-        raise PydanticCustomError("pattern", "regular expressions are not taken: give the modules by their plain names")
+        raise PydanticCustomError("pattern", "regular expressions are not accepted: list the modules by name")
     return names
 
 
@@ -187,14 +187,14 @@ def read_settings(folder: Path) -> AdapterSettings:
     start = str(header.init_lora_weights or "")
     if start.startswith(RESIDUAL_STARTS):
         raise UserError(
-            f"{folder} is an update of a residual base: it began with init_lora_weights={start}",
-            "save it again relative to the base itself, by PEFT's path_initial_model_for_weight_conversion",
+            f"{folder} is relative to a modified base model (init_lora_weights={start})",
+            "save it again relative to the original base, with PEFT's path_initial_model_for_weight_conversion",
         )
     kind = _KINDS.get(header.peft_type)
     if kind is None:
         raise UserError(
-            f"{path}: `{header.peft_type[:80]}` has no exact form as a LoRA pair or as merged weights here",
-            "these have: " + ", ".join(_KINDS),
+            f"{path}: PEFT type {header.peft_type[:80]} is not supported",
+            "supported types: " + ", ".join(_KINDS),
         )
     settings = _read(path, kind)
     extra = settings.model_extra or {}
@@ -216,4 +216,5 @@ def _read(path: Path, kind: type[Any]) -> Any:
     try:
         return read_json(path, kind, follow=True)
     except BadFile as error:
-        raise BadFile(error.message, error.hint or "is it an adapter in PEFT's format, and written to its end?") from None
+        hint = "the file may be incomplete or not in PEFT's format: save or download it again"
+        raise BadFile(error.message, hint if error.hint == RESTORE else error.hint) from None

@@ -135,7 +135,7 @@ def compute(
         spectra = {}
     pairs: dict[str, Pair] = {}
     generator = torch.Generator().manual_seed(seed)
-    for name in progress(layers, len(layers), f"start of {config.name}"):
+    for name in progress(layers, len(layers), f"initialising {config.name}"):
         weight_OI = dequantize(layers[name].weight)
         if end is not None and not cached:
             # In float32, as the cache gives them back: a second run starts from the same bits.

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from microrl.config.adapters import rank_hint
 from microrl.errors import UserError, did_you_mean
 from microrl.models.tensors import linears
-from microrl.plan.shapes import rank_hint
 
 
 def chosen_linears(model: PreTrainedModel, targets: Literal["all-linear"] | tuple[str, ...]) -> dict[str, torch.nn.Linear]:
@@ -25,7 +25,7 @@ def chosen_linears(model: PreTrainedModel, targets: Literal["all-linear"] | tupl
     if not found:
         raise UserError(
             "the adapter has nothing to attach to",
-            "--set adapter.targets=all-linear" if kinds else "the model has no linear layers: choose another one with --model NAME",
+            "--set adapter.targets=all-linear" if kinds else "choose a model with linear layers: --model NAME",
         )
     return found
 

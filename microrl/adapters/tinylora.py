@@ -58,7 +58,10 @@ class TinyLora(Adapter):
         narrow = [name for name, layer in layers.items() if rank > min(layer.in_features, layer.out_features)]
         if not narrow:
             return []
-        return [f"rank {rank} is more than {len(narrow)} layers have, such as {narrow[0]}: they take all they have"]
+        return [
+            f"rank {rank} exceeds the full rank of {len(narrow)} layers, such as {narrow[0]}; they use all their singular "
+            "directions"
+        ]
 
 
 @contextmanager

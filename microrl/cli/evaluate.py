@@ -49,7 +49,10 @@ def evaluate(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Evaluate on all of this data set or file.", show_default="the held-out part of the run's data, of open-rs for a model"),
+        typer.Option(
+            help="Evaluate on all of this data set or file.",
+            show_default="the held-out part of the run's data; for a model, of open-rs",
+        ),
     ] = None,
     pass_k: Annotated[
         str | None, typer.Option(help="k of pass@k; comma-separated for several.", show_default="the run's evaluation.pass_k")
@@ -59,13 +62,16 @@ def evaluate(
         typer.Option(help="Completions per problem; at least the largest k.", show_default="the run's evaluation.samples"),
     ] = None,
     problems: Annotated[
-        int | None, typer.Option(help="Maximum number of problems.", show_default="all with --data, else the run's evaluation.problems")
+        int | None,
+        typer.Option(help="Maximum number of problems.", show_default="all with --data, else the run's evaluation.problems"),
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="Also evaluate this model on the same problems and report the paired gain.")
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the choice of problems.", show_default="the run's evaluation.seed")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling and of the choice of problems.", show_default="the run's evaluation.seed")
+    ] = None,
     as_json: options.Json = False,
     sets: options.Sets = None,
 ) -> None:

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-MODEL_HELP = (
-    "Local folder, Hugging Face id (owner/name), .gguf file, quickstart, or a short name such as Qwen2.5-1.5B-Instruct."
-)
+MODEL_HELP = "Local folder, Hugging Face id (owner/name), .gguf file, quickstart, or a short name such as Qwen2.5-1.5B-Instruct."
 Presets = Annotated[
     list[str] | None,
     typer.Argument(
@@ -32,9 +30,7 @@ Hours = Annotated[
         "or from a preset; giving either replaces both limits of the preset."
     ),
 ]
-Steps = Annotated[
-    int | None, typer.Option(help="Maximum number of training steps. Without --hours there is then no time limit.")
-]
+Steps = Annotated[int | None, typer.Option(help="Maximum number of training steps. Without --hours there is then no time limit.")]
 Adapter = Annotated[
     str | None,
     typer.Option(

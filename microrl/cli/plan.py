@@ -51,7 +51,7 @@ def plan(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Estimate memory, time per step, steps and cost of a run, of 24 hours unless you say otherwise. Needs no GPU and no weights."""
+    """Estimate memory, time per step, steps and cost of a run, by default of 24 hours. Needs no GPU and no weights."""
     from microrl.config import resolve
     from microrl.plan.source import shape_of
 

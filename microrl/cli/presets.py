@@ -19,7 +19,8 @@ def register(app: typer.Typer) -> None:
 
 
 def listing(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print names and descriptions as JSON.")] = False
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print names and descriptions as JSON.")] = False,
 ) -> None:
     """List the presets, show one, or list the adapters."""
     if context.invoked_subcommand is not None:

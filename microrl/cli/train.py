@@ -49,8 +49,15 @@ def train(
     seed: options.Seed = None,
     price: options.Price = None,
     sft_minutes: options.SftMinutes = None,
-    init: Annotated[str | None, typer.Option(metavar="RUN", help="Start from the trained adapter of this run; needs the same model and adapter settings.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-TIME, NAME from the presets or the model")] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Start from the trained adapter of this run; needs the same model and adapter settings."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-TIME, NAME from the presets or the model")
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +124,8 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
     tree = folder.config()
     bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
     if not bounds and folder.is_done():
-        say(f"{folder.path} is already finished. To extend it: microrl train --resume {folder.path} --hours H, or --steps N")
+        say(f"{folder.path} is already finished")
+        say(f"to extend it: microrl train --resume {folder.path} --hours H, or --steps N")
         return OK
     if bounds:
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
@@ -129,7 +137,8 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
         if hours is not None and hours <= spent:
             raise UserError(
                 f"{folder.path} has already used {spent:.3g} hours",
-                f"--hours is the limit of the whole run, past time included: microrl train --resume {folder.path} --hours H, with a larger H",
+                "--hours is the limit of the whole run, past time included; pass a larger one: "
+                f"microrl train --resume {folder.path} --hours H",
             )
         folder.write_json("config.json", tree)
         folder.drop_partial_line("events.jsonl")

@@ -44,7 +44,9 @@ def warmup(
     rank: options.Rank = None,
     adapter: options.Adapter = None,
     hours: options.Hours = None,
-    steps: Annotated[int | None, typer.Option(help="Maximum number of SFT steps. Without --hours there is then no time limit.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Maximum number of SFT steps. Without --hours there is then no time limit.")
+    ] = None,
     seed: options.Seed = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/warmup-MODEL-TIME")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run folder.")] = None,

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from packaging.requirements import Requirement
 
+from microrl.errors import INSTALL_GPU
 from microrl.limits import auto_dtype
 from microrl.models import gpu, hub
 from microrl.rollout.preflight import SUPPORTED, installed
@@ -92,7 +93,9 @@ def _libraries() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{sys.version.split()[0]}, microrl {metadata.version('microrl')}, torch {torch.__version__}")
     wrong = [text for line in metadata.requires("microrl") or () if (text := _unmet(Requirement(line)))]
     if wrong:
-        yield Finding("libraries", "problem", "; ".join(wrong), "in your clone of microrl, in a separate environment: pip install -e .")
+        yield Finding(
+            "libraries", "problem", "; ".join(wrong), "in your clone of microrl, in a separate environment: pip install -e ."
+        )
     else:
         yield Finding("libraries", "ok", "all libraries have compatible versions")
 
@@ -114,12 +117,15 @@ def _vllm() -> Iterator[Finding]:
     vllm = installed()
     if vllm is None:
         cuda = torch.cuda.is_available()
-        yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling uses transformers",
-                      "in your clone of microrl: pip install -e '.[gpu]'; sampling is many times faster with vLLM" if cuda else None)  # fmt: skip
+        do = f"sampling is many times faster with vLLM; {INSTALL_GPU}" if cuda else None
+        yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling uses transformers", do)
         return
     if not vllm.is_supported:
         yield Finding(
-            "vLLM", "problem", f"{vllm.version} is not supported ({SUPPORTED} are)", "in your clone of microrl: pip install -e '.[gpu]'"
+            "vLLM",
+            "problem",
+            f"{vllm.version} is not supported ({SUPPORTED} are)",
+            INSTALL_GPU,
         )
         return
     lines = metadata.requires(vllm.distribution) or ()
@@ -164,9 +170,9 @@ def _disk() -> Iterator[Finding]:
 def _hub() -> Finding:
     if hub.reachable():
         return Finding("Hugging Face Hub", "ok", "not checked: a proxy is set" if hub.behind_proxy() else "reachable")
-    return Finding("Hugging Face Hub", "warning", "not reachable, or HF_HUB_OFFLINE is set: only local models and data can be used",
-                   "download the model and data on another machine with `hf download`, then pass --model FOLDER --data FILE",
-                   )  # fmt: skip
+    why = "not reachable, or HF_HUB_OFFLINE is set: only local models and data can be used"
+    do = "download the model and data on another machine with `hf download`, then pass --model FOLDER --data FILE"
+    return Finding("Hugging Face Hub", "warning", why, do)
 
 
 def _self_test() -> Finding:
@@ -176,8 +182,8 @@ def _self_test() -> Finding:
             [sys.executable, "-m", "microrl.commands.selftest"], capture_output=True, text=True, timeout=SELF_TEST_S
         )
     except subprocess.TimeoutExpired:
-        return Finding("self-test", "problem", f"no answer in {SELF_TEST_S:.0f} s",
-                       "stop other work on this machine; run `python -m microrl.commands.selftest` to see where it hangs")  # fmt: skip
+        do = "stop other work on this machine, or run `python -m microrl.commands.selftest` to see where it hangs"
+        return Finding("self-test", "problem", f"no answer in {SELF_TEST_S:.0f} s", do)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -186,14 +192,18 @@ def _self_test() -> Finding:
     answer: dict[str, Any] = json.loads(lines[-1])
     if "error" in answer:
         return Finding(
-            "self-test", "problem", answer["error"],
+            "self-test",
+            "problem",
+            answer["error"],
             answer["hint"] or "for the traceback, run `python -m microrl.commands.selftest`",
         )
     seen = answer["passed"]
     synced = "shares the trainer's weights"
     if seen["probe_gap"] is not None:
         slope = "not measurable" if seen["probe_slope"] is None else f"{seen['probe_slope']:.3f}"
-        synced = f"weight sync verified in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g} nats per token, slope {slope})"
+        synced = (
+            f"weight sync verified in {1000 * seen['swap_s']:.0f} ms (gap {seen['probe_gap']:.1g} nats per token, slope {slope})"
+        )
     slept = f", sleep freed {seen['freed_bytes'] / GB:.1f} GB" if seen["freed_bytes"] else ""
     return Finding(
         "self-test", "ok",

@@ -81,5 +81,7 @@ def _forecast(config: RunConfig) -> list[str]:
         shape = shape_of(config.model.name)
     except UserError as error:
         return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "time per step: unknown without the model's size"]
-    card, free_gb = here.likely(shape)
-    return ["forecast", *brief(config, make(config, shape, card, free_gb=free_gb))]
+    gpu = here.gpu()
+    card, free_gb = gpu or here.instead_of_gpu(shape)
+    note = [] if gpu else [f"note: no GPU was found on this machine; the forecast is for: {card.label}"]
+    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb))]

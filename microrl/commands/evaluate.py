@@ -52,7 +52,7 @@ def measure(config: RunConfig, run: RunFolder | None, base: str | None) -> dict[
                 if other.right.keys() != result.right.keys():
                     paired = len(other.right.keys() & result.right.keys())
                     console.note(
-                        f"warning: the two models answered {len(result.right)} and {len(other.right)} questions; the gain is "
+                        f"warning: the two models answered {len(result.right)} and {len(other.right)} problems; the gain is "
                         f"measured on the {paired} that both answered"
                     )
     finally:
@@ -76,7 +76,7 @@ def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], c
         assert record is not None
         console.note(
             f"warning: {data_record.changed(record.data, found)}. Do not compare this result with the run's own evaluations: "
-            "the questions differ"
+            "the problems differ"
         )
     return {**found.model_dump(), "same_as_in_training": is_same}
 
@@ -112,7 +112,10 @@ def _evaluate(
     assert result is not None, "without a deadline every problem is answered"
     console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")
     if result.killed:
-        console.note(f"warning: {label}: {result.killed} answers count as wrong because their checks hung")
+        console.note(
+            f"warning: {label}: {result.killed} answers count as wrong because checking them timed out (reward.deadline_s = "
+            f"{config.reward.deadline_s:g} s)"
+        )
     return result
 
 

@@ -146,7 +146,7 @@ class ModelCard:
         if (self.source / "state.json").is_file():
             state = checkpoint.read_state(self.source)
             found = state.validation.best_accuracy
-            scored = f", the best on the validation questions (accuracy {found:.3f})" if found is not None else ""
+            scored = f", the best on the validation problems (accuracy {found:.3f})" if found is not None else ""
             rows["step"] = f"{state.step}{scored}"
         elif summary is not None:
             ended = "" if summary.status == "done" else f" (the run was {summary.status})"
@@ -169,7 +169,7 @@ class ModelCard:
         )
         if gain is not None:
             rows += f"\n| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
-        asked = f"{after.questions} held-out questions of `{shown(self.config.data.name)}`"
+        asked = f"{after.questions} held-out problems of `{shown(self.config.data.name)}`"
         temperature = self.config.evaluation.temperature
         head = f"Measured on {asked}, with {self.config.evaluation.samples} samples each at temperature {temperature}."
         return f"## Held-out accuracy\n\n{head}\n\n| | accuracy | 95 % interval |\n|---|---|---|\n{rows}"

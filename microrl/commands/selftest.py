@@ -85,7 +85,9 @@ def run() -> Passed:
     update = policy.update(Batch(rows, len(groups), policy.version), lr=0.01)
     update_s = clock.now_s() - began
     assert update.skipped == 0, f"the update was skipped: {update.reason}"
-    assert update.kl_sampler < LARGEST_KL, f"engine and trainer disagree: KL(engine, trainer) {update.kl_sampler:.2g} nats per token"
+    assert update.kl_sampler < LARGEST_KL, (
+        f"engine and trainer disagree: KL(engine, trainer) {update.kl_sampler:.2g} nats per token"
+    )
     groups, generate_s = generate(policy.snapshot(), 2)
     report = engine.report
     engine.close()

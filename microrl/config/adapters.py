@@ -7,6 +7,8 @@ that is low-rank reaches the engine as an exact LoRA pair; any other as merged w
 from __future__ import annotations
 
 import inspect
+import json
+from collections.abc import Iterable
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -132,7 +134,7 @@ class DoraConfig(LowRankConfig):
 
 
 class AdaLoraConfig(LowRankConfig):
-    """W0 x + alpha / (r + 1e-5) P E Q x, E diagonal; of the E of all layers only the most important stay, fewer and fewer.
+    """W0 x + alpha / (r + 1e-5) P E Q x, E diagonal; the rank budget shrinks, keeping the most important entries of E.
     Zhang et al. 2023, arXiv 2303.10512. Served as a pair."""
 
     kind: Literal["adalora"] = "adalora"
@@ -221,7 +223,7 @@ class MiloraConfig(ResidualConfig):
 
 class OloraConfig(ResidualConfig):
     """s (B A - B0 A0), B0 = U_r, A0 = V_r^T: the largest r singular vectors, without their values.
-    The orthonormal-initialisation paper, eq. 7, after OLoRA. Served as a pair of rank 2r."""
+    Zhang et al. 2026, Geometry-preserving orthonormal initialisation, eq. 7, after OLoRA. Served as a pair of rank 2r."""
 
     kind: Literal["olora"] = "olora"
 
@@ -235,35 +237,35 @@ class OloraQrConfig(ResidualConfig):
 
 class OloraTailConfig(ResidualConfig):
     """As olora, with the smallest r singular vectors.
-    The orthonormal-initialisation paper. Served as a pair of rank 2r."""
+    Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair of rank 2r."""
 
     kind: Literal["olora-tail"] = "olora-tail"
 
 
 class RlpoConfig(LowRankConfig):
     """LoRA with A = V_r^T, the largest r right singular vectors of W0, and B = 0.
-    LoRA-RLPO of the orthonormal-initialisation paper. Served as a pair."""
+    LoRA-RLPO of Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair."""
 
     kind: Literal["lora-rlpo"] = "lora-rlpo"
 
 
 class RlmoConfig(LowRankConfig):
     """LoRA with A = V_-r^T, the smallest r right singular vectors of W0 (thin SVD), and B = 0.
-    LoRA-RLMO of the orthonormal-initialisation paper. Served as a pair."""
+    LoRA-RLMO of Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair."""
 
     kind: Literal["lora-rlmo"] = "lora-rlmo"
 
 
 class DctConfig(LowRankConfig):
     """LoRA with A = the first r rows of the orthonormal DCT-II matrix, and B = 0.
-    DCT-LoRA of the orthonormal-initialisation paper. Served as a pair."""
+    DCT-LoRA of Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair."""
 
     kind: Literal["dct"] = "dct"
 
 
 class WaveletConfig(LowRankConfig):
     """LoRA with A = Q^T of the QR of a Haar-transformed Gaussian matrix, and B = 0.
-    Wavelet-LoRA of the orthonormal-initialisation paper. Served as a pair."""
+    Wavelet-LoRA of Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair."""
 
     kind: Literal["wavelet"] = "wavelet"
 
@@ -292,6 +294,13 @@ KINDS: dict[str, type[BaseAdapterConfig]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AdapterConfig)[0])
 }
 """The classes by what `--adapter` takes."""
+
+
+def rank_hint(limit: int, kinds: Iterable[str]) -> str:
+    """What to do about a rank above `limit`; `kinds` are the names of the layers that are wide enough for it."""
+    wide = json.dumps(sorted(set(kinds)), separators=(",", ":"))
+    others = f", or adapt only the wider layers: --set 'adapter.targets={wide}'" if wide != "[]" else ""
+    return f"--rank {limit} or less{others}"
 
 
 def described(cls: type[BaseAdapterConfig]) -> tuple[str, str, str]:

@@ -23,7 +23,7 @@ class EvaluationConfig(Section):
     max_completion_tokens: Positive | None = None
     """Completion limit in tokens; None: sampling.max_completion_tokens."""
     seed: Seed = 0
-    """Seed of the evaluation's sampling, independent of the run's seed."""
+    """Seed of the evaluation's sampling and of its choice of problems, independent of the run's seed."""
 
     @field_validator("pass_k", mode="before")
     @classmethod
@@ -61,17 +61,17 @@ class GuardConfig(Section):
     entropy_low: Limit = 0.003
     """Minimum policy entropy in nats, while less than 90 % of the answers are right."""
     entropy_drop: Limit = 0.95
-    """Fraction of step 0's entropy that is lost, while less than 90 % of the answers are right."""
+    """Fraction of the first step's entropy that is lost, while less than 90 % of the answers are right."""
     entropy_rise: Limit = 3.0
-    """Policy entropy as a multiple of step 0's (or of 0.1 nats if that is larger)."""
+    """Policy entropy as a multiple of the first step's (or of 0.1 nats if that is larger)."""
     useful_groups: Limit = 0.01
     """Minimum fraction of groups whose rewards differ. If few groups ever differed, the rule only warns."""
     truncated: Limit = 0.3
-    """Increase of the fraction of truncated completions since step 0."""
+    """Increase of the fraction of truncated completions since the first step."""
     length_drift: Limit = 6.0
-    """Mean completion length as a multiple of step 0's, or the inverse."""
+    """Mean completion length as a multiple of the first step's, or the inverse."""
     kl_sampler: Limit = 0.1
-    """KL between engine and trainer in nats per token."""
+    """KL(engine, trainer) in nats per token."""
     grad_norm: Limit = 10.0
     """Gradient norm as a multiple of its geometric mean so far; a norm that is not finite exceeds any limit."""
     accuracy: Limit = 0.2
@@ -95,8 +95,8 @@ class GuardConfig(Section):
 
 class BudgetConfig(Section):
     hours: Annotated[float, Field(gt=0)] | None = None
-    """Time limit of the whole process, from start to exit, in hours."""
+    """Time limit in hours for the whole run, from start to exit, loading and evaluation included."""
     steps: Positive | None = None
     """Maximum number of training steps."""
     price: Annotated[float, Field(ge=0)] | None = None
-    """Price of this machine, US dollars per hour; None: the GPU's typical rent, or 0 on a CPU."""
+    """Price of this machine, US dollars per hour; None: the GPU's typical rental price, or 0 on a CPU."""

@@ -160,7 +160,9 @@ def _explain(error: ErrorDetails) -> UserError:
             union = _section(union, part)
         if any(path[-1] in kind.model_fields for kind in _kinds(union, path[-2]).values()):
             flag = "remove --rank, or choose another --adapter" if key == "adapter.rank" else "remove it"
-            return UserError(f"`{key}` cannot be set: {why}", f"{flag}; `{tag.default}` has these keys: {', '.join(model.model_fields)}")
+            return UserError(
+                f"`{key}` cannot be set: {why}", f"{flag}; `{tag.default}` has these keys: {', '.join(model.model_fields)}"
+            )
         return UserError(f"{why}: unknown key `{key}`", did_you_mean(path[-1], model.model_fields))
     if error["type"].startswith("union_tag"):
         kinds = _kinds(model, path[-1])

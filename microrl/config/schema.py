@@ -14,7 +14,7 @@ from microrl.config.sft import SftConfig
 
 class ModelConfig(Section):
     name: str = "Qwen2.5-1.5B-Instruct"
-    """Local folder, hub id, short name of a paper's model, `.gguf` file, or `quickstart`."""
+    """Local folder, Hugging Face id (owner/name), `.gguf` file, `quickstart`, or a short name such as `Qwen2.5-1.5B-Instruct`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weight type; auto: bfloat16 on a GPU (float16 before Ampere, which lacks bfloat16), float32 on a CPU."""
     quant: Literal["nf4"] | None = None
@@ -295,7 +295,7 @@ RENAMED: dict[str, str | None] = {
 
 
 class RunConfig(Section):
-    """A run. The defaults are the micro paper's setting (one 48 GB GPU, Qwen2.5-1.5B-Instruct, open-rs)."""
+    """A run. The defaults are those of Plasticity vs. Rigidity (arXiv 2601.06677): Qwen2.5-1.5B-Instruct on open-rs."""
 
     seed: Seed = 0
     """Random seed of training; the quickstart's pretraining has its own."""
@@ -350,6 +350,6 @@ class RunConfig(Section):
         if hours is not None and minutes is not None and minutes >= hours * 60:
             raise ValueError(
                 f"{minutes:g} minutes of SFT leave no time for training within {hours:g} hours",
-                f"--sft-minutes {hours * 6:.2g} is a tenth of it; for SFT alone, use `microrl warmup`",
+                f"for example --sft-minutes {hours * 6:.2g}, a tenth of the time; for SFT alone, use `microrl warmup`",
             )
         return self

@@ -21,7 +21,7 @@ def plain(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
-        raise NotText(f"a truth value ({value})")
+        raise NotText(f"a boolean ({value})")
     if isinstance(value, int):
         return _number(Number(value))
     if isinstance(value, float | Decimal) and math.isfinite(value):

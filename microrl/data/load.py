@@ -58,7 +58,7 @@ def load_questions(config: DataConfig) -> list[Question]:
         return [Question(row, *pair) for row, pair in enumerate(arithmetic.problems(), 1)]
     questions = list(_questions(rows_of(config), config, KNOWN.get(config.name.lower())))
     if not questions:
-        raise UserError(f"{config.name} contains no questions", "add rows with a question and an answer")
+        raise UserError(f"{config.name} contains no problems", "add rows with a question and an answer")
     return questions
 
 
@@ -74,7 +74,8 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
     if not known and "/" not in hub_id:
         raise UserError(
             f"unknown data set `{config.name}`",
-            did_you_mean(config.name, [*KNOWN, ARITHMETIC]) + "; or a hub id such as owner/name, or a .jsonl file",
+            did_you_mean(config.name, [*KNOWN, ARITHMETIC])
+            + "; or a Hugging Face id (owner/name), or a .jsonl, .json, .csv or .parquet file",
         )
     hub.reachable()
     from datasets import disable_progress_bars, load_dataset
@@ -149,7 +150,7 @@ def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[st
             return name
     listing = ", ".join(str(name)[:40] for name in islice(row, 12))
     raise UserError(
-        f"no column of the data has a usual name for the {role}: it has {listing}", f"name it: --set {section}.{role}=COLUMN"
+        f"cannot tell which column is the {role}; the columns are: {listing}", f"name it: --set {section}.{role}=COLUMN"
     )
 
 

@@ -171,7 +171,9 @@ def _parquet(file: BinaryIO, path: Path) -> Iterator[Row]:
                 ]
             yield from (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
     except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
-        raise UserError(f"{path} cannot be read as parquet: {_first_line(error)}", "is the file complete?") from error
+        raise UserError(
+            f"{path} cannot be read as parquet: {_first_line(error)}", "the file may be incomplete: copy or download it again"
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

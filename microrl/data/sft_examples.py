@@ -109,8 +109,9 @@ def to_sft_examples(
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "the file is empty"
         raise UserError(
             f"no usable solution in {config.sft.data or data.name}: {why}",
-            f"check sampling.max_completion_tokens ({config.sampling.max_completion_tokens}), data.held_out "
-            f"({data.held_out}) and data.validation ({data.validation})",
+            f"if solutions are too long: --set sampling.max_completion_tokens=N (now {config.sampling.max_completion_tokens}); "
+            f"if prompts are: --set data.max_prompt_tokens=N (now {data.max_prompt_tokens}); if all are held out: lower "
+            f"data.held_out (now {data.held_out}) or data.validation (now {data.validation})",
         )
     return Examples(found, dict(left_out))
 

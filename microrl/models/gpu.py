@@ -48,7 +48,7 @@ def sleep_level(wanted: str | int, *, engine_bytes: int, total_bytes: int, can_r
     Dropped weights (2) come back from the trainer's own copy, which is on the card already: cheaper than by way of the host (1).
     """
     if wanted == "kv" and not can_release_cache:
-        raise UserError("engine.sleep=kv needs vLLM 0.31 or later", "--set engine.sleep=1, or upgrade vLLM")
+        raise UserError("engine.sleep=kv needs vLLM 0.31 or later", "--set engine.sleep=1, or install vLLM 0.31 or later")
     if wanted != "auto":
         return wanted
     if can_release_cache and engine_bytes <= KV_SLEEP_FRACTION * total_bytes:
@@ -77,7 +77,8 @@ def cache_bytes(
         f"GPU memory is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy "
         f"takes {engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one "
         f"completion's KV cache {least / GB:.2f}",
-        "use a lower --rank, a smaller sampling.max_completion_tokens, a smaller model, or --engine transformers (needs no copy)",
+        "use a lower --rank, a lower --set sampling.max_completion_tokens=N, a smaller model, or --engine transformers (needs no "
+        "copy)",
     )
 
 

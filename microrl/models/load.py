@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from microrl.config import models
 from microrl.config.schema import ModelConfig
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import INSTALL_GPU, UserError, did_you_mean
 from microrl.files import read_json
 from microrl.limits import auto_dtype
 from microrl.models import gpu, hub
@@ -60,7 +60,7 @@ def load(config: ModelConfig) -> LoadedModel:
     if (broken := not_finite(dict(model.named_parameters()))) is not None:
         raise UserError(
             f"{config.name} contains weights that are not finite: `{broken}`",
-            "is the folder complete? large weights overflow in float16: try --set model.dtype=bfloat16",
+            "large weights overflow in float16: try --set model.dtype=bfloat16; if that does not help, download the model again",
         )
     use_lower_right(model)
     _use_sensible_threads(model)
@@ -71,7 +71,7 @@ def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
     try:
         from microrl.models import nf4
     except ImportError as error:
-        raise UserError("model.quant=nf4: bitsandbytes is not installed", "pip install bitsandbytes") from error
+        raise UserError("model.quant=nf4: bitsandbytes is not installed", INSTALL_GPU) from error
     gpu.require_room(nf4.bytes_in_4_bits(model), name)
     nf4.quantize(model, device)
 
@@ -141,7 +141,8 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
             ) from error
         if Path(name).exists():
             raise UserError(
-                f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}", "is the folder complete?"
+                f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}",
+                "the download may be incomplete: download it again",
             ) from error
         known = models.find(str(name))
         hub_id = known.hub_id if known else str(name)

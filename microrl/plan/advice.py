@@ -49,7 +49,8 @@ def conflicts(work: Workload) -> list[Fix]:
 
 def _fewer_tokens(work: Workload, positions: int) -> Fix:
     prompt = work.config.data.max_prompt_tokens
-    why = f"prompts of up to {prompt} tokens and completions of up to {work.longest_row - prompt} exceed {positions} positions"
+    completion = work.longest_row - prompt
+    why = f"prompts of up to {prompt} tokens and completions of up to {completion} exceed the model's {positions} positions"
     values: dict[str, Any] = {}
     if prompt > positions // 2:
         prompt = positions // 2
@@ -118,7 +119,7 @@ def _candidates(work: Workload) -> Iterator[Fix]:
         limit //= 2
     rank = getattr(config.adapter, "rank", 0) // 2
     while rank >= max(MIN_RANK, getattr(config.adapter, "target_rank", None) or 0):
-        yield Fix(f"--rank {rank}", "a smaller adapter and its optimizer", {"adapter.rank": rank})
+        yield Fix(f"--rank {rank}", "a smaller adapter and optimizer state", {"adapter.rank": rank})
         rank //= 2
     if work.has_vllm:
         why = "no second copy of the weights, but sampling is several times slower"
@@ -169,13 +170,13 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.note:
         found.append(work.shape.note)
     if steps == 0:
-        found.append("the budget does not fit loading, two evaluations and a single step: increase --hours")
+        found.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:
         found.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")
     price = config.budget.price
     if price is not None and work.device.usd_hour and not 0.75 <= price / work.device.usd_hour <= 1.33:
         found.append(
-            f"the configured price is {price:g} $/h; the {work.device.label} typically rents at about {work.device.usd_hour:g}"
+            f"the configured price is ${price:.2f}/h; the {work.device.label} typically costs about ${work.device.usd_hour:.2f}/h"
         )
     if work.checkpoints_activations and not work.device.is_cpu and sizes.fits(room):
         without = _after(work, [Fix("", "", {"model.gradient_checkpointing": False})])

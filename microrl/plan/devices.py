@@ -106,7 +106,7 @@ def of_device(name: str, memory_gb: float, capability: tuple[int, int] | None = 
     # The slowest of the largest that are not larger: a guess that disappoints in the right direction.
     largest = max(known.memory_gb for known in smaller)
     like = min((known for known in smaller if known.memory_gb == largest), key=lambda known: known.bandwidth_gb_s)
-    label = f"{name} (unknown: taken for an {like.label})"
+    label = f"{name} (unknown GPU, estimated as {like.label})"
     return replace(like, name=name, label=label, memory_gb=memory_gb, capability=capability or like.capability)
 
 

@@ -28,9 +28,11 @@ class Here(NamedTuple):
 def likely(shape: Shape) -> Here:
     """Where a run of this model will be made: on this machine's GPU; without one a small model on its processor, and any other
     on the papers' card, since nobody trains it on a CPU by choice."""
-    found = gpu()
-    if found is not None:
-        return found
+    return gpu() or instead_of_gpu(shape)
+
+
+def instead_of_gpu(shape: Shape) -> Here:
+    """See `likely`, without a GPU in this machine."""
     device = processor() if shape.parameters <= CPU_PARAMETERS else devices.DEVICES["a40"]
     return Here(device, device.memory_gb)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from microrl.config.adapters import (
     TargetedConfig,
     TinyLoraConfig,
     VeraConfig,
+    rank_hint,
 )  # fmt: skip
 from microrl.errors import UserError, did_you_mean
 
@@ -159,12 +159,6 @@ class Shape:
         if isinstance(adapter, ResidualConfig):
             return self.products(adapter) // 2
         return self.products(adapter) - self.trainable(adapter) if isinstance(adapter, LoraFaConfig) else 0
-
-
-def rank_hint(limit: int, kinds: Iterable[str]) -> str:
-    """What to do about a rank above `limit`; `kinds` are the layers that are wide enough for it."""
-    wide = json.dumps(sorted(set(kinds)), separators=(",", ":"))
-    return f"--rank {limit} or less" + (f", or adapt only the wider layers: --set 'adapter.targets={wide}'" if wide != "[]" else "")
 
 
 def _groups(layers: int, tying: float) -> int:

@@ -79,7 +79,7 @@ def _title(config: RunConfig, plan: Plan) -> Group:
         f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
         f"engine: {engine}; served {plan.served}",
-        f"each step: {_batch(config, plan)}; up to {plan.concurrency} decode at a time; "
+        f"each step: {_batch(config, plan)}; up to {plan.concurrency} completions decode at a time; "
         + (
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
             if plan.micro_batches > 1
@@ -89,7 +89,7 @@ def _title(config: RunConfig, plan: Plan) -> Group:
     )
 
 
-_PARTS = {"sync": "sync and proof", "sleep_wake": "sleep and wake"}
+_PARTS = {"sync": "weight sync", "sleep_wake": "sleep and wake"}
 
 
 def _memory(plan: Plan) -> Table:
@@ -110,11 +110,11 @@ def _gb(size: float | None) -> str:
 
 def _seconds(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("step, s")
+    table.add_column("time, s")
     table.add_column("", justify="right")
     for name, seconds in plan.step_parts_s.items():
         table.add_row(_PARTS.get(name, name), _s(seconds))
-    table.add_row("total", _s(plan.step_s), style="bold")
+    table.add_row("one step", _s(plan.step_s), style="bold")
     table.add_row("", "")
     rows = (("loading", plan.load_s), ("one evaluation", plan.evaluation_s), ("one validation", plan.validation_s))
     for name, seconds in (*rows, ("one checkpoint", plan.save_s)):
@@ -141,7 +141,7 @@ def _bound(config: RunConfig) -> str:
 
 
 def _budget(config: RunConfig, plan: Plan) -> str:
-    cost = f"at {plan.price:g} $/h = ${plan.cost_usd:.2f}" if plan.price else "for $0"
+    cost = f"at ${plan.price:.2f}/h = ${plan.cost_usd:.2f}" if plan.price else "for $0"
     return (
         f"{_bound(config)}: about {plan.steps:,} steps of {plan.step_s:.3g} s, {_short(plan.tokens)} tokens sampled, "
         f"{plan.hours:.3g} h {cost}"
@@ -158,7 +158,8 @@ def _words(plan: Plan) -> list[Any]:
 
 def _caution() -> Text:
     return Text(
-        f"A roofline with stated efficiencies and completions at {LENGTH_FRACTION:.0%} of their limit; not measured on a GPU.",
+        f"Estimated with a roofline model, assumed efficiencies and completions at {LENGTH_FRACTION:.0%} of their length limit; "
+        "not measured on a GPU.",
         style="dim",
     )
 

@@ -61,7 +61,9 @@ def _gguf(path: Path) -> dict[str, Any]:
     try:
         reader = GGUFReader(path)
     except (OSError, ValueError, IndexError) as error:
-        raise UserError(f"{path} cannot be read as a GGUF file: {error}", "is the file complete?") from error
+        raise UserError(
+            f"{path} cannot be read as a GGUF file: {error}", "the download may be incomplete: download it again"
+        ) from error
     architecture = str(reader.get_field("general.architecture").contents())
     tensors = {tensor.name: tensor for tensor in reader.tensors}
 

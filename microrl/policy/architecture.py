@@ -31,7 +31,7 @@ LARGEST_GAP = {torch.bfloat16: 0.5, torch.float16: 0.1}
 """Nats a token that rounding may make; 0.002 in wider types. A path that is wrong is mostly off by several nats."""
 LARGEST_GRADIENT_GAP = {torch.bfloat16: 0.5, torch.float16: 0.2}
 """The same for a gradient, as a share of its norm; 0.02 in wider types."""
-PLAIN = "with padded rows"
+PLAIN = "with padded sequences"
 HINT = "Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3 (text only), Cohere, Granite, Phi-3, OLMo 2 and SmolLM models are supported"
 Result = TypeVar("Result")
 
@@ -59,13 +59,13 @@ def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) ->
     rows = _rows(tokenizer)
     # The first is the one that most models fail which fail at all: for some of these every further one takes seconds.
     trained: dict[str, Callable[[], _Scored]] = {
-        "with a prompt's cache repeated for its group": lambda: _scored(model, rows, fp32_head, share_prompts=True),
+        "with one prompt's KV cache shared by its group": lambda: _scored(model, rows, fp32_head, share_prompts=True),
         PLAIN: lambda: _scored(model, rows, fp32_head, share_prompts=False),
     }
     if can_recompute(model):
-        trained["with recomputed activations"] = lambda: _recomputed(model, rows, fp32_head)
-    unpadded, alone = "with one prompt, and no mask", [row for row in rows if row.group == 0]
-    apart, decoding = "taken apart into their body and their head", "decoding with a cache"
+        trained["with gradient checkpointing"] = lambda: _recomputed(model, rows, fp32_head)
+    unpadded, alone = "with one prompt and no mask", [row for row in rows if row.group == 0]
+    apart, decoding = "run as backbone and output head separately", "decoding with a KV cache"
     with torch.random.fork_rng():
         scored = {how: _run(model, how, path) for how, path in trained.items()}
         unpadded_N = _run(model, unpadded, lambda: _scored(model, alone, fp32_head, share_prompts=True)).logprobs_N
@@ -83,7 +83,7 @@ def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) ->
         _compare(model, how, found.logprobs_N, own_N)
         gap = float((found.gradient_D - scored[PLAIN].gradient_D).norm() / scored[PLAIN].gradient_D.norm().clamp(min=1e-30))
         if not gap <= LARGEST_GRADIENT_GAP.get(model.dtype, 0.02):
-            raise _refused(model, f"{how}, their gradients are off by {gap:.2g} of their norm")
+            raise _refused(model, f"{how}, gradients differ by {gap:.2g} of their norm")
     _compare(model, decoding, decoded_N, own_N)
 
 
@@ -96,13 +96,13 @@ def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result
                 f"out of memory with the model alone, in a pass of a few tokens: {gpu.first_line(error)}",
                 "use a smaller model, a larger GPU, or --set model.quant=nf4",
             ) from error
-        raise _refused(model, f"{how}, they raise {type(error).__name__}: {gpu.first_line(error)[:200]}") from error
+        raise _refused(model, f"{how}, the model raises {type(error).__name__}: {gpu.first_line(error)[:200]}") from error
 
 
 def _compare(model: PreTrainedModel, how: str, found_N: torch.Tensor, own_N: torch.Tensor) -> None:
     gap = float((found_N - own_N).abs().max())
     if not gap <= LARGEST_GAP.get(model.dtype, 2e-3):
-        raise _refused(model, f"{how}, their log-probabilities are off by {gap:.2g} nats per token")
+        raise _refused(model, f"{how}, log-probabilities differ by {gap:.2g} nats per token")
 
 
 def _refused(model: PreTrainedModel, why: str) -> UserError:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from microrl.config.schema import OptimConfig
-from microrl.errors import UserError
+from microrl.errors import INSTALL_GPU, UserError
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
@@ -29,7 +29,7 @@ def _in_8_bits(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.
     try:
         import bitsandbytes
     except ImportError as error:
-        raise UserError("optim.name=adamw_8bit: bitsandbytes is not installed", "pip install bitsandbytes") from error
+        raise UserError("optim.name=adamw_8bit: bitsandbytes is not installed", INSTALL_GPU) from error
     optimizer = bitsandbytes.optim.AdamW8bit(groups, **settings)
     optimizer.check_overrides()
     for number, group in enumerate(optimizer.param_groups):

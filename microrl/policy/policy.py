@@ -268,7 +268,8 @@ class Policy:
         if (broken := not_finite(self.adapter.moving())) is not None:
             raise UserError(
                 f"the optimizer step produced non-finite weights: `{broken}`",
-                "the run cannot continue; the last checkpoint predates it. Start a new run with a lower optim.lr",
+                f"start a new run with a lower learning rate, for example --set optim.lr={_half(self._optim.lr)}; the last "
+                "checkpoint is from before this step and is intact",
             )
 
     def _carries(self, row: Row) -> bool:
@@ -308,6 +309,10 @@ class Policy:
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
         return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
+
+
+def _half(rate: float | str) -> str:
+    return "1e-6" if isinstance(rate, str) else f"{rate / 2:.3g}"
 
 
 def loss_scale(weights_NT: torch.Tensor, dtype: torch.dtype) -> float:

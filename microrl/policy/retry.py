@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from microrl.algorithm.batch import Row
-from microrl.errors import MachineFailure
+from microrl.errors import MachineFailure, in_a_new_run
 from microrl.models import gpu
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _shrink(policy: Policy, minibatches: Minibatches, why: str) -> None:
     else:
         raise MachineFailure(
             f"out of memory in the update, with one completion at a time: {why}",
-            "use a smaller sampling.max_completion_tokens, a lower --rank, or model.gradient_checkpointing=auto",
+            in_a_new_run("--set model.gradient_checkpointing=auto or a lower --set sampling.max_completion_tokens=N"),
         )
     policy.on_event(
         "out of memory", f"in the update: {how} from now on", tokens_per_microbatch=policy.max_tokens,

@@ -67,10 +67,12 @@ class RewardScorer:
 
     def why_killed(self, count: int) -> str:
         """Why so many completions of this step count as wrong although their checks did not end."""
-        why = f"the checks of {len(self.allowance.killed)} different answers were killed after {self._config.deadline_s:g} s"
+        why = (
+            f"checking {len(self.allowance.killed)} different ones timed out (reward.deadline_s = {self._config.deadline_s:g} s)"
+        )
         if self.allowance.refused:
             why += f", and {len(self.allowance.refused)} more were not checked, to limit the time of the step"
-        return f"{count} completions count as wrong: {why}"
+        return f"{count} answers count as wrong: {why}"
 
     def parse(self, golds: Sequence[str]) -> Iterator[bool | None]:
         """For each gold answer whether it can be checked; None where finding out was killed at its deadline."""

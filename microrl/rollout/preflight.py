@@ -8,12 +8,12 @@ from importlib import metadata
 from typing import Literal, NamedTuple
 
 from microrl.config import RunConfig
-from microrl.errors import UserError
+from microrl.errors import INSTALL_GPU, UserError
 from microrl.limits import MAX_SWAP_RANK
 
 OLDEST, NEWEST = (0, 26), (0, 33)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-INSTALL = "in your clone of microrl: pip install -e '.[gpu]'; or use --engine transformers"
+INSTALL = f"{INSTALL_GPU}; or use --engine transformers"
 
 
 class Installed(NamedTuple):
@@ -75,7 +75,7 @@ def _check_bitsandbytes(config: RunConfig) -> None:
     if not _has_cuda():
         raise UserError(f"{named} needs a GPU", "remove it: on a CPU it saves nothing and is slower")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(f"{named} needs bitsandbytes", "in your clone of microrl: pip install -e '.[gpu]'")
+        raise UserError(f"{named} needs bitsandbytes", INSTALL_GPU)
 
 
 def check_vllm(config: RunConfig, vllm: Installed | None) -> None:

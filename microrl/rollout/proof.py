@@ -57,15 +57,15 @@ class Reading:
     def failure(self) -> str | None:
         """What is wrong, in one sentence with its likely cause; None where nothing is."""
         if not math.isfinite(self.change):
-            return "the trainer's own scores are not finite: its weights are broken; the swap is not the cause"
+            return "the trainer's own scores are not finite: its weights are broken; the weight sync is not the cause"
         if not math.isfinite(self.gap):
-            return "the engine's scores are not finite: its weights were lost, most likely in sleep (try --set engine.sleep=1)"
+            return "the engine's scores are not finite: its weights were lost, most likely in sleep"
         if found := self.slope_failure():
             return found
         if self.gap > self.floor:
             return (
                 f"the probe gap of {self.gap:.2g} nats per token is above its limit {self.floor:.2g}: some layers differ, or "
-                "engine and trainer compute in different precision (--set model.head_dtype=float32 reduces that)"
+                "engine and trainer compute in different precision (model.head_dtype=float32 reduces that)"
             )
         return None
 
@@ -161,4 +161,4 @@ def canary(
         if least <= change <= 4 * least:
             return pairs
         strength *= min(max(2 * least / max(change, 1e-30), 0.1), 10.0)
-    raise ArithmeticError(f"no scale of the canary adapter changes the scores by {least:.2g} nats per token")
+    raise ArithmeticError(f"no scale of the random test adapter changes the scores by {least:.2g} nats per token")

@@ -48,7 +48,9 @@ class SyncChoice:
         """Whether this mode may go on after what the probe showed; a merge that may not is ruled out for good."""
         if self.decided is None and mode == "merge":
             if reading.slope is None or reading.slope < LOWEST_SLOPE or reading.failure() is not None:
-                self._decide("swap", f"swap: a merged update fails the proof ({reading.failure() or 'no slope'})")
+                self._decide(
+                    "swap", f"swap (a merged update fails the weight check: {reading.failure() or 'its slope is too low'})"
+                )
                 return False
         else:
             self._reading = reading
@@ -62,7 +64,7 @@ class SyncChoice:
         if len(self._trials["merge"]) >= TRIALS:
             costs = {name: self._step_s(name) for name in self._trials}
             best: Mode = "merge" if costs["merge"] < costs["swap"] else "swap"
-            self._decide(best, ", ".join(f"{name} {seconds:.3g} s per step" for name, seconds in costs.items()) + f": {best}")
+            self._decide(best, f"{best} ({', '.join(f'{name} {seconds:.3g} s per step' for name, seconds in costs.items())})")
 
     def _step_s(self, mode: Mode) -> float:
         """Push and decode seconds a step, at the tokens that a step of either mode had."""

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl import clock
-from microrl.errors import MachineFailure
+from microrl.errors import MachineFailure, in_a_new_run
 from microrl.models.forward import Bend, adapted, kv_bytes_per_token, project, stop_tokens
 from microrl.models.tensors import merge_lora, merged, replaced, weight_sharing_copy
 from microrl.rollout.engine import SyncReport
@@ -92,7 +92,7 @@ class TransformersEngine:
         if groups <= 1:
             raise MachineFailure(
                 "out of memory while sampling, with one group at a time",
-                "use a smaller sampling.group_size or sampling.max_completion_tokens, or a smaller model",
+                in_a_new_run("a lower --set sampling.group_size=N or --set sampling.max_completion_tokens=N"),
             )
         self._wave = (groups // 2, group_bytes)
         self._max_kv_bytes = groups // 2 * group_bytes

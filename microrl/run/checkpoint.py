@@ -358,7 +358,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
 def _refuse_misfit(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raise BadFile unless these are the expected names, shapes and types, and all numbers are finite."""
     for name in (*expected, *found):
-        hint = "was the run's config.json changed, or its model?"
+        hint = "restore the run's config.json and model as they were, or start a new run: --out DIR"
         if name not in found or name not in expected:
             raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'unexpected'}", hint)
         ours, theirs = expected[name], found[name]

@@ -125,10 +125,10 @@ class RunConsole:
         )
         if row["sync/probe_gap"] is not None:
             table.add_row(
-                _cell("sync", f"{_number(row['time/sync'] + row['time/sleep_wake'], 2)} s"),
+                _cell("sync+sleep", f"{_number(row['time/sync'] + row['time/sleep_wake'], 2)} s"),
                 _cell("probe gap", f"{row['sync/probe_gap']:.1e} nats"),
                 _cell("slope", f"{'not measurable' if row['sync/slope'] is None else _number(row['sync/slope'], 2)}"),
-                _cell("KL to sampler", f"{row['policy/kl_sampler']:.1e} nats"),
+                _cell("KL(engine, trainer)", f"{row['policy/kl_sampler']:.1e} nats"),
             )
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
@@ -153,10 +153,12 @@ def plain_line(row: Mapping[str, Any], total: int | str | None) -> str:
         f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
         f"length {_number(row['length/mean'], 1)}",
         *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
-        f"useful {_number(row['groups/useful'], 2)}",
+        f"useful groups {_number(row['groups/useful'], 2)}",
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
         f"verify {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)}"
-        + (f", sync {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"),
+        + (
+            f", sync+sleep {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"
+        ),
         f"{clock(row['budget/elapsed_s'])} elapsed" + (f", {clock(left)} left" if left is not None else ""),
         f"${row['budget/cost_usd']:.2f}",
     )

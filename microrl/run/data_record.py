@@ -89,7 +89,7 @@ def changed(then: Fingerprint, now: Fingerprint) -> str:
 def _refuse_other(folder: RunFolder, then: Fingerprint, now: Fingerprint, what: str) -> None:
     if then.sha256 != now.sha256:
         raise UserError(
-            f"{what} of {folder.path} has changed: {changed(then, now)}",
+            f"{what} of {folder.path}: {changed(then, now)}",
             "restore the old data and resume, or start a new run with the new data: --out DIR",
         )
 

@@ -57,7 +57,9 @@ class RunFolder:
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise UserError(f"{path} already exists", f"resume it: --resume {path}, or choose another name: --out DIR") from None
+            raise UserError(
+                f"{path} already exists", f"resume it: microrl train --resume {path}, or choose another folder: --out DIR"
+            ) from None
         except OSError as error:
             raise UserError(
                 f"cannot create the run folder {path}: {error.strerror}", "choose another folder: --out DIR"
@@ -170,7 +172,7 @@ class RunFolder:
             if _without_bounds(folder.config()) != _without_bounds(config):
                 raise UserError(
                     f"{path} was started with different settings",
-                    f"resume it with its own settings: --resume {path}, or choose another folder: --out DIR",
+                    f"resume it with its own settings: microrl train --resume {path}, or choose another folder: --out DIR",
                 )
             return folder
         for found in cls._all_in(root):

@@ -39,7 +39,7 @@ METRICS = {
     "time/update": "seconds of the update",
     "time/sync": "seconds of sending the weights to the engine",
     "time/sleep_wake": "seconds of the engine's waking up and falling asleep",
-    "time/proof": "seconds of proving the swap, part of time/sync",
+    "time/proof": "seconds of verifying the weight sync, part of time/sync",
     "tokens/generated": "completion tokens sampled in this step",
     "tokens/per_second": "completion tokens per second of sampling",
     "budget/elapsed_s": "seconds since the process was created, earlier processes of this run included",

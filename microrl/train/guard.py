@@ -211,10 +211,10 @@ def act(run: Run, row: Row, step: int) -> None:
     run.console.note(f"guard, {verdict.rule}: {verdict.message}; action: {verdict.action}")
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action in ("rollback", "stop"):
-        _load_best_weights(run, step)
+        _load_best_weights(run, step, verdict.action)
 
 
-def _load_best_weights(run: Run, step: int) -> None:
+def _load_best_weights(run: Run, step: int, action: Action) -> None:
     best = checkpoint.best(run.folder.path / checkpoint.FOLDER, run.state)
     if best is None:
         run.announce("warning", "cannot roll back: no checkpoint has been validated yet", step=step)
@@ -222,7 +222,8 @@ def _load_best_weights(run: Run, step: int) -> None:
     try:
         with run.watch.phase("save"):
             checkpoint.load_weights(best, run.policy)
-        run.announce("rolled back", f"restored the weights of {best.name}", step=step)
+        halved = " and halved the learning rate" if action == "rollback" else ""
+        run.announce("rolled back", f"restored the weights of {best.name}{halved}", step=step)
     except UserError as error:
         run.announce("warning", f"cannot roll back to {best.name}: {error.message}", step=step)
 
@@ -338,13 +339,15 @@ RULES: dict[str, Rule] = {
     ),
     "entropy_drop": Rule(
         _entropy_drop,
-        _says("entropy has lost {value:.1%} of its value at the first step, with {row[reward/accuracy]:.0%} of the answers right"),
+        _says(
+            "entropy has lost {value:.1%} of its value at the first step, with {row[reward/accuracy]:.0%} of the answers right"
+        ),
         action="warn",
     ),
     "length_drift": Rule(
         _length_drift,
         _says(
-            "the mean completion has {row[length/mean]:.0f} tokens; it has changed by a factor of {value:.1f} since the first step"
+            "the mean completion has {row[length/mean]:.0f} tokens, and has changed by a factor of {value:.1f} since the first step"
         ),
         action="warn",
     ),

@@ -17,6 +17,7 @@ from microrl.train.setup import Components
 from microrl.types import BASE, AdapterSnapshot, Prompt, Sampling
 
 HELD_OUT = "held-out"
+LABELS = {"before": "before training", "after": "after training"}
 
 
 def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
@@ -34,7 +35,12 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
         raise BadFile(error.message, hint) from None
     settings = _sampling(config, config.sampling.max_completion_tokens, None)
     if (found.sampling, found.seed) != (settings, config.evaluation.seed):
-        raise BadFile(f"{path} was measured with different settings: {found.sampling}, seed {found.seed}", hint)
+        then = found.sampling
+        raise BadFile(
+            f"{path} was measured with different settings: with {then.group_size} samples of up to {then.max_tokens} tokens at "
+            f"temperature {then.temperature:g}, top_p {then.top_p:g}, seed {found.seed}",
+            hint,
+        )
     return found
 
 
@@ -59,7 +65,7 @@ def _refuse_other_questions(run: Run, measured: Result) -> None:
     if asked != measured.right.keys():
         shared = len(asked & measured.right.keys())
         raise UserError(
-            f"{run.folder.path}/eval/{HELD_OUT}-before.json has other questions than this run: only {shared} of its "
+            f"{run.folder.path}/eval/{HELD_OUT}-before.json has other problems than this run: only {shared} of its "
             f"{len(measured.right)} are held out now",
             "restore the old data and settings, or start a new run: --out DIR",
         )
@@ -95,12 +101,15 @@ def _evaluate(
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         accuracy = result.accuracy()
         run.console.note(
-            f"{name}: accuracy {accuracy.mean:.3f} [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on {len(result.right)} "
-            f"held-out problems, {run.config.evaluation.samples} samples each"
+            f"{LABELS[name]}: accuracy {accuracy.mean:.3f} 95 % CI [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on "
+            f"{len(result.right)} held-out problems, {run.config.evaluation.samples} samples each"
         )
         if result.killed:
             run.announce(
-                "warning", f"{name}: {result.killed} answers count as wrong because their checks hung", killed=result.killed
+                "warning",
+                f"{LABELS[name]}: {result.killed} answers count as wrong because checking them timed out (reward.deadline_s = "
+                f"{run.config.reward.deadline_s:g} s)",
+                killed=result.killed,
             )
     return result
 
@@ -132,7 +141,7 @@ def evaluate_snapshot(
             pass_k=config.pass_k if samples is None else (),
             deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
             expected_s=expected_s,
-            on_progress=lambda done, total: console.status(f"{name}: {done}/{total} problems"),
+            on_progress=lambda done, total: console.status(f"{LABELS.get(name, name)}: {done}/{total} problems"),
         )
     if result is not None:
         result.seconds = clock.now_s() - began

@@ -25,7 +25,8 @@ def find(config: RunConfig) -> Path | None:
     path = Path(config.init)
     if not RunFolder.is_one(path):
         raise UserError(
-            f"--init {path}: this is not a run folder", "list your runs with `ls runs`, or make one: microrl warmup MODEL --data FILE"
+            f"--init {path}: this is not a run folder",
+            "list your runs with `ls runs`, or make one: microrl warmup MODEL --data FILE",
         )
     other = RunFolder.open(path).settings()
     if _identity(other.model.name) != _identity(config.model.name):

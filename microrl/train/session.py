@@ -85,9 +85,12 @@ def _begin(run: Run, *, resume: bool) -> None:
     run.console.note(f"{adapter['name']}: {adapter['line']}")
     if resume:
         sft = run.state.sft
-        is_sft = run.config.sft.is_on and not sft.is_done
-        at = f"SFT step {sft.steps + 1}" if is_sft else f"step {run.state.step + 1}"
+        at = f"SFT step {sft.steps + 1}" if _is_in_sft(run) else f"step {run.state.step + 1}"
         run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s)
+
+
+def _is_in_sft(run: Run) -> bool:
+    return run.config.sft.is_on and not run.state.sft.is_done
 
 
 def _require_time_to_evaluate(run: Run) -> None:
@@ -143,7 +146,8 @@ def recorded(run: Run) -> Iterator[None]:
         run.status = "interrupted"
         with run.signals.held("saving"):
             saving.save_consistent_state(run)
-            run.folder.event("interrupted", f"stopped by a signal after {run.state.step} finished steps")
+            done = f"{run.state.sft.steps} finished SFT steps" if _is_in_sft(run) else f"{run.state.step} finished steps"
+            run.folder.event("interrupted", f"stopped by a signal after {done}")
         raise
     except SwapNotProved as error:
         run.status = "unproved"

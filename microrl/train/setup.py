@@ -40,6 +40,8 @@ from microrl.train import init_from
 from microrl.types import Prompt, Sampling, SftExample
 
 SYNC_FILE = "sync.json"
+SHOWN = {"probe": "weight check", "probe calibrated": "weight check calibrated", "swap retried": "weight sync retried"}
+"""What the console calls these events of the engine."""
 HANGING_GOLDS = 8
 """Number of gold answers whose check may hang before the data is refused."""
 
@@ -132,8 +134,9 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     validation = check_golds(_unique(validation), scorer, config, folder, console)
     if not training:
         raise UserError(
-            "no questions are left for training",
-            f"lower data.held_out ({config.data.held_out}) or data.validation ({config.data.validation})",
+            "no problems are left for training",
+            f"for example --set data.held_out=0.05 --set data.validation=0.05 (now {config.data.held_out} and "
+            f"{config.data.validation}; their sum must be below 1)",
         )
     return Questions(training, held_out, validation, solutions)
 
@@ -146,8 +149,8 @@ def render_prompts(questions: Questions, tokenizer: Any, config: RunConfig, fold
         raise none_fits(config.data)
     held_out = pick_questions(questions.held_out, config.evaluation.problems, config.evaluation.seed)
     if config.evaluation.problems and not held_out:
-        folder.event("warning", "no held-out questions, so nothing is evaluated; increase data.held_out")
-        console.note("warning: no held-out questions, so nothing is evaluated; increase data.held_out")
+        folder.event("warning", "no held-out problems, so nothing is evaluated; increase data.held_out")
+        console.note("warning: no held-out problems, so nothing is evaluated; increase data.held_out")
     validation = pick_questions(questions.validation, config.validation.problems, config.evaluation.seed)
     return Prompts(
         training,
@@ -162,7 +165,7 @@ def open_engine(config: RunConfig, model: Any, tokenizer: Any, folder: RunFolder
 
     def on_event(kind: str, message: str, **details: Any) -> None:
         folder.event(kind, message, **details)
-        console.note(f"{kind}: {message}")
+        console.note(f"{SHOWN.get(kind, kind)}: {message}")
 
     def on_choice(mode: Mode, why: str, table: list[dict[str, Any]]) -> None:
         on_event("sync chosen", why, table=table)
@@ -224,10 +227,10 @@ def _sft_examples(
 ) -> list[SftExample]:
     progress = partial(console.progress, total=len(solutions), label="rendering solutions")
     examples, left_out = to_sft_examples(solutions, tokenizer, config, progress)
+    why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if left_out:
-        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         folder.event("solutions left out", f"{why}; {len(examples)} solutions are used", reasons=left_out)
-    console.note(f"SFT: {len(examples)} solutions")
+    console.note(f"SFT: {len(examples)} solutions" + (f"; left out: {why}" if left_out else ""))
     return examples
 
 
@@ -281,9 +284,9 @@ def check_golds(
             "fix it, or skip such rows: --set data.bad_answers=drop, or compare answers as text: --set data.answer_kind=text",
         )
     if bad and folder is not None:
-        folder.event(
-            "warning", f"{len(bad)} questions dropped: their gold answers do not parse as mathematics", rows=[q.row for q in bad]
-        )
+        said = f"{len(bad)} problems dropped: their gold answers do not parse as mathematics"
+        folder.event("warning", said, rows=[q.row for q in bad])
+        console.note(f"warning: {said}")
     return [question for question in questions if checked[question.answer]]
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl import clock
-from microrl.errors import MachineFailure, SwapNotProved
+from microrl.errors import MachineFailure, SwapNotProved, in_a_new_run
 from microrl.limits import BLOCK_TOKENS
 from microrl.models import gpu
 from microrl.models.forward import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens
@@ -87,7 +87,7 @@ class VllmEngine:
     def shrink(self) -> float:
         """See `Engine.shrink`: vLLM is built anew with a smaller cache, and proved anew."""
         self._driver.close()
-        self._halve("in sampling")
+        self._halve("while sampling", is_told=False)  # the caller tells
         self._probe = self._folded = None
         self._start()
         return self._settings.kv_bytes / 1e9
@@ -109,19 +109,23 @@ class VllmEngine:
                 said = gpu.first_line(error)
             self._halve(f"at vLLM's start: {said}")
 
-    def _halve(self, where: str) -> None:
+    def _halve(self, where: str, *, is_told: bool = True) -> None:
         """Settings with half of the cache. Raises MachineFailure where that holds no whole completion."""
         gpu.empty_cache()
         kv_bytes = self._settings.kv_bytes // 2
         if kv_bytes < (self._settings.max_model_len + BLOCK_TOKENS) * kv_bytes_per_token(self._base):
             raise MachineFailure(
                 f"out of memory {where}, with a KV cache for fewer than two completions",
-                "use a smaller sampling.max_completion_tokens or --rank, engine.cuda_graphs=false, or --engine transformers",
+                in_a_new_run(
+                    "--set engine.cuda_graphs=false, --engine transformers or a lower --set sampling.max_completion_tokens=N"
+                ),
             )
         total = torch.cuda.mem_get_info(self._base.device)[1] if self._base.device.type == "cuda" else 1
         fraction = self._settings.memory_share - kv_bytes / total
         self._settings = replace(self._settings, kv_bytes=kv_bytes, memory_share=max(fraction, 0.0))
-        self._on_event("out of memory", f"{where}: the KV cache is reduced to {kv_bytes / 1e9:.2f} GB", kv_bytes=kv_bytes)
+        if is_told:
+            said = f"{where}: the KV cache is reduced to {kv_bytes / 1e9:.3g} GB"
+            self._on_event("out of memory", said, kv_bytes=kv_bytes)
 
     # ---- waking up: weights, push, cache, proof
 
@@ -151,8 +155,7 @@ class VllmEngine:
             raise SwapNotProved(
                 f"version {snapshot.version} of the adapter did not reach vLLM in two attempts: {failure}",
                 f"probe gap {reading.gap:.3g} nats per token (limit {reading.floor:.3g}), slope {slope}; nothing was sampled "
-                f"from it. Try {'' if snapshot.merged else '--set engine.sync=merge or swap, '}another engine.sleep, "
-                "or run `microrl doctor`",
+                f"from it. Run `microrl doctor`, or {in_a_new_run(_other_settings(mode, self._settings.sleep, snapshot.merged))}",
             )
         if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
@@ -163,11 +166,14 @@ class VllmEngine:
         if shown in self._said:
             return
         self._said.add(shown)
-        change = f"version {version} changes the scores by {reading.change:.2g} nats per token"
+        change = f"{reading.change:.2g} nats per token"
         if reading.slope is None:
-            self._on_event("probe", f"{change}, below the noise: its slope is not measurable, and the byte comparison decides")
+            said = (
+                f"the update is still too small to see in log-probabilities ({change}); the bit-by-bit comparison alone decides"
+            )
         else:
-            self._on_event("probe", f"{change}, and the engine's slope on it is {reading.slope:.3f}")
+            said = f"the update is now visible in log-probabilities ({change}); the engine's slope on it is {reading.slope:.3f}"
+        self._on_event("probe", said, version=version)
 
     def _push_timed(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         self.report.push_s = 0.0
@@ -206,7 +212,7 @@ class VllmEngine:
             raise SwapNotProved(
                 f"vLLM's base model is not the trainer's: {different or 'the weights are equal, but'} the scores differ by "
                 f"{probe.base_gap:.3g} nats per token",
-                "do transformers and vLLM both support this architecture? `microrl doctor` shows their versions",
+                "check the versions of transformers and vLLM with `microrl doctor`, or use another model or --engine transformers",
             )
 
         def change_of(pairs: Mapping[str, LowRank]) -> float:
@@ -217,21 +223,24 @@ class VllmEngine:
         except ArithmeticError as error:
             raise SwapNotProved(
                 f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats per token): {error}",
-                "try --set model.head_dtype=float32, or --set model.dtype=float16",
+                in_a_new_run("--set model.head_dtype=float32 or --set model.dtype=float16"),
             ) from error
         canary = AdapterSnapshot(0, pairs)
         self._push(canary, mode)
         seen = probe.read(self._engine_scores(), self._trainer_scores(canary))
         different = self._difference(canary, mode) or seen.slope_failure()
         if different:
-            raise SwapNotProved(f"the canary adapter did not arrive: {different}", _other_way(mode))
+            raise SwapNotProved(f"a random test adapter did not reach vLLM: {different}", _other_way(mode))
         probe.calibrate(seen)
         self._push(BASE, mode)
         gone = probe.read(self._engine_scores(), base_N)
         if failure := gone.failure():
-            raise SwapNotProved(f"the canary adapter was removed but still affects the scores: {failure}", _other_way(mode))
+            raise SwapNotProved(
+                f"a random test adapter was removed from vLLM but still affects the scores: {failure}", _other_way(mode)
+            )
         self._on_event(
-            "probe calibrated", f"canary detected and removed; the limit is {gone.floor:.3g} nats per token", mode=mode,
+            "probe calibrated",
+            f"a random test adapter was detected and removed; allowed gap {gone.floor:.3g} nats per token", mode=mode,
             base_gap=probe.base_gap, canary_change=seen.change, canary_gap=seen.gap, canary_slope=seen.slope,
         )  # fmt: skip
         return probe
@@ -323,7 +332,15 @@ class _Sampler:
 
 
 def _other_way(mode: Mode) -> str:
-    return f"try the other way: --set engine.sync={'swap' if mode == 'merge' else 'merge'}; see also `microrl doctor`"
+    other = "swap" if mode == "merge" else "merge"
+    return f"run `microrl doctor`, or {in_a_new_run(f'--set engine.sync={other}')}"
+
+
+def _other_settings(mode: Mode, sleep: str | int, is_merged: bool) -> str:
+    """What may help where an update does not arrive; one that has no LoRA pair can only be merged."""
+    sync = [] if is_merged else [f"--set engine.sync={'swap' if mode == 'merge' else 'merge'}"]
+    level = [] if sleep == "off" else [f"--set engine.sleep={'off' if sleep == 1 else 1}"]
+    return " or ".join([*sync, *level]) or "--engine transformers"
 
 
 def _seed(key: tuple[int, ...]) -> int:
