@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 INSTALL_GPU = "in your clone of microrl: pip install -e '.[gpu]'"
 """The hint where vLLM or bitsandbytes is missing."""
 

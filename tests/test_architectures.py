@@ -19,16 +19,16 @@ SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma
              "phi3", "phimoe", "smollm3", "gpt_oss", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "opt", "xglm", "biogpt",
              "persimmon", "mpt", "seed_oss", "nanochat"]  # fmt: skip
 REFUSED = {
-    "qwen3_next": "a prompt's cache repeated for its group, they raise IndexError",
-    "lfm2": "a prompt's cache repeated for its group, they raise IndexError",
-    "jamba": "a prompt's cache repeated for its group, they raise IndexError",
-    "nemotron_h": "a prompt's cache repeated for its group, they raise IndexError",
-    "mamba": "a prompt's cache repeated for its group, they raise RuntimeError",
-    "llama4_text": "they raise AttributeError",
-    "modernbert-decoder": "body and their head, their log-probabilities are off by",
-    "bert": "log-probabilities are off by",
-    "bert-generation": "log-probabilities are off by",
-    "rwkv": "a prompt's cache repeated for its group, they raise RuntimeError",
+    "qwen3_next": "one prompt's KV cache shared by its group, the model raises IndexError",
+    "lfm2": "one prompt's KV cache shared by its group, the model raises IndexError",
+    "jamba": "one prompt's KV cache shared by its group, the model raises IndexError",
+    "nemotron_h": "one prompt's KV cache shared by its group, the model raises IndexError",
+    "mamba": "one prompt's KV cache shared by its group, the model raises RuntimeError",
+    "llama4_text": "the model raises AttributeError",
+    "modernbert-decoder": "backbone and output head separately, log-probabilities differ by",
+    "bert": "log-probabilities differ by",
+    "bert-generation": "log-probabilities differ by",
+    "rwkv": "one prompt's KV cache shared by its group, the model raises RuntimeError",
 }
 BENT = {"gemma2": {}, "cohere": {}, "granite": {"logits_scaling": 8.0}, "nanochat": {}}
 """What these make of their head's output is not the identity."""
@@ -135,7 +135,7 @@ def test_a_cache_without_gradients_is_seen(tokenizer, monkeypatch):
             layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
 
     monkeypatch.setattr(DynamicCache, "batch_select_indices", detached)
-    with pytest.raises(UserError, match="gradients are off by"):
+    with pytest.raises(UserError, match="gradients differ by"):
         architecture.check(tiny("llama"), tokenizer)
 
 

@@ -77,7 +77,7 @@ def test_the_users_bound_replaces_the_presets():
         ({}, ["optim.lrr=1"], ["optim.lrr", "did you mean `lr`"]),
         ({}, ["optmi.lr=1"], ["optmi", "did you mean `optim`"]),
         ({}, ["optim.schedule.kind=cosin"], ["optim.schedule.kind", "did you mean `cosine`"]),
-        ({}, ["optim.schedule.floor=0.1"], ["unknown key `optim.schedule.floor`"]),
+        ({}, ["optim.schedule.floor=0.1"], ["`optim.schedule.floor` cannot be set", "`constant` has no `floor`"]),
         ({}, ["loss.max_rounds=3"], ["unknown key `loss.max_rounds`"]),
         ({"loss.kind": "dapo"}, ["loss.max_rounds=3"], ["max_rounds was removed", "batch is full", "dynamic_sampling=false"]),
         ({}, ["model.dtype=bf16"], ["model.dtype", "bfloat16"]),

@@ -41,9 +41,13 @@ def test_other_file_formats(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("rows", "changes", "words"),
     [
-        ([], {}, ["contains no questions"]),
+        ([], {}, ["contains no problems"]),
         ([{"question": "q", "answer": "1"}], {"answer": "anwser"}, ["no column `anwser`", "did you mean `answer`"]),
-        ([{"text": "q", "answer": "1"}], {}, ["has a usual name for the question", "text, answer", "data.question=COLUMN"]),
+        (
+            [{"text": "q", "answer": "1"}],
+            {},
+            ["cannot tell which column is the question", "text, answer", "data.question=COLUMN"],
+        ),
         ([{"question": "q", "answer": "1"}, {"question": "q"}], {}, ["row 2", "`answer` is empty"]),
         ([[1, 2]], {}, ["line 1", "not a JSON object"]),
         ([{"question": "a\ud800b", "answer": "1"}], {}, ["row 1", "surrogate"]),

@@ -78,7 +78,7 @@ def test_numbers_of_parquet_are_plain_decimals(tmp_path):
         parquet.write_table(pyarrow.table({"question": ["a", "b"], "answer": pyarrow.array([1.0, float("nan")], kind)}), path)
         assert "row 2: `answer` is not a finite number" in refused(path)
     parquet.write_table(pyarrow.table({"question": ["a"], "answer": [True]}), path)
-    assert "row 1: `answer` is a truth value" in refused(path)
+    assert "row 1: `answer` is a boolean" in refused(path)
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +176,10 @@ def test_a_link_that_a_person_names_is_followed(tmp_path):
 GOOD = '{"question": "q", "answer": "1"}\n'
 DEEP = "[" * 10_000 + "]" * 10_000
 BROKEN = {
-    "nothing.jsonl": (b"", "contains no questions"),
-    "nothing.json": (b" \n", "contains no questions"),
-    "nothing.csv": (b"", "contains no questions"),
-    "header alone.csv": (b"question,answer\n", "contains no questions"),
+    "nothing.jsonl": (b"", "contains no problems"),
+    "nothing.json": (b" \n", "contains no problems"),
+    "nothing.csv": (b"", "contains no problems"),
+    "header alone.csv": (b"question,answer\n", "contains no problems"),
     "nothing.parquet": (b"", "cannot be read as parquet"),
     "damaged.parquet": (b"PAR1" + b"\xff" * 64 + b"PAR1", "cannot be read as parquet"),
     "nul.jsonl": (b'{"question": "q\0", "answer": "1"}', "NUL"),
@@ -196,7 +196,7 @@ BROKEN = {
     "open.csv": ('question,answer\n"q,1\nr,2\n', "is not CSV"),
     "many columns.csv": (
         ",".join(f"{n}" * 99 for n in range(99)) + "\n" + ",".join("1" * 99),
-        "has a usual name for the question",
+        "cannot tell which column is the question",
     ),
     "wide.csv": ("question,answer\none, two,3\n", "row 1: 3 cells, but the header has 2 columns"),
 }

@@ -24,19 +24,19 @@ def test_this_machine_is_fit(microrl):
         "allocator",
         "disk for runs",
         "disk for models",
-        "model hub",
+        "Hugging Face Hub",
         "self-test",
     } <= set(found)
     assert found["self-test"]["status"] == "ok" and "one update" in found["self-test"]["says"]
-    assert found["model hub"]["status"] == "warning" and "--model FOLDER" in found["model hub"]["do"]
+    assert found["Hugging Face Hub"]["status"] == "warning" and "--model FOLDER" in found["Hugging Face Hub"]["do"]
 
 
 def test_a_problem_is_status_2_with_what_to_do(inside, monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda: Installed("vllm", "0.20.0"))
     done = inside("doctor", "--no-self-test")
     assert done.returncode == 2
-    assert "problem  vLLM            0.20.0 is not supported (0.26 to 0.33 are)\n" in done.stdout
-    assert "-> pip install --upgrade 'microrl[gpu]'" in done.stdout
+    assert "problem  vLLM              0.20.0 is not supported (0.26 to 0.33 are)\n" in done.stdout
+    assert "-> in your clone of microrl: pip install -e '.[gpu]'" in done.stdout
 
 
 def test_requirements_are_really_compared():

@@ -155,7 +155,7 @@ def test_an_ending_that_fails_is_no_success_and_its_hint_leads_to_the_end(inside
     if part == "final save":
         assert not (out / "final").exists() and not list(out.glob(".final*"))
     resumed = inside(*hinted(done))
-    assert resumed.returncode == 0 and "continuing at step 4" in resumed.stderr, resumed.stderr
+    assert resumed.returncode == 0 and "continuing at step 5" in resumed.stderr, resumed.stderr
     same_end(out, whole[0])
     assert "is already finished" in inside("train", "--resume", out).stderr
 
@@ -309,7 +309,7 @@ def test_without_its_terminal_a_run_saves_and_ends(inside, arguments, tmp_path):
     assert summary_of(out)["status"] == "interrupted" and 2 <= steps == len(rows(out)) < 24
     assert f"resume with: microrl train --resume {out}" in logged(out)
     resumed = inside("train", "--resume", out)
-    assert resumed.returncode == 0 and f"continuing at step {steps}" in resumed.stderr, resumed.stderr
+    assert resumed.returncode == 0 and f"continuing at step {steps + 1}" in resumed.stderr, resumed.stderr
     assert summary_of(out)["status"] == "done" and [row["step"] for row in rows(out)] == list(range(24))
 
 

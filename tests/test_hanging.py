@@ -437,4 +437,7 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
     told = [event["message"] for event in events if event["kind"] == "checks killed"]
     assert len(told) == len(hung) and (hung or any("was discarded" in event["message"] for event in events))
     for killed, message in zip(hung, told, strict=True):
-        assert message.startswith(f"{killed} completions count as wrong: the checks of ") and "killed after 40 s" in message
+        assert (
+            message.startswith(f"{killed} answers count as wrong: checking ")
+            and "timed out (reward.deadline_s = 40 s)" in message
+        )

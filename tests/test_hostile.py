@@ -144,7 +144,7 @@ def test_a_run_folder_may_be_reached_by_a_link_and_hold_hard_links(inside, run):
     latest = run.parent / "latest"
     latest.symlink_to(run)
     done = inside("train", "--resume", latest)
-    assert done.returncode == 0 and "continuing at step 3" in done.stderr, done.stderr
+    assert done.returncode == 0 and "continuing at step 4" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints", "eval", "heartbeat.json", ".lock"])
@@ -281,8 +281,8 @@ def test_a_checkpoint_of_wrong_tensors_is_set_aside_and_the_run_ends_as_it_would
     change_tensor(path, name, torch.zeros(3))
     renew(run / LAST)
     done = inside("train", "--resume", run)
-    assert done.returncode == 0 and "continuing at supervised step" not in done.stderr, done.stderr
-    assert "continuing at step 0" in done.stderr
+    assert done.returncode == 0 and "continuing at SFT step" not in done.stderr, done.stderr
+    assert "continuing at step 1" in done.stderr
     assert [event["message"].split()[2] for event in events(run) if event["kind"] == "bad checkpoint"] == ["bad-step-000003"]
     assert metrics(run) == metrics(wares / "done")
 

@@ -65,7 +65,7 @@ def test_a_silent_hub_is_waited_for_briefly_and_named(asked, capsys):
     with serving(None) as endpoint:
         assert not asked(endpoint, 0.1) and os.environ["HF_HUB_OFFLINE"] == "1"
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"waiting for the model hub at {endpoint}, at most 0.1 s",
+    assert said == [f"waiting for the Hugging Face Hub at {endpoint}, at most 0.1 s",
                     "no answer: only local models and data are used"]  # fmt: skip
 
 
@@ -76,6 +76,6 @@ def test_a_command_ends_with_one_error_where_the_hub_stays_silent(microrl, argum
     began = time.monotonic()
     with serving(None) as endpoint:
         done = microrl(*arguments, cwd=tmp_path, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", HF_HOME=str(tmp_path))
-    assert done.returncode == 2 and f"waiting for the model hub at {endpoint}" in done.stderr
+    assert done.returncode == 2 and f"waiting for the Hugging Face Hub at {endpoint}" in done.stderr
     assert "not on this machine, and the hub cannot be reached" in done.stderr and "Traceback" not in done.stderr
     assert time.monotonic() - began < 100  # 5 s of waiting, and Python's own start on a busy machine

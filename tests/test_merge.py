@@ -155,7 +155,7 @@ def test_the_best_of_a_run_and_a_folder_of_its_own(kind, inside, run_of, tmp_pat
     assert (run / "best").is_dir()
     merged(inside, run / "best", "--as", "full", "--out", tmp_path / "best")
     card = (tmp_path / "best" / "README.md").read_text()
-    assert "the best on the validation questions" in card and "Held-out accuracy" not in card, "only the end has been evaluated"
+    assert "the best on the validation problems" in card and "Held-out accuracy" not in card, "only the end has been evaluated"
     if kind == "full":
         return
     merged(inside, run, "--out", tmp_path / "elsewhere")

@@ -511,7 +511,7 @@ def test_the_price_is_the_cards_unless_one_is_given():
     assert planned(budget__hours=10.0).cost_usd == pytest.approx(3.0)
     assert planned(budget__hours=10.0, budget__price=0.5).cost_usd == pytest.approx(5.0)
     assert planned("quickstart", device=devices.cpu(2, 16)).cost_usd == 0
-    assert "typically rents" in " ".join(planned("micro-r8", "budget-7usd", device=devices.DEVICES["h200"]).notes)
+    assert "typically costs" in " ".join(planned("micro-r8", "budget-7usd", device=devices.DEVICES["h200"]).notes)
 
 
 @pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])

@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole,
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [event["message"].split()[2] for event in events if event["kind"] == "bad checkpoint"] == [f"bad-{last.name}"]
-    assert any(f"continuing at step {int(before.name[5:])}" in event["message"] for event in events)
+    assert any(f"continuing at step {int(before.name[5:]) + 1}" in event["message"] for event in events)
     same_end(out, whole)
 
 
@@ -236,7 +236,7 @@ def test_resume_auto_begins_goes_on_and_ends(microrl, learning, whole, tmp_path)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     done = microrl("train", *command, cwd=tmp_path)
-    assert done.returncode == 0 and "continuing at step 2" in done.stderr, done.stderr
+    assert done.returncode == 0 and "continuing at step 3" in done.stderr, done.stderr
     same_end(tmp_path / "runs" / "a", whole)
     again = microrl("train", *command, "--out", tmp_path / "runs" / "a")
     assert again.returncode == 0 and "is already finished" in again.stderr

@@ -93,7 +93,7 @@ def test_an_evaluation_before_of_other_questions_is_not_paired(inside, place):
     content["right"] = {f"{question}?": right for question, right in content["right"].items()}
     before.write_text(json.dumps(content))
     refused = inside("train", "--resume", place / "run", "--steps", 2)
-    assert refused.returncode == 2 and "has other questions" in refused.stderr and "only 0 of its" in refused.stderr
+    assert refused.returncode == 2 and "has other problems" in refused.stderr and "only 0 of its" in refused.stderr
 
 
 def test_eval_and_sample_say_it(inside, place):

@@ -302,7 +302,7 @@ def test_an_update_below_the_noise_is_decided_by_its_bytes(served, monkeypatch):
         sampled(engine, policy.snapshot(), prompts(served, 1))
         assert engine.report.slope is None, "too small to be seen in the scores"
     ((kind, message, _),) = served.events
-    assert kind == "probe" and "not measurable, and the byte comparison decides" in message
+    assert kind == "probe" and "too small to see in log-probabilities" in message
     policy = served.change("lora", seed=43, size=TINY)
     push = engine._push
     monkeypatch.setattr(engine, "_push", lambda snapshot, mode: push(BASE, mode))
@@ -363,8 +363,8 @@ def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypa
     ("breaks", "says"),
     [
         ("base", "base model is not the trainer's"),
-        ("pushed", "canary adapter did not arrive: no adapter of this version"),
-        ("seen", "canary adapter did not arrive: the engine's change does not match"),
+        ("pushed", "random test adapter did not reach vLLM: no adapter of this version"),
+        ("seen", "random test adapter did not reach vLLM: the engine's change does not match"),
         ("gone", "still affects the scores"),
         ("unseen", "too far apart on the base model"),
     ],
@@ -642,7 +642,7 @@ def test_a_whole_run(microrl, arguments, tmp_path):
     # Step 0 samples from the base, where there is nothing to see; step 1 from an update that is seen.
     events = [event for event in events if "probe" in event["kind"]]
     assert [event["kind"] for event in events] == ["probe calibrated", "probe", "probe"]
-    assert "not measurable" in events[-2]["message"] and "slope on it is 1.000" in events[-1]["message"]
+    assert "the bit-by-bit comparison alone decides" in events[-2]["message"] and "slope on it is 1.000" in events[-1]["message"]
     assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
     # Resumed, it measures both modes, stores its choice, and another process takes that up.
     for steps in (12, 13):
@@ -755,4 +755,4 @@ def test_doctor(microrl):
     found = {finding["about"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 0, found
     assert found["vLLM"]["status"] == "ok" and found["self-test"]["says"].startswith("vllm on ")
-    assert "swap proved" in found["self-test"]["says"]
+    assert "weight sync verified" in found["self-test"]["says"]

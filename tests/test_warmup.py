@@ -206,7 +206,7 @@ def whole(microrl, arguments, model, tmp_path_factory):
     out = tmp_path_factory.mktemp("warm") / "whole"
     done = microrl("train", "--model", model, *arguments, *WARM, "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "sft finished: 6 supervised steps" in done.stderr and "6 supervised steps, 3 steps in" in done.stderr
+    assert "SFT finished: 6 SFT steps" in done.stderr and "6 SFT steps, 3 steps in" in done.stderr
     return out
 
 
@@ -254,7 +254,7 @@ def test_killed_in_the_warm_up_or_behind_it_the_run_comes_to_the_same_end(
     assert process.returncode == -signal.SIGKILL, errors
     done = inside("train", "--resume", out)
     assert done.returncode == 0, done.stderr
-    assert ("continuing at supervised step" in done.stderr) == (place != "row")
+    assert ("continuing at SFT step" in done.stderr) == (place != "row")
     assert warm_rows(out) == warm_rows(whole)
     assert rows(out, times=False) == rows(whole, times=False)
     assert (out / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
@@ -304,7 +304,7 @@ def test_init_starts_where_the_other_run_stands(inside, warmed, arguments, model
 
 BAD = {
     "no solutions": (["train", "--model", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.steps=2"],
-                     "it has question, answer"),
+                     "the columns are: question, answer"),
     "wrong column": (["warmup", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.solution=anser"],
                      "did you mean `answer`"),
     "longer than the run": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "60"],
@@ -312,7 +312,7 @@ BAD = {
     "negative": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "-1"], "`sft.minutes` cannot be"),
     "no end": (["warmup", "{model}", "--data", "{traces}"], "no budget given for SFT"),
     "no model": (["warmup", "--steps", "1"], "missing argument MODEL"),
-    "resume a training run": (["warmup", "--resume", "{whole}"], "is a training run"),
+    "resume a training run": (["warmup", "--resume", "{whole}"], "is a run of `microrl train`"),
     "resume with other data": (["warmup", "--resume", "{warmed}", "--data", "{traces}"], "uses the settings of the run"),
     "too few hours": (
         ["warmup", "{model}", "--data", "{traces}", "--hours", "0.0001", "--set", "sampling.max_completion_tokens=64"],

@@ -25,7 +25,7 @@ def chosen_linears(model: PreTrainedModel, targets: Literal["all-linear"] | tupl
     if not found:
         raise UserError(
             "the adapter has nothing to attach to",
-            "--set adapter.targets=all-linear" if kinds else "choose a model with linear layers: --model NAME",
+            "--set adapter.targets=all-linear, or choose another model: --model NAME",
         )
     return found
 

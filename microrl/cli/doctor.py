@@ -39,10 +39,10 @@ def doctor(
             found.append(finding)
             if not as_json:
                 text, style = MARKS[finding.status]
-                out.print(f"[{style}]{text:8}[/] {finding.about:16}", end="")
+                out.print(f"[{style}]{text:8}[/] {finding.about:18}", end="")
                 out.print(finding.says, markup=False)
                 if finding.do:
-                    out.print(f"{'':25} -> {finding.do}", markup=False)
+                    out.print(f"{'':27} -> {finding.do}", markup=False)
     if as_json:
         emit({"findings": [dataclasses.asdict(finding) for finding in found]})
     return USAGE if any(finding.status == "problem" for finding in found) else OK

@@ -346,9 +346,7 @@ RULES: dict[str, Rule] = {
     ),
     "length_drift": Rule(
         _length_drift,
-        _says(
-            "the mean completion has {row[length/mean]:.0f} tokens, and has changed by a factor of {value:.1f} since the first step"
-        ),
+        _says("the mean completion has {row[length/mean]:.0f} tokens, changed by a factor of {value:.1f} since the first step"),
         action="warn",
     ),
 }

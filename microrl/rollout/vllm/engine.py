@@ -155,7 +155,7 @@ class VllmEngine:
             raise SwapNotProved(
                 f"version {snapshot.version} of the adapter did not reach vLLM in two attempts: {failure}",
                 f"probe gap {reading.gap:.3g} nats per token (limit {reading.floor:.3g}), slope {slope}; nothing was sampled "
-                f"from it. Run `microrl doctor`, or {in_a_new_run(_other_settings(mode, self._settings.sleep, snapshot.merged))}",
+                f"from it. Run `microrl doctor`, or {in_a_new_run(self._other_settings(mode, snapshot))}",
             )
         if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
@@ -194,6 +194,13 @@ class VllmEngine:
             self._driver.drop_adapters()
         self._driver.reset_cache()
 
+    def _other_settings(self, mode: Mode, snapshot: AdapterSnapshot) -> str:
+        """What may help where an update does not arrive; one that has no LoRA pair can only be merged."""
+        sync = [] if snapshot.merged else [f"--set engine.sync={'swap' if mode == 'merge' else 'merge'}"]
+        sleep = self._settings.sleep
+        level = [] if sleep == "off" else [f"--set engine.sleep={'off' if sleep == 1 else 1}"]
+        return " or ".join([*sync, *level]) or "--engine transformers"
+
     # ---- the proof
 
     def _prove(self, snapshot: AdapterSnapshot, mode: Mode) -> tuple[proof.Reading, str | None]:
@@ -212,7 +219,7 @@ class VllmEngine:
             raise SwapNotProved(
                 f"vLLM's base model is not the trainer's: {different or 'the weights are equal, but'} the scores differ by "
                 f"{probe.base_gap:.3g} nats per token",
-                "check the versions of transformers and vLLM with `microrl doctor`, or use another model or --engine transformers",
+                "check the versions of transformers and vLLM with `microrl doctor`, or use --engine transformers",
             )
 
         def change_of(pairs: Mapping[str, LowRank]) -> float:
@@ -334,13 +341,6 @@ class _Sampler:
 def _other_way(mode: Mode) -> str:
     other = "swap" if mode == "merge" else "merge"
     return f"run `microrl doctor`, or {in_a_new_run(f'--set engine.sync={other}')}"
-
-
-def _other_settings(mode: Mode, sleep: str | int, is_merged: bool) -> str:
-    """What may help where an update does not arrive; one that has no LoRA pair can only be merged."""
-    sync = [] if is_merged else [f"--set engine.sync={'swap' if mode == 'merge' else 'merge'}"]
-    level = [] if sleep == "off" else [f"--set engine.sleep={'off' if sleep == 1 else 1}"]
-    return " or ".join([*sync, *level]) or "--engine transformers"
 
 
 def _seed(key: tuple[int, ...]) -> int:
