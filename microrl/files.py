@@ -26,6 +26,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 RESTORE = "restore the file from a copy; without one, start a new run, or download the model again"
 """The hint of an error about a file that has no hint of its own."""
+READABLE = "check that it exists and that you may read it"
 
 
 class BadFile(UserError):
@@ -62,7 +63,7 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False)
         with open_regular(path, follow=follow) as file:
             content = file.read(limit + 1)
     except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror or error}") from error
+        raise BadFile(f"{path} cannot be read: {error.strerror or error}", READABLE) from error
     if len(content) > limit:
         raise BadFile(f"{path} is larger than {limit / 2**20:.0f} MiB", "restore the original file")
     return content
@@ -107,7 +108,7 @@ def refuse_links(root: Path) -> None:
     """Raise BadFile where anything below `root` is neither a folder nor a regular file. `root` itself may be a link."""
 
     def unreadable(error: OSError) -> None:
-        raise BadFile(f"{error.filename} cannot be read: {error.strerror}") from error
+        raise BadFile(f"{error.filename} cannot be read: {error.strerror}", READABLE) from error
 
     for folder, folders, files in os.walk(root, onerror=unreadable):
         for name in (*folders, *files):

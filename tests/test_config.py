@@ -1,12 +1,15 @@
 """The configuration: layers, unions, and errors that a person can act on."""
 
 import contextlib
+import functools
 import subprocess
 import sys
 import tomllib
 
 import pytest
+from typer.main import get_command
 
+from microrl.cli import app, options
 from microrl.config import presets, resolve
 from microrl.errors import UserError
 
@@ -16,6 +19,22 @@ def test_every_shipped_preset_resolves_and_says_what_it_is(name):
     config = resolve([name])
     assert config.budget.hours or config.budget.steps
     assert len(presets.description(presets.find(name))) > 20
+
+
+def test_the_help_shows_the_defaults_and_every_flag_of_a_key():
+    (parameters,) = (command.params for name, command in get_command(app).commands.items() if name == "train")
+    shown = {option: one.show_default for one in parameters for option in one.opts}
+    for key, flag in options.FLAGS.items():
+        value = functools.reduce(getattr, key.split("."), resolve())
+        if value is not None:
+            assert shown[flag].removesuffix(" (tinylora: 2)") == f"the preset's, else {value}"
+        assert flag in shown
+
+
+def test_a_flag_that_the_kind_has_not_is_named():
+    with pytest.raises(UserError, match=r"`adapter.rank` cannot be set: `full` has no `rank`") as caught:
+        resolve((), {"adapter.kind": "full", "adapter.rank": 8})
+    assert caught.value.hint == "remove --rank, or choose another --adapter; `full` has these keys: kind"
 
 
 def test_the_papers_settings_arrive():

@@ -43,6 +43,10 @@ def planned(*names, device=A40, sets=(), **flags):
     return make(config, shape_of(config.model.name), device)
 
 
+def test_the_help_names_every_gpu():
+    assert plan_command.GPUS.split(", ") == list(devices.DEVICES)
+
+
 # Counts
 
 

@@ -1,6 +1,7 @@
 """Supervised steps, the phase that takes them before the first step, and runs that start from another one's adapter."""
 
 import json
+import shlex
 import shutil
 import signal
 from itertools import pairwise
@@ -17,6 +18,7 @@ from test_run import rows
 
 from microrl.config import check, resolve
 from microrl.config.adapters import KINDS
+from microrl.config.resolve import override
 from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.data.sft_examples import load_solutions, sft_example, to_sft_examples
@@ -26,6 +28,7 @@ from microrl.plan.shapes import Shape
 from microrl.policy import policy as policy_module
 from microrl.policy.policy import Policy
 from microrl.policy.sft import sft_step
+from microrl.train import init_from
 from microrl.types import Prompt, SftExample
 
 TRACES = [
@@ -433,3 +436,17 @@ def test_a_cold_model_warms_up(microrl, tokenizer, tmp_path):
     assert summary["eval"]["before"]["accuracy"] < 0.02 and summary["eval"]["after"]["accuracy"] > 0.3
     assert summary["eval"]["paired_gain"]["ci95"][0] > 0.2
     assert summary["sft"]["last_loss"] < 0.5 < 5 < summary["sft"]["first_loss"]
+
+
+@pytest.mark.parametrize(
+    "theirs", [{"adapter.kind": "adalora", "adapter.rank": 8}, {"adapter.kind": "ln"}, {"adapter.alpha": 3.0}]
+)
+@pytest.mark.parametrize("ours", [{}, {"adapter.kind": "dora", "adapter.alpha": 5.0}, {"adapter.kind": "tinylora"}])
+def test_the_flags_that_init_asks_for_lead_to_its_adapter(theirs, ours):
+    sets = [] if theirs.get("adapter.kind") == "ln" else ['adapter.targets=["q_proj", "v_proj"]']
+    wanted, config = resolve((), theirs, sets).adapter, resolve((), ours)
+    words = shlex.split(init_from._flags(wanted.model_dump(), config.adapter.model_dump()))
+    given = list(zip(words[::2], words[1::2], strict=True))
+    flags = {{"--adapter": "adapter.kind", "--rank": "adapter.rank"}[name]: value for name, value in given if name != "--set"}
+    found = override(config.model_dump(), flags, [value for name, value in given if name == "--set"])
+    assert found.adapter == wanted

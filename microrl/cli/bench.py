@@ -18,7 +18,12 @@ def register(app: typer.Typer) -> None:
 
 
 def step(
-    model: Annotated[str, typer.Option(help=options.MODEL_HELP)],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Local folder, Hugging Face id (owner/name), .gguf file, or a short name such as Qwen2.5-1.5B-Instruct."
+        ),
+    ],
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 4,
     group: Annotated[int, typer.Option(min=2, help="Completions per prompt.")] = 8,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")] = 64,

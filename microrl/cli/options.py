@@ -20,7 +20,7 @@ Rank = Annotated[
     int | None,
     typer.Option(
         help="Adapter rank. The update is scaled by adapter.alpha / rank; alpha is set separately.",
-        show_default="the preset's, else 64",
+        show_default="the preset's, else 64 (tinylora: 2)",
     ),
 ]
 Hours = Annotated[
