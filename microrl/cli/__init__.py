@@ -58,7 +58,7 @@ def main() -> None:
     # Threads that wait should sleep: where another process wants a core, spinning ones make a step several times slower.
     # It is read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # On import it warns that an optional kernel is missing, which nothing here uses.
+    # At import it warns of a CPU kernel that it could not load; 4-bit weights are used on a GPU only.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     status = FAILED
 

@@ -123,6 +123,6 @@ def _make(console: RunConsole) -> tuple[PreTrainedModel, Any]:
     finally:
         scorer.close()
         torch.set_num_threads(threads)
-    console.note(f"pretraining: {steps} SFT steps, validation accuracy {reached:.2f}")
+    console.note(f"pretraining: {steps} steps, validation accuracy {reached:.2f}")
     transformers_logging.disable_progress_bar()
     return model, tokenizer

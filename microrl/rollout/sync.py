@@ -48,9 +48,8 @@ class SyncChoice:
         """Whether this mode may go on after what the probe showed; a merge that may not is ruled out for good."""
         if self.decided is None and mode == "merge":
             if reading.slope is None or reading.slope < LOWEST_SLOPE or reading.failure() is not None:
-                self._decide(
-                    "swap", f"swap (a merged update fails the weight check: {reading.failure() or 'its slope is too low'})"
-                )
+                slope = "its slope is not measurable" if reading.slope is None else f"its slope is {reading.slope:.3f}"
+                self._decide("swap", f"swap (a merged update fails the weight check: {reading.failure() or slope})")
                 return False
         else:
             self._reading = reading
