@@ -88,7 +88,7 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     if not vllm.is_for_cpu and not _has_cuda():
         raise UserError(
             "--engine vllm: torch sees no CUDA device",
-            "run `microrl doctor` to find out why, or use --engine transformers",
+            "check the GPU with `nvidia-smi` and `microrl doctor`, or use --engine transformers",
         )
     if vllm.is_for_cpu and config.engine.kind == "vllm" and config.engine.sleep not in ("auto", "off"):
         raise UserError(f"engine.sleep={config.engine.sleep} needs a GPU", "remove it: there is no GPU memory to free")
