@@ -40,7 +40,7 @@ from microrl.train import init_from
 from microrl.types import Prompt, Sampling, SftExample
 
 SYNC_FILE = "sync.json"
-SHOWN = {"probe": "weight check", "probe calibrated": "weight check calibrated", "swap retried": "weight sync retried"}
+SHOWN = {"probe": "sync check", "probe calibrated": "sync check calibrated", "swap retried": "weight sync retried"}
 """What the console calls these events of the engine."""
 HANGING_GOLDS = 8
 """Number of gold answers whose check may hang before the data is refused."""
