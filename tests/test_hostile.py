@@ -292,7 +292,7 @@ def test_where_no_checkpoint_fits_the_run_is_refused_and_nothing_is_lost(inside,
     change(run / "config.json", "adapter.rank", 4)
     before = tree(run)
     done = inside("train", "--resume", run)
-    assert done.returncode == 2 and "config.json changed" in done.stderr, done.stderr
+    assert done.returncode == 2 and "restore the run's config.json" in done.stderr, done.stderr
     assert but_for_words(tree(run)) == but_for_words(before)
 
 

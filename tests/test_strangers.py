@@ -103,10 +103,10 @@ def test_the_first_missing_tensor_is_named(copy, base):
     path = copy("ia3")
     rewrite(path, lambda tensors: {name: tensor for name, tensor in tensors.items() if "layers.1" not in name})
     said = refused(path, base)
-    assert "3 are missing, the first `base_model.model.model.layers.1.self_attn.k_proj.ia3_l`" in said
+    assert "3 missing (first: `base_model.model.model.layers.1.self_attn.k_proj.ia3_l`" in said
     path = copy("lora")
     rewrite(path, lambda tensors: {name: tensor for name, tensor in tensors.items() if "layers.1" not in name})
-    assert "14 are missing, the first `base_model.model.model.layers.1" in refused(path, base)
+    assert "14 missing (first: `base_model.model.model.layers.1" in refused(path, base)
 
 
 BAD_SETTINGS = {

@@ -13,7 +13,7 @@ class SftConfig(Section):
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Maximum minutes of SFT, part of the run's hours; None and no steps either: no SFT."""
     steps: Positive | None = None
-    """Maximum number of supervised steps; bound a reproducible run by these instead of minutes."""
+    """Maximum number of SFT steps; bound a reproducible run by these instead of minutes."""
     only: bool = False
     """SFT without reinforcement learning (`microrl warmup`)."""
     data: str | None = None

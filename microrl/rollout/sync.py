@@ -49,7 +49,7 @@ class SyncChoice:
         if self.decided is None and mode == "merge":
             if reading.slope is None or reading.slope < LOWEST_SLOPE or reading.failure() is not None:
                 slope = "its slope is not measurable" if reading.slope is None else f"its slope is {reading.slope:.3f}"
-                self._decide("swap", f"swap (a merged update fails the weight check: {reading.failure() or slope})")
+                self._decide("swap", f"swap (a merged update fails the sync check: {reading.failure() or slope})")
                 return False
         else:
             self._reading = reading

@@ -40,7 +40,7 @@ from microrl.train import init_from
 from microrl.types import Prompt, Sampling, SftExample
 
 SYNC_FILE = "sync.json"
-SHOWN = {"probe": "weight check", "probe calibrated": "weight check calibrated", "swap retried": "weight sync retried"}
+SHOWN = {"probe": "sync check", "probe calibrated": "sync check calibrated", "swap retried": "weight sync retried"}
 """What the console calls these events of the engine."""
 HANGING_GOLDS = 8
 """Number of gold answers whose check may hang before the data is refused."""
@@ -112,7 +112,7 @@ def build(
         prompts = render_prompts(questions, tokenizer, config, folder, console)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)
-        undo.callback(engine.close, at_exit=True)  # an error ends the process
+        undo.callback(engine.close)
         policy = make_policy(model, config, folder, console, state, init=init, fresh=fresh)
         undo.pop_all()
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
