@@ -58,6 +58,12 @@ def watched(engine):
     return found
 
 
+def kind_of(driver):
+    """Which runner it is. A function of its own: vLLM keeps a traceback of its start, and so the locals of what called it."""
+    is_newer = bool(getattr(driver._engine.vllm_config, "use_v2_model_runner", False))
+    return {"v2": is_newer, "compiled": hasattr(driver._runner.model.model, "_bytecode_hook_handle")}
+
+
 def run():
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, layers=2, seed=3).eval().requires_grad_(False)
@@ -73,8 +79,7 @@ def run():
     with engine.awake(BASE) as sampler:
         list(sampler.groups([prompt], Sampling(2, 4), stream=(0, 0)))
     found = watched(engine)
-    config, inner = engine._driver._engine.vllm_config, engine._driver._runner.model.model
-    kind = {"v2": bool(getattr(config, "use_v2_model_runner", False)), "compiled": hasattr(inner, "_bytecode_hook_handle")}
+    kind = kind_of(engine._driver)
     engine.close()
     return found, kind
 
