@@ -1,4 +1,4 @@
-"""The LoRA product of our own: its gradients, PEFT's forward pass beside it, which layers have it, the bytes it moves."""
+"""The LoRA product of our own: its gradients, PEFT's forward pass beside it, and which layers have it."""
 
 import math
 
@@ -6,16 +6,12 @@ import pytest
 import torch
 from peft.tuners.lora.layer import Linear as PeftLinear
 from test_adapters import IDS, config_of, small
-from traffic import Traffic
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from microrl.adapters.adapter import tuned
 from microrl.adapters.attach import attach
 from microrl.adapters.lora_linear import LoraLinear, LoraProduct
-from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.config.adapters import KINDS, LowRankConfig, ResidualConfig
-from microrl.policy.microbatch import hidden_states, pad
 from microrl.policy.policy import Policy
 
 PAIRS = [kind for kind, cls in KINDS.items() if issubclass(cls, LowRankConfig) and kind not in ("dora", "adalora")]
@@ -128,48 +124,6 @@ def test_in_16_bits_it_is_nearer_to_vllms_adapter_than_pefts_is():
     gaps = [float((found.float() - vllms.float()).abs().mean()) for found in (ours, pefts)]
     print(gaps)
     assert gaps[0] <= gaps[1]
-
-
-# ---- what is moved
-
-
-TOKENS = 4096
-"""Of a micro-batch, for the share of the passes over the parameters."""
-
-
-def bytes_per_token(attached, completion: int) -> tuple[int, int]:
-    """(tokens, bytes that elementwise ops move) of a micro-batch with three completions of one prompt."""
-    rows = [Row(tuple(range(2, 18)), (5,) * completion, (0.0,) * completion, 1.0, True, 0)] * 3
-    batch = pad(rows, (0, 1, 2), torch.device("cpu"), share_prompts=True)
-    attached.model.zero_grad(set_to_none=True)
-    with Traffic() as traffic:
-        hidden_states(attached.model, batch, share_prompts=True).float().sum().backward()
-    return 16 + 3 * completion, traffic.elementwise_bytes
-
-
-def test_elementwise_traffic_of_the_update_at_the_papers_width_and_rank():
-    """At Qwen2.5-1.5B's width and rank 256, bfloat16. PEFT's float32 path moves 2.2 MB a token and layer."""
-    layers = 2
-    config = Qwen2Config(hidden_size=1536, intermediate_size=8960, num_hidden_layers=layers, num_attention_heads=12,
-                         num_key_value_heads=2, vocab_size=64, tie_word_embeddings=True)  # fmt: skip
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model = model.to_empty(device="cpu").eval().requires_grad_(False)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.fill_(0.01)
-    adapter = resolve((), {"adapter.rank": 256}).adapter
-    attached = attach(model, adapter, seed=0)
-    found = {}
-    for whose in ("ours", "PEFT"):
-        (fewer, small_bytes), (more, large_bytes) = (bytes_per_token(attached, completion) for completion in (8, 32))
-        a_token = (large_bytes - small_bytes) / (more - fewer)
-        a_pass = small_bytes - a_token * fewer
-        found[whose] = (a_token + a_pass / TOKENS) / layers / 1e3
-        for layer in tuned(attached.model).values():
-            layer.__class__ = PeftLinear
-    print(found)
-    assert found["ours"] <= 1030 and found["PEFT"] > 2000
 
 
 def test_policies_compute_with_it(tokenizer):

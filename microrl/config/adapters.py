@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,9 @@ from microrl.config.section import Decay, Fraction, Positive, Section
 
 class BaseAdapterConfig(Section):
     """What every adapter's configuration has."""
+
+    is_one_product: ClassVar[bool] = False
+    """Whether it is computed in one product with its base, in the base's type (`adapters/lora_linear.py`)."""
 
     @property
     def name(self) -> str:
@@ -67,6 +70,7 @@ class RankedConfig(TargetedConfig):
 class LowRankConfig(RankedConfig):
     """With a rank and a scale."""
 
+    is_one_product: ClassVar[bool] = True
     alpha: Annotated[float, Field(gt=0)] = 64.0
     """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank))."""
 
@@ -126,6 +130,7 @@ class DoraConfig(LowRankConfig):
     """m (W0 + s B A) / |W0 + s B A|, norms by output row; m starts at |W0|, and no gradient runs through the norm.
     Liu et al. 2024, arXiv 2402.09353. Served as merged weights."""
 
+    is_one_product: ClassVar[bool] = False
     kind: Literal["dora"] = "dora"
 
     @property
@@ -137,6 +142,7 @@ class AdaLoraConfig(LowRankConfig):
     """W0 x + alpha / (r + 1e-5) P E Q x, E diagonal; the rank budget shrinks, keeping the most important entries of E.
     Zhang et al. 2023, arXiv 2303.10512. Served as a pair."""
 
+    is_one_product: ClassVar[bool] = False
     kind: Literal["adalora"] = "adalora"
     target_rank: Positive | None = None
     """Mean rank at the end; None: two thirds of `rank`, as in the paper."""

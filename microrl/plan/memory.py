@@ -90,9 +90,7 @@ def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int
             return products + 4 * n_out
         case DoraConfig():
             return inputs + products + (dtype_bytes + 4) * n_out
-        case AdaLoraConfig():
-            return inputs + products
-        case LowRankConfig():
+        case LowRankConfig() if adapter.is_one_product:
             pairs = 2 if isinstance(adapter, ResidualConfig) else 1
             return dtype_bytes * (distinct + pairs * adapter.rank * len(linears))
         case _:

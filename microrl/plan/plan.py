@@ -60,6 +60,10 @@ class Plan:
     """Completions that decode at a time."""
     step_s: float
     step_parts_s: dict[str, float]
+    update_parts_s: dict[str, float]
+    """Of the step's update, by what takes them."""
+    update_elementwise_gb: float
+    """Moved in an update by everything but matrix products, log-probabilities and optimizer; 0 on a CPU."""
     load_s: float
     evaluation_s: float
     """One side of the evaluation before and after."""
@@ -127,6 +131,8 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         concurrency=int(sizes.concurrency),
         step_s=step_s,
         step_parts_s=dict(timing.step),
+        update_parts_s=timing.update.parts,
+        update_elementwise_gb=timing.update.elementwise_bytes / GB,
         load_s=timing.load,
         evaluation_s=timing.evaluation,
         validation_s=timing.validation,

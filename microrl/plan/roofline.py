@@ -20,7 +20,7 @@ DECODE_ARITHMETIC = 0.5
 UPDATE_ARITHMETIC = 0.5
 """Products of a few thousand tokens in 16 bits, padding (some 5 %) included."""
 FP32_ARITHMETIC = 0.6
-"""The adapters' products, which run in fp32 outside the tensor cores."""
+"""Products outside the tensor cores: of adapters that PEFT computes in float32."""
 STREAM_BANDWIDTH = 0.7
 """Element by element operations."""
 DECODE_STEP_S = 2e-3
@@ -32,7 +32,10 @@ HF_DECODE_LAYER_S = 1.0e-3
 UPDATE_LAYER_S = 3e-3
 """Launching a layer's kernels of a micro-batch, forward and backward."""
 TOUCHES = 3
-"""How often each saved activation is written or read in a pass forward and backward."""
+"""How often each saved activation is written or read in a pass forward and backward, by adapters that PEFT computes."""
+MASTER_TOUCHES = 4 * 6 + 2 * 6 + 12
+"""Bytes a trained parameter for each micro-batch on a 16-bit base: a prompt's pass and its completions' round the float32
+masters, forward and backward, and widen their gradients, which are then added."""
 LOGIT_TOUCHES = 10
 """Passes over a chunk of fp32 logits: scaling, log-softmax, entropy, slopes."""
 PROBE_S = 0.3
@@ -91,10 +94,25 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """Seconds of an update by what takes them. What a GPU does one kernel after the other does not overlap: they add up."""
+
+    parts: dict[str, float]
+    elementwise_bytes: float
+    """Moved by everything that is not a matrix product, log-probabilities and optimizer apart; 0 on a CPU, whose measured rates
+    contain it."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds."""
 
     step: dict[str, float]
+    update: Update
     load: float
     evaluation: float
     validation: float
@@ -108,7 +126,7 @@ def estimate_time(work: Workload, sizes: Memory) -> Timing:
     verify = config.sampling.group_size * VERIFY_S
     generate = sum(_decode(work, rates, sizes, rows, work.limit, adapter_bytes) for rows in work.rounds)
     update = _update(work, rates, sizes)
-    step = {"sync": sync, "generate": generate, "verify": verify * len(work.rounds), "update": update}
+    step = {"sync": sync, "generate": generate, "verify": verify * len(work.rounds), "update": update.seconds}
     if config.loss.beta > 0:
         step["reference"] = _forward(work, rates, work.rows)
     if sleep_wake := _sleep_wake(work, sizes):
@@ -122,6 +140,7 @@ def estimate_time(work: Workload, sizes: Memory) -> Timing:
 
     return Timing(
         step=step,
+        update=update,
         load=_load(work),
         evaluation=evaluate(config.evaluation.problems * config.evaluation.samples, work.evaluation_limit),
         validation=evaluate(config.validation.problems * config.validation.samples, work.evaluation_limit),
@@ -158,28 +177,59 @@ def _decode_step(work: Workload) -> float:
     return DECODE_STEP_S + (0.0 if has_graphs else work.shape.layers * EAGER_LAYER_S)
 
 
-def _update(work: Workload, rates: Rates, sizes: Memory) -> float:
-    """Forward and backward of a frozen base: 2 + 2 operations a parameter and token, 2 + 4 in the adapter, in fp32.
+def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
+    """Forward and backward of a frozen base: 2 + 2 operations a parameter and token, 2 + 4 in the adapter.
 
     The head's forward works out logits and slopes, 2 + 2, for completion tokens only. Checkpointing adds a forward pass,
     and then prompts are read again for each row instead of once for their group.
     """
-    again = work.checkpoints_activations
+    again, on_cpu, adapter = work.checkpoints_activations, work.device.is_cpu, work.config.adapter
     completion, tokens = _tokens(work)
-    full = isinstance(work.config.adapter, FullConfig)  # gradients of the weights, too
+    full = isinstance(adapter, FullConfig)  # gradients of the weights, too
     base = (4 + 2 * again + 2 * full) * work.shape.body * tokens + (4.5 if again else 3.5) * _attention(work) * tokens
     head = 4 * work.shape.head * completion
-    adapter = (8 if again else 6) * work.shape.products(work.config.adapter) * tokens
-    traffic = completion * work.shape.vocab * 4 * LOGIT_TOUCHES + 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
-    if not work.device.is_cpu:  # on a CPU the rates, which are measured, contain them
-        saved = memory.saved_bytes(work.config.adapter, work.shape, dtype_bytes=work.dtype_bytes, length=work.training_row)
-        traffic += TOUCHES * work.shape.layers * saved * tokens * (1.5 if again else 1)
-    else:
-        traffic = 0.0
+    products = (8 if again else 6) * work.shape.products(adapter) * tokens
     passes = max(tokens / sizes.micro_batch_tokens, work.minibatches, 1.0)
-    launches = passes * work.shape.layers * (CPU_UPDATE_LAYER_S if work.device.is_cpu else UPDATE_LAYER_S)
-    olds = _forward(work, rates, work.rows) if work.minibatches > 1 else 0.0
-    return (base + head) / rates.update + adapter / rates.fp32 + traffic / rates.stream + launches + olds
+    elementwise = 0.0 if on_cpu else _elementwise_bytes(work, passes) * (1.5 if again else 1)
+    # On a CPU the rates, which are measured, contain them.
+    logits = 0.0 if on_cpu else completion * work.shape.vocab * 4 * LOGIT_TOUCHES
+    optimizer = 0.0 if on_cpu else 2 * memory.BYTES_A_TRAINED_PARAMETER * work.trained
+    parts = {
+        "base products": (base + head) / rates.update,
+        "adapter products": products / (rates.update if adapter.is_one_product else rates.fp32),
+        "elementwise": elementwise / rates.stream,
+        "log-probabilities": logits / rates.stream,
+        "optimizer": optimizer / rates.stream,
+        "launches": passes * work.shape.layers * (CPU_UPDATE_LAYER_S if on_cpu else UPDATE_LAYER_S),
+    }
+    if work.minibatches > 1:
+        parts["log-probabilities before"] = _forward(work, rates, work.rows)
+    return Update({name: seconds for name, seconds in parts.items() if seconds}, elementwise)
+
+
+def elementwise_bytes_per_token(work: Workload) -> float:
+    """Bytes that a layer's elementwise operations move for one token, forward and backward, the adapter's as one product.
+
+    Fitted to counts, op by op, of Qwen2 and Qwen3 networks of several shapes in bfloat16 and float32 (`tests/traffic.py`): they
+    are linear in the widths. The norms compute in float32 whatever the type.
+    """
+    shape, width = work.shape, work.dtype_bytes
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = shape.norms_a_layer // shape.hidden * shape.hidden
+    if shape.norms_a_layer % shape.hidden:  # norms of queries and keys, whose gains the heads share
+        norms += queries + keys
+    return (140 - 7.5 * width) * norms + width * (20 * shape.hidden + 14 * shape.intermediate + 27 * queries + 33 * keys)
+
+
+def _elementwise_bytes(work: Workload, passes: float) -> float:
+    """Of an update. Adapters that PEFT computes in float32 move what they keep several times over, instead."""
+    _, tokens = _tokens(work)
+    adapter = work.config.adapter
+    if adapter.is_one_product:
+        masters = MASTER_TOUCHES * work.trained * passes if work.dtype_bytes < 4 else 0.0
+        return work.shape.layers * elementwise_bytes_per_token(work) * tokens + masters
+    saved = memory.saved_bytes(adapter, work.shape, dtype_bytes=work.dtype_bytes, length=work.training_row)
+    return TOUCHES * work.shape.layers * saved * tokens
 
 
 def _forward(work: Workload, rates: Rates, rows: float) -> float:

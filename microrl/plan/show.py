@@ -22,7 +22,9 @@ def page(config: RunConfig, plan: Plan) -> str:
     """The plan for one device, in detail."""
     tables = Table.grid(padding=(0, 6))
     tables.add_row(_memory(plan), _seconds(plan))
-    return as_text(Group(_title(config, plan), "", tables, "", Text(_budget(config, plan), style="bold"), *_words(plan)))
+    return as_text(
+        Group(_title(config, plan), "", tables, "", _update(plan), Text(_budget(config, plan), style="bold"), *_words(plan))
+    )
 
 
 def brief(config: RunConfig, plan: Plan) -> list[str]:
@@ -120,6 +122,17 @@ def _seconds(plan: Plan) -> Table:
     for name, seconds in (*rows, ("one checkpoint", plan.save_s)):
         table.add_row(name, _s(seconds))
     return table
+
+
+def _update(plan: Plan) -> str:
+    """Where the update's seconds go, most first."""
+    parts = sorted(plan.update_parts_s.items(), key=lambda part: -part[1])
+    moved = f" ({plan.update_elementwise_gb:,.0f} GB)"
+    shown = (
+        f"{name} {_s(seconds)} s{moved if name == 'elementwise' and plan.update_elementwise_gb else ''}"
+        for name, seconds in parts
+    )
+    return f"the update is bound by {parts[0][0]}: {', '.join(shown)}"
 
 
 def _s(seconds: float) -> str:

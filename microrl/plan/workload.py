@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.config import RunConfig
+from microrl.config.engine import auto_is_vllm, sync_mode
 from microrl.limits import NF4_BYTES, next_round
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
-from microrl.rollout.preflight import auto_is_vllm, sync_mode
 
 LENGTH_FRACTION = 0.5
 """Mean completion, as a share of the limit. An assumption: instruct models start below it, reasoning models above."""

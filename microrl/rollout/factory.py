@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from microrl.adapters.attach import targets
 from microrl.config import RunConfig
+from microrl.config.engine import sync_mode
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
 from microrl.limits import BLOCK_TOKENS, CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES
@@ -20,7 +21,7 @@ from microrl.models.tensors import linears
 from microrl.plan.memory import hand_over_bytes, trained_bytes
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
-from microrl.rollout.preflight import capability, select_engine, sync_mode
+from microrl.rollout.preflight import capability, select_engine
 from microrl.rollout.proof import MAX_TOKENS
 from microrl.rollout.sync import Mode, SyncChoice
 from microrl.rollout.transformers import TransformersEngine

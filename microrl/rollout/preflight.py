@@ -8,8 +8,9 @@ from importlib import metadata
 from typing import Literal, NamedTuple
 
 from microrl.config import RunConfig
+from microrl.config.engine import auto_is_vllm, sync_mode
 from microrl.errors import INSTALL_GPU, UserError
-from microrl.limits import MAX_SWAP_RANK, MIN_SWAP
+from microrl.limits import MAX_SWAP_RANK
 from microrl.models import driver
 
 OLDEST, NEWEST = (0, 26), (0, 33)
@@ -107,23 +108,6 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
             f"engine.sync=swap: {adapter.name} is served {adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
             "remove engine.sync, or use --set engine.sync=merge",
         )
-
-
-def auto_is_vllm(config: RunConfig) -> bool:
-    """Whether `engine.kind=auto` means vLLM on a GPU, where it is installed: not for a float32 base whose adapter may be swapped,
-    since vLLM computes adapters in 16 bits there. `engine.sync` says swap or merge only to vLLM."""
-    return config.model.dtype != "float32" or sync_mode(config) != "auto"
-
-
-def sync_mode(config: RunConfig, capability: tuple[int, int] | None = None) -> Literal["auto", "swap", "merge"]:
-    """`engine.sync`, or merge where the adapter cannot be handed over as a LoRA pair, or one that vLLM would take; and instead
-    of auto on a GPU of a compute capability that is too low to serve pairs well."""
-    rank = config.adapter.pair_rank
-    if rank is None or rank > MAX_SWAP_RANK:
-        return "merge"
-    if config.engine.sync == "auto" and capability is not None and capability < MIN_SWAP:
-        return "merge"
-    return config.engine.sync
 
 
 def capability() -> tuple[int, int] | None:

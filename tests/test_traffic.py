@@ -1,0 +1,84 @@
+"""The bytes that an update's elementwise operations move: counted op by op, bounded, and as the plan's roofline has them."""
+
+import pytest
+import torch
+from peft.tuners.lora.layer import Linear as PeftLinear
+from traffic import Traffic
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+
+from microrl.adapters.adapter import tuned
+from microrl.adapters.attach import attach
+from microrl.algorithm.batch import Row
+from microrl.config import resolve
+from microrl.models.attention import use_lower_right
+from microrl.plan import Shape, devices, roofline
+from microrl.plan.workload import Workload
+from microrl.policy.microbatch import hidden_states, pad
+
+WIDE = dict(hidden_size=1536, intermediate_size=8960, num_attention_heads=12, num_key_value_heads=2)
+"""Qwen2.5-1.5B's."""
+SMALL = dict(hidden_size=96, intermediate_size=224, num_attention_heads=6, num_key_value_heads=2, head_dim=16)
+
+
+def network(cls, dtype, layers, **sizes):
+    """A network of constant weights: what is moved depends on no number."""
+    config = cls(**sizes, num_hidden_layers=layers, vocab_size=64, tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = model.to_empty(device="cpu").eval().requires_grad_(False)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(0.01)
+    use_lower_right(model)
+    return model
+
+
+def counted(attached):
+    """(bytes for each further token, bytes of a micro-batch however few its tokens), with completions of one prompt."""
+    found = []
+    for completion in (8, 32):
+        rows = [Row(tuple(range(2, 18)), (5,) * completion, (0.0,) * completion, 1.0, True, 0)] * 3
+        batch = pad(rows, (0, 1, 2), torch.device("cpu"), share_prompts=True)
+        attached.model.zero_grad(set_to_none=True)
+        with Traffic() as traffic:
+            hidden_states(attached.model, batch, share_prompts=True).float().sum().backward()
+        found.append((16 + 3 * completion, traffic.elementwise_bytes))
+    (few, less), (many, more) = found
+    a_token = (more - less) / (many - few)
+    return a_token, less - a_token * few
+
+
+def workload(model, rank):
+    config = resolve((), {"adapter.rank": rank, "model.dtype": str(model.dtype).removeprefix("torch.")})
+    return Workload.from_config(config, Shape.from_config(model.config.to_dict()), devices.DEVICES["a40"])
+
+
+def test_at_the_papers_width_and_rank():
+    """Rank 256 in bfloat16, in a micro-batch of 4,096 tokens. PEFT's float32 path moves 2.2 MB a token and layer."""
+    layers, tokens = 2, 4096
+    model = network(Qwen2Config, torch.bfloat16, layers, **WIDE)
+    work = workload(model, rank=256)
+    attached = attach(model, work.config.adapter, seed=0)
+    found = {}
+    for whose in ("ours", "PEFT"):
+        found[whose] = counted(attached)
+        for layer in tuned(model).values():
+            layer.__class__ = PeftLinear
+    kb = {whose: (a_token + a_pass / tokens) / layers / 1e3 for whose, (a_token, a_pass) in found.items()}
+    print(kb)
+    assert kb["ours"] <= 1030 and kb["PEFT"] > 2000
+    assert roofline.MASTER_TOUCHES * work.trained == pytest.approx(found["ours"][1], rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("cls", "sizes"), [(Qwen2Config, SMALL), (Qwen3Config, SMALL), pytest.param(Qwen2Config, WIDE, marks=pytest.mark.slow)]
+)
+def test_the_roofline_says_what_is_counted(cls, sizes, dtype):
+    """What a third layer moves for a further token."""
+    moved = []
+    for layers in (2, 3):
+        model = network(cls, dtype, layers, **sizes)
+        work = workload(model, rank=8)
+        moved.append(counted(attach(model, work.config.adapter, seed=0))[0])
+    assert roofline.elementwise_bytes_per_token(work) == pytest.approx(moved[1] - moved[0], rel=0.05)
