@@ -225,9 +225,9 @@ sys.exit(status)
 """
 
 
-def without_heavy_libraries(arguments):
+def without_heavy_libraries(arguments, cwd=None):
     """Run a command that loads no heavy library and takes little of a processor; returns the finished process."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, cwd=cwd)
     loaded, _, seconds = done.stdout.splitlines()[-1].rpartition(" ")
     assert loaded == "set()" and float(seconds) < 2, "half a second, where importing torch takes two"
     return done
@@ -238,6 +238,32 @@ def test_usage_errors_come_fast_and_without_torch():
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == "error: unknown key `optim.lrr`"
     assert done.stderr.splitlines()[1].startswith("hint: did you mean `lr`?")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --model ./nowhere --steps 1", "there is no model `./nowhere`"),
+        ("train --model nothing.gguf --steps 1", "there is no file"),
+        ("train --model . --steps 1", "is not a model folder"),
+        ("train nopreset --steps 1", "nopreset"),
+        ("train quickstart --data nowhere.jsonl", "there is no data file"),
+        ("train quickstart --data rows.jsonl --set data.question=x", "the data has no column `x`"),
+        ("train quickstart --data other.csv", "cannot tell which column is the question"),
+        ("train quickstart --data other.csv --dry-run", "cannot tell which column is the question"),
+        ("train quickstart --data nothing", "unknown data set `nothing`"),
+        ("eval quickstart --data nowhere.jsonl", "there is no data file"),
+        ("eval quickstart --base nothing", "there is no model `nothing`"),
+        ("bench step --model nothing", "there is no model `nothing`"),
+        ("warmup nothing --data rows.jsonl --steps 1", "there is no model `nothing`"),
+    ],
+)
+def test_a_wrong_path_or_column_is_told_before_torch_is_imported(words, said, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    done = without_heavy_libraries(words.split(), cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and "hint: " in done.stderr, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"rows.jsonl", "other.csv", "runs"} and not list(tmp_path.glob("runs/*"))
 
 
 def test_help_loads_nothing_heavy():

@@ -102,7 +102,7 @@ def evaluate(
         },
         sets or (),
     )  # fmt: skip
-    prepare_hub(config, *([base] if base else []))
+    prepare_hub(config, *([base] if base else []), reads_data=True)
     from microrl.commands.evaluate import measure
 
     if found.run is not None and not found.run.is_writable("eval"):

@@ -10,8 +10,9 @@ from typing import Any
 
 from microrl.cli.output import say
 from microrl.config import RunConfig, models, resolve
-from microrl.config.paths import expanded
+from microrl.config.paths import expanded, local_model
 from microrl.config.resolve import override
+from microrl.data.load import check_source
 from microrl.errors import UserError
 from microrl.models import hub
 from microrl.run.folder import RunFolder
@@ -29,10 +30,15 @@ class Target:
         return override(self.config.model_dump(), flags, sets)
 
 
-def prepare_hub(config: RunConfig, *more: str) -> None:
-    """Call `hub.prepare`; must run before heavy imports. Raises UserError for a name that cannot exist."""
-    for name in more:
-        expanded(name, "the name of a model")
+def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False) -> None:
+    """Call `hub.prepare`; must run before heavy imports, which take seconds. `more`: other models that the command loads.
+
+    Raises UserError for a model's path or name that cannot be, and with `reads_data` for what is wrong with the data's first row.
+    """
+    for name in (config.model.name, *more):
+        local_model(name)
+    if reads_data:
+        check_source(config.data)
     sft = [config.sft.data] if config.sft.data is not None else []
     hub.prepare(config.model.name, config.data.name, *sft, *more, local=(models.QUICKSTART, "arithmetic"))
 

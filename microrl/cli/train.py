@@ -90,7 +90,7 @@ def train(
     if dry_run:
         from microrl.cli.target import prepare_hub
 
-        prepare_hub(config)
+        prepare_hub(config, reads_data=True)
         from microrl.commands.dry_run import preview
         from microrl.terminal import printable
 
@@ -159,7 +159,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
 
     try:
         with lasting("stdout"), Interrupts(folder.log) as interrupts:
-            prepare_hub(config)
+            prepare_hub(config, reads_data=True)
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from microrl.config import models
 from microrl.config.schema import RunConfig
-from microrl.errors import UserError
+from microrl.errors import UserError, did_you_mean
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 LONGEST_NAME, LONGEST_PATH = 255, 4095
@@ -24,6 +24,28 @@ def expanded(name: str, what: str) -> str:
     if found.startswith("~"):
         raise UserError(f"{what} `{name}`: there is no such home folder", "use an absolute path")
     return found
+
+
+def local_model(name: str) -> Path | None:
+    """The folder or .gguf file that `--model` names; None for the quickstart, a short name, and a hub id, which may not exist.
+
+    Raises UserError for a path that leads nowhere, a folder that holds no model, and a name that nothing can have.
+    """
+    path = Path(expanded(name, "model.name"))
+    if name.endswith(".gguf"):
+        if not path.is_file():
+            raise UserError(f"there is no file {path}", "check the path, which is relative to the current folder")
+        return path
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
+        return path
+    if name == models.QUICKSTART or models.find(name) is not None:
+        return None
+    if name.startswith((".", "/", "~")) or "/" not in name:
+        hint = did_you_mean(name, [*models.MODELS, models.QUICKSTART])
+        raise UserError(f"there is no model `{name}`", hint + "; or a local folder, a .gguf file, or owner/name on the hub")
+    return None
 
 
 def is_data_file(name: str) -> bool:

@@ -62,6 +62,16 @@ def load_questions(config: DataConfig) -> list[Question]:
     return questions
 
 
+def check_source(config: DataConfig) -> None:
+    """Read a file's first row, which takes no heavy library. Raises UserError for what is wrong with it, and for a name that no
+    data set has; whether the hub has it is not asked."""
+    known = KNOWN.get(config.name.lower())
+    if is_data_file(config.name) or os.path.isdir(config.name):
+        next(_questions(rows_of_file(Path(config.name)), config, known), None)
+    elif config.name != ARITHMETIC:
+        _hub_id(config.name, known)
+
+
 def rows_of(config: DataConfig) -> Iterable[Mapping[str, Any]]:
     """The raw rows of a file or a hub data set. Raises UserError."""
     if is_data_file(config.name) or os.path.isdir(config.name):
@@ -70,13 +80,7 @@ def rows_of(config: DataConfig) -> Iterable[Mapping[str, Any]]:
 
 
 def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mapping[str, Any]]:
-    hub_id = known.hub_id if known else config.name
-    if not known and "/" not in hub_id:
-        raise UserError(
-            f"unknown data set `{config.name}`",
-            did_you_mean(config.name, [*KNOWN, ARITHMETIC])
-            + "; or a Hugging Face id (owner/name), or a .jsonl, .json, .csv or .parquet file",
-        )
+    hub_id = _hub_id(config.name, known)
     hub.reachable()
     from datasets import disable_progress_bars, load_dataset
 
@@ -89,6 +93,17 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
         ) from error
     except Exception as error:  # the hub client has many exceptions for missing data sets
         raise hub.missing("data set", hub_id, error) from error
+
+
+def _hub_id(name: str, known: KnownDataset | None) -> str:
+    """Raises UserError for a name that no data set can have."""
+    if known is None and "/" not in name:
+        raise UserError(
+            f"unknown data set `{name}`",
+            did_you_mean(name, [*KNOWN, ARITHMETIC])
+            + "; or a Hugging Face id (owner/name), or a .jsonl, .json, .csv or .parquet file",
+        )
+    return name if known is None else known.hub_id
 
 
 def _questions(rows: Iterable[Mapping[str, Any]], config: DataConfig, known: KnownDataset | None) -> Iterator[Question]:

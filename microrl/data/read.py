@@ -24,19 +24,21 @@ class Number(str):
     __slots__ = ()
 
 
-def rows_of_file(path: Path) -> list[Row]:
-    """Every row as {column: value}. JSON numbers are `Number`; CSV cells are text. Raises UserError."""
+def rows_of_file(path: Path) -> Iterator[Row]:
+    """Every row as {column: value}, parsed one by one. JSON numbers are `Number`; CSV cells are text. Raises UserError."""
     kind = path.suffix.lower()
     try:
         with _opened(path) as file:
             if kind == ".parquet":
-                return list(_parquet(file, path))
+                yield from _parquet(file, path)
+                return
             text = _text(file.read(), path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}", "check the file and its permissions") from error
     if kind == ".csv":
-        return list(_csv(text, path))
-    return list(_json_lines(text, path) if kind == ".jsonl" else _json(text, path))
+        yield from _csv(text, path)
+    else:
+        yield from _json_lines(text, path) if kind == ".jsonl" else _json(text, path)
 
 
 def _opened(path: Path) -> BinaryIO:

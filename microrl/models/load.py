@@ -15,8 +15,9 @@ from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
 from microrl.config import models
+from microrl.config.paths import local_model
 from microrl.config.schema import ModelConfig
-from microrl.errors import INSTALL_GPU, UserError, did_you_mean
+from microrl.errors import INSTALL_GPU, UserError
 from microrl.files import read_json
 from microrl.limits import auto_dtype
 from microrl.models import gpu, hub
@@ -98,11 +99,11 @@ def load_tokenizer(config: ModelConfig) -> Any:
     path = Path(config.name).expanduser()
     if config.name.endswith(".gguf"):
         return _read(path, lambda: AutoTokenizer.from_pretrained(_gguf_folder(path), gguf_file=path.name, **NO_CODE))
-    return _read(config.name, lambda: AutoTokenizer.from_pretrained(_source(config.name, path), **NO_CODE))
+    return _read(config.name, lambda: AutoTokenizer.from_pretrained(_source(config.name), **NO_CODE))
 
 
 def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
-    source = _source(name, path)
+    source = _source(name)
     if _read(name, lambda: find_adapter_config_file(source)) is not None:  # which transformers would load, by PEFT's own rules
         raise UserError(
             f"{name} contains an adapter next to the model (adapter_config.json)",
@@ -114,19 +115,14 @@ def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
     return LoadedModel(model, tokenizer)
 
 
-def _source(name: str, path: Path) -> str:
+def _source(name: str) -> str:
     """What transformers is asked for: a folder's path or a hub id."""
-    known = models.find(name)
-    if path.exists():
-        if not (path / "config.json").is_file():
-            raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
+    path = local_model(name)
+    if path is not None:
         read_json(path / "config.json", dict[str, Any], follow=True)
         return str(path)
-    if known is not None:
-        return known.hub_id
-    if name.startswith((".", "/", "~")) or "/" not in name:
-        raise UserError(f"there is no model `{name}`", _did_you_mean_model(name))
-    return name
+    known = models.find(name)
+    return name if known is None else known.hub_id
 
 
 def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
@@ -149,10 +145,6 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
         raise hub.missing("model", hub_id, error, known.licence_page if known else None) from error
 
 
-def _did_you_mean_model(name: str) -> str:
-    return did_you_mean(name, [*models.MODELS, models.QUICKSTART]) + "; or a local folder, a .gguf file, or owner/name on the hub"
-
-
 def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
     """De-quantise a GGUF file. The weights move to a fresh model, since the one that reads them refuses to be saved."""
     folder = _gguf_folder(path)
@@ -173,8 +165,7 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
 
 
 def _gguf_folder(path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path, which is relative to the current folder")
+    local_model(str(path))
     if (path.parent / "adapter_config.json").exists():  # transformers would load it
         raise UserError(f"there is an adapter next to {path} (adapter_config.json)", "move the .gguf file into a separate folder")
     return path.parent

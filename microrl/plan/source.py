@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from microrl.config import models
-from microrl.config.paths import expanded
-from microrl.errors import UserError, did_you_mean
+from microrl.config.paths import local_model
+from microrl.errors import UserError
 from microrl.files import read_json
 from microrl.models import hub
 from microrl.plan.known import CONFIGS
@@ -20,19 +20,14 @@ def shape_of(name: str) -> Shape:
 
     Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
     """
-    path = Path(expanded(name, "model.name"))
-    if name.endswith(".gguf"):
-        return Shape.from_config(_gguf(path))
-    if path.exists():
-        return Shape.from_config(_read(path / "config.json", name))
+    path = local_model(name)
+    if path is not None:
+        return Shape.from_config(_gguf(path) if name.endswith(".gguf") else read_json(path / "config.json", dict, follow=True))
     if name == models.QUICKSTART:
         return Shape.from_config(CONFIGS[name])
     known = models.find(name)
     if known is not None:
         return Shape.from_config(CONFIGS[known.hub_id.split("/")[1]])
-    if name.startswith((".", "/", "~")) or "/" not in name:
-        hint = did_you_mean(name, [*models.MODELS, models.QUICKSTART])
-        raise UserError(f"there is no model `{name}`", hint + "; or a local folder, a .gguf file, or owner/name on the hub")
     return Shape.from_config(_from_hub(name))
 
 
@@ -54,8 +49,6 @@ def _from_hub(name: str) -> dict[str, Any]:
 
 def _gguf(path: Path) -> dict[str, Any]:
     """A GGUF file's header as a configuration. Its library reads the vocabulary too, which takes seconds."""
-    if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path, which is relative to the current folder")
     from gguf import GGUFReader
 
     try:
