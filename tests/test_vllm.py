@@ -104,7 +104,9 @@ class Served:
         return self.engine
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "granite", "cohere"])
+@pytest.mark.parametrize(
+    "model_type", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("granite", "cohere"))]
+)
 def test_logits_are_bent_once(model_type, microrl, tokenizer, data_file, tmp_path):
     """vLLM caps or scales the logits of these itself: trainer and sampler agree where that is worth nats."""
     sizes = {
@@ -679,12 +681,12 @@ def test_a_whole_run(microrl, arguments, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.one_of_each if kind == "pissa" else ()) for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
     ten_steps(microrl, arguments, tmp_path, kind, "vllm")
 
 
-@pytest.mark.parametrize(("dtype", "mode"), [("bfloat16", "swap"), ("float16", "merge")])
+@pytest.mark.parametrize(("dtype", "mode"), [("bfloat16", "swap"), pytest.param("float16", "merge", marks=pytest.mark.slow)])
 def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
     out = tmp_path / "run"
     done = microrl("train", *arguments, "--steps", 2, "--out", out, "--set", f"model.dtype={dtype}",
@@ -758,7 +760,9 @@ def test_only_the_targets_are_wrapped():
     check_cycles(found)
 
 
-@pytest.mark.parametrize(("head", "computed"), [("float32", "float32"), ("model", "bfloat16")])
+@pytest.mark.parametrize(
+    ("head", "computed"), [("float32", "float32"), pytest.param("model", "bfloat16", marks=pytest.mark.slow)]
+)
 def test_the_heads_type_reaches_the_engine(head, computed):
     (found,) = bench("--cpu", "--dtype", "bfloat16", "--head", head, "--prompts", 2, "--group", 2, "--tokens", 8,
                      "--cycles", 1, "--pairs", 1)  # fmt: skip
