@@ -136,7 +136,9 @@ def test_a_cut_distribution_is_refused_in_training_with_the_reason(key):
 
 def test_the_error_comes_before_the_data_is_read(inside, tmp_path, machine):
     machine(None, cuda=False)
-    done = inside("train", "--engine", "vllm", "--steps", 1, "--data", "nowhere.jsonl", "--out", tmp_path / "run")
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "1 + 2?"}\n')  # its first row is looked at beforehand
+    done = inside("train", "--engine", "vllm", "--steps", 1, "--data", data, "--out", tmp_path / "run")
     assert done.returncode == 2 and "vLLM is not installed" in done.stderr and not (tmp_path / "run").exists()
 
 
