@@ -29,6 +29,14 @@ TRAINED = {
 }  # fmt: skip
 
 
+ALIKE = {"lora+", "rslora", "lora-rlmo", "dct", "wavelet", "milora", "olora", "olora-qr", "olora-tail"}
+"""Kinds that run the code of another one from other numbers: among the slow tests where that is enough."""
+
+
+def alike_are_slow(kinds):
+    return [pytest.param(kind, marks=pytest.mark.slow) if kind in ALIKE else kind for kind in kinds]
+
+
 def config_of(kind, **fields):
     cls = KINDS[kind]
     wanted = {"rank": 6, "alpha": 12.0, "size": 5} | fields
@@ -73,7 +81,10 @@ ON_ALL = ("lora", "pissa", "dora", "full", "ln", "ia3")
 
 @pytest.mark.parametrize(
     ("kind", "architecture"),
-    [pytest.param(*pair, marks=[] if pair[1] == "qwen2" or pair[0] in ON_ALL else pytest.mark.slow) for pair in EXPORTED],
+    [
+        pytest.param(*pair, marks=[] if pair[0] in ON_ALL or (pair[1] == "qwen2" and pair[0] not in ALIKE) else pytest.mark.slow)
+        for pair in EXPORTED
+    ],
 )
 def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
     """After some steps: its own logits, those of the untouched base with its export, and those of its folder on disk."""
@@ -103,7 +114,7 @@ def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_what_is_trained_does_not_depend_on_the_type_of_the_base(kind, dtype):
     model = small("qwen2").to(dtype)
     attached = attach(model, config_of(kind), seed=1)

@@ -76,13 +76,10 @@ SAMPLING = {
 }
 
 
-FAST = {"backward"}
-ONE_OF_EACH = {"optimizer", "decoding"}
+ONE_OF_EACH = {"backward", "decoding"}
 
 
 def marks(place):
-    if place in FAST:
-        return ()
     return (pytest.mark.slow, pytest.mark.one_of_each) if place in ONE_OF_EACH else (pytest.mark.slow,)
 
 

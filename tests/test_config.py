@@ -244,18 +244,20 @@ def test_usage_errors_come_fast_and_without_torch():
     ("words", "said"),
     [
         ("train --model ./nowhere --steps 1", "there is no model `./nowhere`"),
-        ("train --model nothing.gguf --steps 1", "there is no file"),
-        ("train --model . --steps 1", "is not a model folder"),
-        ("train nopreset --steps 1", "nopreset"),
+        pytest.param("train --model nothing.gguf --steps 1", "there is no file", marks=pytest.mark.slow),
+        pytest.param("train --model . --steps 1", "is not a model folder", marks=pytest.mark.slow),
+        pytest.param("train nopreset --steps 1", "nopreset", marks=pytest.mark.slow),
         ("train quickstart --data nowhere.jsonl", "there is no data file"),
         ("train quickstart --data rows.jsonl --set data.question=x", "the data has no column `x`"),
         ("train quickstart --data other.csv", "cannot tell which column is the question"),
-        ("train quickstart --data other.csv --dry-run", "cannot tell which column is the question"),
-        ("train quickstart --data nothing", "unknown data set `nothing`"),
+        pytest.param(
+            "train quickstart --data other.csv --dry-run", "cannot tell which column is the question", marks=pytest.mark.slow
+        ),
+        pytest.param("train quickstart --data nothing", "unknown data set `nothing`", marks=pytest.mark.slow),
         ("eval quickstart --data nowhere.jsonl", "there is no data file"),
-        ("eval quickstart --base nothing", "there is no model `nothing`"),
-        ("bench step --model nothing", "there is no model `nothing`"),
-        ("warmup nothing --data rows.jsonl --steps 1", "there is no model `nothing`"),
+        pytest.param("eval quickstart --base nothing", "there is no model `nothing`", marks=pytest.mark.slow),
+        pytest.param("bench step --model nothing", "there is no model `nothing`", marks=pytest.mark.slow),
+        pytest.param("warmup nothing --data rows.jsonl --steps 1", "there is no model `nothing`", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_path_or_column_is_told_before_torch_is_imported(words, said, tmp_path):

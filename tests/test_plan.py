@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_adapters import alike_are_slow
 from test_config import without_heavy_libraries
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
@@ -356,8 +357,9 @@ def saved_by_torch(network, precision, rows, length=128):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("kind", "rank"), [("lora", 8), ("lora", 64), *((kind, 16) for kind in KINDS if kind != "lora")])
-def test_saved_activations_are_what_torch_saves(dtype, kind, rank):
+@pytest.mark.parametrize("kind", alike_are_slow(KINDS))
+@pytest.mark.parametrize("rank", [8, 64])
+def test_saved_activations_are_what_torch_saves(dtype, rank, kind):
     """Against the tensors that autograd keeps for each further token, in a network of four layers."""
     config = Qwen2Config(
         vocab_size=64, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_adapters import IDS, config_of, logits, small, train
+from test_adapters import IDS, alike_are_slow, config_of, logits, small, train
 from test_engine import PROMPTS, collect, random_model, rows_of, with_adapter
 from test_run import rows
 
@@ -85,7 +85,7 @@ def test_a_twin_shares_the_4_bit_weights_and_their_scales():
         assert theirs.quant_state.absmax.data_ptr() == layer.weight.quant_state.absmax.data_ptr()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+@pytest.mark.parametrize("kind", alike_are_slow(kind for kind in KINDS if kind not in REFUSED))
 def test_every_allowed_kind_trains_on_4_bits_and_leaves_exactly(kind, tmp_path):
     """Base and export make the trained model, in memory and from disk; the base's bytes are never written."""
     model = in_4_bits()

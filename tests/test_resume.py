@@ -177,7 +177,9 @@ def test_a_run_killed_at_the_very_end_of_its_hours_is_ended(microrl, learning, t
     assert json.loads((out / "summary.json").read_text()) == summary, "a refusal changes nothing"
 
 
-@pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "metrics"])
+@pytest.mark.parametrize(
+    "damage", ["torn", "metrics", *(pytest.param(one, marks=pytest.mark.slow) for one in ("flipped", "gone"))]
+)
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole, tmp_path, damage):
     out = tmp_path / "damaged"
     shutil.copytree(whole, out)
