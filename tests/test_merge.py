@@ -133,7 +133,7 @@ def test_the_card_says_what_the_run_says(inside, run_of, tmp_path):
         assert "| adapter | lora rank 8 |" in card and "| steps | 3 |" in card and "| seed | 0 |" in card
         before, after = summary["eval"]["before"], summary["eval"]["after"]
         assert f"| before | {before['accuracy']:.3f} | [{before['ci95'][0]:.3f}, {before['ci95'][1]:.3f}] |" in card
-        assert f"| after | {after['accuracy']:.3f} |" in card and f"{after['questions']} held-out questions" in card
+        assert f"| after | {after['accuracy']:.3f} |" in card and f"{after['questions']} held-out problems" in card
         assert f"torch {torch.__version__}" in card and '"Think."' in card
     assert "--enable-lora --max-lora-rank 8 --lora-modules lora=" in card
 
