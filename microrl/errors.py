@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 INSTALL_GPU = "in your clone of microrl: pip install -e '.[gpu]'"
 """The hint where vLLM or bitsandbytes is missing."""
+
+
+Doing = Literal["starting", "taking over weights", "sampling", "going to sleep", "restarting with a smaller cache", "running"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFault:
+    """Where vLLM failed: what it was doing, and with which settings. "running": its process died, and could not say more."""
+
+    doing: Doing
+    sync: str
+    """swap or merge, as was tried last; auto: not known."""
+    sleep: str | int
+    """The sleep level as the engine has decided it."""
+    cuda_graphs: bool
+    max_kv_gb: float | None = None
+    """Size of the KV cache that it was to have; None: as configured."""
 
 
 class Explained(Exception):
@@ -16,6 +35,8 @@ class Explained(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.fault: EngineFault | None = None
+        """Of the engine, if it is what failed."""
 
 
 class UserError(Explained):
@@ -27,7 +48,11 @@ class SwapNotProved(Explained):
 
 
 class MachineFailure(Explained):
-    """The machine lacks what the run needs, memory or disk space. The command exits with status 1."""
+    """The machine lacks what the run needs, memory or disk space, or vLLM has failed on it. The command exits with status 1."""
+
+
+class BrokenTrainer(SwapNotProved):
+    """The trainer's own scores are not finite, so nothing can be proved: no fault of the engine."""
 
 
 def in_a_new_run(change: str) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from microrl.cli import options
-from microrl.cli.output import OK, STOPPED, in_run, say
+from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
 from microrl.errors import Explained, UserError
 from microrl.terminal import lasting
 
 if TYPE_CHECKING:
+    from microrl.config import RunConfig
     from microrl.run.folder import RunFolder
 
 AUTO = "auto"
+AGAIN = 75
+"""Exit status of a child process whose run is to be resumed at once, with other settings of the engine (EX_TEMPFAIL)."""
+DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+"""Signals that others send. An engine dies of SIGABRT or SIGSEGV."""
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -147,13 +153,43 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
 
 
 def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False) -> int:
-    """Load and run a run whose folder exists; returns the exit status."""
+    """Load and run a run whose folder exists; returns the exit status.
+
+    With `engine.kind=auto` the run outlives vLLM: each attempt is a child process, and after a failure of the engine the next
+    one resumes the run with other settings (see `train.fallback`).
+    """
     from microrl import clock
-    from microrl.cli.target import prepare_hub
+    from microrl.run import child, heartbeat
+    from microrl.train import fallback
 
     folder.lock()
     config = folder.settings(tree)
     in_run(folder)
+    is_forked = fallback.may_be_needed(config) and child.can_fork()
+    began, before_s = clock.process_started_s(), heartbeat.last_s(folder.path)
+    try:
+        while True:
+            # The seconds between two attempts count too: the next one knows the run's time by its heartbeat alone.
+            started = began + heartbeat.last_s(folder.path) - before_s
+            status = child.in_child() if is_forked else None
+            if status is None:
+                status = _attempt(folder, config, started=started, resume=resume, is_extended=is_extended)
+                if is_forked or status != AGAIN:
+                    return status
+            elif status < 0:
+                _after_a_crash(folder, config, signal.Signals(-status).name)
+            elif status != AGAIN:
+                return status
+            resume, is_extended = True, False
+    finally:
+        folder.unlock()
+
+
+def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool) -> int:
+    """Carry out the run in this process; returns the exit status, or AGAIN after a failure that other settings may mend."""
+    from microrl.cli.target import prepare_hub
+    from microrl.train import fallback
+
     say(f"run folder: {folder.path}; loading")
     from microrl.run.signals import Interrupts
 
@@ -163,18 +199,32 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
-            summary = run(config, folder, started=clock.process_started_s(), resume=resume, is_extended=is_extended)
-    except (Explained, OSError):
-        if not resume:
-            folder.discard()
-        raise
+            summary = run(config, folder, started=started, resume=resume, is_extended=is_extended)
+    except (Explained, OSError) as error:
+        change = fallback.record(config, folder, error) if isinstance(error, Explained) else None
+        if change is None:
+            if not resume:
+                folder.discard()
+            raise
+        keep_traceback()
+        say(f"engine fallback: {error}; continuing {change}")
+        return AGAIN
     except KeyboardInterrupt:
         say(f"resume with: microrl train --resume {folder.path}")
         raise
-    finally:
-        folder.unlock()
     _report(summary, folder.path)
     return STOPPED if summary["status"] == "stopped" else OK
+
+
+def _after_a_crash(folder: RunFolder, config: RunConfig, signal_name: str) -> None:
+    """Record that the child died of a signal. Raises MachineFailure if another attempt would not help."""
+    from microrl.train import fallback
+
+    error = fallback.crash(config, folder, signal_name)
+    change = None if signal_name in DEADLY else fallback.record(config, folder, error)
+    if change is None:
+        raise error
+    say(f"engine fallback: {error.message}; continuing {change}")
 
 
 def _report(summary: dict[str, Any], path: Path) -> None:

@@ -7,6 +7,9 @@ from typing import Literal
 from microrl.config.schema import RunConfig
 from microrl.limits import MAX_SWAP_RANK, MIN_SWAP
 
+Mode = Literal["swap", "merge"]
+"""How a new adapter reaches vLLM."""
+
 
 def auto_is_vllm(config: RunConfig) -> bool:
     """Whether `engine.kind=auto` means vLLM on a GPU, where it is installed: not for a float32 base whose adapter may be swapped,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from microrl.adapters.attach import targets
 from microrl.config import RunConfig
-from microrl.config.engine import sync_mode
+from microrl.config.engine import Mode, sync_mode
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import UserError
 from microrl.limits import BLOCK_TOKENS, CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES
@@ -23,7 +23,7 @@ from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import capability, select_engine
 from microrl.rollout.proof import MAX_TOKENS
-from microrl.rollout.sync import Mode, SyncChoice
+from microrl.rollout.sync import SyncChoice
 from microrl.rollout.transformers import TransformersEngine
 from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache
 

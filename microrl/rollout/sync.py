@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from microrl.config.engine import Mode
 from microrl.rollout.proof import LOWEST_SLOPE, Reading
 
-Mode = Literal["swap", "merge"]
 TRIALS = 3
 """Steps in each mode; the first warms up and does not count."""
 

@@ -89,6 +89,8 @@ class State:
     guard: dict[str, Any] = field(default_factory=dict)
     max_kv_gb: Annotated[float, Field(gt=0)] | None = None
     """Size in GB of the KV cache after memory ran out; None: as configured or derived."""
+    engine_failures: Count = 0
+    """How often the engine had failed, after which it was given other settings, when `durations` were measured."""
     tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
     """Micro-batch size that the trainer has derived and that fits; None before the first checkpoint."""
     checkpoints_activations: bool = False

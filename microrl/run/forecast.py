@@ -18,8 +18,9 @@ MIN_STEPS = 3
 class Forecast:
     """Initialises the budget's forecasts from the plan and keeps them up to date."""
 
-    def __init__(self, plan: Plan, budget: Budget, *, done: int) -> None:
-        """`done`: number of steps made by earlier processes of this run."""
+    def __init__(self, plan: Plan, budget: Budget, *, done: int, is_same_engine: bool = True) -> None:
+        """`done`: number of steps made by earlier processes of this run. `is_same_engine`: whether the evaluation before training
+        was made by today's engine; if not, it may have been faster than the one after training will be."""
         self._plan, self._budget = plan, budget
         self._planned = plan.steps if budget.max_steps is not None else done + plan.steps
         budget.step.guess_s, budget.save.guess_s, budget.validation.guess_s = plan.step_s, plan.save_s, plan.validation_s
@@ -28,6 +29,7 @@ class Forecast:
         self.update_s = plan.step_parts_s["update"]
         """Seconds of an update, before any is measured."""
         self._before: Result | None = None
+        self._at_least_s = 0.0 if is_same_engine else plan.evaluation_s
         self._lengths: deque[float] = deque(maxlen=RECENT)
         self._completion_s = float("inf")
         self._began: tuple[int, float] | None = None
@@ -42,13 +44,16 @@ class Forecast:
     def evaluated(self, before: Result | None) -> None:
         """Take in the evaluation before training; None if there was none."""
         self._before = before
-        self._budget.evaluation_s = before.seconds if before else 0.0
+        self._budget.evaluation_s = self._evaluation_s(before) if before else 0.0
 
     def plan_sft(self, length_mean: float) -> None:
         """Expect completions to become as long as the solutions, `length_mean` tokens."""
         if self._before is not None:
             longer = length_mean / max(self._before.mean_length, 1.0)
-            self._budget.evaluation_s = self._before.seconds * max(longer, 1.0)
+            self._budget.evaluation_s = self._evaluation_s(self._before) * max(longer, 1.0)
+
+    def _evaluation_s(self, before: Result) -> float:
+        return max(before.seconds, self._at_least_s)
 
     def validated(self, seconds: float, completions: int) -> None:
         """Take in a validation: newer than the evaluation before training, and without its one-time costs."""
@@ -64,7 +69,7 @@ class Forecast:
             longer = statistics.median(self._lengths) / max(before.mean_length, 1.0)
             # Two upper bounds: the first includes one-time costs again, the second a batch's overhead for every completion.
             at_most = self._completion_s * len(before.right) * before.samples
-            budget.evaluation_s = min(before.seconds * max(longer, 1.0), at_most)
+            budget.evaluation_s = min(self._evaluation_s(before) * max(longer, 1.0), at_most)
         if self._began is None:
             self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves
             return

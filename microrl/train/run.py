@@ -31,7 +31,7 @@ class Run(Components):
     """The components of a step, plus folder, budget, console and guard.
 
     `before` and `after` are the evaluations of the untouched and the trained model. `saved_s`: elapsed seconds at the last
-    checkpoint, or at the start of the current phase.
+    checkpoint, or at the start of the current phase. `engine_failures`: how often the engine has failed, in earlier processes.
     """
 
     folder: RunFolder
@@ -44,6 +44,7 @@ class Run(Components):
     before: Result | None = None
     after: Result | None = None
     saved_s: float = 0.0
+    engine_failures: int = 0
     status: str = "failed"
     summary: dict[str, Any] = field(default_factory=dict)
 

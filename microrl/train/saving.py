@@ -96,8 +96,9 @@ def restore(run: Run, path: Path) -> None:
         raise CheckpointSetAside from error
     run.guard.restore(run.state.guard)
     run.prompts.position = run.state.sampler_position
-    for name, seconds in run.state.durations.items():
-        getattr(run.budget, name).recent = seconds
+    sampled: set[str] = {"step", "validation"} if run.state.engine_failures < run.engine_failures else set()
+    for name in run.state.durations.keys() - sampled:  # another engine's durations foretell nothing
+        getattr(run.budget, name).recent = run.state.durations[name]
 
 
 def go_back(folder: RunFolder, path: Path | None, state: State) -> None:
@@ -146,6 +147,7 @@ def _save(run: Run) -> None:
     began = run.budget.elapsed_s()
     state.elapsed_s, state.metrics_offset, state.sft.offset = began, folder.size(METRICS), folder.size(SFT)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
+    state.engine_failures = run.engine_failures
     state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}
     policy = run.policy
     state.tokens_per_microbatch, state.checkpoints_activations = policy.max_tokens, policy.checkpoints_activations

@@ -19,7 +19,7 @@ from microrl.run.forecast import Forecast
 from microrl.run.heartbeat import Heartbeat
 from microrl.run.signals import Interrupts
 from microrl.run.stopwatch import Stopwatch
-from microrl.train import planning, saving, setup
+from microrl.train import fallback, planning, saving, setup
 from microrl.train.guard import Guard
 from microrl.train.held_out import measured_before
 from microrl.train.run import OutOfTime, Run
@@ -59,12 +59,14 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
     if state.is_by_steps is None:  # with both bounds: the one that the plan expects to end the run
         state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
     budget.is_by_steps = state.is_by_steps
+    failures = fallback.failures(folder)
     guard = Guard(components.config.guard)
     guard.completions = (state.validation.questions or 0) * config.validation.samples
     run = Run(
         **{one.name: getattr(components, one.name) for one in fields(components)},
         folder=folder, budget=budget, console=console, signals=signals, state=state, guard=guard,
-        forecast=Forecast(plan, budget, done=state.step), before=before,
+        forecast=Forecast(plan, budget, done=state.step, is_same_engine=not failures), before=before,
+        engine_failures=len(failures),
     )  # fmt: skip
     if checkpoint is not None:
         try:

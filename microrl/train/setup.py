@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
 from microrl.adapters.attach import targets
 from microrl.algorithm.loss import soft_overlong_penalty
 from microrl.answers import as_integer
 from microrl.config import RunConfig, models
+from microrl.config.engine import Mode
 from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render_all
@@ -30,16 +29,14 @@ from microrl.rewards import RewardScorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
-from microrl.rollout.sync import Mode
 from microrl.run import data_record
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.stopwatch import Stopwatch
-from microrl.train import init_from
+from microrl.train import fallback, init_from
 from microrl.types import Prompt, Sampling, SftExample
 
-SYNC_FILE = "sync.json"
 SHOWN = {"probe": "sync check", "probe calibrated": "sync check calibrated", "swap retried": "weight sync retried"}
 """What the console calls these events of the engine."""
 HANGING_GOLDS = 8
@@ -61,12 +58,6 @@ class Components:
     validation: list[Prompt] = field(default_factory=list)
     sft_examples: list[SftExample] = field(default_factory=list)
     """Examples of the supervised phase; empty if there is none or it is over."""
-
-
-class _Measured(BaseModel):
-    """The part of `sync.json` that is read back: the cheaper mode of `engine.sync`."""
-
-    mode: Mode
 
 
 class Questions(NamedTuple):
@@ -96,6 +87,7 @@ def build(
     `state`: the state of a resumed run, whose reduced cache and micro-batches are kept. `fresh=False`: the adapter will be
     loaded from a checkpoint.
     """
+    config = fallback.applied(config, folder)
     if state.max_kv_gb is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})})
     select_engine(config)  # fails before anything is loaded
@@ -169,19 +161,11 @@ def open_engine(config: RunConfig, model: Any, tokenizer: Any, folder: RunFolder
 
     def on_choice(mode: Mode, why: str, table: list[dict[str, Any]]) -> None:
         on_event("sync chosen", why, table=table)
-        with folder.tolerate_write_errors(SYNC_FILE):
-            folder.write_json(SYNC_FILE, {"mode": mode, "why": why, "table": table})
+        with folder.tolerate_write_errors(fallback.SYNC_FILE):
+            folder.write_json(fallback.SYNC_FILE, {"mode": mode, "why": why, "table": table})
 
-    measured = measured_sync(folder)
+    measured = fallback.measured_sync(folder)
     return make_engine(config, model, tokenizer, say=console.note, on_event=on_event, measured=measured, on_choice=on_choice)
-
-
-def measured_sync(folder: RunFolder) -> Mode | None:
-    """The cheaper of swap and merge, as an earlier process of the run has measured; None: not yet. Raises BadFile."""
-    if not (folder.path / SYNC_FILE).is_file():
-        return None
-    measured: _Measured = folder.read_json(SYNC_FILE, _Measured)
-    return measured.mode
 
 
 def make_policy(

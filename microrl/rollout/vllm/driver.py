@@ -6,7 +6,7 @@ vLLM never reads weights from disk: it starts on dummies, and the trainer's own 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -192,19 +192,17 @@ class VllmDriver:
         settings = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         names = [self._add(ids, settings) for ids in sequences]
         found: dict[str, torch.Tensor] = {}
-        for output in self.finished():
-            ids, scores = output.prompt_token_ids, output.prompt_logprobs
-            found[output.request_id] = torch.tensor([scores[i][ids[i]].logprob for i in range(1, len(ids))])
+        while self._unfinished:
+            for output in self.step():
+                ids, scores = output.prompt_token_ids, output.prompt_logprobs
+                found[output.request_id] = torch.tensor([scores[i][ids[i]].logprob for i in range(1, len(ids))])
         return [found[name] for name in names]
 
-    def finished(self, check_deadline: Callable[[], None] = lambda: None) -> Iterator[Any]:
-        """Drive vLLM step by step until nothing is left, and pass each request on as soon as it is finished."""
-        while self._unfinished:
-            check_deadline()
-            for output in self._engine.step():
-                if output.finished:
-                    self._unfinished.discard(output.request_id)
-                    yield output
+    def step(self) -> list[Any]:
+        """Decode one more token of every request; returns the outputs of those that are finished by it."""
+        finished = [output for output in self._engine.step() if output.finished]
+        self._unfinished.difference_update(output.request_id for output in finished)
+        return finished
 
     def settle(self) -> None:
         """Take back what is still being decoded, and step on until vLLM has nothing in hand.

@@ -6,6 +6,7 @@ engine and trainer score the same tokens, and the engine's own buffers are compa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,14 +17,15 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl import clock
-from microrl.errors import MachineFailure, SwapNotProved, in_a_new_run
+from microrl.config.engine import Mode
+from microrl.errors import BrokenTrainer, Doing, EngineFault, Explained, MachineFailure, SwapNotProved, in_a_new_run
 from microrl.limits import BLOCK_TOKENS
 from microrl.models import gpu
 from microrl.models.forward import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens
 from microrl.models.tensors import weight_sharing_copy
 from microrl.rollout import proof
 from microrl.rollout.engine import SyncReport
-from microrl.rollout.sync import Mode, SyncChoice, Trial
+from microrl.rollout.sync import SyncChoice, Trial
 from microrl.rollout.vllm.driver import VllmDriver
 from microrl.rollout.vllm.launch import VllmSettings, process_state_kept
 from microrl.types import BASE, AdapterSnapshot, Completion, Group, LowRank, Prompt, Sampling
@@ -56,8 +58,11 @@ class VllmEngine:
         self._loaded = False
         """Whether the last push loaded weights, which then are to be compared."""
         self._said: set[bool] = set()
+        self._mode: Mode | None = None
+        """Of the last push."""
         self._driver: VllmDriver
-        self._start()
+        with self.fault_named("starting"):
+            self._start()
 
     @contextmanager
     def awake(self, snapshot: AdapterSnapshot, *, is_training: bool = False) -> Iterator[_Sampler]:
@@ -65,7 +70,8 @@ class VllmEngine:
         self.report = SyncReport(mode="swap")
         with process_state_kept():
             try:
-                self._take_over(snapshot, self._choice.next() if is_training else self._choice.decided or "swap")
+                with self.fault_named("taking over weights"):
+                    self._take_over(snapshot, self._choice.next() if is_training else self._choice.decided or "swap")
                 sampler = _Sampler(self, snapshot.version)
                 yield sampler
             except BaseException:
@@ -73,12 +79,13 @@ class VllmEngine:
                     self._driver.settle()
                     self._sleep()
                 raise
-            self._driver.settle()
             if is_training and not snapshot.is_base:
                 report = self.report
                 cost = Trial(report.push_s, sampler.tokens, sampler.decode_s, report.gap or 0.0, report.slope)
                 self._choice.record("merge" if report.mode == "merge" else "swap", cost)
-            self._sleep()
+            with self.fault_named("going to sleep"):
+                self._driver.settle()
+                self._sleep()
 
     def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """While awake: how likely the engine finds these sequences. See `AdapterSnapshot.score`."""
@@ -86,10 +93,11 @@ class VllmEngine:
 
     def shrink(self) -> float:
         """See `Engine.shrink`: vLLM is built anew with a smaller cache, and proved anew."""
-        self._driver.close()
-        self._halve("while sampling", is_told=False)  # the caller tells
-        self._probe = self._folded = None
-        self._start()
+        with self.fault_named("restarting with a smaller cache"):
+            self._driver.close()
+            self._halve("while sampling", is_told=False)  # the caller tells
+            self._probe = self._folded = None
+            self._start()
         return self._settings.kv_bytes / 1e9
 
     def close(self, *, at_exit: bool = False) -> None:
@@ -97,6 +105,35 @@ class VllmEngine:
         sleeping memory may call a freed allocator ("pure virtual method called" in vLLM's cumem.py)."""
         if not (at_exit and self._base.device.type == "cuda"):
             self._driver.close()
+
+    @contextmanager
+    def fault_named(self, doing: Doing) -> Iterator[None]:
+        """Have every error raised inside say that the engine failed, and where (`Explained.fault`).
+
+        A lack of memory comes through as it is: a smaller cache helps there. Raises MachineFailure for errors of vLLM's own.
+        """
+        try:
+            yield
+        except BrokenTrainer:
+            raise
+        except Explained as error:
+            error.fault = self._fault(doing)
+            raise
+        except Exception as error:
+            if gpu.is_out_of_memory(error):
+                raise
+            failure = MachineFailure(
+                f"vLLM failed while {doing}: {type(error).__name__}: {gpu.first_line(error)}",
+                "run `microrl doctor`, or use --engine auto, which then changes the engine's settings, or --engine transformers",
+            )
+            failure.fault = self._fault(doing)
+            raise failure from error
+
+    def _fault(self, doing: Doing) -> EngineFault:
+        settings = self._settings
+        graphs = settings.cuda_graphs and self._base.device.type == "cuda"
+        sync = self._mode or settings.sync
+        return EngineFault(doing, sync, settings.sleep, cuda_graphs=graphs, max_kv_gb=settings.kv_bytes / 1e9)
 
     def _start(self) -> None:
         """Build vLLM, with as much cache as it comes up with, and put it to sleep."""
@@ -154,7 +191,8 @@ class VllmEngine:
         self.report.mode, self.report.gap, self.report.slope = mode, reading.gap, reading.slope
         if failure is not None:
             slope = "not measurable" if reading.slope is None else f"{reading.slope:.3f}"
-            raise SwapNotProved(
+            kind = SwapNotProved if math.isfinite(reading.change) else BrokenTrainer
+            raise kind(
                 f"version {snapshot.version} of the adapter did not reach vLLM in two attempts: {failure}",
                 f"probe gap {reading.gap:.3g} nats per token (limit {reading.floor:.3g}), slope {slope}; nothing was sampled "
                 f"from it. Run `microrl doctor`, or {in_a_new_run(self._other_settings(mode, snapshot))}",
@@ -185,6 +223,7 @@ class VllmEngine:
     def _push(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones."""
         self._driver.settle()
+        self._mode = mode
         merged = not snapshot.is_base and mode == "merge"
         self._loaded = merged or self._folded is not False
         if self._loaded:
@@ -318,19 +357,23 @@ class _Sampler:
 
     def groups(self, prompts: Sequence[Prompt], sampling: Sampling, *, stream: tuple[int, ...]) -> Iterator[tuple[int, Group]]:
         """See `Sampler.groups`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
-        self._driver.settle()
-        if not self._driver.seeded:
-            torch.cuda.manual_seed_all(_seed(stream))
-        waiting = {
-            self._driver.sample(prompt.token_ids, sampling, self._stops, _seed((*stream, position))): position
-            for position, prompt in enumerate(prompts)
-        }
-        began = clock.now_s()
-        for output in self._driver.finished(self._engine.check_deadline):
-            self.decode_s += clock.now_s() - began
-            position = waiting.pop(output.request_id)
-            yield position, Group(prompts[position], tuple(self._completion(one) for one in output.outputs))
+        with self._engine.fault_named("sampling"):
+            self._driver.settle()
+            if not self._driver.seeded:
+                torch.cuda.manual_seed_all(_seed(stream))
+            waiting = {
+                self._driver.sample(prompt.token_ids, sampling, self._stops, _seed((*stream, position))): position
+                for position, prompt in enumerate(prompts)
+            }
+        while waiting:
+            self._engine.check_deadline()
             began = clock.now_s()
+            with self._engine.fault_named("sampling"):
+                finished = self._driver.step()
+            self.decode_s += clock.now_s() - began
+            for output in finished:
+                position = waiting.pop(output.request_id)
+                yield position, Group(prompts[position], tuple(self._completion(one) for one in output.outputs))
 
     def _completion(self, output: Any) -> Completion:
         ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)

@@ -1,0 +1,60 @@
+"""Carry out a command in a child process, so that the command survives what kills the process: an engine that aborts, say."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BY_THE_KERNEL = 128
+"""`si_code` of signals that the kernel itself has sent, as for Ctrl-C: to the whole group, and so to the child as well."""
+_PR_SET_PDEATHSIG = 1
+_WAIT_S = 0.2
+
+
+def can_fork() -> bool:
+    """Whether this process may be forked: before torch is imported, whose threads and devices do not survive it."""
+    return "torch" not in sys.modules and hasattr(signal, "sigtimedwait")
+
+
+def in_child() -> int | None:
+    """Fork. In the child this returns None at once; in the parent the child's exit status when it has ended, as
+    `os.waitstatus_to_exitcode` has it: -N for a child that died of signal N.
+
+    Until then the parent passes on the signals that end a run. The child dies with its parent.
+    """
+    waiting = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, [*waiting, signal.SIGCHLD])
+    try:
+        for stream in (sys.stdout, sys.stderr):  # what is buffered must not be written twice
+            with suppress(OSError, ValueError):
+                stream.flush()
+        pid = os.fork()
+        if pid == 0:
+            _die_with(parent)
+            return None
+        return _wait(pid, waiting)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(pid: int, waiting: list[signal.Signals]) -> int:
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        arrived = signal.sigtimedwait([*waiting, signal.SIGCHLD], _WAIT_S)
+        if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code < _BY_THE_KERNEL:
+            with suppress(ProcessLookupError):
+                os.kill(pid, arrived.si_signo)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, even by SIGKILL. Only Linux can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)

@@ -1,0 +1,123 @@
+"""The command line with a vLLM that `auto` takes without a GPU, and that fails as told.
+
+    python failing_engine.py FAULTS.json train ...
+
+FAULTS.json lists what goes wrong next, across all processes of the run: {"at": PLACE} or {"at": PLACE, "abort": true}. What has
+happened is taken off the list. Where vLLM is not installed, the transformers engine stands in for it, with vLLM's name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+from microrl.cli import main, target
+from microrl.rollout import preflight
+
+FAULTS = Path(sys.argv.pop(1))
+
+
+def happens(at: str) -> None:
+    """Fail here if this is what goes wrong next."""
+    faults = json.loads(FAULTS.read_text())
+    if not faults or faults[0]["at"] != at:
+        return
+    fault, *rest = faults
+    FAULTS.write_text(json.dumps(rest))
+    if fault.get("abort"):
+        os.abort()
+    raise RuntimeError(fault.get("error", "CUDA error: an illegal memory access was encountered"))
+
+
+def before(function, at: str):
+    def with_fault(*arguments, **named):
+        happens(at)
+        return function(*arguments, **named)
+
+    return with_fault
+
+
+def break_vllm() -> None:
+    """Put the faults into the real engine."""
+    from microrl.rollout.vllm.driver import VllmDriver
+    from microrl.rollout.vllm.engine import VllmEngine
+
+    VllmDriver.__init__ = before(VllmDriver.__init__, "starting")
+    VllmDriver.load = before(VllmDriver.load, "taking over weights")
+    VllmDriver.sample = before(VllmDriver.sample, "sampling")
+    settle, compare = VllmDriver.settle, VllmDriver.adapter_difference
+
+    def settled(self):
+        if sys._getframe(1).f_code is VllmEngine.awake.__wrapped__.__code__:  # at the end of a waking time
+            happens("going to sleep")
+        return settle(self)
+
+    def difference(self, pairs):
+        try:
+            happens("proving")
+        except RuntimeError as error:
+            return str(error)
+        return compare(self, pairs)
+
+    VllmDriver.settle, VllmDriver.adapter_difference = settled, difference
+
+
+def stand_in() -> None:
+    """The transformers engine in vLLM's place, with the same faults."""
+    from microrl.rollout.transformers import TransformersEngine
+    from microrl.rollout.vllm import engine
+
+    class StandIn(TransformersEngine):
+        name = "vllm"
+        fault_named, _fault = engine.VllmEngine.fault_named, engine.VllmEngine._fault
+
+        def __init__(self, model, tokenizer, settings, choice, on_event):
+            self._settings, self._mode, self._base = settings, None, SimpleNamespace(device=model.device)
+            with self.fault_named("starting"):
+                happens("starting")
+                super().__init__(model, tokenizer, max_kv_gb=settings.kv_bytes / 1e9)
+
+        @contextmanager
+        def awake(self, snapshot, *, is_training=False):
+            with self.fault_named("taking over weights"):
+                happens("taking over weights")
+            with super().awake(snapshot, is_training=is_training) as sampler:
+                with self.fault_named("sampling"):
+                    happens("sampling" if is_training else "evaluating")
+                yield sampler
+            with self.fault_named("going to sleep"):
+                happens("going to sleep")
+
+        def shrink(self):
+            with self.fault_named("restarting with a smaller cache"):
+                happens("shrinking")
+                return super().shrink()
+
+    engine.VllmEngine = StandIn
+
+
+def patched(prepare):
+    """Called in the process that trains, and before anything heavy is imported in the one that waits for it."""
+
+    def prepared(*arguments, **named):
+        from microrl.rollout import factory
+        from microrl.train import setup
+
+        def select(config):
+            return "transformers" if config.engine.kind == "transformers" else "vllm"
+
+        factory.select_engine = setup.select_engine = select
+        (break_vllm if importlib.util.find_spec("vllm") else stand_in)()
+        return prepare(*arguments, **named)
+
+    return prepared
+
+
+preflight.installed = lambda: preflight.Installed("vllm", "0.32.0")
+target.prepare_hub = patched(target.prepare_hub)
+main()

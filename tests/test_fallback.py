@@ -1,0 +1,223 @@
+"""With `--engine auto` a run outlives its engine; with `--engine vllm` it ends with the engine's error."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import processes
+import pytest
+
+from microrl.config import resolve
+from microrl.errors import EngineFault, MachineFailure, SwapNotProved, UserError
+from microrl.run.budget import Budget
+from microrl.run.folder import RunFolder
+from microrl.run.forecast import Forecast
+from microrl.train import fallback
+
+SCRIPT = Path(__file__).parent / "failing_engine.py"
+ON_A_CARD = {"sync": "swap", "sleep": "kv", "cuda_graphs": True, "max_kv_gb": 2.0}
+OUT_OF_MEMORY = {"at": "sampling", "error": "CUDA out of memory"}
+ON_A_CPU = {"sync": "swap", "sleep": "off", "cuda_graphs": False}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(tmp_path / "run", resolve(()).model_dump(mode="json"))
+
+
+def failing(doing: str, settings: dict, kind: type = MachineFailure):
+    error = kind("vLLM failed")
+    error.fault = EngineFault(doing, **settings)
+    return error
+
+
+def changes(config, folder, doing: str, settings: dict) -> list[str]:
+    """What a run tries whose engine fails in the same way every time."""
+    while fallback.record(config, folder, failing(doing, settings)) is not None:
+        pass
+    return [failure.change for failure in fallback.failures(folder)]
+
+
+def engine_of(config, folder) -> dict:
+    return fallback.applied(config, folder).engine.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("doing", "settings", "expected"),
+    [
+        ("starting", ON_A_CARD, ["sync", "sleep", "cuda_graphs", "transformers"]),
+        ("taking over weights", ON_A_CARD, ["sync", "sleep", "cuda_graphs", "restart", "transformers"]),
+        ("sampling", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
+        ("going to sleep", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
+        ("running", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
+        ("restarting with a smaller cache", ON_A_CARD, ["restart", "cuda_graphs", "sync", "transformers"]),
+        ("starting", ON_A_CPU, ["sync", "transformers"]),
+        ("sampling", ON_A_CPU, ["restart", "sync", "transformers"]),
+    ],
+)
+def test_every_change_is_made_once_and_transformers_is_the_last(folder, doing, settings, expected):
+    config = resolve(())
+    assert changes(config, folder, doing, settings) == expected
+    assert fallback.applied(config, folder).engine.kind == "transformers"
+    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    assert [event["change"] for event in events] == expected and {event["kind"] for event in events} == {"engine fallback"}
+
+
+def test_the_changes_add_up_and_leave_the_run_settings_alone(folder):
+    config = resolve(())
+    for _ in range(3):
+        fallback.record(config, folder, failing("starting", ON_A_CARD))
+    engine = engine_of(config, folder)
+    assert (engine["sync"], engine["sleep"], engine["cuda_graphs"]) == ("merge", 1, False)
+    assert folder.settings().engine == config.engine
+    assert fallback.applied(resolve((), {"engine.kind": "vllm"}), folder).engine.kind == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("flags", "tried", "expected"),
+    [
+        ({}, "swap", "merge"),
+        ({}, "merge", "swap"),
+        ({"adapter.kind": "ia3"}, "merge", None),  # it is no pair of factors
+        ({"adapter.rank": 1024}, "merge", None),  # wider than vLLM's buffers
+        ({"model.dtype": "float32", "engine.sync": "merge"}, "merge", None),  # vLLM computes adapters in 16 bits
+    ],
+)
+def test_the_other_way_of_taking_weights_over_is_tried_where_there_is_one(folder, flags, tried, expected):
+    config = resolve((), flags)
+    fallback.record(config, folder, failing("taking over weights", {**ON_A_CARD, "sync": tried}, SwapNotProved))
+    (failure,) = fallback.failures(folder)
+    assert (failure.change == "sync") == (expected is not None)
+    assert expected is None or engine_of(config, folder)["sync"] == expected
+
+
+@pytest.mark.parametrize(("level", "other"), [("auto", 1), ("kv", 1), (1, 2), (2, 1), ("off", None)])
+def test_another_sleep_level_is_one_that_frees_as_much(folder, level, other):
+    config = resolve(())
+    settings = {**ON_A_CARD, "sleep": level}
+    for _ in range(2):
+        fallback.record(config, folder, failing("starting", settings))
+    assert fallback.failures(folder)[1].change == ("sleep" if other else "cuda_graphs")
+    assert other is None or engine_of(config, folder)["sleep"] == other
+
+
+def test_a_cache_that_was_to_be_smaller_is_in_the_next_process(folder):
+    config = resolve(())
+    fallback.record(config, folder, failing("restarting with a smaller cache", ON_A_CARD))
+    assert engine_of(config, folder)["max_kv_gb"] == 2.0
+
+
+def test_other_errors_and_other_engines_end_the_run(folder):
+    config = resolve(())
+    assert fallback.record(config, folder, UserError("no such column")) is None
+    assert fallback.record(resolve((), {"engine.kind": "vllm"}), folder, failing("starting", ON_A_CARD)) is None
+    assert not (folder.path / fallback.FILE).exists() and not fallback.failures(folder)
+
+
+def test_seconds_of_another_engine_are_not_believed():
+    """An evaluation that took vLLM a second is planned anew for transformers, until steps are measured."""
+    plan = SimpleNamespace(
+        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
+    )
+    before = SimpleNamespace(seconds=1.0, mean_length=10.0)
+    expected = {}
+    for is_same in (True, False):
+        budget = Budget(hours=1.0, steps=None, started=0.0, now=lambda: 0.0)
+        Forecast(plan, budget, done=3, is_same_engine=is_same).evaluated(before)
+        expected[is_same] = budget.evaluation_s
+    assert expected == {True: 1.0, False: 40.0}
+
+
+def script(tmp_path, faults: list[dict], *arguments: object, run=processes.run) -> tuple[subprocess.CompletedProcess, Path]:
+    """A run of three steps whose engine fails like this. Where torch is imported already, its attempts share one process."""
+    plan, out = tmp_path / "faults.json", tmp_path / "run"
+    plan.write_text(json.dumps(faults))
+    done = run([sys.executable, SCRIPT, plan, "train", *arguments, "--steps", 3, "--out", out], timeout=600)
+    assert json.loads(plan.read_text()) == [], (done.returncode, done.stderr)
+    return done, out
+
+
+def started_anew(command: list[object], *, timeout: float) -> subprocess.CompletedProcess:
+    """As a shell starts it: without torch, so that it forks for every attempt."""
+    words, environment = [str(word) for word in command], {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def survived(done: subprocess.CompletedProcess, out: Path) -> list[tuple[str, str]]:
+    """What the engine of a run that went to its end was doing at each failure, and the change that followed."""
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("done", 3) and summary["eval"]["after"]
+    assert [row["step"] for row in lines(out / "metrics.jsonl")] == [0, 1, 2]
+    said = [event for event in lines(out / "events.jsonl") if event["kind"] == "engine fallback"]
+    assert done.stderr.count("engine fallback: ") == len(said)
+    phases = summary["seconds_by_phase"]
+    assert summary["hours_spent"] * 3600 == pytest.approx(sum(phases.values()), abs=0.1)  # the failed attempts count too
+    return [(event["doing"], event["change"]) for event in said]
+
+
+def test_a_run_survives_errors_of_its_engine(tiny_arguments, tmp_path):
+    done, out = script(tmp_path, [{"at": "starting"}, {"at": "sampling"}], *tiny_arguments)
+    assert survived(done, out) == [("starting", "sync"), ("sampling", "restart")]
+    assert "continuing in a new process, with the adapter merged into its weights (engine.sync=merge)" in done.stderr
+    assert json.loads((out / "engine.json").read_text())["engine"]["sync"] == "merge"
+    assert json.loads((out / "config.json").read_text())["engine"]["sync"] == "auto"
+    assert "illegal memory access" in (out / "crash.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_run_survives_an_engine_that_aborts(tiny_arguments, tmp_path):
+    faults = [{"at": "sampling", "abort": True}, {"at": "going to sleep"}]
+    done, out = script(tmp_path, faults, *tiny_arguments, run=started_anew)
+    assert survived(done, out) == [("running", "restart"), ("going to sleep", "sync")]
+    assert "ended by SIGABRT" in done.stderr
+
+
+def test_without_auto_the_error_ends_the_run(tiny_arguments, tmp_path):
+    done, out = script(tmp_path, [{"at": "sampling"}], *tiny_arguments, "--engine", "vllm")
+    assert done.returncode == 1 and "vLLM failed while sampling: RuntimeError: CUDA error" in done.stderr, done.stderr
+    assert "crash.log" in done.stderr and not (out / "engine.json").exists()
+
+
+NOT_PROVED = {"at": "proving", "error": "the adapter of a layer is not the trainer's"}
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("faults", "expected"),
+    [
+        ([{"at": "starting"}], [("starting", "sync")]),
+        ([{"at": "taking over weights"}], [("taking over weights", "sync")]),
+        pytest.param([NOT_PROVED], [("taking over weights", "sync")], marks=pytest.mark.one_of_each),  # of the random adapter
+        ([{"at": "sampling"}, {"at": "sampling"}], [("sampling", "restart"), ("sampling", "sync")]),
+        ([{"at": "going to sleep"}], [("going to sleep", "restart")]),
+        ([{"at": "sampling", "abort": True}], [("running", "restart")]),
+        ([OUT_OF_MEMORY, {"at": "starting"}], [("restarting with a smaller cache", "restart")]),
+        ([{"at": "starting"}] * 2, [("starting", "sync"), ("starting", "transformers")]),
+    ],
+)
+def test_a_run_survives_whatever_vllm_does(tiny_arguments, tmp_path, faults, expected):
+    """The real one, on whatever this machine has."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    done, out = script(tmp_path, faults, *tiny_arguments, run=started_anew)
+    assert survived(done, out) == expected
+    engine = json.loads((out / "environment.json").read_text())["engine"]
+    assert engine == ("transformers" if expected[-1][1] == "transformers" else "vllm")
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "status"), [({"at": "starting"}, 1), ({"at": "taking over weights"}, 1), (NOT_PROVED, 4)])
+def test_with_vllm_asked_for_its_failures_end_the_run(tiny_arguments, tmp_path, fault, status):
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    done, out = script(tmp_path, [fault], *tiny_arguments, "--engine", "vllm", run=started_anew)
+    assert done.returncode == status and not (out / "engine.json").exists(), done.stderr
