@@ -1,6 +1,6 @@
 """The command line with a vLLM that `auto` takes without a GPU, and that fails as told.
 
-    python failing_engine.py FAULTS.json train ...
+    python failing_engine.py FAULTS.json train|eval ...
 
 FAULTS.json lists what goes wrong next, across all processes of the run: {"at": PLACE} or {"at": PLACE, "abort": true}. What has
 happened is taken off the list. Where vLLM is not installed, the transformers engine stands in for it, with vLLM's name.
@@ -105,13 +105,14 @@ def patched(prepare):
     """Called in the process that trains, and before anything heavy is imported in the one that waits for it."""
 
     def prepared(*arguments, **named):
+        from microrl.commands import evaluate
         from microrl.rollout import factory
         from microrl.train import setup
 
         def select(config):
             return "transformers" if config.engine.kind == "transformers" else "vllm"
 
-        factory.select_engine = setup.select_engine = select
+        evaluate.select_engine = factory.select_engine = setup.select_engine = select
         (break_vllm if importlib.util.find_spec("vllm") else stand_in)()
         return prepare(*arguments, **named)
 

@@ -47,7 +47,7 @@ def guarded(command: Callable[[], Any]) -> int:
             return status if isinstance(status, int) else OK
         except Explained as error:
             if error.fault is not None and error.__cause__ is not None:  # of a library: more than its first line may be wanted
-                error.hint = "; ".join([*([error.hint] if error.hint else []), keep_traceback()])
+                error.hint = "; ".join([*([error.hint] if error.hint else []), keep_traceback(error)])
             return _ended(error.message, error.hint, next(_STATUS[kind] for kind in _STATUS if isinstance(error, kind)))
         except ClickException as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
@@ -81,15 +81,15 @@ def _failed(error: Exception) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     text = (str(error).strip().splitlines() or [""])[0]
-    return _ended(f"{type(error).__name__}: {text}", "; ".join([keep_traceback(), *getattr(error, "__notes__", [])]), FAILED)
+    return _ended(f"{type(error).__name__}: {text}", "; ".join([keep_traceback(error), *getattr(error, "__notes__", [])]), FAILED)
 
 
-def keep_traceback() -> str:
-    """Inside an `except` block: write the traceback to crash.log; returns where it is, in words."""
+def keep_traceback(error: Exception) -> str:
+    """Write an error's traceback to crash.log; returns where it is, in words."""
     try:
-        return f"the traceback is in {_crash_log(_run.path if _run is not None else None, traceback.format_exc())}"
+        return f"the traceback is in {_crash_log(_run.path if _run is not None else None, ''.join(traceback.format_exception(error)))}"
     except OSError:
-        frame = traceback.extract_tb(sys.exc_info()[2])[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         return f"no crash.log could be written; the error was raised at {frame.filename}:{frame.lineno}"
 
 

@@ -206,7 +206,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
             if not resume:
                 folder.discard()
             raise
-        keep_traceback()
+        keep_traceback(error)
         say(f"engine fallback: {error}; continuing {change}")
         return AGAIN
     except KeyboardInterrupt:

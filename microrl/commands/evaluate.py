@@ -12,10 +12,12 @@ from microrl import clock
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
 from microrl.config.paths import is_data_file
+from microrl.config.schema import TransformersEngineConfig
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render, render_all
-from microrl.errors import UserError
+from microrl.errors import Explained, UserError
 from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
+from microrl.models import gpu
 from microrl.rewards import RewardScorer
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
@@ -116,19 +118,33 @@ def _evaluate(
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
     sampling = Sampling(settings.samples, limit, settings.temperature, settings.top_p)
     began = clock.now_s()
-    with ExitStack() as ending:
-        engine = make_engine(config, model, tokenizer, say=console.note)
-        ending.callback(engine.close, at_exit=is_last)
-        sampler = ending.enter_context(engine.awake(snapshot))
-        result = evaluate(
-            sampler,
-            scorer,
-            prompts,
-            sampling,
-            seed=settings.seed,
-            pass_k=settings.pass_k,
-            on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
-        )
+
+    def sampled(config: RunConfig) -> Result | None:
+        with ExitStack() as ending:
+            engine = make_engine(config, model, tokenizer, say=console.note)
+            ending.callback(engine.close, at_exit=is_last)
+            sampler = ending.enter_context(engine.awake(snapshot))
+            return evaluate(
+                sampler,
+                scorer,
+                prompts,
+                sampling,
+                seed=settings.seed,
+                pass_k=settings.pass_k,
+                on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
+            )
+
+    try:
+        result = sampled(config)
+    except Explained as error:
+        if error.fault is None or config.engine.kind != "auto":
+            raise
+        console.note(f"engine fallback: {error.message}; evaluating with the transformers engine, which is slower")
+        result = None
+    if result is None:  # outside of the handler, which holds the failed engine's memory
+        gpu.empty_cache()
+        transformers = TransformersEngineConfig(max_kv_gb=config.engine.max_kv_gb)
+        result = sampled(config.model_copy(update={"engine": transformers}))
     assert result is not None, "without a deadline every problem is answered"
     console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")
     if result.killed:

@@ -163,7 +163,8 @@ class SleepingConfig(InProcessConfig):
 
 
 class AutoEngineConfig(SleepingConfig):
-    """vLLM if it is installed and there is a GPU, else transformers."""
+    """vLLM if it is installed and there is a GPU, else transformers. If vLLM fails, a run goes on with other engine settings,
+    and in the end with transformers."""
 
     kind: Literal["auto"] = "auto"
 
