@@ -86,8 +86,9 @@ def _failed(error: Exception) -> int:
 
 def keep_traceback(error: Exception) -> str:
     """Write an error's traceback to crash.log; returns where it is, in words."""
+    text = "".join(traceback.format_exception(error))
     try:
-        return f"the traceback is in {_crash_log(_run.path if _run is not None else None, ''.join(traceback.format_exception(error)))}"
+        return f"the traceback is in {_crash_log(_run.path if _run is not None else None, text)}"
     except OSError:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return f"no crash.log could be written; the error was raised at {frame.filename}:{frame.lineno}"
