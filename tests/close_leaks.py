@@ -15,16 +15,9 @@ RUNNER, KEEPS = sys.argv[1], "--keep-globals" in sys.argv
 if RUNNER == "compiled":
     os.environ["VLLM_CPU_CI_ENV"] = "1"  # traced by Dynamo and run as it is: Inductor's compiler would take minutes
 if RUNNER == "v2":
-    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
-    import triton.backends  # has no driver on a CPU, where vLLM takes Triton for missing then
+    import v2_runner
 
-    class Driver:
-        @staticmethod
-        def is_active():
-            return True
-
-    known = next(iter(triton.backends.backends.values()))
-    triton.backends.backends["cpu"] = triton.backends.Backend(known.compiler, Driver)
+    v2_runner.choose()
 
 from microrl.config import resolve  # noqa: E402
 from microrl.models.tiny import build_model, build_tokenizer  # noqa: E402
@@ -34,11 +27,6 @@ from microrl.rollout.vllm import launch  # noqa: E402
 from microrl.types import BASE, Prompt, Sampling  # noqa: E402
 
 vllm = launch.import_vllm()
-if RUNNER == "v2":
-    from vllm.platforms.cpu import CpuPlatform
-
-    punica = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
-    CpuPlatform.get_punica_wrapper = classmethod(lambda cls: punica)
 if RUNNER == "compiled":
     real = vllm.LLM
     vllm.LLM = lambda **options: real(**{**options, "enforce_eager": False})

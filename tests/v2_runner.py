@@ -1,0 +1,44 @@
+"""vLLM's CPU build on the model runner that it has on a GPU ("V2"), with its asynchronous scheduler.
+
+Its Triton kernels, the adapters' too, run in Triton's interpreter. That is chosen when Triton is first imported: start Python with
+`ENVIRONMENT`, and call `choose` before vLLM is imported.
+"""
+
+from __future__ import annotations
+
+import os
+
+ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+
+def is_chosen() -> bool:
+    """Whether this process was started for it."""
+    return ENVIRONMENT.items() <= os.environ.items()
+
+
+def choose() -> None:
+    os.environ |= ENVIRONMENT
+    import triton.backends  # has no driver on a CPU, where vLLM takes Triton for missing then
+
+    class Driver:
+        @staticmethod
+        def is_active():
+            return True
+
+    known = next(iter(triton.backends.backends.values()))
+    triton.backends.backends["cpu"] = triton.backends.Backend(known.compiler, Driver)
+
+    from microrl.rollout.vllm.launch import import_vllm
+
+    import_vllm()
+    from vllm.platforms.cpu import CpuPlatform
+
+    settle = CpuPlatform.check_and_update_config.__func__
+
+    def asynchronous(cls, config):
+        settle(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(asynchronous)
+    punica = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
+    CpuPlatform.get_punica_wrapper = classmethod(lambda cls: punica)
