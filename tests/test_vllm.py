@@ -51,8 +51,8 @@ SETTINGS = {"engine.kind": "vllm", "adapter.rank": 6, "adapter.alpha": 9.0, "sam
 DTYPE = torch.float16 if LIKE_A_CARD else torch.float32
 # On a GPU vLLM computes adapters in 16 bits only; nothing of what is below has been run on one yet.
 CLOSE, NEAR = (1e-2, 0.05) if LIKE_A_CARD else (1e-4, 0.01)
-MANY, LENGTH = (3, 6) if INTERPRETED else (12, 48)
-"""Prompts and tokens where several are wanted: the interpreter takes a second for a token of a batch."""
+MANY, GROUP, LENGTH = (3, 2, 4) if INTERPRETED else (12, 4, 48)
+"""Prompts, completions of each, and their tokens where there should be several: the interpreter is a thousand times slower."""
 TINY = 1e-6 if LIKE_A_CARD else 1e-9
 """An update below the noise."""
 
@@ -156,12 +156,13 @@ def _fresh_events(request):
 
 def prompts(served, count=8):
     count = min(count, MANY)
-    texts = [f"What is {11 * n} + {n}? Take care, and say it in words first." * (1 + n % 2) for n in range(1, count + 1)]
+    more = "" if INTERPRETED else " Take care, and say it in words first."
+    texts = [f"What is {11 * n} + {n}?{more}" * (1 + n % 2) for n in range(1, count + 1)]
     return [Prompt(text, "1", text, tuple(served.tokenizer(text)["input_ids"])) for text in texts]
 
 
 def sampled(engine, snapshot, chosen, sampling=None, stream=(0, 0)):
-    sampling = sampling or Sampling(4, LENGTH, temperature=0.7)
+    sampling = sampling or Sampling(GROUP, LENGTH, temperature=0.7)
     with engine.awake(snapshot) as sampler:
         return [group for _, group in sorted(sampler.groups(chosen, sampling, stream=stream), key=lambda item: item[0])]
 
@@ -506,8 +507,8 @@ def test_groups_stream(served):
                 assert len(ids) == len(completion.logprobs) and len(group.completions) == 1
                 stopped = ids[-1] == end
                 assert completion.finish == ("stop" if stopped else "length") and end not in ids[:-1]
-                assert stopped or len(ids) == 48
-    assert sorted(seen) == list(range(12)) and seen != sorted(seen), "they come as they finish"
+                assert stopped or len(ids) == LENGTH
+    assert sorted(seen) == list(range(MANY)) and seen != sorted(seen), "they come as they finish"
     assert running[0] and not running[-1], "the first comes while others are still decoded"
 
 
@@ -569,7 +570,7 @@ def test_auto_measures_and_decides(served):
     for number in range(8):
         policy = served.change("lora", seed=60 + number, size=0.0 if number == 0 else 0.05)
         with engine.awake(policy.snapshot(), is_training=True) as sampler:
-            list(sampler.groups(prompts(served, 4), Sampling(4, LENGTH // 2), stream=(number,)))
+            list(sampler.groups(prompts(served, 4), Sampling(GROUP, LENGTH // 2), stream=(number,)))
         modes.append(engine.report.mode)
     ((mode, _, table),) = chosen
     assert modes[:6] == ["swap"] * 3 + ["merge"] * 3 and modes[6:] == [mode] * 2

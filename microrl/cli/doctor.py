@@ -1,24 +1,49 @@
-"""`microrl doctor`: is this machine ready to train? GPU, library versions, disk, hub, and one tiny training loop."""
+"""`microrl doctor`: is this machine ready to train, and how fast is it?"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
+from microrl.errors import UserError
 
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("problem", "bold red")}
 
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl doctor
+
+  microrl doctor --measure                         [dim]5 to 10 minutes on a GPU, 2 on a CPU[/]
+"""
+
 
 def register(app: typer.Typer) -> None:
-    app.command()(doctor)
+    app.command(epilog=EXAMPLES)(doctor)
 
 
 def doctor(
     self_test: Annotated[bool, typer.Option(metavar="", help="Run one training loop with a tiny model (30 s).")] = True,
+    measure: Annotated[
+        bool, typer.Option("--measure", metavar="", help="Also test and time this machine; `plan` and `train` then use the times.")
+    ] = False,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="With --measure: tiny, 135m or 1.5b.", show_default="1.5b on a GPU; tiny and 135m on a CPU"),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="With --measure: adapter rank.", show_default="256 on a GPU; 4 and 64 on a CPU")
+    ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="With --measure: also compare with TRL, installed for this Python interpreter."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="With --measure: folder for measured.json and measured.md.")] = Path(),
     as_json: options.Json = False,
 ) -> int:
     """Check GPU, libraries, vLLM, disk and hub, and run one tiny training loop.
@@ -27,22 +52,60 @@ def doctor(
     """
     from rich.console import Console
 
+    given = {"--shape": shape, "--rank": rank, "--peer": peer, "--out": out if out != Path() else None}
+    if not measure and (unused := [name for name, value in given.items() if value is not None]):
+        raise UserError(f"{', '.join(unused)} needs --measure", f"microrl doctor --measure {unused[0]} ...")
     words = Console(stderr=True)
     with words.status("loading"):
         from microrl.commands.doctor import examine
     if self_test and not words.is_terminal:
         say("checking this machine; the self-test takes half a minute")
     found = []
-    out = Console(highlight=False, soft_wrap=True)
+    out_console = Console(highlight=False, soft_wrap=True)
     with words.status("checking this machine; the self-test takes half a minute"):
         for finding in examine(self_test=self_test):
             found.append(finding)
             if not as_json:
                 text, style = MARKS[finding.status]
-                out.print(f"[{style}]{text:8}[/] {finding.about:18}", end="")
-                out.print(finding.says, markup=False)
+                out_console.print(f"[{style}]{text:8}[/] {finding.about:18}", end="")
+                out_console.print(finding.says, markup=False)
                 if finding.do:
-                    out.print(f"{'':27} -> {finding.do}", markup=False)
+                    out_console.print(f"{'':27} -> {finding.do}", markup=False)
+    value: dict[str, Any] = {"findings": [dataclasses.asdict(finding) for finding in found]}
+    is_bad = any(finding.status == "problem" for finding in found)
+    if measure and is_bad:
+        say("not measured: first solve the problems above")
+    elif measure:
+        value["measured"] = _measured(shape, rank, peer, out)
+        is_bad = any(stage["error"] is not None for stage in value["measured"]["stages"])
     if as_json:
-        emit({"findings": [dataclasses.asdict(finding) for finding in found]})
-    return USAGE if any(finding.status == "problem" for finding in found) else OK
+        emit(value)
+    return USAGE if is_bad else OK
+
+
+def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) -> dict[str, Any]:
+    """Carry out all stages, show each as it ends, write the files and the calibration; returns the report."""
+    from microrl.commands import measure
+    from microrl.commands.bench_peer import Work, compare
+    from microrl.commands.measure_page import page
+    from microrl.plan import calibration
+
+    outcomes = []
+    stages = measure.stages(shape, rank)
+    for number, stage in enumerate(stages, start=1):
+        say(f"measuring {number} of {len(stages)}: {stage.title}")
+        outcomes.append(measure.run(stage))
+        if outcomes[-1].error is not None:
+            say(f"  failed: {outcomes[-1].error}" + (f"; {outcomes[-1].hint}" if outcomes[-1].hint else ""))
+    against = None
+    if peer is not None:
+        against = compare(peer, Work(prompts=2, group=4, tokens=32, rank=8, steps=2), pairs=3, say=say)
+    found = measure.calibration_of(outcomes)
+    value = measure.report(outcomes, found, against)
+    for path in measure.write(out, value, page(value)):
+        say(f"written: {path}")
+    if found is None:
+        say("no calibration: rates, sampling or update could not be measured")
+    else:
+        say(f"calibration: {calibration.save(found)}; `microrl plan` and `microrl train` use it on this machine")
+    return value

@@ -194,6 +194,16 @@ def _hub() -> Finding:
     return Finding("Hugging Face Hub", "warning", why, do)
 
 
+def answer_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON object that a test in a process of its own has printed, or an `error` for one that died."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if lines:
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return {"error": f"failed with status {done.returncode}: {last[:200]}", "hint": None}
+
+
 def _self_test() -> Finding:
     """Run the self-test in a separate process, which may crash or hang."""
     try:
@@ -203,18 +213,13 @@ def _self_test() -> Finding:
     except subprocess.TimeoutExpired:
         do = "stop other work on this machine, or run `python -m microrl.commands.selftest` to see where it hangs"
         return Finding("self-test", "problem", f"no answer in {SELF_TEST_S:.0f} s", do)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return Finding("self-test", "problem", f"failed with status {done.returncode}: {last[:200]}",
-                       "run `python -m microrl.commands.selftest` for the full output")  # fmt: skip
-    answer: dict[str, Any] = json.loads(lines[-1])
+    answer = answer_of(done)
     if "error" in answer:
         return Finding(
             "self-test",
             "problem",
             answer["error"],
-            answer["hint"] or "for the traceback, run `python -m microrl.commands.selftest`",
+            answer["hint"] or "for the full output, run `python -m microrl.commands.selftest`",
         )
     seen = answer["passed"]
     synced = "shares the trainer's weights"

@@ -64,7 +64,7 @@ def load(config: ModelConfig) -> LoadedModel:
             "large weights overflow in float16: try --set model.dtype=bfloat16; if that does not help, download the model again",
         )
     use_lower_right(model)
-    _use_sensible_threads(model)
+    use_sensible_threads(model)
     return LoadedModel(model, tokenizer)
 
 
@@ -77,7 +77,7 @@ def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
     nf4.quantize(model, device)
 
 
-def _use_sensible_threads(model: PreTrainedModel) -> None:
+def use_sensible_threads(model: PreTrainedModel) -> None:
     """One thread for a tiny model, whose operations are too small to share out; otherwise one per core.
 
     A rule and not a measurement: on a CPU the number of threads can change the last bit, and a run must repeat.

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from microrl.errors import UserError, did_you_mean
 from microrl.limits import MIN_BF16, auto_dtype
+from microrl.plan.calibration import Calibration
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU as its data sheet has it, or a CPU. Nothing here was measured by us."""
+    """A GPU as its data sheet has it, or a CPU. Only its calibration, if it has one, was measured."""
 
     name: str
     """What `--gpu` takes."""
@@ -27,6 +28,10 @@ class Device:
     """float32 outside the tensor cores: the adapters' precision. 0 takes an eighth of `tflops`."""
     capability: tuple[int, int] = (8, 0)
     """CUDA's compute capability; of a CPU it says nothing."""
+    calibration: Calibration | None = None
+    """What was measured on such a device, in place of the stated efficiencies."""
+    calibration_warning: str | None = None
+    """Why a calibration that exists is not used."""
 
     @property
     def is_cpu(self) -> bool:

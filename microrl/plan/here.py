@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from microrl.models import driver
-from microrl.plan import devices
+from microrl.plan import calibration, devices
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
 
@@ -50,12 +53,34 @@ def gpu() -> Here | None:
         name, total, free, capability = answer.splitlines()[0].rsplit(",", 3)
         major, minor = map(int, capability.split("."))
         mebibyte = 2**20 / 1e9
-        return Here(devices.of_device(name.strip(), float(total) * mebibyte, (major, minor)), float(free) * mebibyte)
+        device = devices.of_device(name.strip(), float(total) * mebibyte, (major, minor))
+        return Here(calibrated(device), float(free) * mebibyte)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 
 def processor() -> Device:
     """This machine's cores and memory, as a card."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return devices.cpu(cores, psutil.virtual_memory().total / 1e9)
+    return calibrated(devices.cpu(_cores(), psutil.virtual_memory().total / 1e9))
+
+
+def calibrated(device: Device) -> Device:
+    """This machine's device with its calibration, if `microrl doctor --measure` has made one."""
+    found = calibration.find(calibration_name(device), device.memory_gb)
+    return replace(device, calibration=found.calibration, calibration_warning=found.warning)
+
+
+def calibration_name(device: Device) -> str:
+    """What a calibration calls this machine's device: a processor by its own name and cores, which `cpu` does not say."""
+    if not device.is_cpu:
+        return device.name
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model}, {_cores()} cores"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

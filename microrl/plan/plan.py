@@ -25,7 +25,7 @@ from microrl.plan.workload import LENGTH_FRACTION, Workload
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A forecast; nothing in it was measured on the card. GB are 1e9 bytes."""
+    """A forecast. Its seconds are a roofline's, corrected by the device's calibration where there is one. GB are 1e9 bytes."""
 
     model: str
     device: Device
@@ -60,6 +60,8 @@ class Plan:
     """Completions that decode at a time."""
     step_s: float
     step_parts_s: dict[str, float]
+    times: str
+    """Where the seconds come from: "roofline", or what a calibration was called."""
     update_parts_s: dict[str, float]
     """Of the step's update, by what takes them."""
     update_elementwise_gb: float
@@ -81,7 +83,9 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON's types; `gpu` is the card's name."""
-        return {**asdict(self), "gpu": self.device.name, "advice": list(self.advice), "notes": list(self.notes)}
+        device = asdict(replace(self.device, calibration=None))
+        del device["calibration"], device["calibration_warning"]
+        return {**asdict(self), "device": device, "gpu": self.device.name, "advice": list(self.advice), "notes": list(self.notes)}
 
 
 def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | None = None, load_s: float | None = None) -> Plan:
@@ -120,7 +124,7 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         room_gb=room / GB,
         fits=fits,
         advice=() if fits else advice.fixes(work, room),
-        notes=advice.notes(work, sizes, timing, room, steps),
+        notes=(*advice.notes(work, sizes, timing, room, steps), *([warning] if (warning := device.calibration_warning) else [])),
         engine="vllm" if work.has_vllm else "transformers",
         sleep=sizes.sleep,
         completions=work.rows,
@@ -131,6 +135,7 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         concurrency=int(sizes.concurrency),
         step_s=step_s,
         step_parts_s=dict(timing.step),
+        times="roofline" if device.calibration is None else device.calibration.label,
         update_parts_s=timing.update.parts,
         update_elementwise_gb=timing.update.elementwise_bytes / GB,
         load_s=timing.load,

@@ -1,15 +1,17 @@
 """Seconds by part, from a roofline: each part is bound by memory traffic, by arithmetic, or by the overhead of an operation.
 
-The efficiencies below are stated, not measured by us on any GPU; on a CPU two runs of ours fix them (see `CPU_*`). The one
+The efficiencies below are stated, not measured by us on any GPU; on a CPU two runs of ours fix them (see `CPU_*`). Where a
+device has a calibration, sampling and update are multiplied by what was measured there. The one
 anchor for a GPU is not ours either: the micro paper's 24 hours on an A40 were under 300 steps, with code and a batch of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from microrl.config.adapters import FullConfig
 from microrl.plan import memory, starts
+from microrl.plan.calibration import Point
 from microrl.plan.memory import Memory
 from microrl.plan.workload import LENGTH_FRACTION, LONGEST_FRACTION, Workload
 
@@ -101,6 +103,8 @@ class Update:
     elementwise_bytes: float
     """Moved by everything that is not a matrix product, log-probabilities and optimizer apart; 0 on a CPU, whose measured rates
     contain it."""
+    flops: float
+    """Operations of its matrix products."""
 
     @property
     def seconds(self) -> float:
@@ -124,9 +128,13 @@ def estimate_time(work: Workload, sizes: Memory) -> Timing:
     rates, config = Rates.of(work), work.config
     sync, adapter_bytes = _sync(work, rates)
     verify = config.sampling.group_size * VERIFY_S
-    generate = sum(_decode(work, rates, sizes, rows, work.limit, adapter_bytes) for rows in work.rounds)
-    update = _update(work, rates, sizes)
-    step = {"sync": sync, "generate": generate, "verify": verify * len(work.rounds), "update": update.seconds}
+    generate = sum(_decode_some(work, rates, sizes, rows, work.limit, adapter_bytes) for rows in work.rounds)
+    update, decode = _update(work, rates, sizes), 1.0
+    if (calibration := work.device.calibration) is not None:
+        point = calibration.nearest(work.shape.parameters)
+        update = replace(update, parts={name: seconds * point.update for name, seconds in update.parts.items()})
+        decode = decode_factor(work, point, merges=not adapter_bytes)
+    step = {"sync": sync, "generate": decode * generate, "verify": verify * len(work.rounds), "update": update.seconds}
     if config.loss.beta > 0:
         step["reference"] = _forward(work, rates, work.rows)
     if sleep_wake := _sleep_wake(work, sizes):
@@ -136,7 +144,8 @@ def estimate_time(work: Workload, sizes: Memory) -> Timing:
     def evaluate(rows: int, limit: int) -> float:
         if rows == 0:
             return 0.0
-        return sides + _decode(work, rates, sizes, rows, limit, adapter_bytes) + (CPU_EVALUATION_S if work.device.is_cpu else 1.0)
+        sampling = decode * _decode_some(work, rates, sizes, rows, limit, adapter_bytes)
+        return sides + sampling + (CPU_EVALUATION_S if work.device.is_cpu else 1.0)
 
     return Timing(
         step=step,
@@ -148,13 +157,33 @@ def estimate_time(work: Workload, sizes: Memory) -> Timing:
     )
 
 
-def _decode(work: Workload, rates: Rates, sizes: Memory, rows: float, limit: int, adapter_bytes: float) -> float:
+def decode_factor(work: Workload, point: Point, *, merges: bool) -> float:
+    """Measured seconds of sampling divided by the roofline's; of the other mode where this one was not measured."""
+    kind = "merge" if merges else "swap"
+    return point.decode.get(kind if work.has_vllm else "shared", next(iter(point.decode.values())))
+
+
+def fixed_work(work: Workload, sizes: Memory, *, tokens: int, merges: bool) -> tuple[float, Update]:
+    """(seconds of sampling, the update) for the workload's rows if every completion has exactly `tokens` tokens, half its limit.
+
+    What a measurement of the same work is divided by (see `calibration.Point`); the device's own calibration is left out.
+    """
+    rates = Rates.of(work)
+    adapter_bytes = 0.0 if merges else float(work.config.adapter.pair_rank or 0) * work.adapter_sides * work.dtype_bytes
+    decode = _decode(work, rates, sizes, work.rows, tokens, tokens, adapter_bytes if work.has_vllm else 0.0)
+    return decode, _update(work, rates, sizes)
+
+
+def _decode_some(work: Workload, rates: Rates, sizes: Memory, rows: float, limit: int, adapter_bytes: float) -> float:
+    """Sampling `rows` completions of the assumed lengths."""
+    return _decode(work, rates, sizes, rows, LENGTH_FRACTION * limit, LONGEST_FRACTION * limit, adapter_bytes)
+
+
+def _decode(work: Workload, rates: Rates, sizes: Memory, rows: float, mean: float, longest: float, adapter_bytes: float) -> float:
     """Sampling `rows` completions. Each token of a batch reads the weights once and every row's keys and values."""
     shape = work.shape
-    mean = LENGTH_FRACTION * limit
     tokens = rows * mean
     crowd = max(rows / sizes.concurrency, 1.0)
-    longest = LONGEST_FRACTION * limit
     # vLLM fills a place as soon as it is free; the other engine decodes wave after wave, each to its longest.
     steps = longest + mean * (crowd - 1) if work.has_vllm else longest * crowd
     computing = shape.body + shape.head
@@ -204,7 +233,7 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     }
     if work.minibatches > 1:
         parts["log-probabilities before"] = _forward(work, rates, work.rows)
-    return Update({name: seconds for name, seconds in parts.items() if seconds}, elementwise)
+    return Update({name: seconds for name, seconds in parts.items() if seconds}, elementwise, base + head + products)
 
 
 def elementwise_bytes_per_token(work: Workload) -> float:
@@ -291,4 +320,6 @@ def _load(work: Workload) -> float:
     reading = work.weight_bytes / DISK_BYTES_S + start_s(work)
     if work.device.is_cpu:
         return CPU_IMPORTS_S + reading
-    return IMPORTS_S + reading + (VLLM_START_S if work.has_vllm else 0.0)
+    calibration = work.device.calibration
+    start = calibration.start_s if calibration is not None and calibration.start_s is not None else VLLM_START_S
+    return IMPORTS_S + reading + (start if work.has_vllm else 0.0)

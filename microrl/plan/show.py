@@ -58,7 +58,7 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
             _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
             _verdict(plan, flags),
         )  # fmt: skip
-    return as_text(Group(title, "", table, "", _caution()))
+    return as_text(Group(title, "", table, "", _caution("roofline")))
 
 
 def _verdict(plan: Plan, flags: str) -> str:
@@ -166,15 +166,16 @@ def _words(plan: Plan) -> list[Any]:
     if plan.advice:
         lines += ["", Text("it fits with" + (" all of these changes" if len(plan.advice) > 1 else ""), style="bold")]
         lines += [f"  {text}" for text in plan.advice]
-    return [*lines, *(f"note: {text}" for text in plan.notes), _caution()]
+    return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan.times)]
 
 
-def _caution() -> Text:
-    return Text(
-        f"Estimated with a roofline model, assumed efficiencies and completions at {LENGTH_FRACTION:.0%} of their length limit; "
-        "not measured on a GPU.",
-        style="dim",
-    )
+def _caution(times: str) -> Text:
+    lengths = f"completions at {LENGTH_FRACTION:.0%} of their length limit"
+    if times == "roofline":
+        said = f"Estimated with a roofline model, assumed efficiencies and {lengths}; not measured on a GPU."
+    else:
+        said = f"Estimated with a roofline model, corrected by a calibration of this device ({times}), and {lengths}."
+    return Text(said, style="dim")
 
 
 def _short(count: float) -> str:

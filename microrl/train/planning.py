@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from microrl.config.schema import TransformersEngineConfig
-from microrl.plan import devices, plan
+from microrl.plan import devices, here, plan
 from microrl.plan.devices import Device
 from microrl.plan.plan import Plan
 from microrl.plan.shapes import Shape
@@ -29,5 +29,5 @@ def this_device() -> Device:
     if torch.cuda.is_available():
         memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9
         device = devices.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())
-        return replace(device, memory_gb=memory_gb)  # as the engine's sleep level is chosen
-    return devices.cpu(torch.get_num_threads(), psutil.virtual_memory().total / 1e9)
+        return here.calibrated(replace(device, memory_gb=memory_gb))  # as the engine's sleep level is chosen
+    return here.calibrated(devices.cpu(torch.get_num_threads(), psutil.virtual_memory().total / 1e9))

