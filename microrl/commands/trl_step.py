@@ -1,6 +1,7 @@
 """One side of `microrl bench peer`: training steps of TRL's `GRPOTrainer`, on the same work as `microrl bench step`.
 
-Runs in an environment that has TRL and need not have microrl: it imports nothing of microrl. Prints one JSON object.
+Runs in an environment that has TRL and need not have microrl: it imports nothing of microrl, and reads the clock's file by its
+path. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import json
 import os
 import random
 import resource
+import runpy
 import statistics
 import sys
 import tempfile
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 NEEDED = ("trl", "torch", "transformers", "peft", "datasets")
 SUMS = 512
+CLOCK = Path(__file__).parents[1] / "clock.py"
+"""The clock that times microrl's steps; it needs the standard library alone."""
 
 
 def main() -> None:
@@ -56,6 +59,7 @@ def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
     from transformers import TrainerCallback
 
     torch.set_num_threads(wanted.threads)
+    now_s = runpy.run_path(str(CLOCK))["now_s"]
     seconds: list[float] = []
 
     class Watch(TrainerCallback):
@@ -64,12 +68,12 @@ def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
         began = 0.0
 
         def on_step_begin(self, *arguments: Any, **more: Any) -> None:
-            self.began = time.monotonic()
+            self.began = now_s()
 
         def on_step_end(self, *arguments: Any, **more: Any) -> None:
             if wanted.device == "cuda":
                 torch.cuda.synchronize()
-            seconds.append(time.monotonic() - self.began)
+            seconds.append(now_s() - self.began)
 
     with tempfile.TemporaryDirectory() as folder:
         trainer(wanted, Watch(), folder).train()
