@@ -128,6 +128,9 @@ def test_what_an_evaluation_is_called(data, name):
     ("presets", "show", LONG),
     ("presets", "adapters", "--model", LONG),
     ("bench", "step", "--model", LONG),
+    ("bench", "peer", "--peer", "python", "--model", LONG),
+    ("bench", "peer", "--peer", LONG, "--model", "MODEL"),
+    ("bench", "sync", "--adapters", LONG),
 ], ids=lambda arguments: " ".join(str(word).replace(LONG, "LONG") for word in arguments))  # fmt: skip
 def test_a_name_of_300_characters_is_one_line(inside, place, run, model_folder, data_file, arguments):
     places = {"RUN": str(run), "MODEL": str(model_folder)}

@@ -10,7 +10,6 @@ import random
 import sys
 import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import processes
@@ -721,11 +720,15 @@ def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, insi
 
 
 def bench(*arguments):
-    """`rollout_bench.py` in a process of its own: one engine at a time. A result for each architecture."""
-    script = Path(__file__).with_name("rollout_bench.py")
-    done = processes.run([sys.executable, script, *arguments], timeout=900)
+    """`microrl bench` in a process of its own: one engine at a time."""
+    done = processes.run([sys.executable, "-m", "microrl", "bench", *arguments, "--json"], timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(done.stdout)
+
+
+def rollouts(*arguments):
+    """A result for each architecture."""
+    return bench("rollout", *arguments)["rollouts"]
 
 
 def check_cycles(found):
@@ -739,7 +742,7 @@ def check_cycles(found):
 @pytest.mark.slow
 def test_throughput_is_that_of_vllm_itself():
     """A CPU is noisy: the bar of 0.95 is for a GPU."""
-    (found,) = bench("--cpu", "--pairs", 5, "--tokens", 48, "--prompts", 8)
+    (found,) = rollouts("--device", "cpu", "--pairs", 5, "--tokens", 48, "--prompts", 8)
     check_cycles(found)
     assert found["ratio"] > 0.75
 
@@ -757,7 +760,7 @@ FOUR = ("llama", "qwen3", "gemma3_text", "phi3")
 )
 def test_other_architectures_and_one_engine_after_the_other(sync, architectures):
     """Separate and tied heads, normed queries, sliding windows, layers that the checkpoint has fused already."""
-    found = bench("--cpu", "--arch", *architectures, "--sync", sync, "--rank", 5, "--prompts", 2,
+    found = rollouts("--device", "cpu", "--arch", ",".join(architectures), "--sync", sync, "--rank", 5, "--prompts", 2,
                   "--group", 2, "--tokens", 8, "--cycles", 2, "--pairs", 1)  # fmt: skip
     assert [one["arch"] for one in found] == list(architectures)
     for one in found:
@@ -766,7 +769,9 @@ def test_other_architectures_and_one_engine_after_the_other(sync, architectures)
 
 def test_only_the_targets_are_wrapped():
     """One of three layers that vLLM keeps in one, and another; what is not trained costs nothing."""
-    (found,) = bench("--cpu", "--targets", "q_proj", "down_proj", "--prompts", 2, "--group", 2, "--tokens", 8, "--pairs", 1)
+    (found,) = rollouts(
+        "--device", "cpu", "--targets", "q_proj,down_proj", "--prompts", 2, "--group", 2, "--tokens", 8, "--pairs", 1
+    )
     assert found["wrapped"] == ["down_proj", "qkv_proj"]
     check_cycles(found)
 
@@ -775,15 +780,26 @@ def test_only_the_targets_are_wrapped():
     ("head", "computed"), [("float32", "float32"), pytest.param("model", "bfloat16", marks=pytest.mark.slow)]
 )
 def test_the_heads_type_reaches_the_engine(head, computed):
-    (found,) = bench("--cpu", "--dtype", "bfloat16", "--head", head, "--prompts", 2, "--group", 2, "--tokens", 8,
+    (found,) = rollouts("--device", "cpu", "--dtype", "bfloat16", "--head", head, "--prompts", 2, "--group", 2, "--tokens", 8,
                      "--cycles", 1, "--pairs", 1)  # fmt: skip
     assert found["head"] == computed
+
+
+def test_pushes_of_two_adapters():
+    """A LoRA pair goes over in both ways, DoRA is merged; only what an adapter trains is counted."""
+    found = bench("sync", "--adapters", "lora,dora", "--layers", 1, "--rank", 4, "--versions", 2)["syncs"]
+    assert [(row["kind"], row["mode"]) for row in found] == [("lora", "swap"), ("lora", "merge"), ("dora", "merge")]
+    lora = 4 * (3 * (128 + 128) - 64 - 64 + (128 + 128) + 3 * (128 + 256))  # q, k, v; o; gate, up, down
+    norms = 128 + 64 + 64 + 128 + 256 + 256 + 128
+    assert [row["trained"] for row in found] == [lora, lora, lora + norms]
+    assert all(len(row["all_s"]) == 2 and min(row["all_s"]) <= row["push_s"] <= max(row["all_s"]) for row in found)
+    assert all(row["push_s"] > 0 for row in found)
 
 
 @pytest.mark.skipif(not CUDA, reason="sleep needs a GPU")
 @pytest.mark.parametrize(("sleep", "sync"), [("kv", "swap"), (1, "swap"), (2, "swap"), (2, "merge")])
 def test_three_cycles_at_rank_256_on_a_gpu(sleep, sync):
-    (found,) = bench("--shape", "1.5b", "--rank", 256, "--sleep", sleep, "--sync", sync, "--tokens", 512)
+    (found,) = rollouts("--shape", "1.5b", "--rank", 256, "--sleep", sleep, "--sync", sync, "--tokens", 512)
     promised = found["kv_gb"] + (0 if sleep == "kv" else 3.0)
     assert all(one["freed_gb"] > 0.9 * promised for one in found["cycles"])
     assert check_cycles(found) < 0.05 and found["ratio"] > 0.95

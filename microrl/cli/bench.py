@@ -1,19 +1,39 @@
-"""`microrl bench`: the time of a training step on this machine."""
+"""`microrl bench`: measure training steps, sampling and weight syncs on this machine, and compare with TRL."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
+from microrl.commands.synthetic import Device, Dtype, Shape
+
+ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl bench step --model ./SmolLM2-135M-Instruct --rank 64 --steps 2 --json
+
+  microrl bench peer --peer ENV/bin/python --model ./SmolLM2-135M-Instruct
+
+  microrl bench rollout --sync swap --pairs 5      [dim]needs vLLM[/]
+
+  microrl bench sync --adapters lora,dora          [dim]needs vLLM[/]
+"""
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Time complete training steps on this machine.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
+        no_args_is_help=True,
+        epilog=EXAMPLES,
+    )
     group.callback()(lambda: None)
-    group.command("step")(step)
+    for command in (step, peer, rollout, sync):
+        group.command(command.__name__)(command)
     app.add_typer(group, name="bench")
 
 
@@ -55,3 +75,169 @@ def step(
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["seconds_by_phase"].items())
     say(f"{result['tokens_per_step']} tokens per step: {phases}")
     print(f"median {result['step_s_median']:.2f} s per step, peak memory of the process {result['peak_rss_gb']:.2f} GB")
+
+
+def peer(
+    peer: Annotated[
+        str, typer.Option(metavar="PYTHON", help="Python interpreter of an environment that has TRL, peft and datasets.")
+    ],
+    model: Annotated[str, typer.Option(help="Local folder, .gguf file, or quickstart.")] = "quickstart",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 4,
+    group: Annotated[int, typer.Option(min=2, help="Completions per prompt.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")] = 64,
+    rank: Annotated[int, typer.Option(min=1, help="Adapter rank.")] = 64,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of processes, one of microrl and one of TRL.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps per process; one untimed warm-up step precedes them.")] = 2,
+    as_json: options.Json = False,
+) -> None:
+    """Compare training steps with TRL's: the same work in float32, in alternating processes.
+
+    Ratios are microrl's value divided by TRL's: below 1, microrl is faster or needs less memory. Memory is the peak resident
+    memory of the process, which on a GPU does not include the GPU's.
+    """
+    from microrl.commands import bench_peer
+    from microrl.config import models
+    from microrl.models import hub
+
+    bench_peer.check_model(model)
+    hub.prepare(model, local=(models.QUICKSTART,))
+    work = bench_peer.Work(prompts, group, tokens, rank, steps)
+    result = bench_peer.compare(peer, work, model=model, pairs=pairs, say=say)
+    if as_json:
+        emit(result)
+        return
+    _table(
+        ("pair", "microrl", "TRL", "step ratio", "microrl", "TRL", "memory ratio"),
+        (
+            (
+                number, f"{one['microrl']['step_s']:.3g} s", f"{one['peer']['step_s']:.3g} s", f"{one['step_ratio']:.3f}",
+                f"{one['microrl']['peak_rss_gb']:.3g} GB", f"{one['peer']['peak_rss_gb']:.3g} GB", f"{one['memory_ratio']:.3f}",
+            )
+            for number, one in enumerate(result["pairs"], start=1)
+        ),
+    )  # fmt: skip
+    for key in ("step_ratio", "memory_ratio"):
+        low, high = result[f"{key}_range"]
+        print(f"{key} {result[key]:.3f} ({low:.3f}..{high:.3f})")
+
+
+def rollout(
+    shape: ShapeOption = "tiny",
+    arch: Annotated[
+        str, typer.Option(help="qwen2, qwen3, llama, gemma3_text or phi3; several, separated by commas, one after the other.")
+    ] = "qwen2",
+    rank: Annotated[int, typer.Option(min=1, help="Adapter rank.")] = 64,
+    targets: Annotated[
+        str | None, typer.Option(help="Layers with an adapter, such as q_proj,down_proj.", show_default="all linear layers")
+    ] = None,
+    sync: Annotated[Literal["swap", "merge"], typer.Option(help="How an adapter reaches vLLM.")] = "swap",
+    sleep: Annotated[
+        Literal["auto", "kv", "1", "2", "off"], typer.Option(help="What vLLM frees while it sleeps; on a GPU only.")
+    ] = "auto",
+    dtype: Annotated[Dtype | None, typer.Option(help="Weight type.", show_default="bfloat16 on a GPU, else float32")] = None,
+    head: Annotated[Literal["model", "float32"], typer.Option(help="Type of the output head, on both sides.")] = "model",
+    device: Annotated[Device | None, typer.Option(help="Where it runs.", show_default="the GPU, else the CPU")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per rollout.")] = 16,
+    group: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")] = 64,
+    cycles: Annotated[int, typer.Option(min=1, help="Rollouts, each with a new adapter and its sync.")] = 3,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of rollouts, one of microrl and one of vLLM alone.")] = 3,
+    as_json: options.Json = False,
+) -> None:
+    """Time weight syncs and sleep, and compare sampling with vLLM's own `generate`.
+
+    Needs vLLM. The comparison uses the same engine, requests and settings, and a model with random weights.
+    """
+    from microrl.commands.synthetic import ARCHITECTURES, check_name
+    from microrl.rollout.preflight import require_vllm
+
+    names = _names(arch)
+    for name in names:
+        check_name("architecture", name, ARCHITECTURES)
+    require_vllm("bench rollout")
+    from microrl.commands.bench_rollout import measure
+
+    results = []
+    for name in names:
+        result = measure(
+            shape=shape, architecture=name, rank=rank, targets=_names(targets), sync=sync, sleep=sleep, dtype=dtype, head=head,
+            device=device, prompts=prompts, group=group, tokens=tokens, cycles=cycles, pairs=pairs, say=say,
+        )  # fmt: skip
+        results.append(result)
+        if not as_json:
+            _show_rollout(result)
+    if as_json:
+        emit({"rollouts": results})
+
+
+def _show_rollout(result: dict[str, Any]) -> None:
+    print(f"{result['arch']} {result['shape']}, rank {result['rank']}, {result['sync']}, sleep {result['sleep']}, on "
+          f"{result['device']}")  # fmt: skip
+    _table(
+        ("cycle", "seconds", "push", "sync check", "wake", "sleep", "freed"),
+        (
+            (
+                number, f"{one['seconds']:.2f} s", *(f"{1000 * one[key]:.1f} ms" for key in ("push_s", "proof_s", "wake_s",
+                "sleep_s")), f"{one['freed_gb']:.2f} GB",
+            )
+            for number, one in enumerate(result["cycles"], start=1)
+        ),
+    )  # fmt: skip
+    _table(
+        ("pair", "microrl", "vLLM alone", "ratio"),
+        (
+            (number, f"{one['ours']:.0f} tokens/s", f"{one['plain']:.0f} tokens/s", f"{one['ours'] / one['plain']:.3f}")
+            for number, one in enumerate(result["pairs"], start=1)
+        ),
+    )
+    ratios = [one["ours"] / one["plain"] for one in result["pairs"]]
+    print(f"ratio {result['ratio']:.3f} ({min(ratios):.3f}..{max(ratios):.3f})")
+    print(f"syncs and sleep take {result['sync_fraction']:.1%} of a rollout")
+
+
+def sync(
+    adapters: Annotated[
+        str | None,
+        typer.Option(help="Adapters, such as lora,dora; `microrl presets adapters` lists them.", show_default="all"),
+    ] = None,
+    shape: ShapeOption = "tiny",
+    layers: Annotated[int | None, typer.Option(min=1, help="Number of layers.", show_default="the shape's")] = None,
+    rank: Annotated[int, typer.Option(min=1, help="Adapter rank, where the adapter has one.")] = 8,
+    versions: Annotated[int, typer.Option(min=1, help="Timed syncs per adapter and mode, each of changed weights.")] = 3,
+    as_json: options.Json = False,
+) -> None:
+    """Time how long each adapter takes to reach vLLM, with swap and with merge.
+
+    Needs vLLM. The sync check is not timed. The model has random weights.
+    """
+    from microrl.commands.synthetic import check_name
+    from microrl.config.adapters import KINDS
+    from microrl.rollout.preflight import require_vllm
+
+    kinds = _names(adapters)
+    for kind in kinds:
+        check_name("adapter", kind, KINDS)
+    require_vllm("bench sync")
+    from microrl.commands.bench_sync import rows
+
+    found = list(rows(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say))
+    if as_json:
+        emit({"syncs": found})
+        return
+    _table(
+        ("adapter", "mode", "push", "trained parameters"),
+        ((row["kind"], row["mode"], f"{1000 * row['push_s']:.1f} ms", f"{row['trained']:,}") for row in found),
+    )
+
+
+def _names(text: str | None) -> list[str]:
+    """The parts of a list that is separated by commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print columns: the first one flush left, the others flush right."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
+    for first, *others in lines:
+        print("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:]))]))

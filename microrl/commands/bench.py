@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-import resource
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from microrl import clock
+from microrl.commands.trl_step import peak_rss_gb
 from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
@@ -65,13 +66,14 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
         scorer.close()
         parts.engine.close(at_exit=True)
     timed, timed_phases = (seconds[1:], phase_seconds[1:]) if len(seconds) > 1 else (seconds, phase_seconds)
-    unit = 1 if sys.platform == "darwin" else 1024
     return {
         "step_s_median": statistics.median(timed),
         "steps_s": seconds,
         "seconds_by_phase": {name: statistics.median(one.get(name, 0.0) for one in timed_phases) for name in timed_phases[0]},
         "tokens_per_step": len(groups) * parts.sampling.group_size * parts.sampling.max_tokens,
-        "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9,
+        "peak_rss_gb": peak_rss_gb(),
+        "device": model.device.type,
+        "threads": torch.get_num_threads(),
     }
 
 

@@ -50,6 +50,12 @@ def installed() -> Installed | None:
     return None
 
 
+def require_vllm(command: str) -> None:
+    """Raises UserError where there is no vLLM for a command that measures it."""
+    if installed() is None:
+        raise UserError(f"{command} measures vLLM, which is not installed", INSTALL_GPU)
+
+
 def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
     """The engine of a run. Raises UserError if the configured engine, quantisation or optimizer cannot run here, and where
     torch sees no GPU beside an NVIDIA driver."""

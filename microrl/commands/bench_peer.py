@@ -1,0 +1,214 @@
+"""Compare a training step with TRL's on the same work: processes of both alternate, so that both meet the same machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from microrl.commands import trl_step
+from microrl.config import models
+from microrl.config.paths import local_model
+from microrl.errors import MachineFailure, UserError
+
+INSTALL = "python -m venv ENV && ENV/bin/pip install 'trl>=1.16' 'torch<2.14' peft datasets; then --peer ENV/bin/python"
+ANSWER_S = 120.0
+"""Maximum seconds for the peer's interpreter to say which versions it has."""
+OURS = ("microrl", "torch", "transformers", "peft")
+DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step does, and how many are timed; one untimed step precedes them. `tokens` is per completion, and forced."""
+
+    prompts: int
+    group: int
+    tokens: int
+    rank: int
+    steps: int
+
+    def options(self) -> list[str]:
+        return [word for name, value in asdict(self).items() for word in (f"--{name}", str(value))]
+
+
+def compare(
+    peer: str,
+    work: Work,
+    *,
+    model: str = models.QUICKSTART,
+    pairs: int = 5,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Time `pairs` pairs of processes: `microrl bench step`, and TRL in the environment of the interpreter `peer`.
+
+    Both load the same float32 weights, and use the same device and number of threads. Which side is first alternates, too.
+    `model` is a local folder, a .gguf file or the quickstart's. Ratios are microrl's value divided by TRL's:
+
+    - `pairs`: for each side `step_s` (median of the timed steps), `steps_s` (with the untimed first one) and `peak_rss_gb`
+      (peak resident memory of the process, 1e9 bytes), and the pair's `step_ratio` and `memory_ratio`;
+    - `step_ratio` and `memory_ratio`: the medians over the pairs, with `step_ratio_range` and `memory_ratio_range`.
+
+    Raises UserError for a model that is not local and for an interpreter without TRL, MachineFailure for a side that fails.
+    """
+    interpreter, versions = find_peer(peer)
+    with local_folder(model, say) as folder:
+        found: list[dict[str, Any]] = []
+        ours: dict[str, Any] = {}
+        for number in range(pairs):
+            sides: dict[str, dict[str, Any]] = {}
+            for side in ("microrl", "peer") if number % 2 == 0 else ("peer", "microrl"):
+                if side == "microrl":
+                    result = ours = _our_steps(folder, work)
+                else:
+                    result = _peer_steps(interpreter, folder, work, ours)
+                sides[side] = {
+                    "step_s": result["step_s_median"], "steps_s": result["steps_s"], "peak_rss_gb": result["peak_rss_gb"]
+                }  # fmt: skip
+                name = "microrl" if side == "microrl" else f"TRL {versions['trl']}"
+                say(f"pair {number + 1} of {pairs}: {name} {sides[side]['step_s']:.3g} s per step, "
+                    f"{sides[side]['peak_rss_gb']:.3g} GB")  # fmt: skip
+            found.append(with_ratios(sides["microrl"], sides["peer"]))
+    settings = {"model": model, **asdict(work), "dtype": DTYPE, "device": ours["device"], "threads": ours["threads"]}
+    return {
+        "pairs": found,
+        **spread("step_ratio", found),
+        **spread("memory_ratio", found),
+        "versions": {"microrl": {name: metadata.version(name) for name in OURS}, "peer": versions},
+        "settings": settings,
+    }
+
+
+def with_ratios(ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
+    """A pair with its ratios, microrl's value divided by the peer's."""
+    return {
+        "microrl": ours,
+        "peer": peer,
+        "step_ratio": ours["step_s"] / peer["step_s"],
+        "memory_ratio": ours["peak_rss_gb"] / peer["peak_rss_gb"],
+    }
+
+
+def spread(key: str, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The median of the pairs' ratios, and the smallest and the largest of them."""
+    ratios = [pair[key] for pair in pairs]
+    return {key: statistics.median(ratios), f"{key}_range": [min(ratios), max(ratios)]}
+
+
+def find_peer(name: str) -> tuple[str, dict[str, str]]:
+    """The path of the peer's interpreter, and the versions of its libraries. Raises UserError where it cannot run TRL."""
+    path = shutil.which(os.path.expanduser(name))
+    if path is None:
+        raise UserError(f"--peer: there is no program {name}", INSTALL)
+    try:
+        done = _run(_script(path, "--versions"), timeout_s=ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--peer: {name} is not a Python interpreter: {error}", INSTALL) from error
+    found = _answer(done)
+    if found is None:
+        raise UserError(f"--peer: {name} is not a Python interpreter: {_last_words(done)}", INSTALL)
+    missing = [library for library in trl_step.NEEDED if not found.get(library)]
+    if missing:
+        raise UserError(f"--peer: the environment of {name} lacks {', '.join(missing)}", INSTALL)
+    return path, found
+
+
+def check_model(name: str) -> None:
+    """Raises UserError for a model that is neither a local folder, nor a .gguf file, nor the quickstart's."""
+    if local_model(name) is None and name != models.QUICKSTART:
+        known = models.find(name)
+        hub_id = name if known is None else known.hub_id
+        raise UserError(
+            f"--model {name}: the comparison needs a local model",
+            f"download it with `hf download {hub_id} --local-dir DIR` and pass --model DIR, or use --model {models.QUICKSTART}",
+        )
+
+
+@contextmanager
+def local_folder(name: str, say: Callable[[str], None]) -> Iterator[Path]:
+    """The model as a folder that both sides can load; a .gguf file is converted into a temporary one."""
+    check_model(name)
+    if name == models.QUICKSTART:
+        from microrl.quickstart.model import ensure_model
+        from microrl.run.console import RunConsole
+
+        with RunConsole() as console:
+            folder = ensure_model(console)
+        yield folder
+    elif name.endswith(".gguf"):
+        from microrl.config.schema import ModelConfig
+        from microrl.models.load import load
+
+        with tempfile.TemporaryDirectory(prefix="microrl-") as temporary:
+            say(f"converting {name} to {DTYPE}")
+            for part in load(ModelConfig(name=name, dtype=DTYPE)):
+                part.save_pretrained(temporary)
+            yield Path(temporary)
+    else:
+        yield Path(name).expanduser()
+
+
+def _our_steps(folder: Path, work: Work) -> dict[str, Any]:
+    """`microrl bench step` in a process of its own, so that the peak memory is that of the steps."""
+    command = [sys.executable, "-m", "microrl", "bench", "step", "--model", str(folder), "--dtype", DTYPE, "--json"]
+    done = _run([*command, *work.options()])
+    result = _answer(done)
+    if result is not None:
+        return result
+    said = {word: text for word, _, text in (line.partition(": ") for line in done.stderr.splitlines())}
+    kind = UserError if done.returncode == 2 else MachineFailure
+    raise kind(f"microrl bench step failed: {said.get('error') or _last_words(done)}", said.get("hint"))
+
+
+def _peer_steps(interpreter: str, folder: Path, work: Work, ours: dict[str, Any]) -> dict[str, Any]:
+    """The peer's steps, on the device and with the threads that microrl's had."""
+    same = ["--device", ours["device"], "--threads", str(ours["threads"])]
+    done = _run(_script(interpreter, "--model", str(folder), *work.options(), *same))
+    result = _answer(done)
+    if result is None:
+        raise MachineFailure(f"TRL failed: {_last_words(done)}", f"the environment is that of {interpreter}; {INSTALL}")
+    return result
+
+
+def _script(interpreter: str, *arguments: str) -> list[str]:
+    """The peer's command. `-I`: nothing of this environment, such as PYTHONPATH, reaches the other one."""
+    return [interpreter, "-I", trl_step.__file__, *arguments]
+
+
+def _run(command: list[str], timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=environment, stdin=subprocess.DEVNULL, timeout=timeout_s
+    )
+
+
+def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any] | None:
+    """The JSON object at the end of what a process has printed; None where it failed or there is none."""
+    if done.returncode != 0:
+        return None
+    lines = done.stdout.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("{")]
+    try:
+        found = json.loads("\n".join(lines[starts[-1] :]))
+    except (IndexError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line that a process has written to standard error, or how it ended."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode < 0:
+        return f"killed by {signal.Signals(-done.returncode).name}"
+    return lines[-1].strip()[:300] if lines else f"status {done.returncode} without a result"

@@ -1,0 +1,221 @@
+"""Time what vLLM costs inside microrl: weight syncs and sleep, and sampling against vLLM's own `generate`.
+
+It reads the engine's own parts, which no other command does. vLLM allows one engine at a time in a process.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import torch
+
+from microrl import clock
+from microrl.commands import synthetic
+from microrl.config import RunConfig, resolve
+from microrl.config.engine import Mode
+from microrl.models import gpu
+from microrl.models.tiny import build_tokenizer
+from microrl.policy.policy import Policy
+from microrl.rollout.engine import Sampler
+from microrl.rollout.factory import make_engine
+from microrl.rollout.preflight import select_engine
+from microrl.rollout.vllm.engine import VllmEngine
+from microrl.types import Prompt, Sampling
+
+Sleep = Literal["auto", "kv", "1", "2", "off"]
+Head = Literal["model", "float32"]
+
+
+def measure(
+    *,
+    shape: str = "tiny",
+    architecture: str = "qwen2",
+    rank: int = 64,
+    targets: Sequence[str] = (),
+    sync: Mode = "swap",
+    sleep: Sleep = "auto",
+    dtype: synthetic.Dtype | None = None,
+    head: Head = "model",
+    device: synthetic.Device | None = None,
+    prompts: int = 16,
+    group: int = 8,
+    tokens: int = 64,
+    cycles: int = 3,
+    pairs: int = 3,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Sync a new adapter and sample with it `cycles` times, then sample `pairs` times with microrl and with vLLM alone.
+
+    The model has random weights, and every completion has `tokens` tokens. Without `targets` every linear layer has an adapter.
+    `sleep` counts on a GPU only. The result holds, among what was asked for:
+
+    - `cycles`: for each `seconds` and `tokens` of the rollout, the engine's `push_s`, `proof_s` (the sync check), `wake_s`,
+      `sleep_s`, `freed_gb` and `retaken_gb` (1e9 bytes), and the check's `gap` (nats per token) and `slope`;
+    - `sync_fraction`: seconds of push, check, waking and sleeping per second of rollout, without the first cycle if there are
+      others, because it also calibrates the check;
+    - `tokens_per_s` and `plain_tokens_per_s`: medians for microrl and for vLLM's own `generate`, and `ratio`, the median of
+      the pairs' ratios; `pairs` holds the rates of each.
+
+    Raises UserError where vLLM cannot run here, and for a name that is not known.
+    """
+    device = synthetic.find_device(device)
+    config = _config(
+        device, rank=rank, targets=targets, sync=sync, sleep=sleep, dtype=dtype, head=head, prompts=prompts, group=group,
+        tokens=tokens,
+    )  # fmt: skip
+    select_engine(config)  # fails before anything is built
+    tokenizer = build_tokenizer()
+    with _threads(1 if device == "cpu" else torch.get_num_threads()):
+        model = synthetic.build(tokenizer, shape=shape, architecture=architecture, dtype=dtype, device=device)
+        say(f"{architecture}: starting vLLM")
+        began = clock.now_s()
+        engine = cast(VllmEngine, make_engine(config, model, tokenizer))
+        started_s = clock.now_s() - began
+        try:
+            policy = Policy(model, config)
+            asked, sampling = _prompts(tokenizer, prompts), Sampling(group, tokens, min_tokens=tokens)
+            done = []
+            for number, cycle in enumerate(_cycles(engine, policy, asked, sampling, cycles), start=1):
+                done.append(cycle)
+                say(f"{architecture}: sync and rollout {number} of {cycles}: {cycle['seconds']:.2f} s")
+            compared = []
+            with engine.awake(policy.snapshot()) as sampler:
+                for number in range(pairs):
+                    compared.append(_compare(engine, sampler, asked, sampling, number))
+                    rates = "{ours:.0f} tokens per second, vLLM alone {plain:.0f}".format(**compared[-1])
+                    say(f"{architecture}: pair {number + 1} of {pairs}: microrl {rates}")
+            computed, wrapped = _inside(engine, swaps=sync == "swap")
+        finally:
+            engine.close()
+    later = done[1:] or done
+    overhead_s = sum(one["push_s"] + one["proof_s"] + one["wake_s"] + one["sleep_s"] for one in later)
+    return {
+        "device": gpu.name() if device == "cuda" else "cpu",
+        "arch": architecture,
+        "shape": shape,
+        "rank": rank,
+        "sync": sync,
+        "sleep": engine._settings.sleep,
+        "kv_gb": engine._settings.kv_bytes / 1e9,
+        "started_s": started_s,
+        "trainable": policy.trainable,
+        "head": computed,
+        "wrapped": wrapped,
+        "cycles": done,
+        "sync_fraction": overhead_s / sum(one["seconds"] for one in later),
+        "tokens_per_s": statistics.median(pair["ours"] for pair in compared),
+        "plain_tokens_per_s": statistics.median(pair["plain"] for pair in compared),
+        "ratio": statistics.median(pair["ours"] / pair["plain"] for pair in compared),
+        "pairs": compared,
+    }
+
+
+def _config(
+    device: str, *, rank: int, targets: Sequence[str], sync: str, sleep: str, dtype: str | None, head: str, prompts: int,
+    group: int, tokens: int,
+) -> RunConfig:  # fmt: skip
+    flags: dict[str, Any] = {
+        "engine.kind": "vllm", "engine.sync": sync, "adapter.rank": rank, "adapter.alpha": float(rank), "model.head_dtype": head,
+        "sampling.prompts_per_step": prompts, "sampling.group_size": group, "sampling.max_completion_tokens": tokens,
+        "data.max_prompt_tokens": 128, "model.dtype": dtype,
+    }  # fmt: skip
+    if targets:
+        flags["adapter.targets"] = tuple(targets)
+    if device == "cuda":
+        flags["engine.sleep"] = int(sleep) if sleep.isdigit() else sleep
+    return resolve((), flags)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _prompts(tokenizer: Any, count: int) -> list[Prompt]:
+    texts = [f"What is {n} + {n + 7}? Think about it step by step." for n in range(count)]
+    return [Prompt(text, "", text, tuple(tokenizer(text)["input_ids"])) for text in texts]
+
+
+def _cycles(
+    engine: VllmEngine, policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, count: int
+) -> Iterator[dict[str, Any]]:
+    """A new version of the adapter, one step's sampling with it, and what the engine reports of that; `count` times."""
+    device = policy.parameters[0].device
+    generator = torch.Generator(device=device).manual_seed(1)
+    for number in range(count):
+        for pair in policy.snapshot().pairs.values():
+            noise = torch.randn(pair.B_OR.shape, generator=generator, device=device)
+            pair.B_OR.copy_(noise * 0.002 * (1 + number))
+        policy.version += 1
+        began = clock.now_s()
+        with engine.awake(policy.snapshot()) as sampler:
+            tokens = _sampled(sampler, prompts, sampling, (number,))
+        report = engine.report
+        yield {
+            "seconds": clock.now_s() - began,
+            "tokens": tokens,
+            "push_s": report.push_s,
+            "proof_s": report.proof_s,
+            "wake_s": report.wake_s,
+            "sleep_s": report.sleep_s,
+            "freed_gb": report.freed_bytes / 1e9,
+            "retaken_gb": report.retaken_bytes / 1e9,
+            "gap": report.gap,
+            "slope": report.slope,
+        }
+
+
+def _sampled(sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling, stream: tuple[int, ...]) -> int:
+    """Sample, and return the number of tokens."""
+    groups = sampler.groups(prompts, sampling, stream=stream)
+    return sum(len(completion.token_ids) for _, group in groups for completion in group.completions)
+
+
+def _compare(
+    engine: VllmEngine, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling, number: int
+) -> dict[str, float]:
+    """Tokens per second of microrl's sampler and of vLLM's own `generate`, with the same engine, requests and settings."""
+    rates = {}
+    for side in ("ours", "plain") if number % 2 else ("plain", "ours"):
+        engine._driver.reset_cache()
+        gc.collect()
+        began = clock.now_s()
+        if side == "ours":
+            tokens = _sampled(sampler, prompts, sampling, (9, number))
+        else:
+            tokens = _generated(engine, prompts, sampling, 1000 * number)
+        rates[side] = tokens / (clock.now_s() - began)
+    return rates
+
+
+def _generated(engine: VllmEngine, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> int:
+    """Have vLLM's `generate` sample, and return the number of tokens."""
+    from vllm import SamplingParams
+
+    driver = engine._driver
+    settings = [
+        SamplingParams(
+            n=sampling.group_size, temperature=1.0, max_tokens=sampling.max_tokens, min_tokens=sampling.min_tokens,
+            stop_token_ids=engine._stops, logprobs=0, detokenize=False, seed=seed + place if driver.seeded else None,
+        )
+        for place in range(len(prompts))
+    ]  # fmt: skip
+    requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
+    outputs = driver._llm.generate(requests, settings, use_tqdm=False, lora_request=driver._request)
+    return sum(len(one.token_ids) for output in outputs for one in output.outputs)
+
+
+def _inside(engine: VllmEngine, *, swaps: bool) -> tuple[str, list[str]]:
+    """The type in which vLLM computes the output head, and the kinds of layers that it has wrapped for an adapter."""
+    driver = engine._driver
+    head = str(driver._runner.model.logits_processor.head_dtype).removeprefix("torch.")
+    return head, sorted({name.rsplit(".", 1)[-1] for name in driver._manager().modules}) if swaps else []

@@ -1,0 +1,79 @@
+"""Models of a real shape with random weights, for measurements that do not depend on what the weights are.
+
+torch is imported by the functions alone, so that a wrong name is reported before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from microrl.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Shape = Literal["tiny", "1.5b"]
+Architecture = Literal["qwen2", "qwen3", "llama", "gemma3_text", "phi3"]
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                 vocab_size=320),
+    "1.5b": dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
+                 vocab_size=151936),
+}  # fmt: skip
+"""The sizes of models: `1.5b` is Qwen2.5-1.5B's."""
+ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raises UserError for a name that is not among the known ones."""
+    names = list(known)
+    if name not in names:
+        raise UserError(f"there is no {kind} `{name}`", did_you_mean(name, names))
+
+
+def find_device(name: Device | None) -> Device:
+    """The device of this name; for None the GPU if torch sees one, else the CPU. Raises UserError for a GPU that is not there."""
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU", "run `microrl doctor`")
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def build(
+    tokenizer: Any,
+    *,
+    shape: str = "tiny",
+    architecture: str = "qwen2",
+    layers: int | None = None,
+    dtype: Dtype | None = None,
+    device: Device | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """A frozen model with random weights, in eval mode.
+
+    `layers` overrides the shape's number of layers. `dtype` is bfloat16 on a GPU and float32 on a CPU, if None. `device` is
+    the GPU if there is one, if None. Raises UserError for an unknown shape or architecture, and for a GPU that is not there.
+    """
+    check_name("shape", shape, SHAPES)
+    check_name("architecture", architecture, ARCHITECTURES)
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    device = find_device(device)
+    sizes = {**SHAPES[shape]}
+    sizes["num_hidden_layers"] = layers or sizes["num_hidden_layers"]
+    # Random weights of this width leave the logits alive: a probe on a flat distribution would show little.
+    config = AutoConfig.for_model(
+        architecture, **sizes, head_dim=sizes["hidden_size"] // sizes["num_attention_heads"], max_position_embeddings=8192,
+        tie_word_embeddings=architecture != "llama", initializer_range=0.03, bos_token_id=1,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config)
+    wanted = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
+    return model.to(wanted).eval().requires_grad_(False)
