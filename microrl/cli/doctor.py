@@ -30,7 +30,8 @@ def register(app: typer.Typer) -> None:
 def doctor(
     self_test: Annotated[bool, typer.Option(metavar="", help="Run one training loop with a tiny model (30 s).")] = True,
     measure: Annotated[
-        bool, typer.Option("--measure", metavar="", help="Also test and time this machine; `plan` and `train` then use the times.")
+        bool,
+        typer.Option("--measure", metavar="", help="Also test and time this machine; `plan` and `train` then use it."),
     ] = False,
     shape: Annotated[
         str | None,
@@ -92,6 +93,8 @@ def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) 
 
     outcomes = []
     stages = measure.stages(shape, rank)
+    if (warning := measure.warning()) is not None:
+        say(f"warning: {warning}")
     for number, stage in enumerate(stages, start=1):
         say(f"measuring {number} of {len(stages)}: {stage.title}")
         outcomes.append(measure.run(stage))

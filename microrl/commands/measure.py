@@ -30,6 +30,8 @@ from microrl.train.planning import this_device
 
 OTHERS_SHARE = 0.1
 """Fraction of the card's memory that other processes may hold: more, and they compute on it too."""
+BUSY = 0.7
+"""Average load per core from which others are said to be busy."""
 DEADLINE_S = 600.0
 """For one stage: vLLM's first start on a new machine reads it from a cold disk and compiles kernels."""
 
@@ -78,11 +80,10 @@ def stages(shape: str | None, rank: int | None) -> list[Stage]:
         found += [Stage(f"weight sync by {sync}", "cycles", {**sizes, "sync": sync}) for sync in ("swap", "merge")]
         found.append(Stage("back-off to a second engine", "back_off", {"rank": rank or 8, "sleep": "off"}))
     for name in [shape] if shape else ["tiny", "135m"]:
-        sizes = {"prompts": 8, "group": 8, "tokens": 24} if name == "tiny" else {"prompts": 2, "group": 4, "tokens": 32}
-        at = {"shape": name, "rank": rank or (4 if name == "tiny" else 64)}
-        decode = {**at, **sizes, "sync": "shared", "prompts": sorted({1, sizes["prompts"]})}
-        found.append(Stage(f"sampling, {name}", "decode", decode))
-        found.append(Stage(f"update, {name}", "update", {**at, **sizes, "recompute": False}))
+        prompts, group, tokens = (8, 8, 24) if name == "tiny" else (2, 4, 32)
+        work = {"shape": name, "rank": rank or (4 if name == "tiny" else 64), "group": group, "tokens": tokens}
+        found.append(Stage(f"sampling, {name}", "decode", {**work, "sync": "shared", "prompts": [1, prompts]}))
+        found.append(Stage(f"update, {name}", "update", {**work, "prompts": prompts, "recompute": False}))
     return found
 
 
@@ -107,6 +108,14 @@ def _on_a_gpu(shape: str, rank: int, *, has_vllm: bool) -> Iterator[Stage]:
         yield Stage(label, "update", {**at, "prompts": 2, **batch, "recompute": recompute})
 
 
+def warning() -> str | None:
+    """Why measurements may be too slow here; None: nothing is known that would slow them down."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < BUSY * cores:
+        return None
+    return f"other processes are busy on this machine (load {load:.1f} on {cores} cores), so its calibration may be too slow"
+
+
 def _refuse_others() -> None:
     others = gpu.others_on_card()
     held, total = sum(other.bytes for other in others), torch.cuda.mem_get_info()[1]
@@ -120,9 +129,7 @@ def run(stage: Stage, deadline_s: float = DEADLINE_S) -> Outcome:
     command = [sys.executable, "-m", "microrl.commands.measure_stage", stage.kind, json.dumps(stage.options)]
     began = clock.now_s()
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=deadline_s, env={**os.environ, **stage.variables}
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env={**os.environ, **stage.variables})
     except subprocess.TimeoutExpired:
         return Outcome(stage, deadline_s, None, f"no answer in {deadline_s:.0f} s", "stop other work on this machine")
     seconds = clock.now_s() - began
@@ -151,9 +158,15 @@ def calibration_of(outcomes: list[Outcome]) -> Calibration | None:
     device = this_device()
     starts = [found["started_s"] for found in kinds["decode"] if found["sync"] != "shared"]
     return Calibration(
-        device=here.calibration_name(device), memory_gb=device.memory_gb, versions=calibration.versions(), source=calibration.HERE,
-        date=datetime.date.today().isoformat(), start_s=min(starts, default=None), points=points, **kinds["rates"][0],
-    )  # fmt: skip
+        device=here.calibration_name(device),
+        memory_gb=device.memory_gb,
+        versions=calibration.versions(),
+        source=calibration.HERE,
+        date=datetime.date.today().isoformat(),
+        start_s=min(starts, default=None),
+        points=points,
+        **kinds["rates"][0],
+    )
 
 
 def report(outcomes: list[Outcome], found: Calibration | None, peer: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -33,25 +33,25 @@ def page(value: dict[str, Any]) -> str:
     if updates := by_kind.get("update"):
         lines += ["## Update", ""]
         fastest = max(value["calibration"]["product_tflops"].values()) if value["calibration"] else None
-        rows = [
+        reached = [
             (
                 found["shape"], found["rank"], "yes" if found["recompute"] else "no", found["tokens"], f"{found['seconds']:.3g}",
                 f"{found['tflops']:.3g}", f"{found['tflops'] / fastest:.0%}" if fastest else "", f"{found['peak_gb']:.1f}",
             )
             for found in updates
         ]  # fmt: skip
-        names = ("model", "rank", "recomputation", "tokens", "seconds", "TFLOP/s", "of the fastest product", "peak, GB")
-        lines += _table(names, rows)
+        titles = ("model", "rank", "recomputation", "tokens", "seconds", "TFLOP/s", "of the fastest product", "peak, GB")
+        lines += _table(titles, reached)
     if peer := value["peer"]:
         lines += ["## Against TRL", "", f"Step {peer['step_ratio']:.2f}x, memory {peer['memory_ratio']:.2f}x.", ""]
     if calibration := value["calibration"]:
         lines += ["## Calibration", "", "Measured seconds divided by the plan's roofline:", ""]
-        rows = [
+        factors = [
             (point["shape"], point["rank"], ", ".join(f"{name} {factor:.2f}" for name, factor in point["decode"].items()),
              f"{point['update']:.2f}")
             for point in calibration["points"]
         ]  # fmt: skip
-        lines += _table(("model", "rank", "sampling", "update"), rows)
+        lines += _table(("model", "rank", "sampling", "update"), factors)
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -13,17 +13,19 @@ from microrl.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Shape = Literal["tiny", "1.5b"]
+Shape = Literal["tiny", "135m", "1.5b"]
 Architecture = Literal["qwen2", "qwen3", "llama", "gemma3_text", "phi3"]
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
                  vocab_size=320),
+    "135m": dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+                 vocab_size=49152),
     "1.5b": dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
                  vocab_size=151936),
 }  # fmt: skip
-"""The sizes of models: `1.5b` is Qwen2.5-1.5B's."""
+"""The sizes of models: `135m` is SmolLM2-135M's, `1.5b` is Qwen2.5-1.5B's."""
 ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
 
 
