@@ -485,6 +485,47 @@ def test_the_order_of_waking(served, sleepy, level, pushed):
     assert not served.events and engine.report.freed_bytes == int(1e12)
 
 
+def lost_in_sleep(runner, level):
+    """The tensors whose content a sleep level loses: the cache at every level, all that was made at loading in level 2."""
+    found = [tensor for cache in runner.kv_caches for tensor in (cache if isinstance(cache, list | tuple) else [cache])]
+    if level != 2:
+        return found
+    manager = runner.lora_manager._adapter_manager
+    found += [parameter.data for parameter in runner.model.parameters()]
+    for module in manager.modules.values():
+        found += [*module.lora_a_stacked, *module.lora_b_stacked]
+    for wrapper in manager.punica_wrapper_mapping.values():
+        found += [value for value in vars(wrapper).values() if isinstance(value, torch.Tensor)]
+    return found
+
+
+@pytest.mark.parametrize("level", ["kv", 1, 2])
+def test_what_sleep_loses_is_replaced_by_poison_and_comes_back(served, monkeypatch, level):
+    """A CPU does not sleep: here the content is lost as a card would lose it, and everything must be right again."""
+    engine, policy = served.in_mode("swap"), served.change("lora", seed=48)
+    driver, poisoned = engine._driver, []
+    meant = rows_of(sampled(engine, policy.snapshot(), prompts(served, 2), stream=(4, 8)))
+
+    def sleep():
+        with torch.no_grad():
+            for tensor in lost_in_sleep(driver._runner, level):
+                tensor.fill_(7)  # no NaN: the CPU's attention reads the free places of a block, with a weight of zero
+                poisoned.append(tensor.numel())
+        return int(1e12)
+
+    monkeypatch.setattr(engine, "_settings", replace(engine._settings, sleep=level))
+    monkeypatch.setattr(driver, "sleep", sleep)
+    monkeypatch.setattr(driver, "wake", lambda what: 0)
+    sampled(engine, policy.snapshot(), prompts(served, 1))
+    assert sum(poisoned) > 0
+    again = rows_of(sampled(engine, policy.snapshot(), prompts(served, 2), stream=(4, 8)))
+    assert [row.completion_ids for row in again] == [row.completion_ids for row in meant] and not served.events
+    monkeypatch.undo()
+    if level == 2:
+        engine._folded = None  # the poison of the last sleep is still in it
+    assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE
+
+
 def test_sleep_that_frees_less_than_promised_is_a_warning_with_its_cause(served, sleepy, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setattr(gpu, "_vllm_reads_both_names", lambda: False)  # as before 0.32
