@@ -43,8 +43,12 @@ BLOCK_TOKENS = 256
 """Two blocks of the engine's cache, which a completion may leave unfilled: vLLM's have 16 tokens on a GPU, 128 on a CPU."""
 CANARY_RANK = 8
 """Of the proof's test adapter, where the run's own is no pair."""
-CHUNK_ELEMENTS = 2**24
-"""Logits of one chunk of the log-probabilities: 64 MB in fp32."""
+GPU_CHUNK_ELEMENTS = 2**26
+"""Logits of one chunk of the log-probabilities on a GPU: 268 MB in fp32, 441 tokens of Qwen's vocabulary. Each chunk reads the
+whole head once more. Chosen by reckoning: not measured on a GPU."""
+CPU_CHUNK_ROWS, CPU_CHUNK_ELEMENTS = 256, 2**20
+"""The same on a CPU: at least so many tokens, as fewer leave the product waiting for the head; and at least so many logits, which
+its caches nearly hold."""
 CPU_CACHE_BYTES = 4e9
 """At most this much cache on a CPU."""
 NF4_BYTES = 0.5 + 4 / 64
@@ -58,6 +62,11 @@ def auto_dtype(capability: tuple[int, int] | None) -> str:
     if capability is None:
         return "float32"
     return "bfloat16" if capability >= MIN_BF16 else "float16"
+
+
+def chunk_elements(vocab: int, *, on_cpu: bool) -> int:
+    """Logits of one chunk of the log-probabilities, in whole tokens or not."""
+    return max(CPU_CHUNK_ROWS * vocab, CPU_CHUNK_ELEMENTS) if on_cpu else GPU_CHUNK_ELEMENTS
 
 
 # ---- vLLM

@@ -397,9 +397,9 @@ def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
 
 
 def test_the_room_for_a_micro_batch_by_hand():
-    # 40 GB free of 48: 4 bytes for each of 1e8 gradients, five chunks of 2^24 floats and a twentieth of the card are kept.
-    assert memory.activation_room(40e9, 48e9, 100_000_000) == pytest.approx(40e9 - 0.4e9 - 5 * 4 * 2**24 - 2.4e9)
-    assert memory.activation_room(1e9, 48e9, 0) == 0
+    # 40 GB free of 48: 4 bytes for each of 1e8 gradients, five chunks of 2^26 floats and a twentieth of the card are kept.
+    assert memory.activation_room(40e9, 48e9, 100_000_000, 151_936) == pytest.approx(40e9 - 0.4e9 - 5 * 4 * 2**26 - 2.4e9)
+    assert memory.activation_room(1e9, 48e9, 0, 151_936) == 0
 
 
 def test_memory_grows_with_rank_length_and_model():

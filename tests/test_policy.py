@@ -32,7 +32,7 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
     targets = torch.randint(50, (37,))
     weights = torch.randn(37, dtype=torch.float64)
     ours, whole = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    monkeypatch.setattr("microrl.policy.logprobs.CHUNK_ELEMENTS", 50 * 5)
+    monkeypatch.setattr("microrl.policy.logprobs.chunk_elements", lambda vocab, on_cpu: 50 * 5)
     logprobs, entropy = chosen_logprobs(ours, targets, head, temperature)
     everything = (head(whole) / temperature).log_softmax(-1)
     assert torch.allclose(logprobs, everything.gather(1, targets[:, None])[:, 0], atol=1e-12)
@@ -47,7 +47,7 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
 def test_bent_logits_and_all_their_gradients_are_autograds(monkeypatch, bend):
     """States, weights and bias of the head against autograd through the whole formula, in chunks, in float64."""
     torch.manual_seed(0)
-    monkeypatch.setattr("microrl.policy.logprobs.CHUNK_ELEMENTS", 50 * 5)
+    monkeypatch.setattr("microrl.policy.logprobs.chunk_elements", lambda vocab, on_cpu: 50 * 5)
     hidden, weights, targets = torch.randn(37, 16).double(), torch.randn(37).double(), torch.randint(50, (37,))
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
     head.weight.data *= 8
@@ -139,7 +139,7 @@ def test_no_tensor_of_all_tokens_times_vocabulary_exists(monkeypatch):
                 largest = max(largest, out.shape[0])
             return out
 
-    monkeypatch.setattr("microrl.policy.logprobs.CHUNK_ELEMENTS", 1000 * 8)
+    monkeypatch.setattr("microrl.policy.logprobs.chunk_elements", lambda vocab, on_cpu: 1000 * 8)
     hidden = torch.randn(64, 4, requires_grad=True)
     head = torch.nn.Linear(4, 1000, bias=False).requires_grad_(False)
     with Watch():

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
         epilog=EXAMPLES,
     )
     group.callback()(lambda: None)
-    for command in (step, peer, rollout, sync):
+    for command in (step, peer, rollout, sync, logprob):
         group.command(command.__name__)(command)
     app.add_typer(group, name="bench")
 
@@ -75,6 +75,32 @@ def step(
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["seconds_by_phase"].items())
     say(f"{result['tokens_per_step']} tokens per step: {phases}")
     print(f"median {result['step_s_median']:.2f} s per step, peak memory of the process {result['peak_rss_gb']:.2f} GB")
+
+
+def logprob(
+    tokens: Annotated[int, typer.Option(min=1, help="Completion tokens.")] = 8192,
+    vocab: Annotated[int, typer.Option(min=2, help="Vocabulary.")] = 151936,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 1536,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Type of states and head.")] = "float32",
+    pairs: Annotated[int, typer.Option(min=1, help="Number of timed pairs.")] = 3,
+    as_json: options.Json = False,
+) -> None:
+    """Compare log-probabilities and entropies, forward and backward, with the naive pass that holds all logits."""
+    say("loading torch")
+    from microrl.commands.bench_logprob import compare
+
+    say("measuring the memory of both sides")
+    result = compare(tokens, vocab, hidden, dtype, pairs, lambda pair, ratio: say(f"pair {pair}: {ratio:.2f} of the naive time"))
+    if as_json:
+        emit(result)
+        return
+    for name in ("ours", "naive"):
+        seconds = ", ".join(f"{one:.2f}" for one in result[name]["seconds"])
+        print(f"{name}: peak memory {result[name]['peak_gb']:.3f} GB, seconds {seconds}")
+    print(
+        f"memory ratio {result['memory_ratio']:.3f}, time ratio {result['time_ratio']:.2f} (median), "
+        f"gradient error {result['gradient_error']:.1e}"
+    )
 
 
 def peer(

@@ -27,13 +27,13 @@ from microrl.config.adapters import (
 from microrl.limits import (
     BLOCK_TOKENS,
     CANARY_RANK,
-    CHUNK_ELEMENTS,
     CPU_CACHE_BYTES,
     GRAPH_BYTES,
     KV_SLEEP_FRACTION,
     LORA_RANKS,
     MAX_SEQUENCES,
     WORKSPACE_BYTES,
+    chunk_elements,
 )
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
@@ -119,12 +119,12 @@ def micro_batch_tokens(
     return min(max(MIN_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MAX_TOKENS)
 
 
-def activation_room(free_bytes: float, total_bytes: float, trained: int) -> float:
-    """What a micro-batch may take of a card that holds base, adapter and its moments, and whose engine sleeps.
+def activation_room(free_bytes: float, total_bytes: float, trained: int, vocab: int) -> float:
+    """What a micro-batch may take of a GPU that holds base, adapter and its moments, and whose engine sleeps.
 
     Gradients are yet to come, and so is the log-probability chunk; a share of the card stays free.
     """
-    coming = 4 * trained + 4 * CHUNK_BUFFERS * CHUNK_ELEMENTS
+    coming = 4 * trained + 4 * CHUNK_BUFFERS * chunk_elements(vocab, on_cpu=False)
     return max(free_bytes - coming - SLACK * total_bytes, 0.0)
 
 
@@ -205,7 +205,8 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
     updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
-    updating["log-probability chunk"] = 4.0 * min(CHUNK_BUFFERS * CHUNK_ELEMENTS, work.rows * work.limit * work.shape.vocab)
+    chunk = chunk_elements(work.shape.vocab, on_cpu=work.device.is_cpu)
+    updating["log-probability chunk"] = 4.0 * CHUNK_BUFFERS * min(chunk, work.rows * work.limit * work.shape.vocab)
     tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
     updating["fragmentation"] = 0.0 if work.device.is_cpu else FRAGMENTS * updating["activations"]

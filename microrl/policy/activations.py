@@ -29,11 +29,11 @@ class ActivationBudget(NamedTuple):
     @classmethod
     def of(cls, model: PreTrainedModel, config: RunConfig, trained: int, dtype: torch.dtype) -> ActivationBudget:
         """`dtype` is what the base computes in: trained base weights are wider."""
-        room = None
+        room, shape = None, Shape.from_config(model.config.to_dict())
         if model.device.type == "cuda":
-            room = memory.activation_room(*torch.cuda.mem_get_info(model.device), trained)
+            room = memory.activation_room(*torch.cuda.mem_get_info(model.device), trained, shape.vocab)
             room = max(room - memory.narrow_copy(config.adapter, trained, dtype.itemsize), 0.0)
-        return cls(Shape.from_config(model.config.to_dict()), config, dtype.itemsize, room)
+        return cls(shape, config, dtype.itemsize, room)
 
     @property
     def _row(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from microrl.limits import CHUNK_ELEMENTS
+from microrl.limits import chunk_elements
 from microrl.models.forward import Bend, project
 
 
@@ -54,25 +54,33 @@ class _ChosenLogprobs(torch.autograd.Function):
         logprobs_N = hidden_ND.new_empty(count, dtype=wide)
         entropy_N = hidden_ND.new_empty(count, dtype=wide)
         slope_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
-        size = max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
+        vocab = weight_VD.shape[0]
+        size = max(1, chunk_elements(vocab, on_cpu=not hidden_ND.is_cuda) // vocab)
         for start in range(0, count, size):
             part = slice(start, start + size)
             targets_C1 = targets_N[part].unsqueeze(1)
-            logprobs_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head, bend=bend).to(wide)
-            bend_CV = 1.0 if bend is None or slope_ND is None else bend.slope(logprobs_CV)
+            logits_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head, bend=bend).to(wide)
+            bend_CV = 1.0 if bend is None or slope_ND is None else bend.slope(logits_CV)
             if temperature != 1.0:
-                logprobs_CV /= temperature
-            logprobs_CV -= logprobs_CV.logsumexp(dim=1, keepdim=True)
-            logprobs_N[part] = logprobs_CV.gather(1, targets_C1).squeeze(1)
-            probabilities_CV = logprobs_CV.exp()
-            entropy_N[part] = -torch.linalg.vecdot(probabilities_CV, logprobs_CV)
+                logits_CV /= temperature
+            # With z = logits - max: log p(v) = z_v - log S and H = log S - sum_v z_v exp(z_v) / S, where S = sum_v exp(z_v).
+            logits_CV -= logits_CV.amax(dim=1, keepdim=True)
+            exp_CV = logits_CV.exp()
+            sum_C = exp_CV.sum(dim=1)
+            logprobs_N[part] = logits_CV.gather(1, targets_C1).squeeze(1) - sum_C.log()
+            logits_CV *= exp_CV  # not `vecdot`, which makes a tensor of its own
+            entropy_N[part] = sum_C.log() - logits_CV.sum(dim=1) / sum_C
+            del logits_CV
             if slope_ND is not None:
                 # The difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's
                 # gradient would be lost in rounding.
-                probabilities_CV.neg_().scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=wide))
+                exp_CV *= -1 / sum_C.unsqueeze(1)
+                slope_CV = exp_CV.scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=wide))
                 if bend is not None:
-                    probabilities_CV *= bend_CV
-                slope_ND[part] = (probabilities_CV.to(weight_VD.dtype) @ weight_VD) / temperature
+                    slope_CV *= bend_CV
+                slope_ND[part] = (slope_CV.to(weight_VD.dtype) @ weight_VD) / temperature
+                del slope_CV
+            del exp_CV, bend_CV  # before the next chunk's logits are there
         head = (hidden_ND, targets_N, trained_VD, bias_V) if ctx.needs_input_grad[2] else ()
         ctx.save_for_backward(slope_ND, *head)
         ctx.size, ctx.temperature, ctx.fp32_head, ctx.bend = size, temperature, fp32_head, bend

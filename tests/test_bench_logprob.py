@@ -1,0 +1,63 @@
+"""`microrl bench logprob`: the bars of its issue at a smaller size, and the memory that the plan reckons with."""
+
+import json
+
+import psutil
+import pytest
+import torch
+
+from microrl.commands import bench_logprob
+from microrl.limits import CPU_CHUNK_ROWS, GPU_CHUNK_ELEMENTS, chunk_elements
+from microrl.models.forward import Bend
+from microrl.plan.memory import CHUNK_BUFFERS
+from microrl.policy.logprobs import chosen_logprobs
+
+MB = 2**20
+
+
+def bench(inside, *more):
+    done = inside("bench", "logprob", "--json", *more)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_memory_and_gradients_meet_the_bar(inside):
+    """A 24th of the vocabulary and of the width. The naive pass holds three fp32 tensors of all logits, and little else."""
+    found = bench(inside, "--tokens", 3072, "--vocab", 6331, "--hidden", 64, "--pairs", 1)
+    assert found["memory_ratio"] <= 1 / 8 and found["gradient_error"] <= 1e-5
+    assert found["logprob_error"] <= 1e-5 and found["entropy_error"] <= 2e-5
+    assert found["naive"]["peak_gb"] == pytest.approx(3 * 4 * 3072 * 6331 / 1e9, rel=0.02)
+    # two tensors of a chunk, the slope and the gradient
+    assert found["ours"]["peak_gb"] == pytest.approx((2 * 4 * 256 * 6331 + 2 * 4 * 3072 * 64) / 1e9, rel=0.1)
+
+
+@pytest.mark.slow
+def test_time_meets_the_bar(inside):
+    """Processor time: other processes take the clock's, but not this."""
+    found = bench(inside, "--tokens", 512, "--vocab", 75968, "--hidden", 768)
+    assert found["processor_ratio"] <= 1.1, found
+
+
+@pytest.mark.parametrize("bend", [None, Bend(scale=0.5), Bend(cap=20.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_chunk_takes_no_more_tensors_than_the_plan_reckons_with(dtype, bend, trained):
+    case = bench_logprob.make_case(torch.device("cpu"), dtype, CPU_CHUNK_ROWS * 2, 8192, 4)
+    case.head.requires_grad_(trained)
+    peak = bench_logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, bend=bend), case)
+    assert 2 <= peak / (4 * chunk_elements(8192, on_cpu=True)) <= CHUNK_BUFFERS + 0.1
+
+
+def test_chunks_by_hand():
+    assert chunk_elements(151_936, on_cpu=False) == GPU_CHUNK_ELEMENTS == 64 * MB
+    assert chunk_elements(151_936, on_cpu=True) == 256 * 151_936 and chunk_elements(100, on_cpu=True) == MB
+
+
+def test_the_naive_pass_is_refused_where_it_does_not_fit(inside, monkeypatch):
+    """1.1 x (151,936 x 12 + 1,536 x 16) bytes a token and the head of 0.93 GB: 8,192 tokens take 17.7 GB, 10 GB hold 4,416."""
+    memory = psutil.virtual_memory()._replace(available=10_000_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    done = inside("bench", "logprob")
+    assert done.returncode == 2 and not done.stdout
+    assert "takes 17.7 GB, but only 10.0 GB" in done.stderr and "hint: --tokens 4096" in done.stderr
+    assert "use a smaller --vocab" in inside("bench", "logprob", "--vocab", 10**7).stderr
