@@ -1,7 +1,7 @@
 """vLLM's CPU build on the model runner that it has on a GPU ("V2"), with its asynchronous scheduler.
 
-Its Triton kernels, the adapters' too, run in Triton's interpreter. That is chosen when Triton is first imported: start Python with
-`ENVIRONMENT`, and call `choose` before vLLM is imported.
+Its Triton kernels, the adapters' too, run in Triton's interpreter. That is chosen when Triton is first imported: start Python
+with `ENVIRONMENT`, and call `choose` before vLLM is imported.
 """
 
 from __future__ import annotations
