@@ -119,6 +119,7 @@ def test_both_sides_alternate_and_do_the_same_work(inside, model_folder, peer, o
         ),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("print('no result')", "status 0 without a result"),
+        (answers(4.0, 8.0) + "; sys.exit(3)", "status 3 without a result"),
     ],
 )
 def test_a_peer_that_crashes_is_status_1(inside, model_folder, peer, ours, steps, says):
