@@ -44,6 +44,7 @@ def test_exponents_by_hand():
 
 
 @pytest.mark.slow
+@pytest.mark.one_of_each
 def test_an_update_grows_with_the_group_as_the_group():
     policy = tiny_policy()
     sizes = (4, 8, 16, 32, 64)
@@ -53,6 +54,7 @@ def test_an_update_grows_with_the_group_as_the_group():
 
 
 @pytest.mark.slow
+@pytest.mark.one_of_each
 def test_an_update_grows_with_the_length_as_the_length_but_for_attention(monkeypatch):
     """Attention is left out: what is passed on in its place is the queries."""
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda query, *arguments, **more: query)
