@@ -14,6 +14,11 @@ def now_s() -> float:
     return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
+def processor_s() -> float:
+    """Processor time of this process, all threads together, in seconds: what other processes do hardly changes it."""
+    return time.process_time()
+
+
 def process_started_s() -> float:
     """When this process was created, on the clock of `now_s`, so that the time of importing counts too."""
     try:

@@ -399,7 +399,7 @@ def test_a_damaged_record_is_said_by_merge_and_no_folder_is_left(inside, wares, 
 
 @pytest.mark.parametrize("content", ['{"mode": 3}', '{"mode": "both"}', "[]", "", "{}"])
 def test_a_damaged_choice_between_swap_and_merge_is_refused(run, content):
-    from microrl.train.setup import measured_sync
+    from microrl.train.fallback import measured_sync
 
     assert measured_sync(RunFolder(run)) is None
     (run / "sync.json").write_text('{"mode": "swap", "why": "", "table": []}')

@@ -28,7 +28,7 @@ pytestmark = [
 def contract(*selection: str) -> str:
     """The last line that pytest prints for these tests."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    command = [sys.executable, "-m", "pytest", "-m", "vllm", "-n", "0", "-q", "-p", "no:cacheprovider", *selection]
+    command = [sys.executable, "-m", "pytest", "-m", "vllm", "-n", "0", "-p", "no:cacheprovider", *selection]
     done = subprocess.run(
         command, cwd=FOLDER.parent, env={**os.environ, **v2_runner.ENVIRONMENT}, capture_output=True, text=True, timeout=7200
     )

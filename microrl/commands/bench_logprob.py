@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import psutil
 import torch
 
+from microrl import clock
 from microrl.errors import UserError
 from microrl.models import driver
 from microrl.policy.logprobs import chosen_logprobs
@@ -116,11 +116,11 @@ def _run(run: Pass, case: Case) -> Scores:
 
 
 def _time(run: Pass, case: Case) -> Took:
-    began, processor_began = time.perf_counter(), time.process_time()
+    began, processor_began = clock.now_s(), clock.processor_s()
     _run(run, case)
     if case.hidden_ND.is_cuda:
         torch.cuda.synchronize()
-    return Took(time.perf_counter() - began, time.process_time() - processor_began)
+    return Took(clock.now_s() - began, clock.processor_s() - processor_began)
 
 
 def _differences(case: Case) -> dict[str, float]:
