@@ -11,7 +11,9 @@ INSTALL_GPU = "in your clone of microrl: pip install -e '.[gpu]'"
 """The hint where vLLM or bitsandbytes is missing."""
 
 
-Doing = Literal["starting", "taking over weights", "sampling", "going to sleep", "restarting with a smaller cache", "running"]
+Doing = Literal[
+    "importing", "starting", "taking over weights", "sampling", "going to sleep", "restarting with a smaller cache", "running"
+]
 
 
 @dataclass(frozen=True, slots=True)

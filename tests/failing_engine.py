@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from microrl.cli import main, target
+from microrl.errors import UserError
 from microrl.rollout import preflight
 
 FAULTS = Path(sys.argv.pop(1))
@@ -40,6 +41,13 @@ def before(function, at: str):
         return function(*arguments, **named)
 
     return with_fault
+
+
+def imported() -> None:
+    try:
+        happens("importing")
+    except RuntimeError as error:
+        raise UserError("vLLM is installed but cannot be imported: no such symbol") from error
 
 
 def break_vllm() -> None:
@@ -113,6 +121,7 @@ def patched(prepare):
             return "transformers" if config.engine.kind == "transformers" else "vllm"
 
         evaluate.select_engine = factory.select_engine = setup.select_engine = select
+        factory.import_vllm = imported
         (break_vllm if importlib.util.find_spec("vllm") else stand_in)()
         return prepare(*arguments, **named)
 

@@ -44,7 +44,15 @@ def test_a_signal_to_the_parent_reaches_the_child_and_its_status_comes_back(name
     assert out.split("\n")[:2] == [name, "status 9"]
 
 
-def test_a_signal_that_was_ignored_still_is():
+def test_an_interrupt_comes_through_where_the_shell_ignores_it():
+    """As for a background job of a script."""
+    process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=100)
+    assert out.split("\n")[:2] == ["SIGINT", "status 9"]
+
+
+def test_a_hangup_that_was_ignored_still_is():
     """As under nohup."""
     process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     process.send_signal(signal.SIGHUP)
@@ -62,7 +70,7 @@ def test_ctrl_c_reaches_the_child_once():
     while b"\n" not in seen:
         seen += os.read(terminal, 100)
     os.write(terminal, b"\x03")
-    while b"status" not in seen:
+    while b"\n" not in seen.partition(b"status")[2]:
         seen += os.read(terminal, 100)
     os.waitpid(pid, 0)
     os.close(terminal)

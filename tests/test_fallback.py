@@ -54,6 +54,7 @@ def engine_of(config, folder) -> dict:
         ("going to sleep", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
         ("running", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
         ("restarting with a smaller cache", ON_A_CARD, ["restart", "cuda_graphs", "sync", "transformers"]),
+        ("importing", ON_A_CARD, ["transformers"]),
         ("starting", ON_A_CPU, ["sync", "transformers"]),
         ("sampling", ON_A_CPU, ["restart", "sync", "transformers"]),
     ],
@@ -192,6 +193,12 @@ def test_a_run_survives_an_engine_that_aborts(tiny_arguments, tmp_path):
     done, out = script(tmp_path, faults, *tiny_arguments, run=started_anew)
     assert survived(done, out) == [("running", "restart"), ("going to sleep", "sync")]
     assert "ended by SIGABRT" in done.stderr
+
+
+def test_a_run_survives_a_vllm_that_cannot_be_imported(tiny_arguments, tmp_path):
+    done, out = script(tmp_path, [{"at": "importing"}], *tiny_arguments)
+    assert survived(done, out) == [("importing", "transformers")]
+    assert json.loads((out / "environment.json").read_text())["engine"] == "transformers"
 
 
 def test_without_auto_the_error_ends_the_run(tiny_arguments, tmp_path):

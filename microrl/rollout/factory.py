@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from microrl.adapters.attach import targets
 from microrl.config import RunConfig
 from microrl.config.engine import Mode, sync_mode
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
-from microrl.errors import UserError
+from microrl.errors import Doing, EngineFault, Explained, UserError
 from microrl.limits import BLOCK_TOKENS, CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES
 from microrl.models import gpu
 from microrl.models.forward import kv_bytes_per_token
@@ -25,7 +26,7 @@ from microrl.rollout.preflight import capability, select_engine
 from microrl.rollout.proof import MAX_TOKENS
 from microrl.rollout.sync import SyncChoice
 from microrl.rollout.transformers import TransformersEngine
-from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache
+from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache, import_vllm
 
 OnEvent = Callable[..., None]
 OnChoice = Callable[[Mode, str, list[dict[str, Any]]], None]
@@ -58,8 +59,23 @@ def make_engine(
             say(f"{kind}: {message}")
 
     say("starting vLLM; the first start also compiles its kernels")
-    choice = SyncChoice(sync_mode(config, capability()), measured, on_choice)
-    return VllmEngine(model, tokenizer, _vllm_settings(config, model, longest), choice, on_event or warn)
+    sync = sync_mode(config, capability())
+    with _fault_named("importing", config, sync):
+        import_vllm()
+    with _fault_named("starting", config, sync):  # there may be too little memory for it
+        settings = _vllm_settings(config, model, longest)
+    return VllmEngine(model, tokenizer, settings, SyncChoice(sync, measured, on_choice), on_event or warn)
+
+
+@contextmanager
+def _fault_named(doing: Doing, config: RunConfig, sync: str) -> Iterator[None]:
+    """Have an error raised inside say that vLLM is what failed, before it exists: `auto` can do without it."""
+    try:
+        yield
+    except Explained as error:
+        engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
+        error.fault = EngineFault(doing, sync, engine.sleep, engine.cuda_graphs)
+        raise
 
 
 def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> VllmSettings:

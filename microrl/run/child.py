@@ -8,7 +8,6 @@ import signal
 import sys
 from contextlib import suppress
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BY_THE_KERNEL = 128
 """`si_code` of signals that the kernel itself has sent, as for Ctrl-C: to the whole group, and so to the child as well."""
 _PR_SET_PDEATHSIG = 1
@@ -26,7 +25,8 @@ def in_child() -> int | None:
 
     Until then the parent passes on the signals that end a run. The child dies with its parent.
     """
-    waiting = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]  # as under `nohup`
+    waiting = [signal.SIGINT, signal.SIGTERM, *hangup]
     parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, [*waiting, signal.SIGCHLD])
     try:
         for stream in (sys.stdout, sys.stderr):  # what is buffered must not be written twice

@@ -24,6 +24,7 @@ Change = Literal["sync", "sleep", "cuda_graphs", "restart", "transformers"]
 ORDER: tuple[Change, ...] = ("sync", "sleep", "cuda_graphs", "restart", "transformers")
 RESTART_FIRST: tuple[Change, ...] = ("restart", "sync", "sleep", "cuda_graphs", "transformers")
 CHANGES: dict[Doing, tuple[Change, ...]] = {
+    "importing": ("transformers",),
     "starting": tuple(change for change in ORDER if change != "restart"),  # each of these starts it anew
     "taking over weights": ORDER,
     # It has worked before: what a new process mends, such as a fault of the device, must not slow down the rest of the run.
