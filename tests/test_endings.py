@@ -20,6 +20,7 @@ from test_run import rows
 
 from microrl import clock
 from microrl.cli.output import guarded
+from microrl.cli.train import _report as report
 from microrl.commands import evaluate
 from microrl.errors import UserError
 from microrl.quickstart import model as quickstart
@@ -478,3 +479,17 @@ def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_p
         assert not made, "it is said before twenty seconds are spent"
     lines = told(done, 1)
     assert str(cache) in lines[0] and "XDG_CACHE_HOME" in lines[1] and not out.exists()
+
+
+@pytest.mark.parametrize(("high", "best", "warned"), [(-0.05, 3, True), (0.05, 3, False), (-0.05, None, False)])
+def test_a_run_that_made_the_model_worse_names_its_best_checkpoint(tmp_path, capsys, high, best, warned):
+    side = {"accuracy": 0.3, "pass@8": {"mean": 0.5}}
+    summary = {
+        "status": "done", "steps": 9, "hours_spent": 0.1, "cost_usd": 0.0, "sft": None,
+        "best": None if best is None else {"step": best, "accuracy": 0.6},
+        "eval": {"before": side, "after": side, "paired_gain": {"mean": -0.1, "ci95": [-0.2, high]}},
+    }  # fmt: skip
+    report(summary, tmp_path)
+    said = capsys.readouterr().err
+    assert (f"{tmp_path / 'best'} is from step 3, with validation accuracy 0.600" in said) == warned
+    assert ("worse than the untouched one" in said) == warned

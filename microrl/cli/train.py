@@ -242,6 +242,11 @@ def _report(summary: dict[str, Any], path: Path) -> None:
                     f"held-out {k} {before[k]['mean']:.3f} -> {after[k]['mean']:.3f}, paired gain {value['mean']:+.3f} "
                     f"95 % CI [{value['ci95'][0]:+.3f}, {value['ci95'][1]:+.3f}]"
                 )
+        if gain["ci95"][1] < 0 and (best := summary["best"]) is not None:
+            say(
+                f"warning: the trained model is worse than the untouched one. {path / 'best'} is from step {best['step']}, with "
+                f"validation accuracy {best['accuracy']:.3f}; use it: microrl merge {path / 'best'} --out DIR"
+            )
     if summary["status"] == "stopped":
         back = summary["hours_given_back"]
         say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
