@@ -234,7 +234,9 @@ def test_a_recorded_healthy_run_is_left_alone():
 def guarded_run(microrl, out: Path, *arguments: object) -> tuple[list[dict], list[dict]]:
     """The guard's events and the metrics of a quickstart, which must have ended as the guard's last word demands."""
     # On a busy machine the preset's three minutes would end a run before its steps.
-    done = microrl("train", "quickstart", "--out", out, "--hours", 1, "--set", "evaluation.problems=0", *arguments)
+    done = microrl(
+        "train", "quickstart", "--out", out, "--steps", 120, "--hours", 1, "--set", "evaluation.problems=0", *arguments
+    )
     summary = json.loads((out / "summary.json").read_text())
     rows, events = (
         [json.loads(line) for line in (out / name).read_text().splitlines()] if (out / name).exists() else []
