@@ -162,6 +162,8 @@ def test_a_model_that_is_not_local_is_status_2(inside, tmp_path, model, says, hi
     assert done.returncode == 2 and says in done.stderr and hint in done.stderr, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_our_steps_are_those_of_bench_step(model_folder):
     work = bench_peer.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
     found = bench_peer._our_steps(model_folder, work)

@@ -21,6 +21,8 @@ def bench(inside, *more):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_memory_and_gradients_meet_the_bar(inside):
     """A 24th of the vocabulary and of the width. The naive pass holds three fp32 tensors of all logits, and little else."""
     found = bench(inside, "--tokens", 3072, "--vocab", 6331, "--hidden", 64, "--pairs", 1)
