@@ -136,7 +136,7 @@ def test_a_resumed_run_has_what_was_left_of_its_hours(inside, arguments, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hours", [pytest.param(0.02, marks=pytest.mark.one_of_each), 0.05, 0.1])
+@pytest.mark.parametrize("hours", [0.02, 0.05, 0.1])
 def test_the_quickstart_keeps_its_hours(tmp_path, hours):
     """A real process, judged by its own account, which what else this machine does cannot make wrong: how much it spent is what
     it took, and at its last step there was room for that step and, by what it had measured, for no other.

@@ -40,5 +40,10 @@ def choose() -> None:
         config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = classmethod(asynchronous)
+    # On few tokens a product is cut into 64 parts, for 64 processors: the interpreter computes one after the other.
+    from vllm.lora.ops.triton_ops import lora_shrink_op
+
+    configure = lora_shrink_op.get_lora_op_configs
+    lora_shrink_op.get_lora_op_configs = lambda *args, **named: {**configure(*args, **named), "split_k": 2}
     punica = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
     CpuPlatform.get_punica_wrapper = classmethod(lambda cls: punica)
