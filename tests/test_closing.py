@@ -124,7 +124,7 @@ def leaks(*arguments):
 
 @pytest.mark.vllm
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the runners are chosen on a CPU")
-@pytest.mark.parametrize("runner", ["v1", "v2", "compiled"])
+@pytest.mark.parametrize("runner", ["v1", "v2", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_nothing_of_the_real_engine_outlives_its_closing(runner):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     found = leaks(runner)
@@ -134,7 +134,10 @@ def test_nothing_of_the_real_engine_outlives_its_closing(runner):
 
 @pytest.mark.vllm
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the runners are chosen on a CPU")
-@pytest.mark.parametrize(("runner", "held"), [("v1", "model.norm.weight"), ("v2", "o_proj A0"), ("compiled", "inner")])
+@pytest.mark.parametrize(
+    ("runner", "held"),
+    [("v1", "model.norm.weight"), ("v2", "o_proj A0"), pytest.param("compiled", "inner", marks=pytest.mark.slow)],
+)
 def test_without_the_clearing_the_same_look_finds_it_alive(runner, held):
     """Of each of vLLM's three variables: layerwise loading, the adapter kernels' table, Dynamo's hook."""
     pytest.importorskip("vllm", reason="vLLM is not installed")

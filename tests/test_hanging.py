@@ -404,7 +404,6 @@ def test_gold_answers_that_hang_are_refused_before_they_cost_hours(scorer):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
     """After 150 completions every answer is another tower: in the middle of training, and in the final evaluation.
 

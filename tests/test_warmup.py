@@ -418,7 +418,6 @@ def test_the_minutes_come_out_of_the_hours(inside, arguments, model, tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_cold_model_warms_up(microrl, tokenizer, tmp_path):
     """A model of random weights, on generated sums worked out: never right before, right some of the time after."""
     from microrl.models.tiny import build_model
