@@ -118,6 +118,14 @@ def test_other_errors_and_other_engines_end_the_run(folder):
     assert not (folder.path / fallback.FILE).exists() and not fallback.failures(folder)
 
 
+def test_a_change_that_cannot_be_written_ends_the_run(folder, monkeypatch):
+    def full(name, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "write_json", full)
+    assert fallback.record(resolve(()), folder, failing("starting", ON_A_CARD)) is None
+
+
 def test_seconds_of_another_engine_are_not_believed():
     """An evaluation that took vLLM a second is planned anew for transformers, until steps are measured."""
     plan = SimpleNamespace(

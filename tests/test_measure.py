@@ -145,6 +145,14 @@ def test_an_unknown_shape(inside):
     assert done.returncode == 2 and "did you mean `tiny`" in done.stderr
 
 
+@pytest.mark.parametrize(("flag", "says"), [("--peer", "file"), ("--out", "cannot write into")])
+def test_what_would_fail_after_minutes_is_said_at_once(inside, monkeypatch, tmp_path, flag, says):
+    monkeypatch.setattr(measure, "run", lambda stage: pytest.fail("it was measured first"))
+    (tmp_path / "file").write_text("")
+    done = inside("doctor", "--no-self-test", "--measure", flag, tmp_path / "file" / "x")
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 def test_the_error_of_a_stage_is_its_result():
     broken = measure.run(Stage("x", "update", {"shape": "no such"}))

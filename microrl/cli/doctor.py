@@ -10,7 +10,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
-from microrl.errors import UserError
+from microrl.errors import Explained, UserError
 
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("problem", "bold red")}
 
@@ -59,6 +59,8 @@ def doctor(
     words = Console(stderr=True)
     with words.status("loading"):
         from microrl.commands.doctor import examine
+    if measure:
+        _check_before_measuring(shape, peer, out)
     if self_test and not words.is_terminal:
         say("checking this machine; the self-test takes half a minute")
     found = []
@@ -84,6 +86,16 @@ def doctor(
     return USAGE if is_bad else OK
 
 
+def _check_before_measuring(shape: str | None, peer: str | None, out: Path) -> None:
+    """Raise UserError for options that would fail only after minutes."""
+    from microrl.commands import measure
+    from microrl.commands.bench_peer import find_peer
+
+    measure.check_options(shape, out)
+    if peer is not None:
+        find_peer(peer)
+
+
 def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) -> dict[str, Any]:
     """Carry out all stages, show each as it ends, write the files and the calibration; returns the report."""
     from microrl.commands import measure
@@ -102,13 +114,21 @@ def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) 
             say(f"  failed: {outcomes[-1].error}" + (f"; {outcomes[-1].hint}" if outcomes[-1].hint else ""))
     against = None
     if peer is not None:
-        against = compare(peer, Work(prompts=2, group=4, tokens=32, rank=8, steps=2), pairs=3, say=say)
+        try:
+            against = compare(peer, Work(prompts=2, group=4, tokens=32, rank=8, steps=2), pairs=3, say=say)
+        except Explained as error:  # what was measured before is kept
+            say(f"not compared with TRL: {error.message}" + (f"; {error.hint}" if error.hint else ""))
     found = measure.calibration_of(outcomes)
     value = measure.report(outcomes, found, against)
     for path in measure.write(out, value, page(value)):
         say(f"written: {path}")
     if found is None:
         say("no calibration: rates, sampling or update could not be measured")
+        return value
+    try:
+        path = calibration.save(found)
+    except OSError as error:
+        say(f"warning: the calibration could not be stored: {error}")
     else:
-        say(f"calibration: {calibration.save(found)}; `microrl plan` and `microrl train` use it on this machine")
+        say(f"calibration: {path}; `microrl plan` and `microrl train` use it on this machine")
     return value

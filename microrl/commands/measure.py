@@ -19,8 +19,8 @@ import torch
 
 from microrl import clock
 from microrl.commands.doctor import answer_of
-from microrl.commands.synthetic import SHAPES
-from microrl.errors import UserError, did_you_mean
+from microrl.commands.synthetic import SHAPES, check_name
+from microrl.errors import UserError
 from microrl.models import driver, gpu
 from microrl.plan import calibration, here
 from microrl.plan.calibration import Calibration, Point
@@ -62,13 +62,20 @@ class Outcome:
         return {**stage, "seconds": self.seconds, "found": self.found, "error": self.error, "hint": self.hint}
 
 
+def check_options(shape: str | None, out: Path) -> None:
+    """Raise UserError for an unknown shape, and for a folder that cannot be written to."""
+    if shape is not None:
+        check_name("shape", shape, SHAPES)
+    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"cannot write into {out}", "choose another folder: --out DIR")
+
+
 def stages(shape: str | None, rank: int | None) -> list[Stage]:
     """What is measured on this machine, in order. `shape` and `rank` replace the usual ones.
 
-    Raises UserError for an unknown shape, and where another process uses the GPU.
+    Raises UserError where another process uses the GPU.
     """
-    if shape is not None and shape not in SHAPES:
-        raise UserError(f"there is no shape `{shape}`", did_you_mean(shape, SHAPES))
     vllm = installed()
     if torch.cuda.is_available():
         _refuse_others()

@@ -90,8 +90,8 @@ def measured_sync(folder: RunFolder) -> Mode | None:
 def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None:
     """Note a failure of the engine and the change that the run's next process makes; returns that in words.
 
-    None if the error is not the engine's, or there is nothing left to change, or the configuration forbids it: then the run
-    ends with this error. `config` is the run's own, as in `config.json`. Raises OSError if nothing can be written.
+    None if the error is not the engine's, nothing is left to change, it cannot be written, or the configuration forbids it:
+    the run ends with this error then. `config` is the run's own, as in `config.json`. Raises BadFile.
     """
     if error.fault is None or config.engine.kind != "auto":
         return None
@@ -103,7 +103,10 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     failure = Failure(time=now, doing=error.fault.doing, error=error.message, change=change)
     kept = _Record(engine=engine, failures=[*before, failure])
-    folder.write_json(FILE, kept.model_dump(mode="json"))
+    try:
+        folder.write_json(FILE, kept.model_dump(mode="json"))
+    except OSError:  # a full disk: without the record the next process would fail in the same way
+        return None
     folder.event("engine fallback", f"{error.message}; continuing {said}", doing=error.fault.doing, change=change)
     return said
 
