@@ -202,6 +202,8 @@ main()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(microrl, arguments, tmp_path, monkeypatch):
     """A checkpoint that does not fit is told; the last good one stays, metrics wait in memory, and the run ends well."""
     out = tmp_path / "run"

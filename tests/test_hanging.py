@@ -289,6 +289,8 @@ def test_closing_while_checks_are_running_ends_them():
 # ---- one step
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_hanging_answers_cost_a_step_three_deadlines_and_quick_ones_nothing(scorer):
     scorer.checker.deadline_s = 2.0
     towers = [group(GOLD, *(hostile(100 * n + k) for k in range(4))) for n in range(4)]
@@ -319,6 +321,8 @@ def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scor
         scorer.check_deadline = lambda: None
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_whole_step_of_hanging_answers_is_bounded(scorer):
     step = [(n, group(GOLD, *(hostile(100 * n + k) for k in range(8)))) for n in range(16)]
     scored = in_time(lambda: scorer.score(step), seconds=15)

@@ -81,6 +81,8 @@ def test_whatever_a_job_does_the_next_one_works(host):
     assert ask(host, "talk", {"says": "hello"}).startswith("hello")
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @needs_both
 @pytest.mark.parametrize("size", [0, 1 << 20], ids=["many files", "large files"])
 def test_a_program_cannot_fill_the_disk(host, size):
