@@ -45,7 +45,7 @@ class UserError(Explained):
     """An error that the user can fix. The command exits with status 2."""
 
 
-class SwapNotProved(Explained):
+class SyncNotProved(Explained):
     """It could not be proved that the engine samples from the trainer's weights. The command exits with status 4."""
 
 
@@ -53,7 +53,7 @@ class MachineFailure(Explained):
     """The machine lacks what the run needs, memory or disk space, or vLLM has failed on it. The command exits with status 1."""
 
 
-class BrokenTrainer(SwapNotProved):
+class BrokenTrainer(SyncNotProved):
     """The trainer's own scores are not finite, so nothing can be proved: no fault of the engine."""
 
 

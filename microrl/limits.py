@@ -39,7 +39,7 @@ WORKSPACE_BYTES = 2.0e9
 """CUDA context, libraries' workspaces, vLLM's own activations. With the graphs: what the engine leaves free beside its cache."""
 KV_SLEEP_FRACTION = 0.15
 """Up to this fraction of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
-BLOCK_TOKENS = 256
+TWO_BLOCKS_TOKENS = 256
 """Two blocks of the engine's cache, which a completion may leave unfilled: vLLM's have 16 tokens on a GPU, 128 on a CPU."""
 CANARY_RANK = 8
 """Of the proof's test adapter, where the run's own is no pair."""

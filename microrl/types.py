@@ -1,4 +1,4 @@
-"""The nouns every room shares: prompt, trace, completion, score, group, adapter snapshot. Frozen, and free of heavy imports.
+"""The types that every package shares: prompt, completion, score, group, adapter snapshot. Frozen, and free of heavy imports.
 
 Dimension letters in the names of tensors, everywhere in microrl:
 B rows of a micro-batch, N of a mini-batch or any flat count; T completion tokens, L prompt tokens; P prompts, G completions of

@@ -72,7 +72,7 @@ def _frame(descriptor: int) -> bytes:
 
 
 def main() -> None:
-    from microrl.rewards import code
+    from microrl.rewards.judges import code
 
     asked, told, said = map(int, sys.argv[1:])
     code.prepare()

@@ -146,7 +146,7 @@ def inside(monkeypatch):
 def checkers_at_once():
     """The maths checker's processes start when they are asked for, and not beforehand: integers need none, and each takes more
     than a second of a processor. What is yielded is how they are started beforehand."""
-    from microrl.rewards.accuracy import AnswerChecker
+    from microrl.rewards.answer_checker import AnswerChecker
 
     with pytest.MonkeyPatch.context() as patch:
         start = AnswerChecker.start

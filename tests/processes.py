@@ -173,7 +173,7 @@ def _preload() -> None:
     for name in [*names, "peft", "transformers.models.qwen2.modeling_qwen2", "safetensors.torch", *VLLM]:
         with contextlib.suppress(ImportError):  # of what is not installed here
             importlib.import_module(name)
-    from microrl.rewards.accuracy import AnswerChecker
+    from microrl.rewards.answer_checker import AnswerChecker
 
     AnswerChecker.start = lambda self: None  # as in `conftest.py`
 

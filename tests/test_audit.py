@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from microrl.answers import has_format, last_boxed
-from microrl.rewards.cheats import ANSWERS, TEXTS, WITHOUT_FORM, case, cheats, honest, same
+from microrl.commands.cheats import ANSWERS, TEXTS, WITHOUT_FORM, case, cheats, honest, same
 
 LEAKY = """
 import math, re

@@ -9,8 +9,9 @@ import pytest
 from test_config import without_heavy_libraries
 
 from microrl.cli import bench
-from microrl.commands import bench_peer, bench_rollout, bench_sync, synthetic, trl_step
-from microrl.commands.bench import bench_prompts
+from microrl.commands.bench import peer as peers
+from microrl.commands.bench import rollout, sync, synthetic, trl_step
+from microrl.commands.bench.step import bench_prompts
 from microrl.errors import UserError
 from microrl.rollout import preflight
 
@@ -65,7 +66,7 @@ def ours(monkeypatch, calls):
             second = left.pop(0)
             return {"step_s_median": second, "steps_s": [9.0, second], "peak_rss_gb": 2.0, "device": "cpu", "threads": 3}
 
-        monkeypatch.setattr(bench_peer, "_our_steps", steps)
+        monkeypatch.setattr(peers, "_our_steps", steps)
 
     return install
 
@@ -165,16 +166,16 @@ def test_a_model_that_is_not_local_is_status_2(inside, tmp_path, model, says, hi
 @pytest.mark.slow
 @pytest.mark.one_of_each
 def test_our_steps_are_those_of_bench_step(model_folder):
-    work = bench_peer.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
-    found = bench_peer._our_steps(model_folder, work)
+    work = peers.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
+    found = peers._our_steps(model_folder, work)
     assert found["tokens_per_step"] == 16 and len(found["steps_s"]) == 2 and found["step_s_median"] == found["steps_s"][1]
     assert (found["device"], found["threads"]) == ("cpu", 1) and 0.1 < found["peak_rss_gb"] < 5
 
 
 def test_an_error_of_our_steps_keeps_its_words(tmp_path):
-    work = bench_peer.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
+    work = peers.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
     with pytest.raises(UserError, match=r"bench step failed: .*is not a model folder") as caught:
-        bench_peer._our_steps(tmp_path, work)
+        peers._our_steps(tmp_path, work)
     assert caught.value.hint == "pass a folder, a .gguf file or a hub id"
 
 
@@ -182,7 +183,7 @@ def test_a_gguf_file_is_converted_for_both(monkeypatch, tmp_path, model, tokeniz
     """Both sides get a folder in float32, which is gone afterwards."""
     monkeypatch.setattr("microrl.models.load.load", lambda config: (model, tokenizer) if config.dtype == "float32" else None)
     (tmp_path / "model.gguf").touch()
-    with bench_peer.local_folder(str(tmp_path / "model.gguf"), lambda text: None) as folder:
+    with peers.local_folder(str(tmp_path / "model.gguf"), lambda text: None) as folder:
         assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
         assert (folder / "model.safetensors").is_file() and (folder / "tokenizer.json").is_file()
     assert not folder.exists()
@@ -239,9 +240,9 @@ def test_help_loads_nothing_heavy(command):
 @pytest.mark.parametrize(
     ("command", "function", "renamed"),
     [
-        (bench.rollout, bench_rollout.measure, {"arch": "architecture"}),
-        (bench.sync, bench_sync.rows, {}),
-        (bench.peer, bench_peer.compare, {}),
+        (bench.rollout, rollout.measure, {"arch": "architecture"}),
+        (bench.sync, sync.rows, {}),
+        (bench.peer, peers.compare, {}),
     ],
 )
 def test_the_commands_defaults_are_the_functions(command, function, renamed):

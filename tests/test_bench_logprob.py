@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from microrl.commands import bench_logprob
+from microrl.commands.bench import logprob
 from microrl.limits import CPU_CHUNK_ROWS, GPU_CHUNK_ELEMENTS, chunk_elements
 from microrl.models.forward import Bend
 from microrl.plan.memory import CHUNK_BUFFERS
@@ -44,9 +44,9 @@ def test_time_meets_the_bar(inside):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_chunk_takes_no_more_tensors_than_the_plan_reckons_with(dtype, bend, trained):
-    case = bench_logprob.make_case(torch.device("cpu"), dtype, CPU_CHUNK_ROWS * 2, 8192, 4)
+    case = logprob.make_case(torch.device("cpu"), dtype, CPU_CHUNK_ROWS * 2, 8192, 4)
     case.head.requires_grad_(trained)
-    peak = bench_logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, bend=bend), case)
+    peak = logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, bend=bend), case)
     assert 2 <= peak / (4 * chunk_elements(8192, on_cpu=True)) <= CHUNK_BUFFERS + 0.1
 
 

@@ -17,7 +17,7 @@ from microrl.config.schema import DataConfig
 from microrl.data import code as rows
 from microrl.data.load import load_questions
 from microrl.errors import UserError
-from microrl.rewards import code
+from microrl.rewards.judges import code
 from microrl.sandbox import host as sandbox_host
 from microrl.sandbox import landlock, seccomp
 
@@ -306,7 +306,7 @@ def f(x):
 
 
 def test_through_the_sandboxs_own_host():
-    sandbox = sandbox_host.Host("microrl.rewards.code")
+    sandbox = sandbox_host.Host("microrl.rewards.judges.code")
     try:
         for program, expected in (("def merge(a, b): return sorted(a + b)", True), ("def merge(a, b): return 3", False)):
             served, tests = code.requests(SORTED.answer, program)

@@ -14,7 +14,7 @@ from microrl.data.load import Question, gold_answer, load_questions
 from microrl.data.prompts import render_all
 from microrl.data.sft_examples import load_solutions
 from microrl.errors import UserError
-from microrl.rewards.accuracy import AnswerChecker
+from microrl.rewards.answer_checker import AnswerChecker
 
 
 def answers(path, content):

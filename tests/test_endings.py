@@ -19,8 +19,8 @@ from conftest import in_process
 from test_run import rows
 
 from microrl import clock
+from microrl.cli.attempts import report
 from microrl.cli.output import guarded
-from microrl.cli.train import _report as report
 from microrl.commands import evaluate
 from microrl.errors import UserError
 from microrl.quickstart import model as quickstart

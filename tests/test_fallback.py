@@ -11,7 +11,7 @@ import processes
 import pytest
 
 from microrl.config import resolve
-from microrl.errors import EngineFault, MachineFailure, SwapNotProved, UserError
+from microrl.errors import EngineFault, MachineFailure, SyncNotProved, UserError
 from microrl.run.budget import Budget
 from microrl.run.folder import RunFolder
 from microrl.run.forecast import Forecast
@@ -89,7 +89,7 @@ def test_the_changes_add_up_and_leave_the_run_settings_alone(folder):
 )
 def test_the_other_way_of_taking_weights_over_is_tried_where_there_is_one(folder, flags, tried, expected):
     config = resolve((), flags)
-    fallback.record(config, folder, failing("taking over weights", {**ON_A_CARD, "sync": tried}, SwapNotProved))
+    fallback.record(config, folder, failing("taking over weights", {**ON_A_CARD, "sync": tried}, SyncNotProved))
     (failure,) = fallback.failures(folder)
     assert (failure.change == "sync") == (expected is not None)
     assert expected is None or engine_of(config, folder)["sync"] == expected

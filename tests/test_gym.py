@@ -13,7 +13,7 @@ from microrl.config.data import DataConfig
 from microrl.data import gym as problems
 from microrl.data.load import check_source, load_questions, split
 from microrl.errors import UserError
-from microrl.rewards import gym
+from microrl.rewards.judges import gym
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the extra `gym` is not installed")
 slow = pytest.mark.slow

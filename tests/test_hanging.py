@@ -18,7 +18,7 @@ from microrl.data.load import Question
 from microrl.errors import MachineFailure, UserError
 from microrl.evaluation.evaluate import evaluate
 from microrl.rewards import RewardScorer
-from microrl.rewards.accuracy import AnswerChecker, _Child
+from microrl.rewards.answer_checker import AnswerChecker, _Child
 from microrl.run.console import RunConsole
 from microrl.train.setup import check_golds
 from microrl.types import Completion, Group, Prompt, Sampling
@@ -141,7 +141,7 @@ def until(condition, what):
 def checking():
     """Begin a process that is in the middle of a check that hangs, with these options; returns it, and what is below it."""
     code = (
-        "import sys; from microrl.rewards.accuracy import AnswerChecker\n"
+        "import sys; from microrl.rewards.answer_checker import AnswerChecker\n"
         f"checker = AnswerChecker(deadline_s={FOREVER_S}, children=1)\n"
         f"checker.check({GOLD!r}, {right(2)!r}); print('up', flush=True)\n"
         f"checker.check({GOLD!r}, {HOSTILE!r}, **eval(sys.argv[1])); sys.stdin.read()"

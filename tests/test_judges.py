@@ -7,7 +7,8 @@ import pytest
 from microrl.config import resolve
 from microrl.config.schema import RewardConfig
 from microrl.errors import UserError
-from microrl.rewards import RewardScorer, judges, make_scorer
+from microrl.rewards import RewardScorer, make_scorer
+from microrl.rewards.judges import judge
 from microrl.sandbox import Levels, levels
 from microrl.types import Completion, Group, Prompt
 
@@ -50,7 +51,7 @@ def test_what_programs_earn(credit, half):
 
 
 def test_programs_are_refused_where_nothing_confines_them(monkeypatch):
-    monkeypatch.setattr(judges, "levels", lambda: Levels(files=False, system_calls=True))
+    monkeypatch.setattr(judge, "levels", lambda: Levels(files=False, system_calls=True))
     code = resolve((), {"data.name": "problems.jsonl", "data.answer_kind": "code"})
     with pytest.raises(UserError, match="this kernel lacks Landlock") as caught:
         make_scorer(code)
@@ -59,10 +60,10 @@ def test_programs_are_refused_where_nothing_confines_them(monkeypatch):
     mathematics = resolve((), {"data.name": "sums.jsonl"})
     for config in (weak, mathematics):
         make_scorer(config).close()
-    assert "sandbox of the answer checks is weak" in judges.weakness()
-    monkeypatch.setattr(judges, "levels", lambda: Levels(files=True, system_calls=True))
+    assert "sandbox of the answer checks is weak" in judge.weakness()
+    monkeypatch.setattr(judge, "levels", lambda: Levels(files=True, system_calls=True))
     make_scorer(code).close()
-    assert judges.weakness() is None
+    assert judge.weakness() is None
 
 
 @needs_sandbox

@@ -21,8 +21,8 @@ from microrl.config.schema import DataConfig, RewardConfig
 from microrl.data.load import load_questions
 from microrl.errors import UserError
 from microrl.rewards import RewardScorer
-from microrl.rewards.functions import KILLS, OwnRewards
-from microrl.rewards.probe import probe
+from microrl.rewards.own.functions import KILLS, OwnRewards
+from microrl.rewards.own.probe import probe
 from microrl.run import metrics
 from microrl.train import setup
 from microrl.types import Completion, Group, Prompt, Score
@@ -368,7 +368,7 @@ def test_no_process_is_left_behind(folder):
     code = textwrap.dedent(f"""
         import sys, threading, time
         from microrl.config.schema import RewardConfig
-        from microrl.rewards.functions import OwnRewards
+        from microrl.rewards.own.functions import OwnRewards
         rewards = OwnRewards(RewardConfig(functions=("own:never_ends",), path={str(folder)!r}))
         rewards.import_all()
         print(rewards._rewards[0]._process._process.pid, flush=True)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 from microrl.adapters.attach import attach, targets
 from microrl.adapters.starts import SPECTRAL, compute
 from microrl.cli import plan as plan_command
-from microrl.config import models, presets, resolve
+from microrl.config import known_models, presets, resolve
 from microrl.config.adapters import KINDS
 from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
@@ -54,7 +54,7 @@ def test_the_help_names_every_gpu():
 
 
 def test_every_model_of_the_papers_ships_with_its_shape():
-    assert set(CONFIGS) == {*models.MODELS, models.QUICKSTART}
+    assert set(CONFIGS) == {*known_models.MODELS, known_models.QUICKSTART}
     assert {name: shape_of(name).parameters for name in TOTALS} == TOTALS
 
 

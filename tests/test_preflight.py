@@ -7,7 +7,7 @@ import torch
 
 from microrl.adapters.attach import targets as targets_of
 from microrl.config import resolve
-from microrl.config.engine import sync_mode
+from microrl.config.engine_rules import sync_mode
 from microrl.errors import UserError
 from microrl.models import gpu
 from microrl.plan import devices, make, workload

@@ -22,7 +22,7 @@ from microrl.plan.devices import DEVICES
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import NF4_BYTES, Workload
 from microrl.policy.policy import Policy
-from microrl.rollout import proof
+from microrl.rollout import sync_check
 from microrl.rollout.factory import make_engine
 from microrl.rollout.sync import SyncChoice
 from microrl.rollout.transformers import TransformersEngine
@@ -151,7 +151,7 @@ def test_the_canary_is_as_large_on_4_bits_as_on_their_numbers():
     for which, one in (("packed", model), ("numbers", numbers(model))):
         asked = []
         with pytest.raises(ArithmeticError):
-            proof.canary(one, list(linears(one)), 4, lambda pairs, asked=asked: asked.append(pairs) or 0.0, 1.0)
+            sync_check.canary(one, list(linears(one)), 4, lambda pairs, asked=asked: asked.append(pairs) or 0.0, 1.0)
         found[which] = next(iter(asked[0].values())).scale
     assert found["packed"] == pytest.approx(found["numbers"], rel=1e-6)
 

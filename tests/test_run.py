@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from microrl.config import presets
-from microrl.rewards.accuracy import AnswerChecker
+from microrl.rewards.answer_checker import AnswerChecker
 from microrl.run.console import RunConsole
 from microrl.run.metrics import METRICS
 from microrl.train import setup

@@ -29,7 +29,7 @@ from transformers import CONFIG_MAPPING  # noqa: E402
 from microrl.algorithm.batch import Batch, Row  # noqa: E402
 from microrl.config import resolve  # noqa: E402
 from microrl.config.adapters import KINDS  # noqa: E402
-from microrl.errors import MachineFailure, SwapNotProved  # noqa: E402
+from microrl.errors import MachineFailure, SyncNotProved  # noqa: E402
 from microrl.models import gpu  # noqa: E402
 from microrl.models.forward import sequence_logprobs  # noqa: E402
 from microrl.models.tiny import build_model  # noqa: E402
@@ -303,8 +303,8 @@ def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
         if guard == "probe":
             patched.setattr(engine, "_difference", lambda snapshot, mode: None)
         else:
-            patched.setattr("microrl.rollout.proof.Reading.failure", lambda self: None)
-        with pytest.raises(SwapNotProved) as caught, engine.awake(policy.snapshot()):
+            patched.setattr("microrl.rollout.sync_check.Reading.failure", lambda self: None)
+        with pytest.raises(SyncNotProved) as caught, engine.awake(policy.snapshot()):
             raise AssertionError("nothing may be sampled")
     assert [kind for kind, *_ in served.events] == ["swap retried"]
     assert "version" in caught.value.message and caught.value.hint
@@ -323,7 +323,7 @@ def test_an_update_below_the_noise_is_decided_by_its_bytes(served, monkeypatch):
     policy = served.change("lora", seed=43, size=TINY)
     push = engine._push
     monkeypatch.setattr(engine, "_push", lambda snapshot, mode: push(BASE, mode))
-    with pytest.raises(SwapNotProved, match="no adapter of this version"), engine.awake(policy.snapshot()):
+    with pytest.raises(SyncNotProved, match="no adapter of this version"), engine.awake(policy.snapshot()):
         pass
 
 
@@ -369,7 +369,7 @@ def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypa
     stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-4)
     monkeypatch.setattr(engine._driver, "load", lambda snapshot: load(AdapterSnapshot(0, {name: stale})))
     monkeypatch.setattr(engine, "_folded", None)
-    with pytest.raises(SwapNotProved, match=rf"`{name}\.weight` in vLLM's memory"), engine.awake(policy.snapshot()):
+    with pytest.raises(SyncNotProved, match=rf"`{name}\.weight` in vLLM's memory"), engine.awake(policy.snapshot()):
         pass
     monkeypatch.undo()
     engine._folded = None
@@ -402,10 +402,10 @@ def test_the_canary_catches(served, monkeypatch, breaks, says):
         monkeypatch.setattr(driver, "swap", lambda pairs: (swap(pairs), swapped.append(True)))
         monkeypatch.setattr(driver, "drop_adapters", lambda: None if swapped else drop())
     if breaks == "unseen":
-        monkeypatch.setattr("microrl.rollout.proof.CANARY_TIMES_NOISE", 1e9)
+        monkeypatch.setattr("microrl.rollout.sync_check.CANARY_TIMES_NOISE", 1e9)
     monkeypatch.setattr(engine, "_probe", None)
     monkeypatch.setattr(engine, "_folded", None)
-    with pytest.raises(SwapNotProved, match=says), engine.awake(BASE):
+    with pytest.raises(SyncNotProved, match=says), engine.awake(BASE):
         pass
     monkeypatch.undo()
     engine._folded = None
@@ -423,7 +423,7 @@ def test_damage_is_named(served, monkeypatch):
         engine._driver._manager().modules["model.layers.1.mlp.down_proj"].lora_b_stacked[0][0, 0, 3, 2] += 0.01
 
     monkeypatch.setattr(engine._driver, "swap", damaging)
-    with pytest.raises(SwapNotProved, match=r"layers\.1\.mlp\.down_proj"), engine.awake(policy.snapshot()):
+    with pytest.raises(SyncNotProved, match=r"layers\.1\.mlp\.down_proj"), engine.awake(policy.snapshot()):
         pass
 
 
@@ -432,7 +432,7 @@ def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
     engine = served.in_mode("swap")
     real = engine._driver._served
     monkeypatch.setattr(engine._driver, "_served", lambda pair: real(replace(pair, scale=pair.scale / 2)))
-    with pytest.raises(SwapNotProved, match="scale is wrong"), engine.awake(policy.snapshot()):
+    with pytest.raises(SyncNotProved, match="scale is wrong"), engine.awake(policy.snapshot()):
         pass
 
 

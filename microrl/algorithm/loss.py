@@ -1,6 +1,7 @@
 """The loss: one clipped surrogate, and what GRPO, DAPO, Dr. GRPO and GSPO make of it. Pure functions of tensors.
 
-Every loss is `sum(weight_BT * term_BT)`: the term is the clipped surrogate, the weight its share in the average.
+Every loss is `sum(weight_BT * term_BT)`: the term is the clipped surrogate times its importance
+weight, plus beta times the KL term; the weight is its share in the average.
 The weights are counted over one whole optimizer mini-batch before any micro-batch is run, so that gradients
 accumulated over micro-batches of any size equal those of one big batch.
 """
@@ -46,8 +47,9 @@ def policy_loss(
 
     `new_BT` are the log-probabilities (nats) of the sampled tokens under the current weights, with a gradient; `old_BT` under
     the weights that sampled, by the trainer; `engine_BT` the same by the engine; `ref_BT` under the untouched model, None
-    where beta is 0. `weights_BT` come from `token_weights`. The four losses differ in the properties of their configurations:
-    `averaging` and `scale_by_std` (Dr. GRPO), `per_sequence` (GSPO), the clips (DAPO).
+    where beta is 0. `weights_BT` come from `token_weights`. Of the properties in which the four losses
+    differ, `per_sequence` (GSPO) and the clips (DAPO) act here, `averaging` in `token_weights`, and `scale_by_std` (Dr. GRPO) in
+    `advantages.py`.
     """
     terms_BT, clipped_BT = surrogate(
         new_BT,

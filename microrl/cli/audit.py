@@ -47,7 +47,7 @@ def audit(
 ) -> int:
     """Try more than 200 cheats and the gold answers on a reward, without a model; exit with 2 if something is wrong."""
     from microrl.cli.target import prepare_hub
-    from microrl.rewards.function_process import refuse_missing_modules
+    from microrl.rewards.own.process import refuse_missing_modules
 
     config = configured(target, data, reward, sets)
     prepare_hub(config, reads_data=True, loads_model=False)

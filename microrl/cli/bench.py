@@ -9,7 +9,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
-from microrl.commands.synthetic import Device, Dtype, Shape
+from microrl.commands.bench.synthetic import Device, Dtype, Shape
 
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
 EXAMPLES = """
@@ -65,7 +65,7 @@ def step(
         },
     )  # fmt: skip
     prepare_hub(config)
-    from microrl.commands.bench import time_steps
+    from microrl.commands.bench.step import time_steps
 
     say(f"loading {model}, then one untimed warm-up step and {steps} timed steps")
     result = time_steps(config, lambda step, seconds: say(f"{f'step {step}' if step else 'warm-up'}: {seconds:.2f} s"))
@@ -87,7 +87,7 @@ def logprob(
 ) -> None:
     """Compare log-probabilities and entropies, forward and backward, with the naive pass that holds all logits."""
     say("loading torch")
-    from microrl.commands.bench_logprob import compare
+    from microrl.commands.bench.logprob import compare
 
     say("measuring the memory of both sides")
     result = compare(tokens, vocab, hidden, dtype, pairs, lambda pair, ratio: say(f"pair {pair}: {ratio:.2f} of the naive time"))
@@ -121,14 +121,14 @@ def peer(
     Ratios are microrl's value divided by TRL's: below 1, microrl is faster or needs less memory. Memory is the peak resident
     memory of the process, which on a GPU does not include the GPU's.
     """
-    from microrl.commands import bench_peer
-    from microrl.config import models
+    from microrl.commands.bench.peer import Work, check_model, compare
+    from microrl.config import known_models
     from microrl.models import hub
 
-    bench_peer.check_model(model)
-    hub.prepare(model, local=(models.QUICKSTART,))
-    work = bench_peer.Work(prompts, group, tokens, rank, steps)
-    result = bench_peer.compare(peer, work, model=model, pairs=pairs, say=say)
+    check_model(model)
+    hub.prepare(model, local=(known_models.QUICKSTART,))
+    work = Work(prompts, group, tokens, rank, steps)
+    result = compare(peer, work, model=model, pairs=pairs, say=say)
     if as_json:
         emit(result)
         return
@@ -174,14 +174,14 @@ def rollout(
 
     Needs vLLM. The comparison uses the same engine, requests and settings, and a model with random weights.
     """
-    from microrl.commands.synthetic import ARCHITECTURES, check_name
+    from microrl.commands.bench.synthetic import ARCHITECTURES, check_name
     from microrl.rollout.preflight import require_vllm
 
     names = _names(arch)
     for name in names:
         check_name("architecture", name, ARCHITECTURES)
     require_vllm("bench rollout")
-    from microrl.commands.bench_rollout import measure
+    from microrl.commands.bench.rollout import measure
 
     results = []
     for name in names:
@@ -236,7 +236,7 @@ def sync(
 
     Needs vLLM. The sync check is not timed. The model has random weights.
     """
-    from microrl.commands.synthetic import check_name
+    from microrl.commands.bench.synthetic import check_name
     from microrl.config.adapters import KINDS
     from microrl.rollout.preflight import require_vllm
 
@@ -244,7 +244,7 @@ def sync(
     for kind in kinds:
         check_name("adapter", kind, KINDS)
     require_vllm("bench sync")
-    from microrl.commands.bench_sync import rows
+    from microrl.commands.bench.sync import rows
 
     found = list(rows(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say))
     if as_json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from microrl import terminal
-from microrl.errors import Explained, MachineFailure, SwapNotProved, UserError
+from microrl.errors import Explained, MachineFailure, SyncNotProved, UserError
 from microrl.terminal import lasting, printable
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Typer carries a copy of click in newer versions and depends on it in older ones: the class is the same by name.
 ClickException: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 OK, FAILED, USAGE, STOPPED, UNPROVED, INTERRUPTED = 0, 1, 2, 3, 4, 130
-_STATUS: dict[type[Explained], int] = {UserError: USAGE, SwapNotProved: UNPROVED, MachineFailure: FAILED}
+_STATUS: dict[type[Explained], int] = {UserError: USAGE, SyncNotProved: UNPROVED, MachineFailure: FAILED}
 
 _run: RunFolder | None = None
 

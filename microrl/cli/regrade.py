@@ -44,7 +44,7 @@ def regrade(
 ) -> None:
     """Judge a run's rollouts again, without a model: rewards, advantages and useful groups step by step, and what changes."""
     from microrl.config.resolve import override
-    from microrl.rewards.function_process import refuse_missing_modules
+    from microrl.rewards.own.process import refuse_missing_modules
     from microrl.run.folder import RunFolder
 
     run = RunFolder.newest() if target is None else RunFolder.open(Path(target))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl.cli.output import say
-from microrl.config import RunConfig, models, resolve
+from microrl.config import RunConfig, known_models, resolve
 from microrl.config.data import GYM
 from microrl.config.paths import expanded, local_model
 from microrl.config.resolve import override
@@ -42,7 +42,7 @@ def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False, loads_m
     if reads_data:
         check_source(config.data)
     data = [name for name in (config.data.name, config.sft.data) if name is not None and not name.lower().startswith(GYM)]
-    hub.prepare(*models_named, *data, local=(models.QUICKSTART, "arithmetic"))
+    hub.prepare(*models_named, *data, local=(known_models.QUICKSTART, "arithmetic"))
 
 
 def is_path(name: str) -> bool:
@@ -61,7 +61,7 @@ def find(name: str | None) -> Target:
         run = RunFolder.open(Path(name))
     elif is_path(name) and not os.path.exists(os.path.expanduser(name)):
         raise UserError(f"there is no run and no model at {name}", "list your runs with `ls runs`, or pass a model")
-    elif name == models.QUICKSTART:
+    elif name == known_models.QUICKSTART:
         return Target(resolve([name]), None)
     else:
         return Target(resolve((), {"model.name": name}), None)

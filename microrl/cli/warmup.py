@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from microrl.cli import options
-from microrl.cli.train import carry_out, go_on, refuse_with_resume
+from microrl.cli.attempts import carry_out
+from microrl.cli.train import go_on, refuse_with_resume
 from microrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def warmup(
 
 def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:
     """The configuration of a run with SFT steps only. Raises UserError."""
-    from microrl.config import models, resolve
+    from microrl.config import known_models, resolve
 
     if flags["model.name"] is None:
         raise UserError("missing argument MODEL", "microrl warmup MODEL --data FILE, or microrl warmup --resume RUN")
-    presets = [models.QUICKSTART] if flags["model.name"] == models.QUICKSTART else []
+    presets = [known_models.QUICKSTART] if flags["model.name"] == known_models.QUICKSTART else []
     config = resolve(presets, {**flags, "sft.only": True}, sets or ())
     # A preset's steps are training steps; this run has none.
     return config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})

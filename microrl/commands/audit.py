@@ -13,14 +13,14 @@ from typing import Any
 
 from microrl import clock
 from microrl.answers import final_answer
+from microrl.commands.cheats import Case, Cheat, boxed, case, cheats, honest, without_form
 from microrl.config import RunConfig
 from microrl.data.load import Question, load_questions
 from microrl.data.prompts import to_prompt
 from microrl.errors import UserError
 from microrl.rewards import RewardScorer, make_scorer
-from microrl.rewards.cheats import Case, Cheat, boxed, case, cheats, honest, without_form
 from microrl.rewards.compare.absurd import LONGEST
-from microrl.rewards.probe import probe
+from microrl.rewards.own.probe import probe
 from microrl.rewards.scorer import in_words
 from microrl.run.console import RunConsole
 from microrl.types import Completion, Group, Prompt, Score

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from microrl.config import RunConfig, models
+from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import messages, render, to_prompt
@@ -15,7 +15,7 @@ from microrl.plan import here, make
 from microrl.plan.show import brief
 from microrl.plan.source import shape_of
 from microrl.rewards import make_scorer
-from microrl.rewards.probe import probe
+from microrl.rewards.own.probe import probe
 from microrl.rewards.scorer import in_words
 
 SHOWN = 3
@@ -75,7 +75,7 @@ def _shown(question: Question, tokenizer: Any, config: RunConfig) -> str:
 
 
 def _tokenizer(config: RunConfig) -> Any:
-    if config.model.name == models.QUICKSTART:
+    if config.model.name == known_models.QUICKSTART:
         from microrl.models.tiny import build_tokenizer
 
         return build_tokenizer()

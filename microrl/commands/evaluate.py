@@ -20,7 +20,7 @@ from microrl.errors import Explained, UserError
 from microrl.evaluation.evaluate import STREAM, Result, evaluate, gains
 from microrl.models import gpu
 from microrl.rewards import RewardScorer, make_scorer
-from microrl.rewards.judges import weakness
+from microrl.rewards.judges.judge import weakness
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from microrl.adapters.folder import read, write_pairs
 from microrl.commands.evaluate import final_of
 from microrl.commands.model_card import ModelCard
-from microrl.config import RunConfig, models
+from microrl.config import RunConfig, known_models
 from microrl.errors import MachineFailure, UserError
 from microrl.models.load import NO_CODE
 from microrl.models.tensors import weights
@@ -137,7 +137,7 @@ def _own_type(config: RunConfig) -> str:
     name = config.model.name
     if name.endswith(".gguf") or config.model.quant is not None:
         return config.model.dtype
-    path, known = Path(name).expanduser(), models.find(name)
+    path, known = Path(name).expanduser(), known_models.find(name)
     try:
         stored = AutoConfig.from_pretrained(path if path.exists() else known.hub_id if known else name, **NO_CODE).dtype
     except (OSError, ValueError, KeyError, RuntimeError):

@@ -11,8 +11,8 @@ from typing import Any
 from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.rewards import RewardScorer, make_scorer
-from microrl.rewards.probe import probe
-from microrl.rewards.scorer import in_words, weights_apart
+from microrl.rewards.own.probe import probe
+from microrl.rewards.scorer import gdpo_weights, in_words
 from microrl.run import rollouts
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -88,7 +88,7 @@ def _step(
 
     sides: dict[str, dict[str, Any]] = {}
     for side, groups, settings in (("then", then, before), ("now", now, config)):
-        weights = weights_apart(settings.reward)
+        weights = gdpo_weights(settings.reward)
         scores = _scores(groups)
         rewarded = [score for score in scores if score.counts]
         sides[side] = {

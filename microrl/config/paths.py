@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from microrl.config import models
+from microrl.config import known_models
 from microrl.config.data import GYM
 from microrl.config.schema import RunConfig
 from microrl.errors import UserError, did_you_mean
@@ -41,10 +41,10 @@ def local_model(name: str) -> Path | None:
         if not (path / "config.json").is_file():
             raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
         return path
-    if name == models.QUICKSTART or models.find(name) is not None:
+    if name == known_models.QUICKSTART or known_models.find(name) is not None:
         return None
     if name.startswith((".", "/", "~")) or "/" not in name:
-        hint = did_you_mean(name, [*models.MODELS, models.QUICKSTART])
+        hint = did_you_mean(name, [*known_models.MODELS, known_models.QUICKSTART])
         raise UserError(f"there is no model `{name}`", hint + "; or a local folder, a .gguf file, or owner/name on the hub")
     return None
 
@@ -85,7 +85,7 @@ def _data(name: str, key: str) -> str:
 
 def _model(name: str) -> str:
     found = expanded(name, "model.name")
-    return _absolute(found) if name != models.QUICKSTART and (found.endswith(".gguf") or os.path.exists(found)) else name
+    return _absolute(found) if name != known_models.QUICKSTART and (found.endswith(".gguf") or os.path.exists(found)) else name
 
 
 def _absolute(path: str) -> str:

@@ -32,7 +32,7 @@ class ModelConfig(Section):
 Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
 
 
-class SurrogateConfig(Section):
+class BaseLossConfig(Section):
     """Keys of every loss, and the properties in which the four losses differ."""
 
     averaging: ClassVar[Averaging] = "sequence_mean"  # see `algorithm.loss.token_weights`
@@ -60,13 +60,13 @@ class SurrogateConfig(Section):
     """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
 
 
-class GrpoConfig(SurrogateConfig):
+class GrpoConfig(BaseLossConfig):
     """GRPO (Shao et al. 2024): token ratios, 1 +- clip, mean over tokens, then over completions."""
 
     kind: Literal["grpo"] = "grpo"
 
 
-class DapoConfig(SurrogateConfig):
+class DapoConfig(BaseLossConfig):
     """DAPO (Yu et al. 2025): clip-higher, mean over all tokens of the batch, dynamic sampling."""
 
     kind: Literal["dapo"] = "dapo"
@@ -93,7 +93,7 @@ class DapoConfig(SurrogateConfig):
         return values
 
 
-class DrGrpoConfig(SurrogateConfig):
+class DrGrpoConfig(BaseLossConfig):
     """Dr. GRPO (Liu et al. 2025): no division by the standard deviation or by the completion's length."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
@@ -102,7 +102,7 @@ class DrGrpoConfig(SurrogateConfig):
     """Divide the group's centred rewards by their standard deviation."""
 
 
-class GspoConfig(SurrogateConfig):
+class GspoConfig(BaseLossConfig):
     """GSPO (Zheng et al. 2025): one ratio per sequence, exp of the mean token log-ratio, clipped tightly."""
 
     kind: Literal["gspo"] = "gspo"
@@ -116,7 +116,7 @@ class GspoConfig(SurrogateConfig):
 LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig, Field(discriminator="kind")]
 
 
-class InProcessConfig(Section):
+class BaseEngineConfig(Section):
     """Keys of every engine."""
 
     max_kv_gb: Annotated[float, Field(gt=0)] | None = None
@@ -124,7 +124,7 @@ class InProcessConfig(Section):
     (transformers: at most a third of the GPU's free memory, or 4 GB on a CPU)."""
 
 
-class SleepingConfig(InProcessConfig):
+class BaseVllmConfig(BaseEngineConfig):
     """Keys of the vLLM engine: its memory while the trainer works, and the swap."""
 
     sleep: Literal["auto", "kv", 1, 2, "off"] = "auto"
@@ -137,20 +137,20 @@ class SleepingConfig(InProcessConfig):
     keep the faster one."""
 
 
-class AutoEngineConfig(SleepingConfig):
+class AutoEngineConfig(BaseVllmConfig):
     """vLLM if it is installed and there is a GPU, else transformers. If vLLM fails, a run goes on with other engine settings,
     and in the end with transformers."""
 
     kind: Literal["auto"] = "auto"
 
 
-class VllmEngineConfig(SleepingConfig):
+class VllmEngineConfig(BaseVllmConfig):
     """vLLM in the training process, asleep while the trainer works."""
 
     kind: Literal["vllm"] = "vllm"
 
 
-class TransformersEngineConfig(InProcessConfig):
+class TransformersEngineConfig(BaseEngineConfig):
     """Sampling with transformers in the training process: works everywhere, meant for CPUs and small models."""
 
     kind: Literal["transformers"] = "transformers"
@@ -160,20 +160,20 @@ class TransformersEngineConfig(InProcessConfig):
 EngineConfig = Annotated[AutoEngineConfig | VllmEngineConfig | TransformersEngineConfig, Field(discriminator="kind")]
 
 
-class RisingConfig(Section):
+class BaseScheduleConfig(Section):
     """Keys of every schedule."""
 
     warmup: Fraction = 0.0
     """Fraction of the budget for the linear learning-rate warm-up: of W warm-up steps, the first uses 1/W of the peak."""
 
 
-class ConstantSchedule(RisingConfig):
+class ConstantSchedule(BaseScheduleConfig):
     """The peak rate to the end."""
 
     kind: Literal["constant"] = "constant"
 
 
-class DecayConfig(RisingConfig):
+class DecayConfig(BaseScheduleConfig):
     """Keys of the decaying schedules."""
 
     floor: Fraction = 0.0

@@ -1,4 +1,4 @@
-"""The trainer's base model as an engine sees it: the same tensors in a second tree of modules, and updates on top of them."""
+"""Forward passes that trainer and engines share: updates on top of the base model, the output head, log-probabilities."""
 
 from __future__ import annotations
 

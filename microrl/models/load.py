@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
-from microrl.config import models
+from microrl.config import known_models
 from microrl.config.paths import local_model
 from microrl.config.schema import ModelConfig
 from microrl.errors import INSTALL_GPU, UserError
@@ -137,7 +137,7 @@ def _source(name: str) -> str:
     if path is not None:
         read_json(path / "config.json", dict[str, Any], follow=True)
         return str(path)
-    known = models.find(name)
+    known = known_models.find(name)
     return name if known is None else known.hub_id
 
 
@@ -156,7 +156,7 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
                 f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}",
                 "the download may be incomplete: download it again",
             ) from error
-        known = models.find(str(name))
+        known = known_models.find(str(name))
         hub_id = known.hub_id if known else str(name)
         raise hub.missing("model", hub_id, error, known.licence_page if known else None) from error
 

@@ -19,7 +19,7 @@ MAX_BYTES = CPU_PACKED_BYTES
 
 
 def pack(weight_OI: torch.Tensor) -> torch.Tensor | None:
-    """A copy of the weights for `linear`; None where they are not float32 on a CPU, or too small to gain."""
+    """A copy of the weights for `linear`; None where they are not float32 on a CPU, too small to gain, or too large to copy."""
     can = weight_OI.device.type == "cpu" and weight_OI.dtype is torch.float32 and torch.backends.mkldnn.is_available()
     if not can or not MIN_ELEMENTS <= weight_OI.numel() <= MAX_ELEMENTS:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from microrl.config.models import QUICKSTART
+from microrl.config.known_models import QUICKSTART
 
 
 def _config(

@@ -25,7 +25,6 @@ from microrl.config.adapters import (
     VeraConfig,
 )  # fmt: skip
 from microrl.limits import (
-    BLOCK_TOKENS,
     CANARY_RANK,
     CPU_CACHE_BYTES,
     CPU_PACKED_BYTES,
@@ -34,6 +33,7 @@ from microrl.limits import (
     KV_SLEEP_FRACTION,
     LORA_RANKS,
     MAX_SEQUENCES,
+    TWO_BLOCKS_TOKENS,
     WORKSPACE_BYTES,
     chunk_elements,
 )
@@ -219,7 +219,7 @@ def estimate_memory(work: Workload, room: float) -> Memory:
 
 def min_cache(work: Workload) -> float:
     """Bytes of one completion's keys and values at its longest."""
-    return float((work.longest_row + BLOCK_TOKENS) * work.shape.kv_bytes(work.dtype_bytes))
+    return float((work.longest_row + TWO_BLOCKS_TOKENS) * work.shape.kv_bytes(work.dtype_bytes))
 
 
 def _most_rows(work: Workload) -> int:
@@ -307,7 +307,7 @@ def _micro_batch(work: Workload, left: float) -> int:
 
 def _concurrency(work: Workload, cache: float) -> float:
     """Completions that decode together, at their mean length and with half a block unfilled."""
-    per_row = (work.prompt + LENGTH_FRACTION * work.limit + BLOCK_TOKENS / 4) * work.shape.kv_bytes(work.dtype_bytes)
+    per_row = (work.prompt + LENGTH_FRACTION * work.limit + TWO_BLOCKS_TOKENS / 4) * work.shape.kv_bytes(work.dtype_bytes)
     if not work.has_vllm:  # room is set aside for each at its longest
         per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.dtype_bytes)
     evaluated = work.config.evaluation.problems * work.config.evaluation.samples

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from microrl.config import models
+from microrl.config import known_models
 from microrl.config.paths import local_model
 from microrl.errors import UserError
 from microrl.files import read_json
@@ -23,9 +23,9 @@ def shape_of(name: str) -> Shape:
     path = local_model(name)
     if path is not None:
         return Shape.from_config(_gguf(path) if name.endswith(".gguf") else read_json(path / "config.json", dict, follow=True))
-    if name == models.QUICKSTART:
+    if name == known_models.QUICKSTART:
         return Shape.from_config(CONFIGS[name])
-    known = models.find(name)
+    known = known_models.find(name)
     if known is not None:
         return Shape.from_config(CONFIGS[known.hub_id.split("/")[1]])
     return Shape.from_config(_from_hub(name))

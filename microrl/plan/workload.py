@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microrl.config import RunConfig
-from microrl.config.engine import auto_is_vllm, sync_mode
+from microrl.config.engine_rules import auto_is_vllm, sync_mode
 from microrl.limits import NF4_BYTES, next_round
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape

@@ -1,1 +1,1 @@
-"""The policy: loading, log-probabilities, batching by tokens, the update."""
+"""The policy: log-probabilities, batching by tokens, the update."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from microrl.clock import now_s
-from microrl.rewards.accuracy import AnswerChecker, Verdict
+from microrl.rewards.answer_checker import AnswerChecker, Verdict
 from microrl.sandbox.pipes import LOOK_S
 
 Pair = tuple[str, str | None]

@@ -11,10 +11,10 @@ from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.answers import has_format
 from microrl.config.own_rewards import parse_functions
 from microrl.config.schema import RewardConfig, RunConfig
-from microrl.rewards.accuracy import AnswerChecker, Verdict
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
-from microrl.rewards.functions import OwnRewards, Value
-from microrl.rewards.judges import Kind, is_opened, read, refuse_unconfined
+from microrl.rewards.answer_checker import AnswerChecker, Verdict
+from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined
+from microrl.rewards.own.functions import OwnRewards, Value
 from microrl.types import Completion, Group, Prompt, Score
 
 Penalty = Callable[[int], float]
@@ -37,7 +37,7 @@ def part_weights(config: RewardConfig) -> dict[str, float]:
     return {"format": config.format_weight, "accuracy": config.accuracy_weight, **overlong, **own}
 
 
-def weights_apart(config: RewardConfig) -> dict[str, float] | None:
+def gdpo_weights(config: RewardConfig) -> dict[str, float] | None:
     """The weights of the parts where they are normalised apart; None where their sum is."""
     return part_weights(config) if config.normalise == "apart" else None
 

@@ -55,7 +55,7 @@ class Engine(Protocol):
 
         `is_training` marks a training step: there an engine may try, time and choose between its ways of taking weights over.
 
-        Raises SwapNotProved where the engine cannot be shown to sample from these weights.
+        Raises SyncNotProved where the engine cannot be shown to sample from these weights.
         """
         ...
 

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from microrl.adapters.attach import targets
 from microrl.config import RunConfig
-from microrl.config.engine import Mode, sync_mode
+from microrl.config.engine_rules import Mode, sync_mode
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import Doing, EngineFault, Explained, UserError
-from microrl.limits import BLOCK_TOKENS, CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES
+from microrl.limits import CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES, TWO_BLOCKS_TOKENS
 from microrl.models import gpu
 from microrl.models.forward import kv_bytes_per_token
 from microrl.models.tensors import linears
@@ -23,8 +23,8 @@ from microrl.plan.memory import hand_over_bytes, trained_bytes
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import capability, select_engine
-from microrl.rollout.proof import MAX_TOKENS
 from microrl.rollout.sync import SyncChoice
+from microrl.rollout.sync_check import MAX_TOKENS
 from microrl.rollout.transformers import TransformersEngine
 from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache, import_vllm
 
@@ -138,7 +138,7 @@ def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, kep
 
 def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:
     """Bytes of one completion's keys and values at its longest, in whole blocks and one to spare."""
-    return (length + BLOCK_TOKENS) * kv_bytes_per_token(model)
+    return (length + TWO_BLOCKS_TOKENS) * kv_bytes_per_token(model)
 
 
 def longest_sequence(config: RunConfig, model: PreTrainedModel) -> int:

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Literal, NamedTuple
 
 from microrl.config import RunConfig
-from microrl.config.engine import auto_is_vllm, sync_mode
+from microrl.config.engine_rules import auto_is_vllm, sync_mode
 from microrl.errors import INSTALL_GPU, UserError
 from microrl.limits import MAX_SWAP_RANK
 from microrl.models import driver

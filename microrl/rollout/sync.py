@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from microrl.config.engine import Mode
-from microrl.rollout.proof import LOWEST_SLOPE, Reading
+from microrl.config.engine_rules import Mode
+from microrl.rollout.sync_check import LOWEST_SLOPE, Reading
 
 TRIALS = 3
 """Steps in each mode; the first warms up and does not count."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from microrl.config import RunConfig
-from microrl.config.engine import Mode, auto_is_vllm, sync_mode
+from microrl.config.engine_rules import Mode, auto_is_vllm, sync_mode
 from microrl.config.schema import AutoEngineConfig, TransformersEngineConfig
 from microrl.errors import Doing, EngineFault, Explained, MachineFailure
 from microrl.rollout import preflight

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from microrl.config import RunConfig, models
+from microrl.config import RunConfig, known_models
 from microrl.config.adapters import KINDS
 from microrl.errors import UserError
 from microrl.policy.policy import Policy
@@ -62,7 +62,7 @@ def load_adapter(checkpoint_path: Path, policy: Policy) -> None:
 
 def _identity(name: str) -> str:
     """A model's hub id or absolute path: the same for a short name and its hub id, and for two spellings of a path."""
-    known = models.find(name)
+    known = known_models.find(name)
     if known is not None:
         return known.hub_id
     return str(Path(name).resolve()) if Path(name).exists() else name

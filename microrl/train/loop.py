@@ -18,8 +18,9 @@ def train(
 ) -> dict[str, Any]:
     """Run to the end and return the summary, as written to `summary.json`.
 
-    `started`: creation time of the process, in seconds of `clock.now_s`. `is_extended`: the resumed run was given new bounds.
-    Raises KeyboardInterrupt after a clean save, UserError, MachineFailure and SwapNotProved.
+    `started`: when the time of this process began to count, in seconds of `clock.now_s`. `is_extended`: the resumed run was
+    given new bounds.
+    Raises KeyboardInterrupt after a clean save, UserError, MachineFailure and SyncNotProved.
     """
     with session.opened(config, folder, started=started, resume=resume, is_extended=is_extended) as run:
         with session.recorded(run):  # `run.status` is "failed" until everything below has ended

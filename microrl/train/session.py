@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from microrl import clock
 from microrl.config import RunConfig
-from microrl.errors import SwapNotProved, UserError
+from microrl.errors import SyncNotProved, UserError
 from microrl.limits import MIN_EVALUATION
 from microrl.models import gpu
 from microrl.run.budget import Budget
@@ -155,7 +155,7 @@ def recorded(run: Run) -> Iterator[None]:
             done = f"{run.state.sft.steps} finished SFT steps" if _is_in_sft(run) else f"{run.state.step} finished steps"
             run.folder.event("interrupted", f"stopped by a signal after {done}")
         raise
-    except SwapNotProved as error:
+    except SyncNotProved as error:
         run.status = "unproved"
         run.folder.event("swap not proved", error.message, hint=error.hint, step=run.state.step)
         saving.save_consistent_state(run)

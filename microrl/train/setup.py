@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from microrl.adapters.attach import targets
 from microrl.answers import as_integer
-from microrl.config import RunConfig, models
-from microrl.config.engine import Mode
+from microrl.config import RunConfig, known_models
+from microrl.config.engine_rules import Mode
 from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question, load_questions, split
 from microrl.data.prompts import none_fits, render_all, to_prompt
@@ -25,8 +25,8 @@ from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.quickstart import model as quickstart
 from microrl.rewards import RewardScorer, make_scorer
-from microrl.rewards.judges import refuse_unsound, weakness
-from microrl.rewards.probe import probe
+from microrl.rewards.judges.judge import refuse_unsound, weakness
+from microrl.rewards.own.probe import probe
 from microrl.rewards.scorer import in_words
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
@@ -84,7 +84,7 @@ class Prompts(NamedTuple):
 def build(
     config: RunConfig, folder: RunFolder, console: RunConsole, watch: Stopwatch, state: State, *, fresh: bool = True
 ) -> Components:
-    """Read the data, load the model, make engine and policy. Raises UserError, MachineFailure and SwapNotProved.
+    """Read the data, load the model, make engine and policy. Raises UserError, MachineFailure and SyncNotProved.
 
     `state`: the state of a resumed run, whose reduced cache and micro-batches are kept. `fresh=False`: the adapter will be
     loaded from a checkpoint.
@@ -250,7 +250,7 @@ def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) ->
     `check=False` skips the comparison of the training code paths with the model's own logits.
     """
     model_config = config.model
-    if model_config.name == models.QUICKSTART:
+    if model_config.name == known_models.QUICKSTART:
         model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(console))})
     console.status(f"loading {config.model.name}")
     return load_checked(model_config) if check else load(model_config)

@@ -11,7 +11,7 @@ from microrl.config import RunConfig
 from microrl.models.gpu import peak_gb
 from microrl.policy.schedule import learning_rate
 from microrl.policy.update_metrics import Update
-from microrl.rewards.scorer import weights_apart
+from microrl.rewards.scorer import gdpo_weights
 from microrl.run import metrics
 from microrl.train import guard
 from microrl.train.refill import MayRefill, Refill, SamplingTimer, always, may_refill, missing
@@ -26,8 +26,9 @@ Show = Callable[[Iterable[tuple[int, Group]], int], Iterator[tuple[int, Group]]]
 def training_step(run: Run, step: int, accuracy: float | None) -> None:
     """Sample, score, update, record. `accuracy`: validation accuracy of the weights that this step samples with, if measured.
 
-    Until the update only the position in the data changes, and whoever catches an exception resets it. From the update to the
-    end, signals are held back. Raises OutOfTime, KeyboardInterrupt, SwapNotProved and MachineFailure.
+    Until the update only the position in the data changes, and whoever catches an exception resets it. From the update on, a
+    signal waits for the end of a micro-batch or of the step. Raises OutOfTime, KeyboardInterrupt, SyncNotProved and
+    MachineFailure.
     """
     budget, began_s = run.budget, run.budget.elapsed_s()
     progress = budget.progress(step)
@@ -78,7 +79,7 @@ def sample_groups(parts: Components, step: int, show: Show, may_refill: MayRefil
 
 def with_advantages(config: RunConfig, groups: list[Group]) -> Batch:
     """The groups as a batch: one row a completion, with its group-relative advantage."""
-    loss, weights = config.loss, weights_apart(config.reward)
+    loss, weights = config.loss, gdpo_weights(config.reward)
     return assemble(groups, scale_by_std=loss.scale_by_std, mask_truncated=loss.mask_truncated, weights=weights)
 
 
@@ -100,7 +101,7 @@ def record(
             state.entropy_start = update.entropy
         missing_groups = missing(run.config, groups)
         row = metrics.row(
-            metrics.of_groups(sampled, weights_apart(run.config.reward))
+            metrics.of_groups(sampled, gdpo_weights(run.config.reward))
             | update.metrics(state.entropy_start)
             | metrics.of_times(run.watch.restart(), budget.elapsed_s() - began_s)
             | metrics.of_sync(run.engine.report)

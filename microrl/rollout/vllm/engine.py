@@ -17,13 +17,13 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl import clock
-from microrl.config.engine import Mode
-from microrl.errors import BrokenTrainer, Doing, EngineFault, Explained, MachineFailure, SwapNotProved, in_a_new_run
-from microrl.limits import BLOCK_TOKENS
+from microrl.config.engine_rules import Mode
+from microrl.errors import BrokenTrainer, Doing, EngineFault, Explained, MachineFailure, SyncNotProved, in_a_new_run
+from microrl.limits import TWO_BLOCKS_TOKENS
 from microrl.models import gpu
 from microrl.models.forward import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens
 from microrl.models.tensors import weight_sharing_copy
-from microrl.rollout import proof
+from microrl.rollout import sync_check
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.sync import SyncChoice, Trial
 from microrl.rollout.vllm.driver import VllmDriver
@@ -51,8 +51,8 @@ class VllmEngine:
         self._base = weight_sharing_copy(model)
         self._settings, self._choice, self._on_event = settings, choice, on_event
         self._tokenizer, self._stops = tokenizer, sorted(stop_tokens(model, tokenizer))
-        self._sequences = proof.sequences(tokenizer)
-        self._probe: proof.Probe | None = None
+        self._sequences = sync_check.sequences(tokenizer)
+        self._probe: sync_check.Probe | None = None
         self._folded: bool | None = None
         """Whether an update is folded into the engine's weights; None: they are not the trainer's at all."""
         self._loaded = False
@@ -152,7 +152,7 @@ class VllmEngine:
         """Settings with half of the cache. Raises MachineFailure where that holds no whole completion."""
         gpu.empty_cache()
         kv_bytes = self._settings.kv_bytes // 2
-        if kv_bytes < (self._settings.max_model_len + BLOCK_TOKENS) * kv_bytes_per_token(self._base):
+        if kv_bytes < (self._settings.max_model_len + TWO_BLOCKS_TOKENS) * kv_bytes_per_token(self._base):
             raise MachineFailure(
                 f"out of memory {where}, with a KV cache for fewer than two completions",
                 in_a_new_run(
@@ -191,7 +191,7 @@ class VllmEngine:
         self.report.mode, self.report.gap, self.report.slope = mode, reading.gap, reading.slope
         if failure is not None:
             slope = "not measurable" if reading.slope is None else f"{reading.slope:.3f}"
-            kind = SwapNotProved if math.isfinite(reading.change) else BrokenTrainer
+            kind = SyncNotProved if math.isfinite(reading.change) else BrokenTrainer
             raise kind(
                 f"version {snapshot.version} of the adapter did not reach vLLM in two attempts: {failure}",
                 f"probe gap {reading.gap:.3g} nats per token (limit {reading.floor:.3g}), slope {slope}; nothing was sampled "
@@ -200,7 +200,7 @@ class VllmEngine:
         if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
 
-    def _say_what_was_shown(self, version: int, reading: proof.Reading) -> None:
+    def _say_what_was_shown(self, version: int, reading: sync_check.Reading) -> None:
         """Log once that an update is too small to measure, and once that one is measurable."""
         shown = reading.slope is not None
         if shown in self._said:
@@ -244,20 +244,20 @@ class VllmEngine:
 
     # ---- the proof
 
-    def _prove(self, snapshot: AdapterSnapshot, mode: Mode) -> tuple[proof.Reading, str | None]:
+    def _prove(self, snapshot: AdapterSnapshot, mode: Mode) -> tuple[sync_check.Reading, str | None]:
         """What the probe shows of the engine's present state, and what is wrong with it."""
         assert self._probe is not None
         with self._timed("proof_s"):
             reading = self._probe.read(self._engine_scores(), self._trainer_scores(snapshot))
             return reading, self._difference(snapshot, mode) or reading.failure()
 
-    def _calibrate(self, mode: Mode) -> proof.Probe:
+    def _calibrate(self, mode: Mode) -> sync_check.Probe:
         """Push a canary, see it in the scores, take it away, see it gone; the floor follows from how close the sides were."""
         base_N = self._trainer_scores(BASE)
-        probe = proof.Probe(self._engine_scores(), base_N)
+        probe = sync_check.Probe(self._engine_scores(), base_N)
         different = self._driver.weights_difference(BASE)
-        if different or not probe.base_gap < proof.BASE_LIMIT:
-            raise SwapNotProved(
+        if different or not probe.base_gap < sync_check.BASE_LIMIT:
+            raise SyncNotProved(
                 f"vLLM's base model is not the trainer's: {different or 'the weights are equal, but'} the scores differ by "
                 f"{probe.base_gap:.3g} nats per token",
                 "check the versions of transformers and vLLM with `microrl doctor`, or use --engine transformers",
@@ -267,9 +267,9 @@ class VllmEngine:
             return float((self._trainer_scores(AdapterSnapshot(0, pairs)) - base_N).abs().mean())
 
         try:
-            pairs = proof.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
+            pairs = sync_check.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
         except ArithmeticError as error:
-            raise SwapNotProved(
+            raise SyncNotProved(
                 f"engine and trainer are too far apart on the base model ({probe.base_gap:.3g} nats per token): {error}",
                 in_a_new_run("--set model.head_dtype=float32 or --set model.dtype=float16"),
             ) from error
@@ -278,12 +278,12 @@ class VllmEngine:
         seen = probe.read(self._engine_scores(), self._trainer_scores(canary))
         different = self._difference(canary, mode) or seen.slope_failure()
         if different:
-            raise SwapNotProved(f"a random test adapter did not reach vLLM: {different}", _other_way(mode))
+            raise SyncNotProved(f"a random test adapter did not reach vLLM: {different}", _other_way(mode))
         probe.calibrate(seen)
         self._push(BASE, mode)
         gone = probe.read(self._engine_scores(), base_N)
         if failure := gone.failure():
-            raise SwapNotProved(
+            raise SyncNotProved(
                 f"a random test adapter was removed from vLLM but still affects the scores: {failure}", _other_way(mode)
             )
         self._on_event(
@@ -303,7 +303,7 @@ class VllmEngine:
         return self._driver.adapter_difference(snapshot.pairs) if snapshot.pairs and not merged else None
 
     def _engine_scores(self) -> torch.Tensor:
-        return proof.flat(self._driver.score(self._sequences))
+        return sync_check.flat(self._driver.score(self._sequences))
 
     def _trainer_scores(self, snapshot: AdapterSnapshot) -> torch.Tensor:
         """By the trainer's own forward pass where it has one for these weights.
@@ -312,9 +312,9 @@ class VllmEngine:
         hand-over, there is no other way for them, and `policy/kl_sampler` says every step what it comes to.
         """
         if snapshot.score is not None and not (snapshot.merged and self._base.dtype.itemsize < 4):
-            return proof.flat(snapshot.score(self._sequences))
+            return sync_check.flat(snapshot.score(self._sequences))
         with adapted(self._base, snapshot) as model:
-            return proof.flat(sequence_logprobs(model, self._sequences, fp32_head=self._settings.fp32_head))
+            return sync_check.flat(sequence_logprobs(model, self._sequences, fp32_head=self._settings.fp32_head))
 
     # ---- memory
 

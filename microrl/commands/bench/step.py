@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from microrl import clock
-from microrl.commands.trl_step import peak_rss_gb
+from microrl.commands.bench.trl_step import peak_rss_gb
 from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler

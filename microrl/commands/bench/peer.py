@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from microrl.commands import trl_step
-from microrl.config import models
+from microrl.commands.bench import trl_step
+from microrl.config import known_models
 from microrl.config.paths import local_model
 from microrl.errors import MachineFailure, UserError
 
@@ -47,7 +47,7 @@ def compare(
     peer: str,
     work: Work,
     *,
-    model: str = models.QUICKSTART,
+    model: str = known_models.QUICKSTART,
     pairs: int = 5,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -126,12 +126,13 @@ def find_peer(name: str) -> tuple[str, dict[str, str]]:
 
 def check_model(name: str) -> None:
     """Raises UserError for a model that is neither a local folder, nor a .gguf file, nor the quickstart's."""
-    if local_model(name) is None and name != models.QUICKSTART:
-        known = models.find(name)
+    if local_model(name) is None and name != known_models.QUICKSTART:
+        known = known_models.find(name)
         hub_id = name if known is None else known.hub_id
         raise UserError(
             f"--model {name}: the comparison needs a local model",
-            f"download it with `hf download {hub_id} --local-dir DIR` and pass --model DIR, or use --model {models.QUICKSTART}",
+            f"download it with `hf download {hub_id} --local-dir DIR` and pass --model DIR, or use "
+            f"--model {known_models.QUICKSTART}",
         )
 
 
@@ -139,7 +140,7 @@ def check_model(name: str) -> None:
 def local_folder(name: str, say: Callable[[str], None]) -> Iterator[Path]:
     """The model as a folder that both sides can load; a .gguf file is converted into a temporary one."""
     check_model(name)
-    if name == models.QUICKSTART:
+    if name == known_models.QUICKSTART:
         from microrl.quickstart.model import ensure_model
         from microrl.run.console import RunConsole
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import torch
 
-from microrl.commands import synthetic
+from microrl.commands.bench import synthetic
 from microrl.config import resolve
 from microrl.config.adapters import KINDS
-from microrl.config.engine import Mode
+from microrl.config.engine_rules import Mode
 from microrl.models.tiny import build_tokenizer
 from microrl.policy.policy import Policy
 from microrl.rollout.factory import make_engine

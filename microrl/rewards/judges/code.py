@@ -23,7 +23,7 @@ from microrl import plain
 from microrl.answers import END_THINK, THINK
 from microrl.clock import now_s
 from microrl.plain import BadValue, NotPlain
-from microrl.rewards.calls import Channel, Handle, Program, ProgramGone
+from microrl.rewards.judges.calls import Channel, Handle, Program, ProgramGone
 
 LONGEST_PROGRAM = 100_000
 """Characters. A longer text is no program, and is not run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microrl.errors import UserError
-from microrl.rewards.functions import OwnRewards
+from microrl.rewards.own.functions import OwnRewards
 from microrl.types import Prompt
 
 ROWS = 4

@@ -20,7 +20,7 @@ from microrl.config.schema import RewardConfig
 from microrl.errors import UserError, did_you_mean, nearest
 from microrl.sandbox.pipes import Gone, never, wait_for
 
-HOST = str(Path(__file__).with_name("function_host.py"))
+HOST = str(Path(__file__).with_name("host.py"))
 """Run as a file: it needs nothing of this package, and starts in a tenth of a second."""
 IMPORT_S = 300.0
 """How long a function's module may take to be imported. Some load a model of their own."""

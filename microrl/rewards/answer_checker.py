@@ -1,4 +1,4 @@
-"""Is the answer right? Most pairs are decided here; the rest by math-verify in a confined child that can be killed."""
+"""Asks for verdicts: `compare.quick` decides most pairs at once, a confined child that can be killed the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from microrl.answers import same_text
 from microrl.clock import now_s
 from microrl.errors import MachineFailure
 from microrl.rewards.compare import quick, readable
-from microrl.rewards.judges import Judge, Kind
+from microrl.rewards.judges.judge import Judge, Kind
 from microrl.sandbox.environment import clean
 from microrl.sandbox.pipes import Gone, never, wait_for
 
@@ -51,7 +51,7 @@ class _Child:
         """Begin to start it; nobody waits."""
         self._is_ready, self._unread = False, b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "microrl.rewards.checker", str(os.getpid())],
+            [sys.executable, "-m", "microrl.rewards.checker_process", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

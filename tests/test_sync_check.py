@@ -5,9 +5,9 @@ import torch
 
 from microrl.models.forward import adapted, project, sequence_logprobs
 from microrl.models.tensors import merge_lora, weight_sharing_copy, weights
-from microrl.rollout import proof
-from microrl.rollout.proof import Probe, Reading
+from microrl.rollout import sync_check
 from microrl.rollout.sync import SyncChoice, Trial
+from microrl.rollout.sync_check import Probe, Reading
 from microrl.types import AdapterSnapshot, LowRank
 
 
@@ -80,20 +80,20 @@ def test_noise_alone_stops_no_run():
 
 
 def test_the_canary_stands_out_of_the_noise(model, tokenizer):
-    base, sequences = weight_sharing_copy(model), proof.sequences(tokenizer)
-    before = proof.flat(sequence_logprobs(base, sequences, fp32_head=False))
+    base, sequences = weight_sharing_copy(model), sync_check.sequences(tokenizer)
+    before = sync_check.flat(sequence_logprobs(base, sequences, fp32_head=False))
 
     def change_of(pairs):
         with adapted(base, AdapterSnapshot(1, pairs)) as changed:
-            return float((proof.flat(sequence_logprobs(changed, sequences, fp32_head=False)) - before).abs().mean())
+            return float((sync_check.flat(sequence_logprobs(changed, sequences, fp32_head=False)) - before).abs().mean())
 
     targets = [name for name, layer in base.named_modules() if name.endswith(("q_proj", "down_proj"))]
     for least in (0.02, 0.5):
-        pairs = proof.canary(base, targets, 300, change_of, least)
+        pairs = sync_check.canary(base, targets, 300, change_of, least)
         assert least <= change_of(pairs) <= 4 * least
         assert set(pairs) == set(targets) and pairs[targets[0]].A_RI.shape == (128, 128), "a rank no layer can have is capped"
     with pytest.raises(ArithmeticError):
-        proof.canary(base, targets, 4, lambda pairs: 0.0, 0.02)
+        sync_check.canary(base, targets, 4, lambda pairs: 0.0, 0.02)
 
 
 def test_calibration_only_raises_the_noise():

@@ -115,7 +115,7 @@ def trainer(wanted: argparse.Namespace, watch: Any, folder: str) -> Any:
 
 
 def questions() -> list[dict[str, Any]]:
-    """The sums of `microrl.commands.bench.bench_prompts`, as TRL takes them."""
+    """The sums of `microrl.commands.bench.step.bench_prompts`, as TRL takes them."""
     draw = random.Random(0)
     pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(SUMS)]
     asked = [(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y)) for x, y in pairs]

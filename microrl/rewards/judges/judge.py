@@ -10,7 +10,7 @@ from microrl.answers import THINK, final_answer
 from microrl.clock import now_s
 from microrl.config.schema import RunConfig
 from microrl.errors import UserError
-from microrl.rewards import code, gym
+from microrl.rewards.judges import code, gym
 from microrl.sandbox import Host, levels
 
 Kind = Literal["math", "text", "code", "gym"]
@@ -27,7 +27,7 @@ class Judge:
 
     def __init__(self, kind: Literal["code", "gym"], credit: str) -> None:
         self._kind, self._credit = kind, credit
-        self._host = Host(f"microrl.rewards.{kind}")
+        self._host = Host(f"microrl.rewards.judges.{kind}")
 
     def start(self) -> None:
         """Begin to start it; nobody waits."""
@@ -98,7 +98,7 @@ def refuse_unsound(questions: Sequence[str], progress: Progress) -> None:
     tasks: dict[str, list[str]] = {}
     for gold in questions:
         tasks.setdefault(json.loads(gold)["task"], []).append(gold)
-    host = Host("microrl.rewards.gym")
+    host = Host("microrl.rewards.judges.gym")
     try:
         for task, golds in progress(tasks.items(), len(tasks), "trying the tasks' scorers"):
             why = gym.refusal(task, golds[: gym.PROBED], lambda asked: host.ask(asked, deadline_s=60.0, cpu_s=30.0))

@@ -14,9 +14,9 @@ from typing import Any, Literal, cast
 import torch
 
 from microrl import clock
-from microrl.commands import synthetic
+from microrl.commands.bench import synthetic
 from microrl.config import RunConfig, resolve
-from microrl.config.engine import Mode
+from microrl.config.engine_rules import Mode
 from microrl.models import gpu
 from microrl.models.tiny import build_tokenizer
 from microrl.policy.policy import Policy

@@ -1,6 +1,6 @@
 """One stage of `microrl doctor --measure`, in a process of its own: what crashes or hangs takes only its own stage with it.
 
-`python -m microrl.commands.measure_stage NAME JSON` prints one JSON object; JSON holds the stage's keyword arguments.
+`python -m microrl.commands.measure.stage NAME JSON` prints one JSON object; JSON holds the stage's keyword arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 
 from microrl import clock
 from microrl.algorithm.batch import Batch, Row
-from microrl.commands import bench_rollout, isolated, synthetic
+from microrl.commands import isolated
+from microrl.commands.bench import rollout, synthetic
 from microrl.config import resolve
 from microrl.models import gpu
 from microrl.models.load import use_sensible_threads
@@ -54,8 +55,8 @@ def rates() -> dict[str, Any]:
 
 
 def cycles(**options: Any) -> dict[str, Any]:
-    """Weight syncs and sleep on vLLM; see `bench_rollout.measure`. Raises AssertionError where a sync was not right."""
-    found = bench_rollout.measure(**options)
+    """Weight syncs and sleep on vLLM; see `rollout.measure`. Raises AssertionError where a sync was not right."""
+    found = rollout.measure(**options)
     for cycle in found["cycles"]:
         slope = cycle["slope"]
         assert slope is None or abs(slope - 1) < LARGEST_SLOPE_ERROR, f"the engine's slope is {slope:.3f}"

@@ -17,7 +17,7 @@ import torch
 
 from microrl import clock
 from microrl.commands import isolated
-from microrl.commands.synthetic import SHAPES, check_name
+from microrl.commands.bench.synthetic import SHAPES, check_name
 from microrl.errors import UserError
 from microrl.models import driver, gpu
 from microrl.plan import calibration, here
@@ -133,7 +133,7 @@ def run(stage: Stage, deadline_s: float = DEADLINE_S) -> Outcome:
     """Carry out one stage in a process of its own."""
     began = clock.now_s()
     answer = isolated.run(
-        "microrl.commands.measure_stage",
+        "microrl.commands.measure.stage",
         stage.kind,
         json.dumps(stage.options),
         deadline_s=deadline_s,

@@ -1,0 +1,130 @@
+"""Carry out a run whose folder exists: in this process, or in child processes, of which the next goes on where one failed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
+from microrl.errors import Explained
+from microrl.terminal import lasting
+
+if TYPE_CHECKING:
+    from microrl.config import RunConfig
+    from microrl.run.folder import RunFolder
+
+AGAIN = 75
+"""Exit status of a child process whose run is to be resumed at once, with other settings of the engine (EX_TEMPFAIL)."""
+DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+"""Signals that others send. An engine dies of SIGABRT or SIGSEGV."""
+
+
+def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False) -> int:
+    """Load and run a run whose folder exists; returns the exit status.
+
+    With `engine.kind=auto` the run outlives vLLM: each attempt is a child process, and after a failure of the engine the next
+    one resumes the run with other settings (see `train.fallback`).
+    """
+    from microrl import clock
+    from microrl.run import child, heartbeat
+    from microrl.train import fallback
+
+    folder.lock()
+    config = folder.settings(tree)
+    in_run(folder)
+    is_forked = fallback.may_be_needed(config) and child.can_fork()
+    began, before_s = clock.process_started_s(), heartbeat.last_s(folder.path)
+    try:
+        while True:
+            # The seconds between two attempts count too: the next one knows the run's time by its heartbeat alone.
+            started = began + heartbeat.last_s(folder.path) - before_s
+            status = child.in_child() if is_forked else None
+            if status is None:
+                status = _attempt(folder, config, started=started, resume=resume, is_extended=is_extended)
+                if is_forked or status != AGAIN:
+                    return status
+            elif status < 0:
+                _after_a_crash(folder, config, signal.Signals(-status).name)
+            elif status != AGAIN:
+                return status
+            resume, is_extended = True, False
+    finally:
+        folder.unlock()
+
+
+def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool) -> int:
+    """Carry out the run in this process; returns the exit status, or AGAIN after a failure that other settings may mend."""
+    from microrl.cli.target import prepare_hub
+    from microrl.rewards.own.process import refuse_missing_modules
+    from microrl.train import fallback
+
+    say(f"run folder: {folder.path}; loading")
+    from microrl.run.signals import Interrupts
+
+    try:
+        with lasting("stdout"), Interrupts(folder.log) as interrupts:
+            prepare_hub(config, reads_data=True)
+            refuse_missing_modules(config.reward)
+            # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
+            with interrupts.held("loading"):
+                from microrl.train.loop import train as run
+            summary = run(config, folder, started=started, resume=resume, is_extended=is_extended)
+    except (Explained, OSError) as error:
+        change = fallback.record(config, folder, error) if isinstance(error, Explained) else None
+        if change is None:
+            if not resume:
+                folder.discard()
+            raise
+        keep_traceback(error)
+        say(f"engine fallback: {error}; continuing {change}")
+        return AGAIN
+    except KeyboardInterrupt:
+        say(f"resume with: microrl train --resume {folder.path}")
+        raise
+    report(summary, folder.path)
+    return STOPPED if summary["status"] == "stopped" else OK
+
+
+def _after_a_crash(folder: RunFolder, config: RunConfig, signal_name: str) -> None:
+    """Record that the child died of a signal. Raises MachineFailure if another attempt would not help."""
+    from microrl.train import fallback
+
+    error = fallback.crash(config, folder, signal_name)
+    change = None if signal_name in DEADLY else fallback.record(config, folder, error)
+    if change is None:
+        raise error
+    say(f"engine fallback: {error.message}; continuing {change}")
+
+
+def report(summary: dict[str, Any], path: Path) -> None:
+    """Say what a run has come to."""
+    gain = summary["eval"]["paired_gain"]
+    before, after = summary["eval"]["before"], summary["eval"]["after"]
+    if gain and before and after:
+        say(
+            f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f}, paired gain {gain['mean']:+.3f} "
+            f"95 % CI [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]"
+        )
+        for name, value in summary["eval"].items():
+            if name.startswith("paired_gain_pass@") and value:
+                k = name.removeprefix("paired_gain_")
+                say(
+                    f"held-out {k} {before[k]['mean']:.3f} -> {after[k]['mean']:.3f}, paired gain {value['mean']:+.3f} "
+                    f"95 % CI [{value['ci95'][0]:+.3f}, {value['ci95'][1]:+.3f}]"
+                )
+        if gain["ci95"][1] < 0 and (best := summary["best"]) is not None:
+            say(
+                f"warning: the trained model is worse than the untouched one. {path / 'best'} is from step {best['step']}, with "
+                f"validation accuracy {best['accuracy']:.3f}; use it: microrl merge {path / 'best'} --out DIR"
+            )
+    if summary["status"] == "stopped":
+        back = summary["hours_given_back"]
+        say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
+    hours = summary["hours_spent"]
+    time = f"{hours:.2f} hours" if hours >= 2 else f"{hours * 60:.1f} minutes"
+    steps, sft = f"{summary['steps']} steps", summary["sft"]
+    if sft:
+        steps = f"{sft['steps']} SFT steps" + (f", {steps}" if summary["steps"] else "")
+    say(f"{steps} in {time}, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
+    say(f"try it: microrl sample {path} 'your question'")

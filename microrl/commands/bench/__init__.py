@@ -1,0 +1,1 @@
+"""What `microrl bench` measures, one file a command."""
