@@ -4,10 +4,12 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from test_config import without_heavy_libraries
 
+from microrl import clock
 from microrl.cli import bench
 from microrl.commands.bench import peer as peers
 from microrl.commands.bench import rollout, sync, synthetic, trl_step
@@ -205,6 +207,7 @@ def test_the_peers_script_needs_nothing_of_microrl(tmp_path):
     command = [sys.executable, "-I", "-S", trl_step.__file__, "--versions"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert json.loads(done.stdout) == dict.fromkeys(VERSIONS), done.stderr
+    assert Path(clock.__file__) == trl_step.CLOCK
 
 
 def test_peak_memory_is_that_of_the_process_alone():

@@ -21,7 +21,7 @@ from typing import Any
 
 NEEDED = ("trl", "torch", "transformers", "peft", "datasets")
 SUMS = 512
-CLOCK = Path(__file__).parents[1] / "clock.py"
+CLOCK = Path(__file__).parents[2] / "clock.py"
 """The clock that times microrl's steps; it needs the standard library alone."""
 
 
