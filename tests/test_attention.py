@@ -3,12 +3,13 @@
 import pytest
 import torch
 from test_adapters import small
-from test_engine import ARCHITECTURES
+from test_engine import ARCHITECTURES, PROMPTS
 from test_policy import relative_gap
 
 from microrl.algorithm.batch import Row
 from microrl.models import attention
 from microrl.policy.microbatch import hidden_states, pad
+from microrl.rollout.transformers import TransformersEngine
 
 PROMPT = (5, 9, 17, 33, 65)
 ROWS = [Row(PROMPT, ids, (0.0,) * len(ids), 1.0, True, 0) for ids in ((7, 8, 9, 10, 11, 12), (20, 21), (30, 31, 32, 33))]
@@ -92,3 +93,25 @@ def test_models_that_do_not_attend_by_the_interface_are_left_alone():
     model.set_attn_implementation("eager")
     attention.use_lower_right(model)
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS[:3]], ids=["no mask", "padded prompts"])
+def test_in_a_decode_step_heads_that_share_a_key_are_its_queries(monkeypatch, prompts, tokenizer):
+    heads, real = [], torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query, key, value, **rest):
+        heads.append((query.shape[1], key.shape[1]))
+        return real(query, key, value, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    model = small("qwen2")
+    ids = [prompt.token_ids for prompt in prompts]
+    completions = [[(7, 8, 9, 10), (20, 21, 22, 23)]] * len(ids)
+    before = TransformersEngine(model, tokenizer, max_kv_gb=None).score(ids, completions)
+    attention.use_lower_right(model)
+    heads.clear()
+    after = TransformersEngine(model, tokenizer, max_kv_gb=None).score(ids, completions)
+    assert torch.allclose(torch.stack(before), torch.stack(after), atol=1e-5)
+    shared = model.config.num_key_value_heads
+    assert shared < model.config.num_attention_heads
+    assert set(heads[model.config.num_hidden_layers :]) == {(shared, shared)}, "behind the prefill"

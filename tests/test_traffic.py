@@ -10,6 +10,7 @@ from microrl.adapters.adapter import tuned
 from microrl.adapters.attach import attach
 from microrl.algorithm.batch import Row
 from microrl.config import resolve
+from microrl.models import onednn
 from microrl.models.attention import use_lower_right
 from microrl.plan import Shape, devices, roofline
 from microrl.plan.workload import Workload
@@ -18,6 +19,12 @@ from microrl.policy.microbatch import hidden_states, pad
 WIDE = dict(hidden_size=1536, intermediate_size=8960, num_attention_heads=12, num_key_value_heads=2)
 """Qwen2.5-1.5B's."""
 SMALL = dict(hidden_size=96, intermediate_size=224, num_attention_heads=6, num_key_value_heads=2, head_dim=16)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """A CPU's own way to multiply moves more, in float32."""
+    monkeypatch.setattr(onednn, "is_float32_on_cpu", lambda tensor: False)
 
 
 def network(cls, dtype, layers, **sizes):

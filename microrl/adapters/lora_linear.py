@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear as PeftLinear
 
-from microrl.models import packed
+from microrl.models import onednn
 from microrl.models.tensors import dequantize
 
 
@@ -33,9 +33,9 @@ class LoraProduct(torch.autograd.Function):
         B_OR: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        xA_NR = x_NI @ A_RI.to(x_NI.dtype).t()
-        y_NO = packed.times_transposed(x_NI, dequantize(weight_OI), bias_O)
-        y_NO.addmm_(xA_NR, B_OR.to(x_NI.dtype).t(), alpha=scale)
+        xA_NR = onednn.product(x_NI, A_RI.to(x_NI.dtype).t())
+        y_NO = onednn.times_transposed(x_NI, dequantize(weight_OI), bias_O)
+        onednn.add_product_(y_NO, xA_NR, B_OR.to(x_NI.dtype).t(), scale)
         ctx.save_for_backward(x_NI if ctx.needs_input_grad[3] else None, xA_NR, A_RI, B_OR)
         ctx.weight_OI, ctx.scale = weight_OI, scale
         return y_NO
@@ -47,20 +47,24 @@ class LoraProduct(torch.autograd.Function):
         to_x, to_A, to_B = ctx.needs_input_grad[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         to_x_NI = to_A_RI = to_B_OR = None
         if to_x or to_A:
-            gB_NR = g_NO @ B_OR.to(g_NO.dtype)
+            gB_NR = onednn.product(g_NO, B_OR.to(g_NO.dtype))
         if to_x:
-            to_x_NI = packed.times(g_NO, dequantize(ctx.weight_OI))
-            to_x_NI.addmm_(gB_NR, A_RI.to(g_NO.dtype), alpha=ctx.scale)
+            to_x_NI = onednn.times(g_NO, dequantize(ctx.weight_OI))
+            onednn.add_product_(to_x_NI, gB_NR, A_RI.to(g_NO.dtype), ctx.scale)
         if to_A:
-            to_A_RI = _product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
+            to_A_RI = _scaled_product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
         if to_B:
-            to_B_OR = _product(g_NO.t(), xA_NR, ctx.scale).to(B_OR.dtype)
+            to_B_OR = _scaled_product(g_NO.t(), xA_NR, ctx.scale).to(B_OR.dtype)
         return to_x_NI, None, None, to_A_RI, to_B_OR, None
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale * left @ right in one pass: with beta = 0 the first argument is not read."""
-    return torch.addmm(torch.empty((), dtype=left.dtype, device=left.device), left, right, beta=0, alpha=scale)
+def _scaled_product(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale * left right. torch does it in one pass: with beta = 0 the first argument is not read."""
+    if not onednn.is_float32_on_cpu(left):
+        return torch.addmm(torch.empty((), dtype=left.dtype, device=left.device), left, right, beta=0, alpha=scale)
+    if len(left) > right.shape[1]:  # the gradient of B: oneDNN is twice as fast where the rank is the number of rows
+        return onednn.product(right.t(), left.t()).mul_(scale).t()
+    return onednn.product(left, right).mul_(scale)
 
 
 class LoraLinear(PeftLinear):

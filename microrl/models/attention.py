@@ -58,9 +58,16 @@ def attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of queries [B, H, Q, D] on keys and values [B, K, L, D]; returns [B, Q, H, D]. transformers' own with a mask, for
-    one query, and for as many queries as keys."""
+    """Attention of queries [B, H, Q, D] on keys and values [B, K, L, D]; returns [B, Q, H, D]. transformers' own with a mask, and
+    for as many queries as keys."""
     queries, keys = query.shape[2], key.shape[2]
+    if queries == 1 and query.shape[1] != key.shape[1] and (attention_mask is None or attention_mask.shape[1] == 1):
+        # The heads that share a key stand in the place of queries: keys and values are read once for all of them.
+        shared_BKGD = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
+        out = torch.nn.functional.scaled_dot_product_attention(
+            shared_BKGD, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+        )
+        return out.reshape(query.shape[0], 1, query.shape[1], -1), None
     if attention_mask is not None or queries in (1, keys):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
     groups = getattr(module, "num_key_value_groups", 1)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from microrl.models.packed import times_transposed
+from microrl.models.onednn import times_transposed
 from microrl.models.tensors import merged, replaced
 from microrl.types import AdapterSnapshot, LowRank
 
@@ -78,7 +78,7 @@ def project(
     """The model's logits, [N, V].
 
     They are in the head's own type; with `fp32` products of narrow factors are summed and kept in fp32, and so is what is bent.
-    A `frozen` head is one that stays as it is, and may be packed (`microrl.models.packed`).
+    A `frozen` head is one that stays as it is, and may be packed (`microrl.models.onednn`).
     """
     is_narrow = hidden_ND.dtype.itemsize < 4
     if frozen and not is_narrow:

@@ -8,7 +8,7 @@ import torch
 
 from microrl.limits import chunk_elements
 from microrl.models.forward import Bend, project
-from microrl.models.packed import times
+from microrl.models.onednn import times
 
 
 def chosen_logprobs(

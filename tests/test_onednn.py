@@ -1,10 +1,10 @@
-"""Products with packed weights: as exact as torch's own, and never with weights that have changed since."""
+"""Products by oneDNN: as exact as torch's own, and never with packed weights that have changed since."""
 
 import pytest
 import torch
 from test_engine import PROMPTS, collect, random_model, with_adapter
 
-from microrl.models import packed
+from microrl.models import onednn
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import Sampling
@@ -26,10 +26,10 @@ def test_packed_products_are_as_exact_as_torchs(weight, shape):
     x, g = torch.randn(*shape, IN), torch.randn(*shape, OUT)
     bias = torch.randn(OUT)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    found = packed.times_transposed(x, weight, bias)
+    found = onednn.times_transposed(x, weight, bias)
     assert found.shape == (*shape, OUT) and found.dtype is torch.float32
     assert torch.allclose(found.double(), exact, rtol=1e-4, atol=1e-4)
-    assert torch.allclose(packed.times(g, weight).double(), g.double() @ weight.double(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(onednn.times(g, weight).double(), g.double() @ weight.double(), rtol=1e-4, atol=1e-4)
     if x.numel():
         ours, torchs = ((y.double() - exact).norm() for y in (found, torch.nn.functional.linear(x, weight, bias)))
         assert ours <= 2 * torchs
@@ -38,57 +38,83 @@ def test_packed_products_are_as_exact_as_torchs(weight, shape):
 def test_rows_of_any_layout(weight):
     x = rows(2 * IN)[:, ::2]
     assert not x.is_contiguous()
-    assert torch.allclose(packed.times_transposed(x, weight), x @ weight.t(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(onednn.times_transposed(x, weight), x @ weight.t(), rtol=1e-4, atol=1e-4)
 
 
 def test_changed_weights_are_packed_again(weight):
     x = rows(IN)
-    packed.times_transposed(x, weight)
+    onednn.times_transposed(x, weight)
     with torch.no_grad():
         weight.mul_(2)
-    assert torch.allclose(packed.times_transposed(x, weight), x @ weight.t(), rtol=1e-4, atol=1e-4)
-    assert torch.allclose(packed.times(rows(OUT), weight), rows(OUT) @ weight, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(onednn.times_transposed(x, weight), x @ weight.t(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(onednn.times(rows(OUT), weight), rows(OUT) @ weight, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_packed_goes_with_its_weights():
-    before = len(packed._PACKED)
+    before = len(onednn._PACKED)
     weight = torch.nn.Parameter(torch.randn(OUT, IN), requires_grad=False)
-    packed.times_transposed(rows(IN), weight)
-    assert len(packed._PACKED) == before + 1
+    onednn.times_transposed(rows(IN), weight)
+    assert len(onednn._PACKED) == before + 1
     del weight
-    assert len(packed._PACKED) == before
+    assert len(onednn._PACKED) == before
 
 
 def test_packed_weights_keep_within_their_memory(monkeypatch):
     first, second = (torch.nn.Parameter(torch.randn(OUT, IN), requires_grad=False) for _ in range(2))
-    held = sum(4 * tensor.numel() for _, both in packed._PACKED.values() for tensor in both if tensor is not None)
-    monkeypatch.setattr(packed, "MAX_BYTES", held + 2 * 4 * OUT * IN)
+    held = sum(4 * tensor.numel() for _, both in onednn._PACKED.values() for tensor in both if tensor is not None)
+    monkeypatch.setattr(onednn, "MAX_BYTES", held + 2 * 4 * OUT * IN)
     for weight in (first, second):
-        assert torch.allclose(packed.times_transposed(rows(IN), weight), rows(IN) @ weight.t(), rtol=1e-4, atol=1e-4)
-    assert packed._PACKED[first][1][0] is not None and packed._PACKED[second][1] == [None, None]
-    monkeypatch.setattr(packed, "MAX_ELEMENTS", OUT * IN - 1)
-    assert packed.pack(first) is None
+        assert torch.allclose(onednn.times_transposed(rows(IN), weight), rows(IN) @ weight.t(), rtol=1e-4, atol=1e-4)
+    assert onednn._PACKED[first][1][0] is not None and onednn._PACKED[second][1] == [None, None]
+    monkeypatch.setattr(onednn, "MAX_ELEMENTS", OUT * IN - 1)
+    assert onednn.pack(first) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_and_small_weights_are_left_alone(weight, dtype):
-    assert packed.pack(weight.to(dtype)) is None and packed.pack(torch.randn(8, 8)) is None
+    assert onednn.pack(weight.to(dtype)) is None and onednn.pack(torch.randn(8, 8)) is None
     x = rows(IN).to(dtype)
-    assert torch.equal(packed.times_transposed(x, weight.to(dtype)), torch.nn.functional.linear(x, weight.to(dtype)))
+    assert torch.equal(onednn.times_transposed(x, weight.to(dtype)), torch.nn.functional.linear(x, weight.to(dtype)))
+
+
+@pytest.mark.parametrize("size", [4, 300])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_any_size_and_layout(size, transposed, monkeypatch):
+    """Small ones are torch's, the others oneDNN's; both are as exact."""
+    calls, real = [], onednn._multiply
+    monkeypatch.setattr(onednn, "_multiply", lambda *factors: calls.append(factors) or real(*factors))
+    left, right = torch.randn(size, IN), torch.randn(IN, size + 1)
+    if transposed:
+        left, right = left.t().contiguous().t(), right.t().contiguous().t()
+    exact = left.double() @ right.double()
+    assert torch.allclose(onednn.product(left, right).double(), exact, atol=1e-4)
+    out = torch.ones(size, size + 1)
+    assert onednn.add_product_(out, left, right, 0.5) is out
+    assert torch.allclose(out.double(), 1 + 0.5 * exact, atol=1e-4)
+    assert len(calls) == (2 if size > 4 else 0)
+
+
+def test_small_frozen_weights_are_not_copied(monkeypatch):
+    """They are as fast where they are."""
+    weight, before = torch.randn(64, 96), len(onednn._PACKED)
+    x, g = torch.randn(400, 96), torch.randn(400, 64)
+    assert torch.allclose(onednn.times_transposed(x, weight), x @ weight.t(), atol=1e-4)
+    assert torch.allclose(onednn.times(g, weight), g @ weight, atol=1e-4)
+    assert len(onednn._PACKED) == before
 
 
 def test_a_trained_head_is_not_packed(weight):
     """It changes with every update."""
     head = torch.nn.Linear(IN, OUT, bias=False)
-    before = len(packed._PACKED)
+    before = len(onednn._PACKED)
     logprobs, _ = chosen_logprobs(rows(IN).requires_grad_(), torch.arange(ROWS), head, 1.0)
     logprobs.sum().backward()
-    assert len(packed._PACKED) == before and head.weight.grad is not None
+    assert len(onednn._PACKED) == before and head.weight.grad is not None
 
 
 def test_an_engine_with_packed_weights_samples_what_the_trainer_scores(monkeypatch, tokenizer):
     """Everything is packed here, however small; the second version is not sampled from the first one's weights."""
-    monkeypatch.setattr(packed, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(onednn, "MIN_ELEMENTS", 1)
     model = random_model("qwen2")
     engine = TransformersEngine(model, tokenizer, max_kv_gb=None)
     policy = with_adapter(model)
