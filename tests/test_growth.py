@@ -5,10 +5,12 @@ import time
 
 import pytest
 import torch
-from test_engine import random_model, with_adapter
+from test_engine import collect, random_model, with_adapter
 
 from microrl.algorithm.batch import Batch, Row
 from microrl.models.attention import use_lower_right
+from microrl.rollout.transformers import TransformersEngine
+from microrl.types import Prompt, Sampling
 
 MAX_EXPONENT = 1.1
 
@@ -63,3 +65,29 @@ def test_an_update_grows_with_the_length_as_the_length_but_for_attention(monkeyp
     seconds(policy, 2, 256)
     spent = [seconds(policy, 2, tokens) for tokens in sizes]
     assert exponent(sizes, spent) <= MAX_EXPONENT, spent
+
+
+def sampling_seconds(engine, snapshot, group, tokens):
+    """Processor time of sampling one prompt's group, every completion of this length: the less of two."""
+    spent = []
+    for _ in range(2):
+        began = time.process_time()
+        collect(engine, snapshot, [Prompt("q", "1", "", (5, 6, 7))], Sampling(group, tokens, min_tokens=tokens))
+        spent.append(time.process_time() - began)
+    return min(spent)
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("grows", ["group", "length"])
+def test_sampling_grows_with_the_group_and_with_the_length_but_for_attention(grows, monkeypatch, tokenizer):
+    sizes = {"group": [(n, 64) for n in (4, 8, 16, 32, 64)], "length": [(2, n) for n in (256, 512, 1024, 2048, 4096)]}[grows]
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda query, *arguments, **more: query)
+    model = random_model("qwen2")
+    use_lower_right(model)
+    engine = TransformersEngine(model, tokenizer, max_kv_gb=None)
+    policy = with_adapter(model)
+    sampling_seconds(engine, policy.snapshot(), 4, 64)
+    spent = [sampling_seconds(engine, policy.snapshot(), group, tokens) for group, tokens in sizes]
+    print(spent, exponent([group * tokens for group, tokens in sizes], spent))
+    assert exponent([group * tokens for group, tokens in sizes], spent) <= MAX_EXPONENT, spent

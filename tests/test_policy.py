@@ -475,6 +475,15 @@ def test_the_plan_keeps_the_budget_and_every_row():
             assert cost <= 200 or len(batch) == 1
 
 
+def test_micro_batches_are_few_and_then_even():
+    """Four groups of eight rows where nine would fit: a group each, whose prompt is then read once, and not 9, 9, 9 and 5."""
+    rows = [Row((group,) * 50, (1,) * 64, (), 1.0, True, group) for group in range(4) for _ in range(8)]
+    nine = 9 * 64 + 2 * 50
+    assert plan(rows, nine, share_prompts=True) == [tuple(range(8 * group, 8 * group + 8)) for group in range(4)]
+    assert [len(batch) for batch in plan(rows[:10], 9 * 114, share_prompts=False)] == [5, 5]
+    assert plan([], nine, share_prompts=True) == [] and plan(rows[:3], 1, share_prompts=True) == [(0,), (1,), (2,)]
+
+
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [

@@ -28,8 +28,9 @@ class MicroBatch(NamedTuple):
 def plan(rows: Sequence[Row], max_tokens: int, *, share_prompts: bool) -> list[tuple[int, ...]]:
     """Positions of rows that go together, each micro-batch costing at most `max_tokens` or being a single row.
 
-    The cost counts padding. With shared prompts rows of one prompt stay side by side, groups and rows sorted by length;
-    without, rows are sorted by their whole length.
+    They are as few as possible, and then as even as possible, so that the largest takes no more memory than needed. The cost
+    counts padding. With shared prompts rows of one prompt stay side by side, groups and rows sorted by length; without, rows are
+    sorted by their whole length.
     """
     group_length: dict[tuple[int, ...], int] = {}
     for row in rows:
@@ -42,23 +43,34 @@ def plan(rows: Sequence[Row], max_tokens: int, *, share_prompts: bool) -> list[t
             return (group_length[row.prompt_ids], row.prompt_ids, own, position)
         return (len(row.prompt_ids) + own, position)
 
-    batches: list[tuple[int, ...]] = []
-    current: list[int] = []
-    for position in sorted(range(len(rows)), key=key):
-        if current and _cost([rows[p] for p in (*current, position)], share_prompts) > max_tokens:
-            batches.append(tuple(current))
-            current = []
-        current.append(position)
-    if current:
-        batches.append(tuple(current))
+    order = sorted(range(len(rows)), key=key)
+    batches = _cut(rows, order, max_tokens, share_prompts)
+    too_few, enough = 0, max_tokens
+    while len(batches) > 1 and enough - too_few > 1:
+        bound = (too_few + enough) // 2
+        tried = _cut(rows, order, bound, share_prompts)
+        if len(tried) > len(batches):
+            too_few = bound
+        else:
+            enough, batches = bound, tried
     return batches
 
 
-def _cost(rows: Sequence[Row], share_prompts: bool) -> int:
-    widest_prompt = max(len(row.prompt_ids) for row in rows)
-    widest_completion = max(len(row.completion_ids) for row in rows)
-    prompts = len({row.prompt_ids for row in rows}) if share_prompts else len(rows)
-    return prompts * widest_prompt + len(rows) * widest_completion
+def _cut(rows: Sequence[Row], order: Sequence[int], max_tokens: int, share_prompts: bool) -> list[tuple[int, ...]]:
+    """The rows in this order, cut into as few pieces of at most `max_tokens` as there can be."""
+    batches: list[list[int]] = []
+    prompts, widest_prompt, widest_completion = 0, 0, 0
+    last: tuple[int, ...] | None = None
+    for position in order:
+        prompt, own = rows[position].prompt_ids, len(rows[position].completion_ids)
+        is_new = not share_prompts or prompt != last
+        longest = max(widest_prompt, len(prompt)), max(widest_completion, own)
+        if not batches or (prompts + is_new) * longest[0] + (len(batches[-1]) + 1) * longest[1] > max_tokens:
+            batches.append([])
+            prompts, is_new, longest = 0, True, (len(prompt), own)
+        batches[-1].append(position)
+        prompts, (widest_prompt, widest_completion), last = prompts + is_new, longest, prompt
+    return [tuple(batch) for batch in batches]
 
 
 def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *, share_prompts: bool) -> MicroBatch:
