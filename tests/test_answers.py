@@ -368,6 +368,8 @@ def costly():
     yield "x=" * 190 + "1"
     yield r"\pm 1" * 150
     yield "|" * 300
+    yield "B:" * 999
+    yield "A. " * 600
 
 
 def test_no_comparison_costs_much():
@@ -377,7 +379,9 @@ def test_no_comparison_costs_much():
         for gold in [*golds, text.replace("1", "1.0", 1) + "+0", text + ",1"]:
             began = time.process_time()
             quick(gold, text)
+            quick(text, gold)
             assert time.process_time() - began < 0.5, (gold[:40], text[:40])
+        assert readable(text) in (True, False, None)
 
 
 def test_a_comparison_ends_where_its_work_is_spent(monkeypatch):
