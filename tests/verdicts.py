@@ -485,6 +485,9 @@ TABLE = {
 - ;; \emptyset ;; 0 ;; a number
 + ;; \emptyset ;; \{\} ;; nothing in it
 - ;; \emptyset ;; \{0\} ;; zero is in it
+- ;; (5, 3) ;; (2, 1) \cup (7, 6) ;; neither has a point, and a pair is no interval
+- ;; [5, 3) ;; \emptyset ;; no interval
+- ;; (1, 2) \cup (5, 3) ;; (1, 2) ;; the second is no interval
 """,
     "tuples, sets, lists, matrices": r"""
 - ;; 42 ;; 42, 42 ;; two answers

@@ -47,11 +47,11 @@ def audit(
 ) -> int:
     """Try more than 200 cheats and the gold answers on a reward, without a model; exit with 2 if something is wrong."""
     from microrl.cli.target import prepare_hub
-    from microrl.rewards.own.process import refuse_missing_modules
+    from microrl.rewards.own.process import refuse_unusable
 
     config = configured(target, data, reward, sets)
     prepare_hub(config, reads_data=True, loads_model=False)
-    refuse_missing_modules(config.reward)
+    refuse_unusable(config.reward)
     from microrl.commands.audit import audit as run
     from microrl.commands.audit import findings, refuse_code
 

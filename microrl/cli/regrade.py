@@ -44,14 +44,14 @@ def regrade(
 ) -> None:
     """Judge a run's rollouts again, without a model: rewards, advantages and useful groups step by step, and what changes."""
     from microrl.config.resolve import override
-    from microrl.rewards.own.process import refuse_missing_modules
+    from microrl.rewards.own.process import refuse_unusable
     from microrl.run.folder import RunFolder
 
     run = RunFolder.newest() if target is None else RunFolder.open(Path(target))
     if target is None:
         say(f"using the newest run: {run.path}")
     config = override(run.settings().model_dump(), options.reward_flags(reward), sets or ())
-    refuse_missing_modules(config.reward)
+    refuse_unusable(config.reward)
     from microrl.commands.regrade import regrade as judge_again
 
     found = judge_again(run, config)

@@ -92,10 +92,10 @@ def train(
         raise UserError("no budget given", "pass --hours H or --steps N")
     if dry_run:
         from microrl.cli.target import prepare_hub
-        from microrl.rewards.own.process import refuse_missing_modules
+        from microrl.rewards.own.process import refuse_unusable
 
         prepare_hub(config, reads_data=True)
-        refuse_missing_modules(config.reward)
+        refuse_unusable(config.reward)
         from microrl.commands.dry_run import preview
         from microrl.terminal import printable
 

@@ -268,6 +268,9 @@ class RewardConfig(Section):
     behind it, else the weight is 1."""
     path: str | None = None
     """Folder in which their modules are looked for besides the installed packages; None: the current folder."""
+    confine_functions: bool = False
+    """Whether these functions run in the sandbox, once their modules are imported: no files but Python's libraries, no network,
+    no processes or threads."""
     function_deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """Seconds after which a call of a reward function is killed; its completions are left out of the update. After two killed
     calls in a step, the function is not called any more in it."""

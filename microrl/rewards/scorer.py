@@ -15,6 +15,7 @@ from microrl.rewards.allowance import Allowance, Pair, Verdicts
 from microrl.rewards.answer_checker import AnswerChecker, Verdict
 from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined
 from microrl.rewards.own.functions import OwnRewards, Value
+from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt, Score
 
 Penalty = Callable[[int], float]
@@ -43,8 +44,9 @@ def gdpo_weights(config: RewardConfig) -> dict[str, float] | None:
 
 
 def in_words(config: RewardConfig) -> str:
-    """The reward as a sum: `0.2 format + 1 accuracy`."""
-    return " + ".join(f"{weight:g} {name}" for name, weight in part_weights(config).items())
+    """The reward as a sum, `0.2 format + 1 accuracy`, and what confines functions of one's own where that was asked for."""
+    confined = f" (functions confined by {levels()})" if config.functions and config.confine_functions else ""
+    return " + ".join(f"{weight:g} {name}" for name, weight in part_weights(config).items()) + confined
 
 
 class RewardScorer:

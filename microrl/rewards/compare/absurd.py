@@ -15,13 +15,14 @@ MOST_DIGITS_OF_A_POWER = 4
 MOST_DIGITS_OF_A_FACTORIAL = 3
 """Of a number whose factorial is asked for. A bracket counts with the longest number in it."""
 TALLEST = 2
-"""Powers of powers of powers."""
+"""Powers of powers of powers, exp, sinh and cosh among them."""
 MOST_OPERATORS = 4
 """Integrals, sums, products and limits."""
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
 _MARKS = re.compile(
-    r"(?P<power>\^|\*\*)|(?P<open>[({\[])|(?P<close>[)}\]])|(?P<number>[0-9][0-9.,]*)|(?P<many>!)|(?P<choose>\\[dt]?binom|\\choose)"
+    r"(?P<power>\^|\*\*|\\?(?:exp|sinh|cosh)(?![a-zA-Z]))|(?P<open>[({\[])"
+    r"|(?P<close>[)}\]])|(?P<number>[0-9][0-9.,]*)|(?P<many>!)|(?P<choose>\\[dt]?binom|\\choose)"
     r"|(?P<operator>\\(?:int|iint|iiint|oint|sum|prod|lim)(?![a-zA-Z]))|(?P<skip>\s+|\\[,;:! ])|(?P<other>\\[a-zA-Z]+|\\.|.)",
     re.DOTALL,
 )
@@ -32,7 +33,8 @@ def is_absurd(text: str) -> bool:
 
     A text of more than LONGEST characters, brackets deeper than DEEPEST, a number of more than MOST_DIGITS digits, a tower of
     more than TALLEST powers, an exponent or binomial of more than MOST_DIGITS_OF_A_POWER digits, a factorial of more than
-    MOST_DIGITS_OF_A_FACTORIAL or of a factorial, more than MOST_OPERATORS integrals, sums, products and limits.
+    MOST_DIGITS_OF_A_FACTORIAL or of a factorial, a binomial of powers, factorials or
+    binomials, more than MOST_OPERATORS integrals, sums, products and limits.
     """
     if len(text) > LONGEST:
         return True
@@ -51,6 +53,8 @@ def _has_a_bomb(text: str) -> bool:
         kind = mark.lastgroup
         if kind == "skip":
             continue
+        if chooses and len(opened) > level and kind in ("power", "many", "choose"):
+            return True
         if kind == "power":
             raises, last, chain = True, 0, chain + 1
             if height + chain > TALLEST:

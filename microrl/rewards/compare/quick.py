@@ -51,10 +51,19 @@ def quick(gold: str, answer: str | None) -> bool | None:
     if is_absurd(answer) or is_absurd(gold):
         return False
     allow()
-    for rule in (_by_words, _by_choice):
-        if (verdict := rule(gold, answer)) is not None:
-            return verdict
-    return _by_reading(gold, answer)
+    verdict = _by_words(gold, answer)
+    if verdict is None:
+        verdict = _by_choice(gold, answer)
+    return _by_reading(gold, answer) if verdict is None else verdict
+
+
+def _same_content(gold: str, answer: str) -> bool | None:
+    """Of two texts without the letter of a choice. A letter in the text is part of it: "B: B: B: ..." costs no more than it is
+    long."""
+    if gold.split() == answer.split():
+        return True
+    verdict = _by_words(gold, answer)
+    return _by_reading(gold, answer) if verdict is None else verdict
 
 
 def readable(gold: str) -> bool | None:
@@ -64,16 +73,21 @@ def readable(gold: str) -> bool | None:
     """
     if not gold.strip() or is_absurd(gold) or is_prose(gold):
         return False
-    if bare_words(gold) is not None:
+    chosen = choice(gold)
+    if chosen is None:
+        return _is_readable(gold)
+    return not chosen[1] or _is_readable(gold) or _is_readable(chosen[1])
+
+
+def _is_readable(text: str) -> bool | None:
+    if bare_words(text) is not None:
         return True
     allow()
     for comma_groups in (True, False):
-        node = _read_gold(gold, comma_groups)
+        node = _read_gold(text, comma_groups)
         if node is not None:
             return _is_defined(node)
-    if (chosen := choice(gold)) is not None:
-        return not chosen[1] or readable(chosen[1])
-    return None if needs_algebra(gold) else False
+    return None if needs_algebra(text) else False
 
 
 # ---- words and choices
@@ -123,9 +137,9 @@ def _by_choice(gold: str, answer: str) -> bool | None:
     if chosen is not None and given is not None:
         if chosen[0] != given[0] or _LONE_LETTER.search(given[1]) or given[1].startswith(("or ", "and ")):
             return False
-        return not (chosen[1] and given[1]) or quick(chosen[1], given[1])
+        return not (chosen[1] and given[1]) or _same_content(chosen[1], given[1])
     if chosen is not None and chosen[1]:
-        return quick(chosen[1], answer)
+        return _same_content(chosen[1], answer)
     if given is not None and given[1] and not _LONE_LETTER.search(given[1]):
         return _by_reading(gold, given[1])
     return None

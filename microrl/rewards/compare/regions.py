@@ -121,15 +121,13 @@ def _order(tree: Tree) -> float:
 
 
 def _merged(pieces: list[Interval]) -> list[Interval]:
-    """Sorted, without empty ones, and those that touch made one."""
-    full = [
-        piece
-        for piece in pieces
-        if _order(piece.low) < _order(piece.high) or (equal(piece.low, piece.high) and not (piece.low_open or piece.high_open))
-    ]
-    full.sort(key=lambda piece: (_order(piece.low), piece.low_open))
+    """Sorted, and those that touch made one. Raises NoRegion where one has no point: all such ones would be the same, and the
+    pair (5, 3) one of them."""
+    for piece in pieces:
+        if _order(piece.low) > _order(piece.high) or (equal(piece.low, piece.high) and (piece.low_open or piece.high_open)):
+            raise NoRegion
     found: list[Interval] = []
-    for piece in full:
+    for piece in sorted(pieces, key=lambda piece: (_order(piece.low), piece.low_open)):
         last = found[-1] if found else None
         if last is None or not _touch(last, piece):
             found.append(piece)

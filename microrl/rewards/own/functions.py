@@ -51,7 +51,7 @@ class OwnReward:
     def __init__(self, function: RewardFunction, config: RewardConfig) -> None:
         self.function = function
         self._deadline_s = config.function_deadline_s
-        self._process = FunctionProcess(function, config.path)
+        self._process = FunctionProcess(function, config.path, config.confine_functions)
         self._raised = False
         self.kills = 0
         """Calls that were killed since the step began."""

@@ -1,9 +1,9 @@
 """The process of one reward function: one JSON request a line in, one JSON answer a line out. Run as a file, never imported.
 
-Arguments: the function's target, the folder of `reward.path` (or empty), the parent's process id. The first line out says whether
-the function could be imported. A function of one's own may hang, print, or end the process: the parent sees that, and no more
-than this process is lost. It runs with the rights of whoever started the run; what confines it belongs between `loaded` and the
-first request.
+Arguments: the function's target, the folder of `reward.path` (or empty), the parent's process id, and whether to confine it. The
+first line out says whether the function could be imported. A function of one's own may hang, print, or end the process: the
+parent sees that, and no more than this process is lost. It runs with the rights of whoever started the run, unless it is confined
+after its module has been imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from pathlib import Path
 from typing import Any
 
 GROUP = "microrl.rewards"
-"""The entry points' group, as in `microrl.config.own_rewards`: nothing of this package is imported here."""
+"""The entry points' group, as in `microrl.config.own_rewards`: of this package nothing but the sandbox is imported here."""
+ROOT = str(Path(__file__).parents[3])
+MEMORY_BYTES = 16 << 30
+"""Of address space, in the sandbox: libraries that compute reserve much more than they use."""
 LARGEST = 1e12
 """Largest magnitude of a reward: the square of a larger one could overflow."""
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +41,7 @@ class Unusable(Exception):
 
 
 def main() -> None:
-    target, folder, parent = sys.argv[1:4]
+    target, folder, parent, confined = sys.argv[1:5]
     requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     # The protocol owns the two pipes: what the function reads is empty, and what it prints goes to standard error.
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -53,9 +56,31 @@ def main() -> None:
     except BaseException as error:  # a module may raise anything, SystemExit too
         _write(replies, {"error": described(error)})
         return
+    if confined and not _locked_in((requests.fileno(), replies)):
+        return
     _write(replies, {"ready": True})
     for line in requests:
         _write(replies, answer(function, json.loads(line)))
+
+
+def _locked_in(keep: tuple[int, int]) -> bool:
+    """Go on in a confined fork, where this is True; the other process waits for its end.
+
+    A fork, because only the calling thread is confined: a module may have started others while it was imported.
+    """
+    sys.path.append(ROOT)  # last, and only here: a checkout that is not installed is found by it
+    from microrl.sandbox.confine import Limits, confine, levels_in_force
+
+    sys.path.remove(ROOT)
+    owner = os.getpid()
+    if (pid := os.fork()) != 0:
+        os.waitpid(pid, 0)
+        return False
+    confine(owner, Limits(MEMORY_BYTES), keep=keep)
+    if not levels_in_force().is_tight:
+        _write(keep[1], {"error": f"it could not be confined; in force: {levels_in_force()}"})
+        os._exit(0)
+    return True
 
 
 def loaded(target: str, folder: str) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from microrl.clock import now_s
 from microrl.config.own_rewards import EXAMPLE, GROUP, RewardFunction, parse_functions
 from microrl.config.schema import RewardConfig
 from microrl.errors import UserError, did_you_mean, nearest
+from microrl.sandbox import levels
 from microrl.sandbox.pipes import Gone, never, wait_for
 
 HOST = str(Path(__file__).with_name("host.py"))
@@ -39,8 +40,8 @@ class NoReply(Exception):
 class FunctionProcess:
     """The process of one function, used by one thread at a time. Started at its first request, and again after a death."""
 
-    def __init__(self, function: RewardFunction, folder: str | None) -> None:
-        self._function, self._folder = function, folder
+    def __init__(self, function: RewardFunction, folder: str | None, confined: bool) -> None:
+        self._function, self._folder, self._confined = function, folder, "confined" if confined else ""
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._unread = b""
@@ -52,7 +53,7 @@ class FunctionProcess:
         self._is_ready, self._unread = False, b""
         self._process = subprocess.Popen(
             # -P: neither the current folder nor that of the file, whose modules must not be taken for others.
-            [sys.executable, "-P", HOST, self._function.target, self._folder or "", str(os.getpid())],
+            [sys.executable, "-P", HOST, self._function.target, self._folder or "", str(os.getpid()), self._confined],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -151,8 +152,14 @@ def _import_hint(function: RewardFunction) -> str:
     return f"try it: python -c 'import {module}'; modules are also looked for in the folder reward.path (the current one)"
 
 
-def refuse_missing_modules(config: RewardConfig) -> None:
-    """Look for the functions' modules without importing anything. Raises UserError for one that does not exist."""
+def refuse_unusable(config: RewardConfig) -> None:
+    """Look for the functions' modules without importing anything. Raises UserError for one that does not exist, and where the
+    functions are to be confined and this kernel cannot."""
+    if config.functions and config.confine_functions and not levels().is_tight:
+        raise UserError(
+            f"reward.confine_functions: this kernel cannot confine them; in force is no more than: {levels()}",
+            "use a machine with Linux 5.13 or later, or leave the key out: the functions then run with your rights",
+        )
     for function in parse_functions(config.functions):
         if function.module is not None:
             _refuse_missing(function, config.path)

@@ -1,0 +1,111 @@
+"""100,000 hostile completions, judged by the real scorer: none hangs, crashes, fills the memory, gets out, or is right."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import judged
+import pytest
+from hostile_answers import GOLDS
+
+from microrl.config.schema import RewardConfig
+from microrl.rewards import RewardScorer
+from microrl.sandbox import levels
+from microrl.types import Completion, Group, Prompt
+
+JUDGED = Path(judged.__file__)
+PLAIN_S = 2.0
+"""Seconds of processor time of one group of 8, where no computer algebra system is asked."""
+ALGEBRA_S = 3 * judged.DEADLINE_S + 3
+"""And where one is: three deadlines, as for a step, and the start of both children anew."""
+PARENT_MB = 300
+CHILD_MB = 1000
+"""100,000 have taken 92 of the parent and 109 of a child."""
+PATIENCE_S = 30.0
+ENDLESS = 10**9
+
+
+def alive(pids):
+    return {pid for pid in pids if judged.fields(pid)[0] != "Z"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [pytest.param(2_000, marks=pytest.mark.one_of_each), 100_000])
+def test_hostile_completions(count, tmp_path, capsys):
+    canary = tmp_path / "canary"
+    seed = os.environ.get("MICRORL_FUZZ_SEED", "0")
+    done = subprocess.run(
+        [sys.executable, JUDGED, seed, str(count), canary], capture_output=True, text=True, timeout=60 + count / 20, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    told = {name: value for name, value in report.items() if name not in ("accepted", "slow")}
+    with capsys.disabled():
+        print(f"\n{report['completions'] / report['scoring_s']:.0f} completions a second of processor time: {told}")
+    assert report["completions"] == count
+    assert report["accepted"] == []
+    assert report["slowest_s"]["plain"] < PLAIN_S and report["slowest_s"]["algebra"] < ALGEBRA_S, report["slow"]
+    assert report["peak_mb"] < PARENT_MB and report["child_mb"] < CHILD_MB
+    assert report["ended_mb"] - report["began_mb"] < 100
+    assert not canary.exists() and list(tmp_path.iterdir()) == []
+    assert report["sockets"] == 0 and report["workers"] > 0
+    assert report["unconfined"] == 0 or not levels().system_calls
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_none_of_its_processes_is_left_when_it_is_killed(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, JUDGED, "3", str(ENDLESS), tmp_path / "canary"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "begun\n"
+        until = time.monotonic() + PATIENCE_S
+        while len(below := judged.below(process.pid)) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(below) >= 3, "two children, and a worker of one of them"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    until = time.monotonic() + PATIENCE_S
+    while alive(below) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(below)
+
+
+ABSURD = [
+    r"\binom{10^9}{10^8}", "99999!!", "(((((2^2)^2)^2)^2)^2)^2", r"\prod_{n=1}^{9999} n^n", r"\sin(\exp(\exp(\exp(99))))",
+    "9^{9^{9^9}}", "((9!)!)!", r"\sqrt[99]{\sqrt[98]{7^{9999}}}", r"\sum_{n=1}^{9999} \frac{1}{n^{99}}", r"\tan(10^{999})",
+    r"\log(\log(\log(10^{9999})))", r"2^{9999}\cdot 3^{9999}\cdot 5^{9999}", r"\int_0^{1} x^{x^{x}} dx", r"\frac{999!}{998!}",
+    "+".join(rf"\sin{{x^{{{number}}}}}" for number in range(99)), r"\binom{\binom{99}{9}}{\binom{99}{8}}",
+]  # fmt: skip
+"""Most pass a look: what they cost shows only when they are read."""
+MORE_S = 2.0
+
+
+def test_128_absurd_answers_cost_a_step_at_most_two_seconds_more():
+    """Of processor time, the checkers' too: what else the machine does takes none of it."""
+    golds = GOLDS[:16]
+    wrong = [[str(100 * number + place) for place in range(8)] for number in range(len(golds))]
+    absurd = [[f"{ABSURD[(number + place) % 16]}+{number}" for place in range(8)] for number in range(len(golds))]
+    spent = []
+    for answers in (wrong, absurd):
+        scorer = RewardScorer(RewardConfig())
+        step = [Group(Prompt("?", gold, "", (1,)), tuple(map(completion, texts))) for gold, texts in zip(golds, answers)]
+        before = judged.spent_s() + sum(map(judged.spent_s, judged.below("self")))
+        try:
+            scored = scorer.score(enumerate(step))
+            spent.append(judged.spent_s() + sum(map(judged.spent_s, judged.below("self"))) - before)
+        finally:
+            scorer.close()
+        assert sum(len(one.scores) for one in scored) == 128
+        assert not any(score.accuracy for one in scored for score in one.scores)
+    assert spent[1] - spent[0] <= MORE_S, spent
+
+
+def completion(answer):
+    return Completion((5, 6), (-1.0, -1.0), "stop", 0, f"<think>x</think> \\boxed{{{answer}}}")
