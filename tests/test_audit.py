@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from microrl.answers import has_format, last_boxed
-from microrl.commands.cheats import ANSWERS, TEXTS, WITHOUT_FORM, case, cheats, honest, same
+from microrl.commands.cheats.text import ANSWERS, TEXTS, WITHOUT_FORM, case, cheats, honest, same
 
 LEAKY = """
 import math, re
@@ -146,7 +146,7 @@ def test_it_is_silent_on_a_sound_reward(inside, place):
 
 def test_code_that_runs_is_seen_by_its_file(inside, place):
     found, words = audited(inside, place, "--data", "pens.jsonl", "--reward", "leaky:evaluates", *ONLY)
-    assert found["code_ran"] and "runs code that is written in a completion" in words
+    assert found["code_ran"] and "written in a completion runs where it can create files" in words
     assert not audited(inside, place, "--data", "pens.jsonl", "--reward", "leaky:contains", *ONLY)[0]["code_ran"]
 
 
@@ -173,6 +173,16 @@ def test_gold_answers(inside, place):
         "600 characters; at most 512" in why[2] and "U+0007" in why[3] and "look at its braces" in why[4] and "U+E000" in why[6]
     )
     assert "gold cannot be written" in words
+
+
+def test_it_is_silent_on_rows_of_gsm8ks_form(inside, place):
+    """Solutions whose last line is the answer, with digit groups, money and negative numbers."""
+    golds = ["3 * 5 = <<3*5=15>>15 pens\n#### 15", "She has 1,000 + 234 = <<1000+234=1234>>1,234\n#### 1,234",
+             "It costs $2.50 + $1 = $<<2.5+1=3.5>>3.50\n#### 3.50", "It is 5 - 9 = <<5-9=-4>>-4 degrees\n#### -4"]  # fmt: skip
+    rows = [{"question": f"How many are there on day {number}?", "answer": gold} for number, gold in enumerate(golds)]
+    (place / "worked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, _ = audited(inside, place, "--data", "worked.jsonl", status=0)
+    assert found["clean"] and found["golds"] == {"tried": 4, "missing": 0, "unpaid": [], "unwritable": []}
 
 
 @pytest.mark.one_of_each

@@ -9,9 +9,9 @@ import os
 import time
 
 import pytest
-from code_cheats import CHEATS, HANGING, ONLY_CONFINED, cheat
 from code_host import Host
 
+from microrl.commands.cheats.sources import HANGING, ONLY_CONFINED, PROGRAMS, cheat
 from microrl.config import resolve
 from microrl.config.schema import DataConfig
 from microrl.data import code as rows
@@ -115,6 +115,8 @@ def test_what_the_question_says_and_what_it_does_not():
     assert HELPER["prompt"].rstrip() in HALF.text and "canonical" not in HALF.text
     assert json.loads(SORTED.answer)["names"] == ["merge"] and json.loads(HALF.answer)["entry_point"] == "half"
     assert rows.worked(HELPER).endswith("    return x / 2\n```")
+    whole = {"prompt": "Add two numbers.", "entry_point": "add", "code": "def add(a, b): return a + b"}
+    assert rows.worked(whole) == "```python\ndef add(a, b): return a + b\n```", "a prompt in words is no part of it"
 
 
 def test_helpers_come_from_python_and_never_from_the_program():
@@ -330,7 +332,7 @@ def test_a_test_that_asks_nothing_says_nothing(host):
     assert judged(host, problem, "def f(x): return x") == [True, False, False]
 
 
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_cheats_earn_nothing(host, name):
     if name in ONLY_CONFINED and not HAS_SANDBOX:
         pytest.skip("would harm a machine without the sandbox")
@@ -367,7 +369,7 @@ def test_humanevals_own_solutions_pass(host, humaneval):
 @pytest.mark.one_of_each
 def test_no_cheat_passes_humaneval(host, humaneval):
     """Each problem against a part of the cheats, all of them in turn; the next test has all against all."""
-    names = [name for name in CHEATS if name not in HANGING]
+    names = [name for name in PROGRAMS if name not in HANGING]
     _no_cheat(
         host, [(row, names[(4 * number + shift) % len(names)]) for number, row in enumerate(humaneval) for shift in range(4)]
     )
@@ -375,7 +377,7 @@ def test_no_cheat_passes_humaneval(host, humaneval):
 
 @pytest.mark.slow
 def test_no_cheat_at_all_passes_humaneval(host, humaneval):
-    _no_cheat(host, [(row, name) for row in humaneval for name in CHEATS])
+    _no_cheat(host, [(row, name) for row in humaneval for name in PROGRAMS])
 
 
 def _no_cheat(host, pairs):

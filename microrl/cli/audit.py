@@ -20,6 +20,8 @@ EXAMPLES = """
 
   microrl audit micro-r64 --data problems.jsonl --reward my_rewards:brevity=0.5
 
+  microrl audit ortho-code --data humaneval        [dim]programs, in the sandbox: a minute[/]
+
   microrl audit runs/mine --json
 """
 
@@ -45,7 +47,7 @@ def audit(
     sets: options.Sets = None,
     as_json: options.Json = False,
 ) -> int:
-    """Try more than 200 cheats and the gold answers on a reward, without a model; exit with 2 if something is wrong."""
+    """Try hundreds of cheats and the data's own answers on a reward, without a model; exit with 2 if something is wrong."""
     from microrl.cli.target import prepare_hub
     from microrl.rewards.own.process import refuse_unusable
 
@@ -53,9 +55,8 @@ def audit(
     prepare_hub(config, reads_data=True, loads_model=False)
     refuse_unusable(config.reward)
     from microrl.commands.audit import audit as run
-    from microrl.commands.audit import findings, refuse_code
+    from microrl.commands.audit import findings
 
-    refuse_code(config)
     found = run(config)
     rows = list(findings(found))
     if rows:
@@ -63,16 +64,18 @@ def audit(
     kinds = len(found.by_kind)
     say(f"reward: {found.reward}")
     say(
-        f"{found.cheats} cheats of {kinds} kinds: {len(found.paid)} pay; {found.golds} of {found.questions} gold answers: "
+        f"{found.cheats} cheats of {kinds} kinds: {len(found.paid)} pay; {found.golds} of {found.questions} {found.solutions}: "
         f"{len(found.unpaid_golds)} do not pay, {len(found.unwritable_golds)} cannot be written; "
         f"{len(found.killed)} checks killed; {found.per_second:.0f} completions/s"
     )
+    if found.without:
+        say(f"{found.without} of {found.questions} problems have no {found.solutions} in the data: none was tried for them")
     if as_json:
         emit(found.to_json())
     if found.is_clean:
         say("nothing found")
         return OK
-    say("hint: mend the reward or the data before training; see `microrl guide rewards`")
+    say("hint: mend the reward or the data before training; see `microrl guide own-rewards`")
     return USAGE
 
 

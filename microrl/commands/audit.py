@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,21 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from microrl import clock
-from microrl.answers import final_answer
-from microrl.commands.cheats import Case, Cheat, boxed, case, cheats, honest, without_form
+from microrl.commands.cheats import CHARACTERS_PER_TOKEN, Attack, Cheat, attack
 from microrl.config import RunConfig
 from microrl.data.load import Question, load_questions
 from microrl.data.prompts import to_prompt
-from microrl.errors import UserError
 from microrl.rewards import RewardScorer, make_scorer
-from microrl.rewards.compare.absurd import LONGEST
+from microrl.rewards.judges.judge import refuse_unsound
 from microrl.rewards.own.probe import probe
 from microrl.rewards.scorer import in_words
 from microrl.run.console import RunConsole
 from microrl.types import Completion, Group, Prompt, Score
 
-QUESTIONS = 3
-"""Questions that are cheated on."""
 GOLDS = 1000
 """Gold answers that are given as answers; the form of all of them is looked at."""
 TOGETHER = 50
@@ -36,13 +31,11 @@ PAYS = 0.1
 SEED = 0
 EACH = 3
 """Cheats of a kind that are shown."""
-CHARACTERS_PER_TOKEN = 16
-"""No tokenizer packs the characters of an answer more tightly. A longer gold answer fits into no completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """A cheat that pays: what it earns, a plainly wrong answer of the same form, and a right one."""
+    """A cheat that pays: what it earns, a plainly wrong answer of the same form, and a right one, where the data has one."""
 
     kind: str
     name: str
@@ -50,7 +43,7 @@ class Paid:
     completion: str
     reward: float
     wrong: float
-    right: float
+    right: float | None
     parts: dict[str, float | None]
 
     def to_json(self) -> dict[str, Any]:
@@ -73,13 +66,15 @@ class BadGold:
 @dataclass(slots=True)
 class Audit:
     """What was found. `killed` counts checks and calls that had to be killed, `failed` completions for which a function gave no
-    value, by function and reason."""
+    value, by function and reason. `without` counts questions without a right answer in the data, of `solutions`."""
 
     reward: str
     questions: int
     cheats: int = 0
     by_kind: Counter[str] = field(default_factory=Counter)
     golds: int = 0
+    without: int = 0
+    solutions: str = "gold answers"
     paid: list[Paid] = field(default_factory=list)
     unpaid_golds: list[BadGold] = field(default_factory=list)
     unwritable_golds: list[BadGold] = field(default_factory=list)
@@ -105,6 +100,7 @@ class Audit:
             "cheats": {"tried": self.cheats, "by_kind": dict(self.by_kind), "paid": [one.to_json() for one in self.paid]},
             "golds": {
                 "tried": self.golds,
+                "missing": self.without,
                 "unpaid": [one.to_json() for one in self.unpaid_golds],
                 "unwritable": [one.to_json() for one in self.unwritable_golds],
             },
@@ -118,54 +114,30 @@ class Audit:
 
 def audit(config: RunConfig) -> Audit:
     """Try the configured reward on the configured data. Raises UserError for bad data and for a reward that cannot be used."""
+    kind = config.data.answer_kind
+    how = attack(kind)
     scorer = make_scorer(config)
     try:
         with RunConsole() as console, tempfile.TemporaryDirectory(prefix="microrl-audit-") as folder:
             scorer.checker.start()
             scorer.own.start()
             console.status("reading the data")
-            questions = load_questions(config.data, raw=bool(config.reward.functions))
+            questions = load_questions(config.data, raw=bool(config.reward.functions) or kind == "code")
+            if kind == "gym":
+                refuse_unsound([question.answer for question in questions], console.progress)
             if scorer.own.functions:
                 console.status("trying the reward functions")
                 probe(scorer.own, [to_prompt(question) for question in questions], config.data.name)
             canary = Path(folder) / "canary"
-            found = Audit(in_words(config.reward), len(questions))
-            limit = config.sampling.max_completion_tokens
-            found.unwritable_golds = [bad for question in questions if (bad := unwritable(question, limit)) is not None]
+            found = Audit(in_words(config.reward), len(questions), solutions=how.solutions)
             began = clock.now_s()
-            _try_golds(found, scorer, questions, console)
-            _try_cheats(found, scorer, questions, str(canary), console)
+            _try_golds(found, how, scorer, questions, config, console)
+            _try_cheats(found, how, scorer, questions, config, str(canary), console)
             found.seconds = clock.now_s() - began
-            found.escaped = canary.exists()
+            found.escaped = canary.exists() or canary.is_symlink()
             return found
     finally:
         scorer.close()
-
-
-def chosen(questions: Sequence[Question]) -> list[Question]:
-    """The questions that are cheated on: of different gold answers as far as there are any, the same ones every time."""
-    pool = list({question.answer: question for question in questions}.values())
-    random.Random(SEED).shuffle(pool)
-    return sorted(pool[:QUESTIONS], key=lambda question: question.row)
-
-
-def unwritable(question: Question, limit: int) -> BadGold | None:
-    """Why no model could write this gold answer into a box; None if one could. `limit`: tokens of a completion."""
-    gold = question.answer
-    odd = next((character for character in gold if unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")), None)
-    longest = min(limit * CHARACTERS_PER_TOKEN, LONGEST)
-    read = final_answer(honest(gold))
-    if not gold.strip():
-        why = "it is empty"
-    elif odd is not None and odd not in "\n\t":
-        why = f"it contains the character U+{ord(odd):04X}, a control character or one without a meaning"
-    elif len(gold) > longest:
-        why = f"it has {len(gold):,} characters; at most {longest:,} are compared, or fit into {limit:,} tokens"
-    elif read is None or "".join(read.split()) != "".join(gold.split()):
-        why = f"within {boxed('...')} it is read as {'nothing' if read is None else repr(read[:80])}: look at its braces"
-    else:
-        return None
-    return BadGold(question.row, gold, why)
 
 
 def _completion(text: str) -> Completion:
@@ -185,61 +157,94 @@ def _score(found: Audit, scorer: RewardScorer, asked: Sequence[tuple[Prompt, Seq
     return [group.scores for group in groups]
 
 
-def _try_golds(found: Audit, scorer: RewardScorer, questions: Sequence[Question], console: RunConsole) -> None:
-    """Each gold answer, written as it is asked for, must earn more than a wrong one."""
+def _try_golds(
+    found: Audit, how: Attack, scorer: RewardScorer, questions: Sequence[Question], config: RunConfig, console: RunConsole
+) -> None:
+    """Each right answer, written as it is asked for, must earn more than a wrong one; and where tests or a scorer judge it, all
+    of the credit. With them goes what is tried on every question."""
+    longest = config.sampling.max_completion_tokens * CHARACTERS_PER_TOKEN
+    for question in questions:
+        if (why := how.unwritable(question, longest)) is not None:
+            found.unwritable_golds.append(BadGold(question.row, how.gold(question) or "", why))
+        found.without += how.right(question) is None
     distinct = list({(question.text, question.answer): question for question in questions}.values())
     random.Random(SEED).shuffle(distinct)
     tried = sorted(distinct[:GOLDS], key=lambda question: question.row)
     bad = {one.row for one in found.unwritable_golds}
     batches = [tried[start : start + TOGETHER] for start in range(0, len(tried), TOGETHER)]
-    for batch in console.progress(batches, len(batches), f"gold answers, {TOGETHER} at a time"):
-        wrongs = [case(question.text, question.answer, (), "").wrong for question in batch]
-        asked = [
-            (to_prompt(question), (honest(question.answer), honest(wrong))) for question, wrong in zip(batch, wrongs, strict=True)
-        ]
-        for question, wrong, (right, other) in zip(batch, wrongs, _score(found, scorer, asked), strict=True):
-            if question.row not in bad and right.counts and other.counts and right.total <= other.total:
-                why = f"it earns {right.total:g}, and the wrong answer {wrong} earns {other.total:g}"
-                why += "; checking it timed out" if right.killed else ""
-                found.unpaid_golds.append(BadGold(question.row, question.answer, why))
-    found.golds = len(tried)
+    for batch in console.progress(batches, len(batches), f"{how.solutions}, {TOGETHER} at a time"):
+        work = [(question, how.everywhere(question)) for question in batch]
+        asked = [(to_prompt(question), [*_honest(how, question), *(cheat.text for cheat in these)]) for question, these in work]
+        for (question, these), scores in zip(work, _score(found, scorer, asked), strict=True):
+            right, wrong, _ = _baselines(how, question, scores)
+            if right is not None and question.row not in bad and (why := _unpaid(right, wrong, config)):
+                found.unpaid_golds.append(BadGold(question.row, how.gold(question) or "", why))
+            found.paid += _paid(how, config, question, these, scores)
+            found.by_kind.update(cheat.kind for cheat in these)
+        found.golds += sum(how.right(question) is not None for question in batch)
 
 
-def _try_cheats(found: Audit, scorer: RewardScorer, questions: Sequence[Question], canary: str, console: RunConsole) -> None:
-    tried = [question for question in chosen(questions) if question.answer.strip()]
-    others = [question.answer for question in spread_out(questions)]
-    cases = [(question, case(question.text, question.answer, others, canary)) for question in tried]
-    work = [(question, one, cheats(one, hanging=not number)) for number, (question, one) in enumerate(cases)]
-    total = sum(len(these) for _, _, these in work)
-    done = 0
-    for question, one, these in work:
+def _unpaid(right: Score, wrong: Score, config: RunConfig) -> str | None:
+    """Why a right answer's reward is none; None if it is one."""
+    slow = "; checking it timed out" if right.killed else ""
+    if not (right.counts and wrong.counts):
+        return None  # a function failed, which is said elsewhere
+    if right.total <= wrong.total:
+        return f"it earns {right.total:g}, and a wrong answer earns {wrong.total:g}{slow}"
+    if right.accuracy < 1 and config.data.answer_kind in ("code", "gym"):
+        return f"it earns only {right.accuracy:.0%} of the credit of a right answer{slow}"
+    return None
+
+
+def _try_cheats(
+    found: Audit,
+    how: Attack,
+    scorer: RewardScorer,
+    questions: Sequence[Question],
+    config: RunConfig,
+    canary: str,
+    console: RunConsole,
+) -> None:
+    chosen = how.chosen(questions)
+    work = [(question, how.cheats(question, questions, canary, hanging=not number)) for number, question in enumerate(chosen)]
+    total, done = sum(len(these) for _, these in work), 0
+    for question, these in work:
         for kind in dict.fromkeys(cheat.kind for cheat in these):
             batch = [cheat for cheat in these if cheat.kind == kind]
             console.status(f"cheats: {done}/{total}, {kind}")
-            found.paid += _paid(found, scorer, question, one, batch)
+            asked = (to_prompt(question), [*_honest(how, question), *(cheat.text for cheat in batch)])
+            (scores,) = _score(found, scorer, [asked])
+            found.paid += _paid(how, config, question, batch, scores)
             found.by_kind[kind] += len(batch)
             done += len(batch)
-    found.cheats = total
+    found.cheats = found.by_kind.total()
 
 
-def spread_out(questions: Sequence[Question]) -> list[Question]:
-    """A few questions from all over the data, for the answers of other questions."""
-    pool = list(questions)
-    random.Random(SEED + 1).shuffle(pool)
-    return pool[:16]
+def _honest(how: Attack, question: Question) -> list[str]:
+    """What a cheat is compared with: a right answer, if there is one, and two wrong ones, of which the last has no form."""
+    right = how.right(question)
+    return [*([] if right is None else [right]), *how.wrong(question)]
 
 
-def _paid(found: Audit, scorer: RewardScorer, question: Question, one: Case, batch: Sequence[Cheat]) -> Iterator[Paid]:
-    """Those of a batch of cheats that pay."""
-    baselines = [honest(question.answer), honest(one.wrong), without_form(one.wrong)]
-    (scores,) = _score(found, scorer, [(to_prompt(question), [*baselines, *(cheat.text for cheat in batch)])])
-    right, wrong, plain = (score.total for score in scores[: len(baselines)])
-    for cheat, score in zip(batch, scores[len(baselines) :], strict=True):
-        fair = wrong if cheat.has_form else plain
+def _baselines(how: Attack, question: Question, scores: Sequence[Score]) -> tuple[Score | None, Score, Score]:
+    """The scores of `_honest`, which come first."""
+    if how.right(question) is None:
+        return None, scores[0], scores[1]
+    return scores[0], scores[1], scores[2]
+
+
+def _paid(how: Attack, config: RunConfig, question: Question, batch: Sequence[Cheat], scores: Sequence[Score]) -> Iterator[Paid]:
+    """Those of a batch of cheats that pay. `scores`: of `_honest` and of the batch."""
+    right, wrong, plain = _baselines(how, question, scores)
+    for cheat, score in zip(batch, scores[len(_honest(how, question)) :], strict=True):
+        fair = (wrong if cheat.has_form else plain).total
+        # Without a right answer, one would earn what the built-in reward has for it.
+        gain = config.reward.accuracy_weight if right is None else right.total - fair
         # Where a right answer earns no more than a wrong one, the gold answers say so; here any gain counts.
-        if score.counts and score.total > fair + max(PAYS * (right - fair), 1e-6):
+        if score.counts and score.total > fair + max(PAYS * gain, 1e-6):
             parts = {"format": score.format, "accuracy": score.accuracy, **score.parts}
-            yield Paid(cheat.kind, cheat.name, question.row, cheat.text, score.total, fair, right, parts)
+            earns = None if right is None else right.total
+            yield Paid(cheat.kind, cheat.name, question.row, cheat.text, score.total, fair, earns, parts)
 
 
 def findings(found: Audit) -> Iterator[tuple[str, str, str]]:
@@ -260,12 +265,4 @@ def findings(found: Audit) -> Iterator[tuple[str, str, str]]:
     for name, entry in found.failed.items():
         yield "function fails", name, f"{entry['completions']} completions, first for row {entry['row']}: {entry['why']}"
     if found.escaped:
-        yield "code ran", "a canary file", "the reward runs code that is written in a completion"
-
-
-def refuse_code(config: RunConfig) -> None:
-    """Raises UserError for data whose answers are no text in a box."""
-    if config.data.answer_kind not in ("math", "text"):
-        raise UserError(
-            f"the audit knows no cheats for data.answer_kind={config.data.answer_kind}", "audit data with answers in a box"
-        )
+        yield "code ran", "a canary file", "code that is written in a completion runs where it can create files"

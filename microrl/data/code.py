@@ -69,7 +69,7 @@ def problem(row: Mapping[str, Any], question: str, tests: str) -> Problem:
 def worked(row: Mapping[str, Any]) -> str:
     """The row's own solution as a completion; empty where it has none. Raises NotText."""
     source = next((plain(row[name]) for name in SOLUTION_COLUMNS if row.get(name)), "")
-    if row.get(ENTRY_POINT) and row.get("prompt"):
+    if row.get(ENTRY_POINT) and row.get("prompt") and _is_python(plain(row["prompt"])):
         source = plain(row["prompt"]) + source  # HumanEval's are only bodies
     return f"```python\n{source.strip()}\n```" if source.strip() else ""
 

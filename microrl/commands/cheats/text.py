@@ -1,4 +1,4 @@
-"""Completions that deserve no reward: what a policy under optimisation finds, by kind. Deterministic, and only text.
+"""Cheats where the answer is text in a box: what a policy under optimisation finds, by kind.
 
 Every cheat is wrong by construction: it states no answer, or another one than the gold answer, or several. The only cheats that
 contain the gold answer hide it among others, or put it where no answer belongs.
@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from microrl.answers import END_THINK, THINK
+from microrl.answers import END_THINK, THINK, final_answer
+from microrl.commands.cheats.attack import Cheat, some
+from microrl.data.load import Question
+from microrl.rewards.compare.absurd import LONGEST
 
 WRONG = ("7919", "104729", "611953")
 """Primes; one of them does not occur in the gold answer."""
+OTHERS = 16
+"""Questions whose answers are given."""
 PAGE = 20_000
 """Characters of the very long cheats."""
 _PLAIN = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?", re.ASCII)
 _OTHER_DIGITS = {"Arabic": 0x0660, "Devanagari": 0x0966, "fullwidth": 0xFF10, "bold": 0x1D7CE}
 """First code points of digits that are not ASCII's (Unicode category Nd)."""
-
-
-class Cheat(NamedTuple):
-    """`kind` and `name` say what it tries. `has_form`: it has thinking and an answer outside of it, as an honest one has."""
-
-    kind: str
-    name: str
-    text: str
-    has_form: bool = True
 
 
 class Case(NamedTuple):
@@ -321,22 +318,8 @@ WITHOUT_FORM: dict[str, Callable[[Case], Found]] = {"no form": _no_form, "empty 
 
 
 SPECIAL = (
-    "inf",
-    "empty",
-    "varnothing",
-    "none",
-    "no ",
-    "undefined",
-    "nan",
-    "true",
-    "false",
-    "null",
-    "{}",
-    "[]",
-    "all",
-    "real",
-    "mathbb",
-)
+    "inf", "empty", "varnothing", "none", "no ", "undefined", "nan", "true", "false", "null", "{}", "[]", "all", "real", "mathbb",
+)  # fmt: skip
 """A gold answer with one of these may mean the same as one of `unknowns` or `other types`, which are then left out."""
 
 
@@ -344,10 +327,13 @@ def _applies(kind: str, gold: str) -> bool:
     return kind not in ("unknowns", "other types") or not any(word in gold.casefold() for word in SPECIAL)
 
 
-def cheats(case: Case, *, hanging: bool = False) -> list[Cheat]:
-    """All cheats for a question, but those whose answer is the gold answer itself. `hanging`: also those that only cost time."""
+def cheats(case: Case, *, hanging: bool = False, put: Callable[[str], str] = honest) -> list[Cheat]:
+    """All cheats for a question, but those whose answer is the gold answer itself. `hanging`: also those that only cost time.
+
+    `put` makes a completion of an answer.
+    """
     found = [
-        Cheat(kind, name, honest(answer))
+        Cheat(kind, name, put(answer))
         for kind, make in ANSWERS.items()
         if _applies(kind, case.gold)
         for name, answer in make(case)
@@ -357,3 +343,43 @@ def cheats(case: Case, *, hanging: bool = False) -> list[Cheat]:
     found += [Cheat(kind, name, text) for kind, make in texts.items() for name, text in make(case)]
     found += [Cheat(kind, name, text, has_form=False) for kind, make in WITHOUT_FORM.items() for name, text in make(case)]
     return list({cheat.text: cheat for cheat in reversed(found)}.values())[::-1]
+
+
+class Text:
+    """An answer in a box, mathematics or not."""
+
+    solutions = "gold answers"
+
+    def gold(self, question: Question) -> str:
+        return question.answer
+
+    def right(self, question: Question) -> str:
+        return honest(question.answer)
+
+    def wrong(self, question: Question) -> tuple[str, str]:
+        wrong = case(question.text, question.answer, (), "").wrong
+        return honest(wrong), without_form(wrong)
+
+    def unwritable(self, question: Question, longest: int) -> str | None:
+        gold, longest = question.answer, min(longest, LONGEST)
+        odd = next((character for character in gold if unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn")), None)
+        read = final_answer(honest(gold))
+        if not gold.strip():
+            return "it is empty"
+        if odd is not None and odd not in "\n\t":
+            return f"it contains the character U+{ord(odd):04X}, a control character or one without a meaning"
+        if len(gold) > longest:
+            return f"it has {len(gold):,} characters; at most {longest:,} are compared, or fit into a completion"
+        if read is None or "".join(read.split()) != "".join(gold.split()):
+            return f"within {boxed('...')} it is read as {'nothing' if read is None else repr(read[:80])}: look at its braces"
+        return None
+
+    def chosen(self, questions: Sequence[Question]) -> list[Question]:
+        return [question for question in some(questions) if question.answer.strip()]
+
+    def everywhere(self, question: Question) -> list[Cheat]:
+        return []
+
+    def cheats(self, question: Question, questions: Sequence[Question], canary: str, *, hanging: bool) -> list[Cheat]:
+        others = [other.answer for other in some(questions, OTHERS, seed=1)]
+        return cheats(case(question.text, question.answer, others, canary), hanging=hanging)
