@@ -187,10 +187,10 @@ def test_a_run_survives_errors_of_its_engine(tiny_arguments, tmp_path):
     assert more.returncode == 0, more.stderr
     assert len(json.loads((out / "engine.json").read_text())["failures"]) == 2
     (tmp_path / "faults.json").write_text('[{"at": "evaluating"}]')
-    evaluated = processes.run([*command, "eval", out, "--json"], timeout=600)
+    evaluated = processes.run([*command, "eval", out, "--json"], timeout=600, cwd=tmp_path)
     assert evaluated.returncode == 0 and "evaluating with the transformers engine" in evaluated.stderr, evaluated.stderr
     (tmp_path / "faults.json").write_text('[{"at": "evaluating"}]')
-    refused = processes.run([*command, "eval", out, "--engine", "vllm"], timeout=600)
+    refused = processes.run([*command, "eval", out, "--engine", "vllm"], timeout=600, cwd=tmp_path)
     assert refused.returncode == 1 and "vLLM failed while sampling" in refused.stderr
 
 
