@@ -197,3 +197,16 @@ def test_hostile_answers_are_wrong_or_killed(answer):
     for task in ("countdown", "polynomial_multiplication", "simple_integration", "spiral_matrix"):
         gold = load_questions(DataConfig(name=f"reasoning-gym:{task}", problems=1))[0].answer
         assert ask({"gold": gold, "answer": answer}, 2.0) in (False, None)
+
+
+@slow
+@pytest.mark.one_of_each
+@needs_library
+def test_ten_steps_on_procedural_tasks(microrl, tiny_arguments, tmp_path):
+    out = tmp_path / "run"
+    task = ["--data", "reasoning-gym:chain_sum,gcd", "--set", "data.problems=60", "--set", "data.max_prompt_tokens=600"]
+    done = microrl("train", *tiny_arguments, *task, "--steps", 10, "--out", out)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 10 and all(0 <= row["reward/accuracy"] <= 1 for row in rows)
+    assert json.loads((out / "config.json").read_text())["data"]["answer_kind"] == "gym"
