@@ -1,5 +1,6 @@
 """The sandbox: what is tried inside fails, nothing of the user's is in there, and nothing is left behind."""
 
+import json
 import os
 import platform
 import signal
@@ -82,6 +83,20 @@ def test_nothing_that_is_tried_succeeds(host, outside):
     assert found.keys() == sandboxed.ATTEMPTS.keys()
     assert {name for name, outcome in found.items() if outcome == "succeeded"} == set()
     assert sorted(path.name for path in outside.iterdir()) == ["secret"] and outside.stat().st_mode & 0o777 != 0o777
+
+
+@needs_both
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="calls by their numbers on x86_64")
+def test_all_holds_where_no_namespaces_can_be_made(outside):
+    """As in most containers: unprivileged user namespaces, which bubblewrap wants, are not needed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    script = [sys.executable, TESTS / "no_namespaces.py"]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(found["refused"]) and found["levels"] == "Landlock, seccomp, resource limits"
+    assert found["attempts"].keys() == sandboxed.ATTEMPTS.keys() and "succeeded" not in found["attempts"].values()
+    assert found["talk"] == "hello, my own folder, PermissionError, PermissionError, succeeded"
 
 
 def test_outside_all_that_would_succeed_for_this_user(outside):
