@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -154,6 +155,14 @@ def test_a_job_that_nobody_wants_any_more_is_given_up(host):
     began = time.monotonic()
     assert host.ask({"kind": "sleep"}, deadline_s=50.0, cpu_s=5.0, gone=lambda: time.monotonic() - began > 1.0) is None
     assert time.monotonic() - began < 20
+
+
+def test_a_host_outlives_the_thread_that_started_it(host):
+    starter = threading.Thread(target=lambda: ask(host, "state"))
+    starter.start()
+    starter.join()
+    own = host._process.pid
+    assert ask(host, "talk", {"says": "hello"}).startswith("hello") and host._process.pid == own
 
 
 def test_a_module_that_cannot_be_imported_is_said(monkeypatch):
