@@ -1,11 +1,13 @@
 """The sandbox: what is tried inside fails, nothing of the user's is in there, and nothing is left behind."""
 
+import json
 import os
 import platform
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 import sandboxed
 
 from microrl.errors import MachineFailure
-from microrl.sandbox import Host, levels
+from microrl.sandbox import Host, bubblewrap, levels, probe
 
 TESTS = Path(__file__).parent
 needs_both = pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
@@ -39,6 +41,42 @@ def ask(host, kind, served=None, deadline_s=20.0, cpu_s=5.0, **more):
     return host.ask({"kind": kind, **more}, served, deadline_s=deadline_s, cpu_s=cpu_s)
 
 
+@pytest.fixture
+def bwrap(monkeypatch, tmp_path):
+    """What stands for bubblewrap on the PATH, alone; None removes it. What was found out about it is forgotten."""
+
+    def put(source):
+        if source is not None:
+            (tmp_path / "bwrap").write_text(source)
+            (tmp_path / "bwrap").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        bubblewrap.works.cache_clear()
+
+    yield put
+    bubblewrap.works.cache_clear()
+
+
+@needs_both
+@pytest.mark.parametrize("source", [None, "#!/bin/sh\nexit 1\n", "no program"], ids=["absent", "forbidden", "broken"])
+def test_where_bubblewrap_does_not_work_all_holds_without_it(host, outside, bwrap, source):
+    bwrap(source)
+    assert not bubblewrap.works() and bubblewrap.around(["python"], "/folder") == ["python"]
+    held = probe.levels.__wrapped__()
+    assert held.is_tight and not held.bubblewrap and str(held) == "Landlock, seccomp, resource limits"
+    assert {name for name, outcome in ask(host, "attempts").items() if outcome == "succeeded"} == set()
+    assert ask(host, "talk", {"says": "hello"}).startswith("hello, my own folder")
+
+
+@pytest.mark.skipif(not bubblewrap.works(), reason="bubblewrap is not installed, or this machine does not let it work")
+def test_bubblewrap_is_around_the_host_where_it_works(host):
+    assert levels().bubblewrap and "bubblewrap around programs" in str(levels())
+    ask(host, "state")
+    _, inner = descendants(host._process.pid)[:2]  # bubblewrap's other process, and the host
+    for kind in ("pid", "net", "mnt", "ipc"):
+        assert os.readlink(f"/proc/{inner}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+    assert f" {host._folder} " in Path(f"/proc/{inner}/mountinfo").read_text(), "its own folder can be written to"
+
+
 @needs_both
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="calls by their numbers on x86_64")
 def test_nothing_that_is_tried_succeeds(host, outside):
@@ -46,6 +84,20 @@ def test_nothing_that_is_tried_succeeds(host, outside):
     assert found.keys() == sandboxed.ATTEMPTS.keys()
     assert {name for name, outcome in found.items() if outcome == "succeeded"} == set()
     assert sorted(path.name for path in outside.iterdir()) == ["secret"] and outside.stat().st_mode & 0o777 != 0o777
+
+
+@needs_both
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="calls by their numbers on x86_64")
+def test_all_holds_where_no_namespaces_can_be_made(outside):
+    """As in most containers: unprivileged user namespaces, which bubblewrap wants, are not needed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    script = [sys.executable, TESTS / "no_namespaces.py"]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(found["refused"]) and found["levels"] == "Landlock, seccomp, resource limits"
+    assert found["attempts"].keys() == sandboxed.ATTEMPTS.keys() and "succeeded" not in found["attempts"].values()
+    assert found["talk"] == "hello, my own folder, PermissionError, PermissionError, succeeded"
 
 
 def test_outside_all_that_would_succeed_for_this_user(outside):
@@ -105,6 +157,14 @@ def test_a_job_that_nobody_wants_any_more_is_given_up(host):
     assert time.monotonic() - began < 20
 
 
+def test_a_host_outlives_the_thread_that_started_it(host):
+    starter = threading.Thread(target=lambda: ask(host, "state"))
+    starter.start()
+    starter.join()
+    own = host._process.pid
+    assert ask(host, "talk", {"says": "hello"}).startswith("hello") and host._process.pid == own
+
+
 def test_a_module_that_cannot_be_imported_is_said(monkeypatch):
     with pytest.raises(MachineFailure, match="did not start"):
         Host("no_such_module_at_all").ask({}, deadline_s=1.0, cpu_s=1.0)
@@ -117,22 +177,30 @@ def test_no_process_is_left_when_the_parent_is_killed(tmp_path):
         "print(host._process.pid, flush=True); host.ask({'kind': 'sleep'}, {'says': ''}, deadline_s=90, cpu_s=5)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    environment["TMPDIR"] = str(tmp_path)
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     own = int(parent.stdout.readline())
     until = time.monotonic() + 20
-    while len(children(own)) < 2 and time.monotonic() < until:
+    around = 2 * bubblewrap.works()  # its two processes
+    while len(descendants(own)) < 2 + around and time.monotonic() < until:
         time.sleep(0.02)
-    everyone = [own, *children(own)]
-    assert len(everyone) == 3
+    everyone = [own, *descendants(own)]
+    assert len(everyone) == 3 + around
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     while any(Path(f"/proc/{pid}").exists() and "Z" not in state(pid) for pid in everyone) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(Path(f"/proc/{pid}").exists() and "Z" not in state(pid) for pid in everyone)
+    assert not list(tmp_path.glob("*/*")), "what jobs wrote is gone, too"
 
 
 def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def descendants(pid):
+    found = children(pid)
+    return found + [other for child in found for other in descendants(child)]
 
 
 def state(pid):

@@ -44,15 +44,15 @@ class Levels:
     system_calls: bool
     """No sockets, no processes, no signals to others (seccomp)."""
     bubblewrap: bool = False
-    """Besides, it sees no other process and no network device."""
+    """Besides, programs and procedural tasks run in namespaces of their own: no other process, no network device."""
 
     @property
     def is_tight(self) -> bool:
         """Whether code that a model wrote may run in it."""
-        return (self.files and self.system_calls) or self.bubblewrap
+        return self.files and self.system_calls
 
     def __str__(self) -> str:
-        names = {"Landlock": self.files, "seccomp": self.system_calls, "bubblewrap": self.bubblewrap}
+        names = {"Landlock": self.files, "seccomp": self.system_calls, "bubblewrap around programs": self.bubblewrap}
         return ", ".join([*(name for name, holds in names.items() if holds), "resource limits"])
 
 
@@ -87,7 +87,7 @@ def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tupl
             seccomp.install()
 
 
-def levels_in_force(*, bubblewrap: bool = False) -> Levels:
+def levels_in_force() -> Levels:
     """What holds this process, by trying: call it in a confined one."""
     try:
         Path(CANARY).read_bytes()
@@ -103,7 +103,7 @@ def levels_in_force(*, bubblewrap: bool = False) -> Levels:
         system_calls = True
     except OSError:
         system_calls = False
-    return Levels(files, system_calls, bubblewrap)
+    return Levels(files, system_calls)
 
 
 def libraries(packages: bool = True) -> Iterator[str]:

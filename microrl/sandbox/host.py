@@ -29,6 +29,7 @@ from typing import Any, BinaryIO
 
 from microrl.clock import now_s
 from microrl.errors import MachineFailure
+from microrl.sandbox import bubblewrap
 from microrl.sandbox.confine import Limits, confine
 from microrl.sandbox.environment import clean
 from microrl.sandbox.pipes import LOOK_S, Gone, never, wait_for
@@ -48,7 +49,7 @@ class Host:
     def __init__(self, module: str) -> None:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
+        self._is_ready = self._is_wrapped = False
         self._ends: list[int] = []
         self._folder = ""
 
@@ -58,8 +59,9 @@ class Host:
         self._ends = [ask, tell, verdict]
         theirs = (asked, told, said)
         self._folder = tempfile.mkdtemp(prefix="microrl-sandbox-")
+        self._is_wrapped = bubblewrap.works()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, self._module, self._folder, *map(str, theirs)],
+            bubblewrap.around([sys.executable, "-m", __name__, self._module, self._folder, *map(str, theirs)], self._folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -110,6 +112,9 @@ class Host:
         if self._process is None:
             return
         self._process.kill()
+        if self._is_wrapped:  # what was started is bubblewrap, which has its own group and does not take the host with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
