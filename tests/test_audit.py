@@ -193,6 +193,7 @@ def test_it_is_silent_on_rows_of_gsm8ks_form(inside, place):
 def test_it_is_silent_on_the_quickstart(inside, place):
     found, _ = audited(inside, place, "quickstart", status=0)
     assert found["clean"] and found["golds"]["tried"] == 1000
+    assert found["cheats"]["tried"] >= 300 and found["cheats"]["by_kind"].keys() >= {"near numbers", "several boxes", "hanging"}
 
 
 def test_a_reward_that_pays_nothing_for_right_answers(inside, place):
