@@ -209,8 +209,9 @@ def test_humaneval_lets_no_cheat_through(tmp_path, inside):
 @needs_sandbox
 @needs_library
 def test_a_procedural_task(monkeypatch):
-    """Every fifth of the cheats with text and with code; those that may hang are all tried."""
+    """Every fifth of the cheats with text and with code; those that may hang are all tried. Probing has its own tests."""
     whole = procedural.text.cheats
+    monkeypatch.setattr(auditing, "refuse_unsound", lambda *_: None)
     monkeypatch.setattr(procedural, "QUESTIONS", 1)
     monkeypatch.setattr(procedural, "_EVALUATED", procedural._EVALUATED[::5])
     monkeypatch.setattr(procedural.text, "cheats", lambda one, *, put: whole(one, put=put)[::5])
