@@ -69,9 +69,11 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return lowered[close[0]] if close else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint that suggests the closest known name and lists all of them."""
+def did_you_mean(word: str, known: Iterable[str], shown: int | None = None) -> str:
+    """A hint that suggests the closest known name and lists all of them; of more than `shown` none, where one is close."""
     names = list(known)
     close = nearest(word, names)
+    if close and shown is not None and len(names) > shown:
+        return f"did you mean `{close}`?"
     listing = "one of: " + ", ".join(names)
     return f"did you mean `{close}`? {listing}" if close else listing

@@ -115,6 +115,7 @@ def place(tmp_path_factory):
     (folder / "leaky.py").write_text(LEAKY)
     rows = [{"question": f"How much are {a} and {a + 3} pens?", "answer": 2 * a + 3} for a in range(10, 22)]
     (folder / "pens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "one.jsonl").write_text(json.dumps(rows[0]) + "\n")
     return folder
 
 
@@ -145,19 +146,19 @@ def test_it_is_silent_on_a_sound_reward(inside, place):
 
 
 def test_code_that_runs_is_seen_by_its_file(inside, place):
-    found, words = audited(inside, place, "--data", "pens.jsonl", "--reward", "leaky:evaluates", *ONLY)
+    found, words = audited(inside, place, "--data", "one.jsonl", "--reward", "leaky:evaluates", *ONLY)
     assert found["code_ran"] and "written in a completion runs where it can create files" in words
-    assert not audited(inside, place, "--data", "pens.jsonl", "--reward", "leaky:contains", *ONLY)[0]["code_ran"]
+    assert not audited(inside, place, "--data", "one.jsonl", "--reward", "leaky:contains", *ONLY)[0]["code_ran"]
 
 
 def test_a_function_that_raises_is_refused_by_the_probe(inside, place):
-    done = inside("audit", "--data", "pens.jsonl", "--reward", "leaky:chokes", *ONLY, cwd=place)
+    done = inside("audit", "--data", "one.jsonl", "--reward", "leaky:chokes", *ONLY, cwd=place)
     assert done.returncode == 2 and "row 1: the reward `leaky:chokes` gives no value" in done.stderr
 
 
 def test_a_function_that_hangs_on_a_cheat_is_named(inside, place):
     keys = (*ONLY, "--set", "reward.function_deadline_s=0.1")
-    found, words = audited(inside, place, "--data", "pens.jsonl", "--reward", "leaky:hangs", *keys)
+    found, words = audited(inside, place, "--data", "one.jsonl", "--reward", "leaky:hangs", *keys)
     assert "it took longer than 0.1 s" in found["failed"]["hangs"]["why"] and "function fails" in words
 
 
@@ -178,11 +179,13 @@ def test_gold_answers(inside, place):
 def test_it_is_silent_on_rows_of_gsm8ks_form(inside, place):
     """Solutions whose last line is the answer, with digit groups, money and negative numbers."""
     golds = ["3 * 5 = <<3*5=15>>15 pens\n#### 15", "She has 1,000 + 234 = <<1000+234=1234>>1,234\n#### 1,234",
-             "It costs $2.50 + $1 = $<<2.5+1=3.5>>3.50\n#### 3.50", "It is 5 - 9 = <<5-9=-4>>-4 degrees\n#### -4"]  # fmt: skip
+             "It costs $2.50 + $1 = $<<2.5+1=3.5>>3.50\n#### 3.50", "It is 5 - 9 = <<5-9=-4>>-4 degrees\n#### -4",
+             "#### \\frac{3}{4}", "She does not say.\n#### because it is so"]  # fmt: skip
     rows = [{"question": f"How many are there on day {number}?", "answer": gold} for number, gold in enumerate(golds)]
     (place / "worked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found, _ = audited(inside, place, "--data", "worked.jsonl", status=0)
-    assert found["clean"] and found["golds"] == {"tried": 4, "missing": 0, "unpaid": [], "unwritable": []}
+    assert found["clean"] and found["golds"] == {"tried": 6, "missing": 0, "unpaid": [], "unwritable": []}
+    assert found["cheats"]["tried"] >= 450 and found["cheats"]["by_kind"]["near numbers"] > 0
 
 
 @pytest.mark.one_of_each
@@ -190,17 +193,7 @@ def test_it_is_silent_on_rows_of_gsm8ks_form(inside, place):
 def test_it_is_silent_on_the_quickstart(inside, place):
     found, _ = audited(inside, place, "quickstart", status=0)
     assert found["clean"] and found["golds"]["tried"] == 1000
-
-
-@pytest.mark.slow
-def test_mathematics_as_gold_answers(inside, place):
-    """GSM8K's form, with an answer that is no mathematics among them."""
-    golds = ["so 5 + 6 = <<5+6=11>>11\n#### 11", "#### 1,234", "#### \\frac{3}{4}", "#### because it is so"]
-    rows = [{"question": f"Question {number}?", "answer": gold} for number, gold in enumerate(golds)]
-    (place / "gsm8k-like.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found, _ = audited(inside, place, "--data", "gsm8k-like.jsonl", "--set", "reward.deadline_s=1")
-    assert {one["row"] for one in found["golds"]["unpaid"]} <= {4} and not found["golds"]["unwritable"]
-    assert found["golds"]["tried"] == 4
+    assert found["cheats"]["tried"] >= 300 and found["cheats"]["by_kind"].keys() >= {"near numbers", "several boxes", "hanging"}
 
 
 def test_a_reward_that_pays_nothing_for_right_answers(inside, place):
@@ -246,7 +239,7 @@ def test_every_kind_has_cheats_and_its_form():
 def test_it_needs_no_torch(place):
     code = (
         "import sys; from microrl.cli import app\n"
-        "status = app(['audit', '--data', 'pens.jsonl', '--reward', 'leaky:sound', *sys.argv[1:]], standalone_mode=False)\n"
+        "status = app(['audit', '--data', 'one.jsonl', '--reward', 'leaky:sound', *sys.argv[1:]], standalone_mode=False)\n"
         "print(status, sorted({'torch', 'sympy', 'math_verify', 'datasets'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, *ONLY], cwd=place, capture_output=True, text=True, timeout=60)

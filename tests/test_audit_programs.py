@@ -14,6 +14,7 @@ import pytest
 from microrl.commands import audit as auditing
 from microrl.commands.cheats import procedural, programs
 from microrl.commands.cheats.programs import CONSTANTS, Programs, expected, shown
+from microrl.commands.cheats.sources import KINDS
 from microrl.config import resolve
 from microrl.config.data import DataConfig
 from microrl.data import gym as tasks
@@ -78,15 +79,16 @@ def paid(found):
 @pytest.fixture
 def only_everywhere(monkeypatch):
     monkeypatch.setattr(Programs, "chosen", lambda self, questions: [])
+    monkeypatch.setattr(programs, "CONSTANTS", {name: CONSTANTS[name] for name in ("None", "True", "0")})
 
 
 @needs_sandbox
 def test_weak_tests_are_found_in_every_row(only_everywhere, tmp_path):
-    found = audited(written(tmp_path, ACCEPTS_ANYTHING, MERGE, LOOKS_AT_THE_TYPE, EVEN), "reward.code_credit=all")
-    names = {row: {name for where, _, name in paid(found) if where == row} for row in (1, 2, 3, 4)}
-    assert names == {1: {*CONSTANTS}, 2: set(), 3: {"True", "0", "the first argument"}, 4: set()}
-    assert found.golds == 4 and found.without == 0 and not found.unpaid_golds and not found.is_clean
-    assert found.by_kind == {"constants": 4 * len(CONSTANTS)}
+    found = audited(written(tmp_path, ACCEPTS_ANYTHING, LOOKS_AT_THE_TYPE, EVEN), "reward.code_credit=all")
+    names = {row: {name for where, _, name in paid(found) if where == row} for row in (1, 2, 3)}
+    assert names == {1: {"None", "True", "0"}, 2: {"True", "0"}, 3: set()}
+    assert found.golds == 3 and found.without == 0 and not found.unpaid_golds and not found.is_clean
+    assert found.by_kind == {"constants": 9} and found.cheats == 9
 
 
 @needs_sandbox
@@ -167,10 +169,16 @@ def tasks_entry(entry):
 @slow
 @one_of_each
 @needs_sandbox
-def test_no_program_gets_past_sound_tests(tmp_path):
-    found = audited(written(tmp_path, MERGE), "reward.deadline_s=3")
-    assert found.cheats >= 180 and paid(found) == set() and found.is_clean and len(found.by_kind) >= 18
-    assert 1 <= len(found.killed) <= 8, "those that hang"
+def test_no_program_gets_past_sound_tests(tmp_path, monkeypatch):
+    """Of those that take all of their time only two: the others run in the tests of code."""
+    hanging = {name: KINDS["hangs"][name] for name in ("infinite loop at once", "memory bomb of small things")}
+    odd = {name: source for name, source in KINDS["odd values"].items() if name not in ("huge answer", "endless iterator")}
+    monkeypatch.setattr(programs, "KINDS", KINDS | {"hangs": hanging, "odd values": odd})
+    monkeypatch.setattr(programs, "MORE_CONSTANTS", dict(list(programs.MORE_CONSTANTS.items())[::3]))
+    found = audited(written(tmp_path, MERGE), "reward.deadline_s=2")
+    assert found.cheats >= 140 and paid(found) == set() and found.is_clean and found.golds == 1
+    assert found.by_kind.keys() >= KINDS.keys() | {"solution hidden", "writes a file", "other forms"}
+    assert any(program.endswith("while True: pass") for program in found.killed), "those that hang are killed"
 
 
 @slow
@@ -189,12 +197,11 @@ def test_humaneval_lets_no_cheat_through(tmp_path, inside):
     (tmp_path / "humaneval.jsonl").write_bytes(gzip.decompress(Path(HUMANEVAL).read_bytes()))
     done = inside("audit", "--data", "humaneval.jsonl", "--set", "data.answer_kind=code", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
-    assert done.returncode == 0 and found["clean"], done.stderr
-    assert (
-        (found["golds"]["tried"], found["golds"]["missing"]) == (164, 0)
-        and found["cheats"]["tried"] >= 500
-        and not found["code_ran"]
-    )
+    assert done.returncode == 0 and found["clean"] and not found["code_ran"], done.stderr
+    assert (found["golds"]["tried"], found["golds"]["missing"]) == (164, 0)
+    by_kind = found["cheats"]["by_kind"]
+    assert by_kind["constants"] == 164 * len(CONSTANTS) and by_kind.keys() >= KINDS.keys(), "every problem, and every kind"
+    assert found["cheats"]["tried"] - by_kind["constants"] >= 400, "three problems against all cheats"
 
 
 @slow
@@ -202,9 +209,15 @@ def test_humaneval_lets_no_cheat_through(tmp_path, inside):
 @needs_sandbox
 @needs_library
 def test_a_procedural_task(monkeypatch):
+    """Every fifth of the cheats with text and with code; those that may hang are all tried. Probing has its own tests."""
+    whole = procedural.text.cheats
+    monkeypatch.setattr(auditing, "refuse_unsound", lambda *_: None)
     monkeypatch.setattr(procedural, "QUESTIONS", 1)
-    found = auditing.audit(resolve((), {"data.name": "reasoning-gym:countdown"}, ("data.problems=12",)))
-    assert found.is_clean and found.golds == 12 and found.cheats >= 250 and not found.paid
+    monkeypatch.setattr(procedural, "_EVALUATED", procedural._EVALUATED[::5])
+    monkeypatch.setattr(procedural.text, "cheats", lambda one, *, put: whole(one, put=put)[::5])
+    found = auditing.audit(resolve((), {"data.name": "reasoning-gym:countdown"}, ("data.problems=6",)))
+    assert found.is_clean and found.golds == 6 and found.cheats >= 80 and not found.paid
+    assert found.by_kind.keys() >= {"nonsense", "evaluated as code", "hanging", "alike", "tags", "answers of other problems"}
 
 
 @slow

@@ -114,7 +114,7 @@ def test_what_the_question_says_and_what_it_does_not():
     assert "[1, 2, 3]" not in SORTED.text, "the expected value is not told"
     assert HELPER["prompt"].rstrip() in HALF.text and "canonical" not in HALF.text
     assert json.loads(SORTED.answer)["names"] == ["merge"] and json.loads(HALF.answer)["entry_point"] == "half"
-    assert rows.worked(HELPER).endswith("    return x / 2\n```")
+    assert rows.worked(HELPER) == f"```python\n{HELPER['prompt']}{HELPER['canonical_solution'].rstrip()}\n```"
     whole = {"prompt": "Add two numbers.", "entry_point": "add", "code": "def add(a, b): return a + b"}
     assert rows.worked(whole) == "```python\ndef add(a, b): return a + b\n```", "a prompt in words is no part of it"
 

@@ -84,10 +84,13 @@ def test_names():
     assert len(problems.NAMES) == 106
     with pytest.raises(UserError, match="no task `chain_summ`") as caught:
         check_source(DataConfig(name="reasoning-gym:gcd,chain_summ"))
-    assert caught.value.hint.startswith("did you mean `chain_sum`?")
+    assert caught.value.hint == "did you mean `chain_sum`?", "without a hundred others"
+    with pytest.raises(UserError, match="no task `qqqq`") as caught:
+        check_source(DataConfig(name="reasoning-gym:qqqq"))
+    assert "one of: ab, acre," in caught.value.hint and "boxnet" not in caught.value.hint, "those that can be used"
     with pytest.raises(UserError, match="`gcd` is listed twice"):
         check_source(DataConfig(name="reasoning-gym:gcd, gcd"))
-    with pytest.raises(UserError, match="no task ``"):
+    with pytest.raises(UserError, match="lacks the name of a task"):
         check_source(DataConfig(name="reasoning-gym:"))
     with pytest.raises(UserError, match="`game_of_life_halting` of reasoning-gym cannot be used: its scorer takes"):
         check_source(DataConfig(name="reasoning-gym:gcd,game_of_life_halting"))

@@ -1,6 +1,7 @@
 """Programs judged through the scorer, and runs on code: what a completion earns, and what is refused before a model is loaded."""
 
 import json
+import sys
 
 import pytest
 
@@ -64,6 +65,17 @@ def test_programs_are_refused_where_nothing_confines_them(monkeypatch):
     monkeypatch.setattr(judge, "levels", lambda: Levels(files=True, system_calls=True))
     make_scorer(code).close()
     assert judge.weakness() is None
+
+
+def test_a_run_is_refused_before_torch_is_loaded(inside, tmp_path, monkeypatch):
+    """torch takes seconds; the scorer, which refuses too, comes after it."""
+    monkeypatch.setattr(judge, "levels", lambda: Levels(files=False, system_calls=True))
+    monkeypatch.setitem(sys.modules, "microrl.train.loop", None)  # importing it fails
+    (tmp_path / "problems.jsonl").write_text('{"text": "Double it.", "test_list": ["assert double(2) == 4"]}\n')
+    run = ("train", "micro-r8", "--data", "problems.jsonl", "--set", "data.answer_kind=code", "--steps", "1")
+    done = inside(*run, cwd=tmp_path)
+    assert done.returncode == 2 and "problems.jsonl runs code that the model writes" in done.stderr, done.stderr
+    assert "Landlock" in done.stderr and "hint: use a machine with Linux 5.13" in done.stderr
 
 
 @needs_sandbox

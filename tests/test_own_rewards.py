@@ -299,7 +299,7 @@ def test_one_completion_that_fails_costs_the_others_nothing(own):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("short", "it returned 1 values for 2 completions"),
+        ("short", "it returned a list of 1 for 2 completions"),
         ("nothing", "it returned None instead of a list of 2 numbers"),
         ("generator", "it returned an object of type generator"),
         ("words", "it returned an object of type str instead of a number"),
@@ -334,8 +334,8 @@ def test_a_function_that_ends_its_process_is_started_again(own):
     ("target", "words"),
     [
         ("own:brevty", "did you mean `brevity`?"),
-        ("own:number", "it is of type int, and no function"),
-        ("own:Scorer", "it is a class, and no function"),
+        ("own:number", "it is not a function, but of type int"),
+        ("own:Scorer", "it is a class, not a function"),
         ("broken:fn", "SyntaxError: invalid syntax (broken.py, line 1)"),
         ("raises:fn", "RuntimeError: no card (raises.py, line 1)"),
         ("leaves:fn", "its process has ended"),

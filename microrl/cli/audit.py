@@ -47,7 +47,7 @@ def audit(
     sets: options.Sets = None,
     as_json: options.Json = False,
 ) -> int:
-    """Try hundreds of cheats and the data's own answers on a reward, without a model; exit with 2 if something is wrong."""
+    """Try hundreds of cheats and the data's own answers on a reward, without a model; the status is 2 if something is wrong."""
     from microrl.cli.target import prepare_hub
     from microrl.rewards.own.process import refuse_unusable
 

@@ -35,14 +35,14 @@ def regrade(
         typer.Option(
             "--reward",
             metavar="MODULE:FUNCTION[=WEIGHT]",
-            help="Reward function in place of the run's own ones; repeat for several.",
+            help="A reward function to use instead of the run's own; repeat for several.",
             show_default="the run's",
         ),
     ] = None,
     sets: options.Sets = None,
     as_json: options.Json = False,
 ) -> None:
-    """Judge a run's rollouts again, without a model: rewards, advantages and useful groups step by step, and what changes."""
+    """Judge a run's rollouts again, without a model: rewards, advantages and useful groups step by step, and changed verdicts."""
     from microrl.config.resolve import override
     from microrl.rewards.own.process import refuse_unusable
     from microrl.run.folder import RunFolder

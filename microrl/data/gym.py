@@ -54,9 +54,12 @@ PATIENCE_S = 900.0
 def tasks(name: str) -> list[str]:
     """The tasks that a data set's name lists. Raises UserError for one that does not exist, or where the library is missing."""
     found = [task.strip() for task in name[len(GYM) :].split(",")]
+    if not all(found):
+        raise UserError(f"`{name[:80]}` lacks the name of a task", f"list tasks as in {GYM}chain_sum,gcd")
     for task in found:
         if task not in NAMES:
-            raise UserError(f"reasoning-gym has no task `{task[:80]}`", did_you_mean(task[:80], NAMES))
+            usable = [known for known in NAMES if known not in UNSOUND]
+            raise UserError(f"reasoning-gym has no task `{task[:80]}`", did_you_mean(task[:80], usable, shown=20))
         if task in UNSOUND:
             raise _refused(task, UNSOUND[task])
     if repeated := next((task for task in found if found.count(task) > 1), None):

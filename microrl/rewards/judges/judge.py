@@ -77,7 +77,8 @@ def refuse_unconfined(config: RunConfig) -> None:
     """Raise UserError if the data's answers are run, and nothing would confine them."""
     if config.data.answer_kind in ("code", "gym") and config.reward.sandbox == "strict" and not levels().is_tight:
         raise UserError(
-            f"{config.data.name} runs what the model writes, and this kernel lacks {_lacks()}, which would confine it",
+            f"scoring {config.data.name} runs code that the model writes, and this kernel lacks {_lacks()}, "
+            "which would confine it",
             "use a machine with Linux 5.13 or later; --set reward.sandbox=weak runs it with resource limits alone, at your risk",
         )
 

@@ -102,9 +102,9 @@ def loaded(target: str, folder: str) -> Callable[..., Any]:
             raise Unusable(f"no installed package has an entry point `{target}` in the group {GROUP}", list(points))
         found = points[target].load()
     if not callable(found):
-        raise Unusable(f"it is of type {type(found).__name__}, and no function")
+        raise Unusable(f"it is not a function, but of type {type(found).__name__}")
     if inspect.isclass(found):
-        raise Unusable("it is a class, and no function")
+        raise Unusable("it is a class, not a function")
     return found
 
 
@@ -127,7 +127,7 @@ def checked(result: Any, count: int) -> list[Any]:
     if not isinstance(result, list | tuple):
         raise Unusable(f"it returned {_kind(result)} instead of a list of {count} numbers")
     if len(result) != count:
-        raise Unusable(f"it returned {len(result)} values for {count} completions")
+        raise Unusable(f"it returned a list of {len(result)} for {count} completions")
     return [_number(value) for value in result]
 
 
