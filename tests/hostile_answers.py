@@ -15,6 +15,14 @@ ALGEBRA_GOLDS = [
     r"\prod_{n=1}^{9} (n+31337)", r"\begin{vmatrix} 31337 & 1 \\ 2 & 3 \end{vmatrix}", r"\max(31337, 8)",
     r"\sum_{n=1}^{\infty} \frac{31337}{n^{2}}",
 ]  # fmt: skip
+NEAR = {r"\max(31337, 8)": "31337"}
+
+
+def near(rng, gold):
+    """What math-verify, which rounds to six decimals, calls equal to one of the gold answers of NEAR."""
+    return rng.choice(
+        [f"{NEAR[gold]}+10^{{-{rng.randrange(8, 60)}}}", rf"{NEAR[gold]}-\frac{{1}}{{{10 ** rng.randrange(8, 30)}}}"]
+    )
 
 
 def towers(rng):
