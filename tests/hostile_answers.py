@@ -11,10 +11,18 @@ GOLDS = [
 ]  # fmt: skip
 """Nothing below says any of these."""
 ALGEBRA_GOLDS = [
-    r"\sum_{n=1}^{313} n^{7}", r"\int_{0}^{313} x^{7} \, dx", r"\lim_{x \to 0} \frac{\sin(31337x)}{x}", r"\int x^{313} \, dx",
+    r"\sum_{n=1}^{97} n^{7}", r"\int_{0}^{313} x^{7} \, dx", r"\lim_{x \to 0} \frac{\sin(31337x)}{x}", r"\int x^{313} \, dx",
     r"\prod_{n=1}^{9} (n+31337)", r"\begin{vmatrix} 31337 & 1 \\ 2 & 3 \end{vmatrix}", r"\max(31337, 8)",
     r"\sum_{n=1}^{\infty} \frac{31337}{n^{2}}",
 ]  # fmt: skip
+NEAR = {r"\max(31337, 8)": "31337"}
+
+
+def near(rng, gold):
+    """What math-verify, which rounds to six decimals, calls equal to one of the gold answers of NEAR."""
+    return rng.choice(
+        [f"{NEAR[gold]}+10^{{-{rng.randrange(8, 60)}}}", rf"{NEAR[gold]}-\frac{{1}}{{{10 ** rng.randrange(8, 30)}}}"]
+    )
 
 
 def towers(rng):

@@ -11,7 +11,7 @@ import resource
 import sys
 from pathlib import Path
 
-from hostile_answers import ALGEBRA_GOLDS, GOLDS, completion
+from hostile_answers import ALGEBRA_GOLDS, GOLDS, NEAR, completion, near
 
 from microrl.config.schema import RewardConfig
 from microrl.rewards import RewardScorer
@@ -19,8 +19,8 @@ from microrl.types import Completion, Group, Prompt
 
 GROUP = 8
 DEADLINE_S = 0.5
-ALGEBRA_EVERY = 20
-"""Every such group has a gold answer that only a computer algebra system can judge: most of its answers reach the children."""
+ALGEBRA_EVERY = 5
+"""Every such group has a gold answer that only a computer algebra system can judge; `for_algebra` counts the answers for it."""
 TEXT_EVERY = 19
 """Every such group is compared as text."""
 
@@ -73,16 +73,21 @@ def main():
     checker.deadline_s = DEADLINE_S
     kinds = {"plain": 0.0, "algebra": 0.0}
     report = {"completions": 0, "killed": 0, "accepted": [], "sockets": -sockets("self"), "workers": 0, "unconfined": 0}
-    report |= {"slowest_s": kinds, "began_mb": number_of("self", "VmRSS") / 1024, "slow": []}
+    report |= {"for_algebra": 0, "slowest_s": kinds, "began_mb": number_of("self", "VmRSS") / 1024, "slow": []}
     own_s = 0.0
     began_s = spent_s() + sum(map(spent_s, below("self")))
     for number in range(count // GROUP):
         is_algebra = number % ALGEBRA_EVERY == 0
         gold = rng.choice(ALGEBRA_GOLDS if is_algebra else GOLDS)
         texts = [completion(rng, number * GROUP + place, canary) for place in range(GROUP)]
+        if gold in NEAR:
+            texts[0] = f"<think>x</think> \\boxed{{{near(rng, gold)}}}"
         group = Group(Prompt("?", gold, "", (1,)), tuple(Completion((5, 6), (-1.0, -1.0), "stop", 0, text) for text in texts))
         scorer = scorers["text" if number % TEXT_EVERY == 1 and not is_algebra else "math"]
         scorer.reset_allowance()
+        if is_algebra:
+            answers = [scorer.extracted(group.prompt, completion) for completion in group.completions]
+            report["for_algebra"] += sum(checker.at_once(gold, answer) is None for answer in answers)
         before = spent_s() + sum(map(spent_s, below("self")))
         (scored,) = scorer.score([(0, group)])
         children = below("self")

@@ -322,6 +322,14 @@ def test_what_is_equal_is_so_from_both_sides():
         (r"\sinh^2 x+\cosh^2 x", False),
         ("2^{99999}", True), ("2^{(10000+1)}", True),
         ("{" * 100_000, True), ("(" * 50 + "1" + ")" * 50, True), ("((1))", False), ("9" * 1001, True), ("9" * 1000, False),
+        (r"\prod_{n=1}^{9999} n^n", True), (r"\prod\limits_{n = 1}^{9999} n", True), (r"\sum^{9999}_{n=1} n", True),
+        (r"\sum_{n=1}^{100} n", False), (r"\sum_{n=0}^{100} n", True), (r"\sum_{n=1900}^{1950} n", False),
+        (r"\sum_{n=-99}^{99} n", True), (r"\sum_{n=1}^{10^3} n", True), (r"\sum_{n=1}^{99\cdot 99} n", True),
+        (r"\sum_{n=1}^{\infty} n^{-2}", False), (r"\sum_{k=1}^n k", False), (r"\sum_{k=0}^{2n^{2}} k", False),
+        (r"\sum_{a=1}^{99}\sum_{b=1}^{a} ab", True), (r"\sum_{a=1}^{30}\sum_{b=1}^{a} ab", False),
+        (r"\sum_{n=1}^{9} n^{99}", False), (r"\sum_{n=1}^{9} n^{100}", True), (r"\sum_{n=1}^{9} \frac{1}{n^{7+100}}", True),
+        (r"\int x^{2024} dx", False), (r"\int_0^1 e^{-x^{2}} dx", False), (r"\int_0^{1} x^{x^{x}} dx", True),
+        (r"\int_0^{1} x^{x^x} dx", True),
         ("1" * 3_000_000, True), (r"\int\int\int\int\int x", True), (r"\sum_{n=1}^{9} n", False), ("x^2+1", False), ("", False),
     ],
 )  # fmt: skip
@@ -466,6 +474,17 @@ def test_what_math_verify_calls_equal_is_looked_at_again():
     for gold, answer in ((Float("1.6e-19"), Float("0.0")), (exp(-50), exp(-60)), (Float("0.1"), Float("0.1000001"))):
         assert verify(gold, answer, timeout_seconds=None) and not _are_equal(gold, answer)
     assert _are_equal(Integer(2) * x, x + x) and not _are_equal(x, Integer(2) * x)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"\max(2, 3)", r"\int_0^3 dx"), (r"\sum_{n=1}^{3} n", r"\int_0^6 dx"), (r"\int_0^6 dx", r"\prod_{n=1}^{3} n"),
+        (r"\max(2, 3)", "+".join(["3", *["0"] * 300])),
+    ],
+)  # fmt: skip
+def test_no_computer_algebra_system_is_asked_what_is_left_standing_or_long(gold, answer):
+    assert quick(gold, answer) is False and quick(gold, "3+0") is None
 
 
 @pytest.mark.slow

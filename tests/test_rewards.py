@@ -11,7 +11,7 @@ from microrl.rewards.answer_checker import AnswerChecker
 from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt
 
-GOLD, HOSTILE = r"\sum_{n=1}^{9} 2^{n}", r"\prod_{n=1}^{9999} n^{n}"
+GOLD, HOSTILE = r"\sum_{n=1}^{9} 2^{n}", r"\sum_{n=1}^{99} (n+9999)^{(9n)^{3}}"
 """A check that only a computer algebra system can make, and it does not end."""
 
 
@@ -112,6 +112,17 @@ def test_a_check_that_hangs_is_killed_at_its_deadline_and_the_next_one_works():
         assert time.monotonic() - began < 30, "and it would go on for hours"
         checker.deadline_s = 30.0
         assert checker.check("1/3", r"\frac{2}{6}") == (True, False)
+    finally:
+        checker.close()
+
+
+def test_an_infinite_sum_is_worked_out_in_confinement():
+    """sympy would import numpy for it, whose threads are not allowed there."""
+    checker = AnswerChecker(deadline_s=60.0, children=1)
+    try:
+        gold = r"\sum_{n=1}^{\infty} \frac{1}{n^2}"
+        assert checker.check(gold, r"\frac{\pi^2}{6}") == (True, False)
+        assert checker.check(gold, r"\frac{\pi^2}{7}") == (False, False)
     finally:
         checker.close()
 

@@ -33,6 +33,8 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
+    # sympy imports numpy for an infinite sum, if there is one. Its OpenBLAS starts threads, and ends a process that may not.
+    sys.modules["numpy"] = None  # type: ignore[assignment]
     prepare()
     _write(replies, b"ready\n")
     worker, unread = None, b""

@@ -18,6 +18,10 @@ TALLEST = 2
 """Powers of powers of powers, exp, sinh and cosh among them."""
 MOST_OPERATORS = 4
 """Integrals, sums, products and limits."""
+MOST_TERMS = 100
+"""Of a sum or a product, and ten times that of those inside one another."""
+MOST_DIGITS_IN_A_SUM = 2
+"""Of a number in an exponent where there is a sum or a product, but for their limits."""
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
 _MARKS = re.compile(
@@ -26,6 +30,15 @@ _MARKS = re.compile(
     r"|(?P<operator>\\(?:int|iint|iiint|oint|sum|prod|lim)(?![a-zA-Z]))|(?P<skip>\s+|\\[,;:! ])|(?P<other>\\[a-zA-Z]+|\\.|.)",
     re.DOTALL,
 )
+_SUM = re.compile(r"\\(?:sum|prod)(?![a-zA-Z])")
+_LIMIT = re.compile(r"(?:\s|\\limits|\\,)*([_^])\s*(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\\?[a-zA-Z]+|.))", re.DOTALL)
+_WHOLE = re.compile(r"\s*[{(]*\s*([+-]?)\s*0*([0-9]{1,9})\s*[})]*\s*")
+_LETTER = re.compile(r"\\infty|(?<![a-zA-Z\\])[a-zA-Z]")
+"""No command: two numbers and a sign between them are no limit that is worth a look."""
+_HIGH_POWER = re.compile(rf"(?:\^|\*\*)\s*(?:[{{(][^{{}}()^]*)?[0-9]{{{MOST_DIGITS_IN_A_SUM + 1}}}")
+_OPERATOR = re.compile(r"\\(?:int|iint|iiint|oint|sum|prod|lim)(?![a-zA-Z])")
+_OPEN_TOWER = re.compile(r"\^\s*\{[^{}^]*\^\s*(?:\{[^{}0-9]*[a-zA-Z]|[a-zA-Z\\])")
+"""A power of letters in an exponent: x^{x^{x}}."""
 
 
 def is_absurd(text: str) -> bool:
@@ -34,11 +47,49 @@ def is_absurd(text: str) -> bool:
     A text of more than LONGEST characters, brackets deeper than DEEPEST, a number of more than MOST_DIGITS digits, a tower of
     more than TALLEST powers, an exponent or binomial of more than MOST_DIGITS_OF_A_POWER digits, a factorial of more than
     MOST_DIGITS_OF_A_FACTORIAL or of a factorial, a binomial of powers, factorials or
-    binomials, more than MOST_OPERATORS integrals, sums, products and limits.
+    binomials, more than MOST_OPERATORS integrals, sums, products and limits; and where there is one of these, a sum or product
+    of more than MOST_TERMS terms, an exponent of more than MOST_DIGITS_IN_A_SUM digits inside it, and a power of letters in an
+    exponent.
     """
     if len(text) > LONGEST:
         return True
-    return _DIGITS.search(text) is not None or _has_a_bomb(text)
+    return _DIGITS.search(text) is not None or _has_a_bomb(text) or _is_long_sum(text)
+
+
+def _is_long_sum(text: str) -> bool:
+    """Whether it has an integral, a sum, a product or a limit that is more than a computer algebra system should work out.
+
+    After `_has_a_bomb`: there are few of them.
+    """
+    if not _OPERATOR.search(text):
+        return False
+    if _OPEN_TOWER.search(text):
+        return True
+    rest, place, terms, range_before = "", 0, 1, 1
+    for found in _SUM.finditer(text):
+        if found.start() < place:  # in the limit of another
+            return True
+        rest += text[place : found.start()]
+        place = found.end()
+        limits: dict[str, str] = {}
+        while len(limits) < 2 and (limit := _LIMIT.match(text, place)) and limit[1] not in limits:
+            limits[limit[1]] = limit[2] if limit[2] is not None else limit[3]
+            place = limit.end()
+        count = _terms(limits.get("_", "").rpartition("=")[2], limits.get("^", ""))
+        range_before = range_before if count is None else count
+        terms *= range_before
+        if range_before > MOST_TERMS or terms > 10 * MOST_TERMS:
+            return True
+    return place > 0 and _HIGH_POWER.search(rest + text[place:]) is not None
+
+
+def _terms(lower: str, upper: str) -> int | None:
+    """Terms of a sum between these limits; None where they have letters, infinity among them, or one is not there."""
+    if not lower or not upper or _LETTER.search(lower + upper):
+        return None
+    ends = [_WHOLE.fullmatch(limit) for limit in (lower, upper)]
+    first, last = (int(end[1] + end[2]) if end else None for end in ends)
+    return MOST_TERMS + 1 if first is None or last is None else abs(last - first) + 1
 
 
 def _has_a_bomb(text: str) -> bool:
