@@ -250,6 +250,7 @@ def test_usage_errors_come_fast_and_without_torch():
         ("train quickstart --data nowhere.jsonl", "there is no data file"),
         ("train quickstart --data rows.jsonl --set data.question=x", "the data has no column `x`"),
         ("train quickstart --data other.csv", "cannot tell which column is the question"),
+        ("train quickstart --data programs.jsonl", "programming problems with tests: --set data.answer_kind=code"),
         pytest.param(
             "train quickstart --data other.csv --dry-run", "cannot tell which column is the question", marks=pytest.mark.slow
         ),
@@ -264,9 +265,11 @@ def test_usage_errors_come_fast_and_without_torch():
 def test_a_wrong_path_or_column_is_told_before_torch_is_imported(words, said, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "programs.jsonl").write_text('{"prompt": "def f():", "test": "def check(f): pass"}\n')
     done = without_heavy_libraries(words.split(), cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr and "hint: " in done.stderr, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} <= {"rows.jsonl", "other.csv", "runs"} and not list(tmp_path.glob("runs/*"))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"rows.jsonl", "other.csv", "programs.jsonl", "runs"} and not list(tmp_path.glob("runs/*"))
 
 
 def test_help_loads_nothing_heavy():

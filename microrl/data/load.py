@@ -247,9 +247,10 @@ def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[st
         if name in row:
             return name
     listing = ", ".join(str(name)[:40] for name in islice(row, 12))
-    raise UserError(
-        f"cannot tell which column is the {role}; the columns are: {listing}", f"name it: --set {section}.{role}=COLUMN"
-    )
+    hint = f"name it: --set {section}.{role}=COLUMN"
+    if role == "answer" and any(name in row for name in code.TEST_COLUMNS):
+        hint = f"if these are programming problems with tests: --set data.answer_kind=code; otherwise {hint}"
+    raise UserError(f"cannot tell which column is the {role}; the columns are: {listing}", hint)
 
 
 def is_torn(text: str) -> bool:
