@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import sandboxed
 
 from microrl.errors import MachineFailure
-from microrl.sandbox import Host, bubblewrap, levels, probe
+from microrl.sandbox import Host, bubblewrap, levels, probe, seccomp
 
 TESTS = Path(__file__).parent
 needs_both = pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
@@ -208,3 +209,21 @@ def state(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "Z"
+
+
+HEADERS = (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/include/asm-generic/unistd.h"))
+"""The numbers on x86_64, and the generic ones, which are aarch64's. Debian's package linux-libc-dev has them."""
+
+
+@pytest.mark.skipif(not all(header.exists() for header in HEADERS), reason="the kernel's headers are not installed")
+def test_the_numbers_of_system_calls_are_the_kernels():
+    pattern = re.compile(r"#define __NR(?:3264)?_(\w+)\s+(\d+)$", re.MULTILINE)
+    kernels = [{name: int(number) for name, number in pattern.findall(header.read_text())} for header in HEADERS]
+    listed = {**seccomp.FORBIDDEN, **{name: numbers for name, (numbers, _, _) in seccomp._ONLY_WITH.items()}}
+    for column, known in enumerate(kernels):
+        ours = {name: numbers[column] for name, numbers in listed.items()}
+        wrong = {name: number for name, number in ours.items() if name in known and known[name] != number}
+        assert not wrong
+        missing = {name for name in ours if name not in known and ours[name] is not None}
+        assert all(ours[name] > max(known.values()) or ours[name] > 440 for name in missing), "newer than these headers"
+        assert len(ours.keys() & known.keys()) > 90
