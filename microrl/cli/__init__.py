@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import Annotated
@@ -75,6 +76,8 @@ def main() -> None:
     # torch's modules one by one takes another second or two of the budget.
     atexit.register(leave)
     status = guarded(lambda: app(standalone_mode=False))
+    for number in (signal.SIGINT, signal.SIGTERM):  # all is saved: another one ends the exit handlers, and not the status
+        signal.signal(number, lambda *_: leave())
     if "vllm" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         leave()  # vLLM's exit handlers take its engine down: on a GPU that can abort, and the status would be lost
     sys.exit(status)

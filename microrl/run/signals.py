@@ -31,9 +31,12 @@ class Interrupts:
             self._before[number] = signal.signal(number, self._arrived)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_ending = kind is not None and issubclass(kind, KeyboardInterrupt)
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # All is saved, and the status is on its way: a further SIGTERM must not change it.
+            dies = is_ending and number == signal.SIGTERM and handler is signal.SIG_DFL
+            signal.signal(number, (lambda *_: None) if dies else handler)
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
