@@ -123,7 +123,7 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
 
 def _hub_id(name: str, known: KnownDataset | None) -> str:
     """Raises UserError for a name that no data set can have."""
-    if Path(name).is_file() or name.startswith(("/", ".", "~")):
+    if known is None and (Path(name).is_file() or name.startswith(("/", ".", "~"))):
         raise UserError(f"{name} is no file of a known type", "pass a .jsonl, .json, .csv or .parquet file")
     if known is None and "/" not in name:
         raise UserError(

@@ -71,7 +71,7 @@ def _locked_in(keep: tuple[int, int]) -> bool:
     sys.path.append(ROOT)  # last, and only here: a checkout that is not installed is found by it
     from microrl.sandbox.confine import Limits, confine, levels_in_force
 
-    sys.path.remove(ROOT)
+    sys.path.pop()
     owner = os.getpid()
     if (pid := os.fork()) != 0:
         os.waitpid(pid, 0)
