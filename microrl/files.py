@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
@@ -71,6 +72,12 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False)
     return content
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Made once a type: making one takes longer than most files do."""
+    return TypeAdapter(kind)
+
+
 def read_json(
     path: Path,
     kind: type[Value] | TypeAdapter[Value] | Any,
@@ -83,7 +90,7 @@ def read_json(
 
     `is_consistent`: the defaults of dataclasses are not taken for keys that are missing.
     """
-    adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
+    adapter = kind if isinstance(kind, TypeAdapter) else _adapter(kind)
     content = read_bytes(path, limit, follow=follow)
     try:
         found = adapter.validate_json(content)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import io
 import json
 import os
@@ -63,6 +65,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("engine"))
 
 
+def pytest_collection_finish():
+    """What has been imported stays: collecting garbage, as microrl does after each update, need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path_factory, request):
     """Tests leave the user's cache alone; the slow ones of all workers share one for the quickstart's warm start."""
@@ -118,15 +126,24 @@ def microrl():
     return run
 
 
+@functools.cache
+def command_line():
+    """The parsed command line, made once: Typer makes it anew at each call, which takes a tenth of a second."""
+    import typer
+
+    from microrl.cli import app
+
+    return typer.main.get_command(app)
+
+
 def in_process(*arguments: object, stderr: io.TextIOBase | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command line in this process. `stderr` is where its words go instead of into the result."""
-    from microrl.cli import app
     from microrl.cli.output import guarded
 
     words = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
-        status = guarded(lambda: app(words, standalone_mode=False))
+        status = guarded(lambda: command_line()(words, standalone_mode=False))
     return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
@@ -154,6 +171,29 @@ def checkers_at_once():
         yield start
 
 
+@pytest.fixture(autouse=True, scope="session")
+def checked_once():
+    """A model's code paths are compared with its own logits the first time that its files are loaded: some twenty passes.
+
+    Whoever calls `architecture.check` or `load_checked` itself has them each time.
+    """
+    from microrl.models.load import load
+    from microrl.train import setup
+
+    passed, check = set(), setup.load_checked
+
+    def load_checked(config):
+        files = sorted(Path(config.name).iterdir()) if Path(config.name).is_dir() else []
+        key = config.model_dump_json(), *((str(file), file.stat().st_mtime_ns) for file in files)
+        loaded = (load if key in passed else check)(config)
+        passed.add(key)
+        return loaded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "load_checked", load_checked)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_arguments(model_folder, data_file):
     """Arguments of the smallest real run."""
@@ -166,9 +206,6 @@ def tiny_arguments(model_folder, data_file):
 @pytest.fixture(scope="session")
 def wares(model_folder, tmp_path_factory):
     """A finished run, one that was killed, an adapter, a preset, and data files, all of them good."""
-    from microrl.cli import app
-    from microrl.cli.output import guarded
-
     folder = tmp_path_factory.mktemp("wares")
     data = folder / "sums.jsonl"
     rows = [
@@ -180,7 +217,8 @@ def wares(model_folder, tmp_path_factory):
     (folder / "sums.csv").write_text("question,answer\n" + "".join(f'"{row["question"]}",{row["answer"]}\n' for row in rows))
     (folder / "preset.toml").write_text(TINY_RUN.format(model=model_folder, data=data))
     done = folder / "done"
-    assert guarded(lambda: app(["train", str(folder / "preset.toml"), "--out", str(done)], standalone_mode=False)) == 0
+    ended = in_process("train", folder / "preset.toml", "--out", done)
+    assert ended.returncode == 0, ended.stderr
     killed = folder / "killed"  # in its last step
     shutil.copytree(done, killed)
     for name in ("final", "checkpoints/step-000004"):

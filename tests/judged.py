@@ -14,7 +14,7 @@ from pathlib import Path
 from hostile_answers import ALGEBRA_GOLDS, GOLDS, NEAR, completion, near
 
 from microrl.config.schema import RewardConfig
-from microrl.rewards import RewardScorer
+from microrl.rewards.scorer import RewardScorer
 from microrl.types import Completion, Group, Prompt
 
 GROUP = 8

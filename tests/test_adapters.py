@@ -76,7 +76,7 @@ def train(attached, steps=4, lr=0.02, progress=0.0):
 
 
 EXPORTED = [(kind, architecture) for kind in KINDS for architecture in ("llama", "qwen2", "qwen3")]
-ON_ALL = ("lora", "pissa", "dora", "full", "ln", "ia3")
+ON_ALL = ("lora", "dora", "full")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
     assert all(len(pair.A_RI) == pair_rank for pair in snapshot.pairs.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_what_is_trained_does_not_depend_on_the_type_of_the_base(kind, dtype):
     model = small("qwen2").to(dtype)
@@ -317,17 +317,17 @@ def test_a_rank_above_a_layers_is_capped_only_where_that_is_the_definition():
     assert "span the same space" in note
 
 
-def test_a_state_goes_back_bit_by_bit_and_no_other_kind_takes_it(tmp_path):
-    for kind in KINDS:
-        attached = attach(small("qwen2"), config_of(kind), seed=1)
-        train(attached, steps=3)
-        state = {name: tensor.clone() for name, tensor in attached.state().items()}
-        other = attach(small("qwen2"), config_of(kind), seed=2, fresh=False)
-        other.load(state, tmp_path)
-        assert torch.equal(logits(other.model), logits(attached.model)), kind
-        wrong = attach(small("qwen2"), config_of("ia3" if kind != "ia3" else "lora"), seed=1)
-        with pytest.raises(UserError, match="does not hold an adapter of this kind"):
-            wrong.load(state, tmp_path)
+@pytest.mark.parametrize("kind", alike_are_slow(KINDS))
+def test_a_state_goes_back_bit_by_bit_and_no_other_kind_takes_it(kind, tmp_path):
+    attached = attach(small("qwen2"), config_of(kind), seed=1)
+    train(attached, steps=3)
+    state = {name: tensor.clone() for name, tensor in attached.state().items()}
+    other = attach(small("qwen2"), config_of(kind), seed=2, fresh=False)
+    other.load(state, tmp_path)
+    assert torch.equal(logits(other.model), logits(attached.model)), kind
+    wrong = attach(small("qwen2"), config_of("ia3" if kind != "ia3" else "lora"), seed=1)
+    with pytest.raises(UserError, match="does not hold an adapter of this kind"):
+        wrong.load(state, tmp_path)
 
 
 def test_adalora_cuts_to_its_budget_and_keeps_what_matters():

@@ -15,7 +15,7 @@ from microrl.data.sources import own_copy
 from microrl.errors import UserError
 from microrl.files import BadFile
 from microrl.models import hub
-from microrl.rewards import make_scorer
+from microrl.rewards.scorer import make_scorer
 from microrl.run import contamination
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole

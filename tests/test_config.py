@@ -247,9 +247,9 @@ def test_usage_errors_come_fast_and_without_torch():
         pytest.param("train --model nothing.gguf --steps 1", "there is no file", marks=pytest.mark.slow),
         pytest.param("train --model . --steps 1", "is not a model folder", marks=pytest.mark.slow),
         pytest.param("train nopreset --steps 1", "nopreset", marks=pytest.mark.slow),
-        ("train quickstart --data nowhere.jsonl", "there is no data file"),
+        pytest.param("train quickstart --data nowhere.jsonl", "there is no data file", marks=pytest.mark.slow),
         ("train quickstart --data rows.jsonl --set data.question=x", "the data has no column `x`"),
-        ("train quickstart --data other.csv", "cannot tell which column is the question"),
+        pytest.param("train quickstart --data other.csv", "cannot tell which column is the question", marks=pytest.mark.slow),
         ("train quickstart --data programs.jsonl", "programming problems with tests: --set data.answer_kind=code"),
         pytest.param(
             "train quickstart --data other.csv --dry-run", "cannot tell which column is the question", marks=pytest.mark.slow

@@ -11,7 +11,7 @@ from microrl.evaluation import evaluate as evaluate_module
 from microrl.evaluation.estimators import pass_at_k
 from microrl.evaluation.pace import DeadlinePace
 from microrl.evaluation.result import Result, gains
-from microrl.rewards import RewardScorer
+from microrl.rewards.scorer import RewardScorer
 from microrl.run.console import RunConsole
 from microrl.types import Completion, Group, Prompt, Sampling
 

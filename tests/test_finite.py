@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import in_process
 from safetensors.torch import load_file, save_file
 from test_engine import random_model
 from test_policy import scored_groups, with_adapter
@@ -55,10 +56,8 @@ def test_the_reason_of_a_skipped_update_is_true(tokenizer):
 @pytest.fixture(scope="module")
 def run(model_folder, data_file, tmp_path_factory):
     """A finished run of two steps with a checkpoint after each."""
-    from microrl.cli import app
-
     out = tmp_path_factory.mktemp("run") / "run"
-    app([str(word) for word in arguments(model_folder, data_file, out)], standalone_mode=False)
+    assert in_process(*arguments(model_folder, data_file, out)).returncode == 0
     return out
 
 

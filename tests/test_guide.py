@@ -9,10 +9,9 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
+from conftest import command_line
 
 from microrl import guide
-from microrl.cli import app
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.guide import figure
@@ -58,7 +57,7 @@ def test_every_command_parses_and_its_keys_resolve(page, command, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.toml").write_text(re.findall(r"```\n(# My.*?)```", TEXTS["configuration"], re.DOTALL)[0])
     _, *arguments = shlex.split(command)
-    group = get_command(app)
+    group = command_line()
     while arguments and hasattr(group, "commands") and arguments[0] in group.commands:
         group = group.commands[arguments.pop(0)]
     given = group.make_context("microrl", arguments, resilient_parsing=False).params

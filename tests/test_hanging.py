@@ -17,8 +17,8 @@ from microrl.config.schema import RewardConfig
 from microrl.data.load import Question
 from microrl.errors import MachineFailure, UserError
 from microrl.evaluation.evaluate import evaluate
-from microrl.rewards import RewardScorer
 from microrl.rewards.answer_checker import AnswerChecker, _Child
+from microrl.rewards.scorer import RewardScorer
 from microrl.run.console import RunConsole
 from microrl.train.setup import check_golds
 from microrl.types import Completion, Group, Prompt, Sampling

@@ -13,7 +13,7 @@ import pytest
 from hostile_answers import ALGEBRA_GOLDS, GOLDS
 
 from microrl.config.schema import RewardConfig
-from microrl.rewards import RewardScorer
+from microrl.rewards.scorer import RewardScorer
 from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt
 

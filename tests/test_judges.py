@@ -8,8 +8,8 @@ import pytest
 from microrl.config import resolve
 from microrl.config.schema import RewardConfig
 from microrl.errors import UserError
-from microrl.rewards import RewardScorer, make_scorer
 from microrl.rewards.judges import judge
+from microrl.rewards.scorer import RewardScorer, make_scorer
 from microrl.sandbox import Levels, levels
 from microrl.types import Completion, Group, Prompt
 

@@ -21,9 +21,9 @@ from microrl.config.own_rewards import parse_functions
 from microrl.config.schema import DataConfig, RewardConfig
 from microrl.data.load import load_questions
 from microrl.errors import UserError
-from microrl.rewards import RewardScorer
 from microrl.rewards.own.functions import KILLS, OwnRewards
 from microrl.rewards.own.probe import probe
+from microrl.rewards.scorer import RewardScorer
 from microrl.run import metrics
 from microrl.train import setup
 from microrl.types import Completion, Group, Prompt, Score

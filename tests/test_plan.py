@@ -358,7 +358,7 @@ def saved_by_torch(network, precision, rows, length=128):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
-@pytest.mark.parametrize("rank", [8, 64])
+@pytest.mark.parametrize("rank", [64, pytest.param(8, marks=pytest.mark.slow)])
 def test_saved_activations_are_what_torch_saves(dtype, rank, kind):
     """Against the tensors that autograd keeps for each further token, in a network of four layers."""
     config = Qwen2Config(
@@ -500,7 +500,9 @@ def test_starts_on_a_card_beside_published_ones(hidden, inner, layers, heads, kv
     assert published_s / 3 < found < published_s
 
 
-@pytest.mark.parametrize("kind", ["pissa", "lora-rlmo", "olora-qr", "wavelet"])
+@pytest.mark.parametrize(
+    "kind", ["pissa", "wavelet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lora-rlmo", "olora-qr"))]
+)
 def test_a_start_takes_what_the_plan_says(kind):
     """Within a factor of three, at the rate of products of this size that this machine has at this moment."""
     config = dict(CONFIGS["quickstart"], hidden_size=320, intermediate_size=640, num_hidden_layers=2, num_attention_heads=4)

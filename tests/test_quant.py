@@ -182,10 +182,10 @@ def test_a_whole_run_in_4_and_8_bits(kind, inside, tiny_arguments, tmp_path, mon
     keys += ["optim.lr=0.002", "sampling.max_completion_tokens=40", "sampling.group_size=8", "reward.overlong.buffer=39"]
     flags = ["--adapter", kind, *(part for key in keys for part in ("--set", key))]
     run = tmp_path / "run"
-    done = inside("train", *tiny_arguments, *flags, "--steps", 4, "--out", run)
+    done = inside("train", *tiny_arguments, *flags, "--steps", 2, "--out", run)
     assert done.returncode == 0, done.stderr
     lines = rows(run)
-    assert sum(line["update/skipped"] for line in lines) < 4, "some updates have a gradient"
+    assert sum(line["update/skipped"] for line in lines) < 2, "some updates have a gradient"
     assert max(line["policy/kl_sampler"] for line in lines) < 1e-5
     done = inside("eval", run)
     assert done.returncode == 0, done.stderr

@@ -6,8 +6,8 @@ import pytest
 
 from microrl.answers import has_format, last_boxed
 from microrl.config.schema import RewardConfig
-from microrl.rewards import RewardScorer
 from microrl.rewards.answer_checker import AnswerChecker
+from microrl.rewards.scorer import RewardScorer
 from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt
 

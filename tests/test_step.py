@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from microrl.config import resolve
 from microrl.data.sampler import PromptSampler
-from microrl.rewards import RewardScorer
+from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.engine import SyncReport
 from microrl.run import metrics
 from microrl.run.budget import Budget

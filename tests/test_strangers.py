@@ -10,6 +10,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from conftest import in_process
 from safetensors.torch import load_file, save_file
 from test_adapters import config_of, small, train
 
@@ -300,14 +301,12 @@ def yes(monkeypatch):
 @pytest.fixture(scope="module")
 def run(model_folder, data_file, tmp_path_factory):
     """A finished run of one step."""
-    from microrl.cli import app
-
     out = tmp_path_factory.mktemp("run") / "run"
     sets = ["sampling.prompts_per_step=2", "sampling.group_size=2", "sampling.max_completion_tokens=4", "data.system=",
             "data.held_out=0.2", "evaluation.problems=2", "evaluation.samples=1", "evaluation.pass_k=[1]"]  # fmt: skip
     flags = [part for key in sets for part in ("--set", key)]
     words = ["train", "--model", model_folder, "--data", data_file, "--rank", 2, "--steps", 1, "--out", out, *flags]
-    app([str(word) for word in words], standalone_mode=False)
+    assert in_process(*words).returncode == 0
     return out
 
 

@@ -63,20 +63,21 @@ def test_faults_are_named(values, says):
     assert fault is None if says is None else says in fault
 
 
-def test_noise_alone_stops_no_run():
-    """Twenty thousand healthy swaps whose change is only just measurable, with noise as large as it may be."""
+@pytest.mark.parametrize("swaps", [4000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_noise_alone_stops_no_run(swaps):
+    """Thousands of healthy swaps whose change is only just measurable, with noise as large as it may be."""
     generator = torch.Generator().manual_seed(0)
     base = -5 * torch.rand(110, dtype=torch.float64, generator=generator)
     calibrated = Probe(base + 0.02 * torch.randn(110, dtype=torch.float64, generator=generator), base)
     engine_base = calibrated._engine_base_N
     faults = measured = 0
-    for _ in range(20_000):
+    for _ in range(swaps):
         change = 0.08 * torch.randn(110, dtype=torch.float64, generator=generator)
         noise = 0.02 * torch.randn(110, dtype=torch.float64, generator=generator)
         reading = calibrated.read(engine_base + change + noise, base + change)
         measured += reading.slope is not None
         faults += reading.failure() is not None
-    assert measured > 15_000 and faults == 0
+    assert measured > 0.75 * swaps and faults == 0
 
 
 def test_the_canary_stands_out_of_the_noise(model, tokenizer):

@@ -15,10 +15,9 @@ from microrl.commands.cheats import CHARACTERS_PER_TOKEN, Attack, Cheat, attack
 from microrl.config import RunConfig
 from microrl.data.load import Question, load_questions
 from microrl.data.prompts import to_prompt
-from microrl.rewards import RewardScorer, make_scorer
 from microrl.rewards.judges.judge import refuse_unsound
 from microrl.rewards.own.probe import probe
-from microrl.rewards.scorer import in_words
+from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.run.console import RunConsole
 from microrl.types import Completion, Group, Prompt, Score
 

@@ -25,8 +25,8 @@ from microrl.evaluation.evaluate import evaluate
 from microrl.evaluation.record import FileJournal, folder_sha256, prompts_sha256, write_completions
 from microrl.evaluation.result import Result, gains
 from microrl.models import gpu
-from microrl.rewards import RewardScorer, make_scorer
 from microrl.rewards.judges.judge import weakness
+from microrl.rewards.scorer import RewardScorer, make_scorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import select_engine
 from microrl.run import contamination, data_record, environment

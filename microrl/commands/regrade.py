@@ -10,9 +10,8 @@ from typing import Any
 
 from microrl.config import RunConfig
 from microrl.errors import UserError
-from microrl.rewards import RewardScorer, make_scorer
 from microrl.rewards.own.probe import probe
-from microrl.rewards.scorer import gdpo_weights, in_words
+from microrl.rewards.scorer import RewardScorer, gdpo_weights, in_words, make_scorer
 from microrl.run import rollouts
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder

@@ -31,7 +31,7 @@ from microrl.evaluation.evaluate import evaluate
 from microrl.models import tiny
 from microrl.models.hub import cache_folder
 from microrl.quickstart.pretrain import WarmStartSettings, warm_start
-from microrl.rewards import RewardScorer
+from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.transformers import TransformersEngine
 from microrl.run import disk
 from microrl.run.console import RunConsole

@@ -1,5 +1,4 @@
-"""From text to scores: format, accuracy, length. What can hang runs in a child that can be killed."""
+"""From text to scores: format, accuracy, length. What can hang runs in a child that can be killed.
 
-from microrl.rewards.scorer import RewardScorer, make_scorer
-
-__all__ = ["RewardScorer", "make_scorer"]
+Nothing is imported here: every such child is a process that imports its own module of this package, and little else.
+"""

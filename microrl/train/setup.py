@@ -25,10 +25,9 @@ from microrl.models.load import LoadedModel, load
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.quickstart import model as quickstart
-from microrl.rewards import RewardScorer, make_scorer
 from microrl.rewards.judges.judge import refuse_unsound, weakness
 from microrl.rewards.own.probe import probe
-from microrl.rewards.scorer import in_words
+from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine

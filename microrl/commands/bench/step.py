@@ -18,7 +18,7 @@ from microrl.data.sampler import PromptSampler
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
-from microrl.rewards import make_scorer
+from microrl.rewards.scorer import make_scorer
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
 from microrl.run.stopwatch import Stopwatch
