@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -72,10 +72,8 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False)
     return content
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Made once a type: making one takes longer than most files do."""
-    return TypeAdapter(kind)
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Made once a type: making one takes longer than most files do."""
 
 
 def read_json(
