@@ -352,7 +352,7 @@ def test_lora_plus_has_two_rates(tokenizer):
     assert sides == [{False}, {True}]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 @torch.no_grad()
 def test_the_first_forward_on_a_narrow_base_is_the_bases(kind):
     """Whatever PEFT rounds to the base's type at its start (DoRA's m, VeRA's d) begins where the definition says."""

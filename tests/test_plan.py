@@ -117,7 +117,7 @@ def test_every_adapter_trains_what_is_counted(name, kind):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "quickstart" else pytest.mark.slow) for name in BUILT])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_every_adapter_trains_what_is_counted_at_full_depth(name, kind):
     for adapter in adapters_of(kind):
         assert shape_of(name).trainable(adapter) == trained_in(CONFIGS[name], adapter)

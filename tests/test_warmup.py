@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from simulated import Machine
-from test_adapters import config_of, small
+from test_adapters import alike_are_slow, config_of, small
 from test_engine import ARCHITECTURES, random_model, with_adapter
 from test_policy import relative_gap
 from test_resume import start
@@ -370,7 +370,7 @@ def reshape(checkpoint):
     sums.write_text(sums.read_text().replace(old, hashlib.sha256(file.read_bytes()).hexdigest()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_a_state_carries_all_that_another_seed_would_have_drawn(kind, tokenizer):
     """What --init loads into a run of another seed computes what it did: nothing frozen is left behind."""
     scores = {}
