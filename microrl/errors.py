@@ -12,7 +12,7 @@ INSTALL_GPU = "in your clone of microrl: pip install -e '.[gpu]'"
 
 
 Doing = Literal[
-    "importing", "starting", "taking over weights", "sampling", "going to sleep", "restarting with a smaller cache", "running"
+    "importing", "starting", "receiving weights", "sampling", "going to sleep", "restarting with a smaller cache", "running"
 ]
 
 

@@ -56,7 +56,7 @@ def break_vllm() -> None:
     from microrl.rollout.vllm.engine import VllmEngine
 
     VllmDriver.__init__ = before(VllmDriver.__init__, "starting")
-    VllmDriver.load = before(VllmDriver.load, "taking over weights")
+    VllmDriver.load = before(VllmDriver.load, "receiving weights")
     VllmDriver.sample = before(VllmDriver.sample, "sampling")
     settle, compare = VllmDriver.settle, VllmDriver.adapter_difference
 
@@ -92,8 +92,8 @@ def stand_in() -> None:
 
         @contextmanager
         def awake(self, snapshot, *, is_training=False):
-            with self.fault_named("taking over weights"):
-                happens("taking over weights")
+            with self.fault_named("receiving weights"):
+                happens("receiving weights")
             with super().awake(snapshot, is_training=is_training) as sampler:
                 with self.fault_named("sampling"):
                     happens("sampling" if is_training else "evaluating")

@@ -142,7 +142,7 @@ def test_it_is_silent_on_a_sound_reward(inside, place):
     found, words = audited(inside, place, "--data", "pens.jsonl", "--reward", "leaky:sound", *ONLY, status=0)
     assert found["clean"] and found["cheats"]["paid"] == [] and found["cheats"]["tried"] >= 200
     assert len(found["cheats"]["by_kind"]) >= 15 and found["golds"]["tried"] == 12 and found["completions_per_second"] > 0
-    assert "nothing found" in words and "0 pay" in words
+    assert "no problem found" in words and "0 pay" in words
 
 
 def test_code_that_runs_is_seen_by_its_file(inside, place):

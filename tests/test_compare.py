@@ -109,7 +109,7 @@ def test_the_evaluations_of_training_are_compared_as_held_out(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "error"), [
-    (["nowhere"], "there is no run and no adapter at nowhere"),
+    (["nowhere"], "there is no folder nowhere"),
     (["RUN", "--as", "tabel"], "invalid value 'tabel' for --as"),
     (["EMPTY"], "was not evaluated"),
 ])  # fmt: skip

@@ -136,9 +136,7 @@ def test_it_is_refused_where_nothing_confines(monkeypatch, make, tmp_path):
     monkeypatch.setattr(process, "levels", lambda: Levels(files=True, system_calls=False))
     make("honest")
     asked = RewardConfig(functions=("mine:honest",), path=str(tmp_path), confine_functions=True)
-    with pytest.raises(
-        UserError, match="this kernel cannot confine them; in force is no more than: Landlock, resource"
-    ) as caught:
+    with pytest.raises(UserError, match="this kernel cannot confine reward functions; in force: Landlock, resource") as caught:
         process.refuse_unusable(asked)
     assert "Linux 5.13" in caught.value.hint
     process.refuse_unusable(asked.model_copy(update={"confine_functions": False}))
@@ -153,4 +151,4 @@ def test_the_preview_says_what_confines(inside, make, tmp_path, tiny_arguments, 
     assert "1 honest (functions confined by Landlock, seccomp, resource limits)" in done.stdout
     monkeypatch.setattr(process, "levels", lambda: Levels(files=False, system_calls=True))
     done = inside("train", *tiny_arguments, *arguments, cwd=tmp_path)
-    assert done.returncode == 2 and "this kernel cannot confine them" in done.stderr and "hint" in done.stderr
+    assert done.returncode == 2 and "this kernel cannot confine reward functions" in done.stderr and "hint" in done.stderr

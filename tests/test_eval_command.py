@@ -165,7 +165,7 @@ def test_a_journal_of_other_weights_counts_for_nothing(microrl, inside, run, tmp
 
 def test_a_time_limit_that_fits_nothing(inside, run, tmp_path):
     done = inside("eval", copied(run, tmp_path), "--hours", 1e-6)
-    assert done.returncode == 2 and "hint: pass more --hours" in done.stderr
+    assert done.returncode == 2 and "hint: pass larger --hours" in done.stderr
 
 
 @pytest.mark.parametrize("name", protocols.PROTOCOLS)
@@ -201,11 +201,11 @@ def test_flags_come_before_a_protocol_and_k_goes_with_the_samples(inside, argume
 @pytest.mark.parametrize(("arguments", "error", "hint"), [
     (["--bench", "math501"], "unknown benchmark `math501`", "did you mean `math500`"),
     (["--protocol", "pefd"], "unknown protocol `pefd`", "did you mean `peft`"),
-    (["--protocol", "kl", "--bench", "aime24"], "does not use aime24", "gsm8k, gpqa-diamond, math500"),
+    (["--protocol", "kl", "--bench", "aime24"], "has no settings for aime24", "gsm8k, gpqa-diamond, math500"),
     (["--bench", ","], "--bench is empty", "math500,aime24"),
     (["--bench", "open-rs"], "open-rs has no test split", "one of:"),
     (["--bench", "math500", "--data", "x.jsonl"], "--data cannot be combined", "one of them"),
-    (["--samples", 4, "--pass-k", 8], "pass_k 8 is above evaluation.samples 4", "evaluation.samples=8"),
+    (["--samples", 4, "--pass-k", 8], "pass@8 needs at least 8 samples", "evaluation.samples=8"),
     (["--hours", 0], "--hours must be above 0", "no time limit"),
 ])  # fmt: skip
 def test_what_cannot_be_evaluated_is_told_with_a_hint(inside, arguments, error, hint):

@@ -49,7 +49,7 @@ def engine_of(config, folder) -> dict:
     ("doing", "settings", "expected"),
     [
         ("starting", ON_A_CARD, ["sync", "sleep", "cuda_graphs", "transformers"]),
-        ("taking over weights", ON_A_CARD, ["sync", "sleep", "cuda_graphs", "restart", "transformers"]),
+        ("receiving weights", ON_A_CARD, ["sync", "sleep", "cuda_graphs", "restart", "transformers"]),
         ("sampling", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
         ("going to sleep", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
         ("running", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
@@ -89,7 +89,7 @@ def test_the_changes_add_up_and_leave_the_run_settings_alone(folder):
 )
 def test_the_other_way_of_taking_weights_over_is_tried_where_there_is_one(folder, flags, tried, expected):
     config = resolve((), flags)
-    fallback.record(config, folder, failing("taking over weights", {**ON_A_CARD, "sync": tried}, SyncNotProved))
+    fallback.record(config, folder, failing("receiving weights", {**ON_A_CARD, "sync": tried}, SyncNotProved))
     (failure,) = fallback.failures(folder)
     assert (failure.change == "sync") == (expected is not None)
     assert expected is None or engine_of(config, folder)["sync"] == expected
@@ -175,7 +175,7 @@ def survived(done: subprocess.CompletedProcess, out: Path) -> list[tuple[str, st
 def test_a_run_survives_errors_of_its_engine(tiny_arguments, tmp_path):
     done, out = script(tmp_path, [{"at": "starting"}, {"at": "sampling"}], *tiny_arguments)
     assert survived(done, out) == [("starting", "sync"), ("sampling", "restart")]
-    assert "continuing in a new process, with the adapter merged into its weights (engine.sync=merge)" in done.stderr
+    assert "continuing in a new process, with the adapter merged into vLLM's weights (engine.sync=merge)" in done.stderr
     assert json.loads((out / "engine.json").read_text())["engine"]["sync"] == "merge"
     assert json.loads((out / "config.json").read_text())["engine"]["sync"] == "auto"
     assert "illegal memory access" in (out / "crash.log").read_text()
@@ -224,8 +224,8 @@ NOT_PROVED = {"at": "proving", "error": "the adapter of a layer is not the train
     ("faults", "expected"),
     [
         ([{"at": "starting"}], [("starting", "sync")]),
-        ([{"at": "taking over weights"}], [("taking over weights", "sync")]),
-        pytest.param([NOT_PROVED], [("taking over weights", "sync")], marks=pytest.mark.one_of_each),  # of the random adapter
+        ([{"at": "receiving weights"}], [("receiving weights", "sync")]),
+        pytest.param([NOT_PROVED], [("receiving weights", "sync")], marks=pytest.mark.one_of_each),  # of the random adapter
         ([{"at": "sampling"}, {"at": "sampling"}], [("sampling", "restart"), ("sampling", "sync")]),
         ([{"at": "going to sleep"}], [("going to sleep", "restart")]),
         ([{"at": "sampling", "abort": True}], [("running", "restart")]),
@@ -244,7 +244,7 @@ def test_a_run_survives_whatever_vllm_does(tiny_arguments, tmp_path, faults, exp
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "status"), [({"at": "starting"}, 1), ({"at": "taking over weights"}, 1), (NOT_PROVED, 4)])
+@pytest.mark.parametrize(("fault", "status"), [({"at": "starting"}, 1), ({"at": "receiving weights"}, 1), (NOT_PROVED, 4)])
 def test_with_vllm_asked_for_its_failures_end_the_run(tiny_arguments, tmp_path, fault, status):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     done, out = script(tmp_path, [fault], *tiny_arguments, "--engine", "vllm", run=started_anew)

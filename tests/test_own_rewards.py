@@ -157,10 +157,10 @@ def test_names_and_weights():
     [
         (["rewards/own.py:fn"], "name the module and not the file"),
         (["own.py:fn"], "--reward own:fn"),
-        (["own:fn=much"], "cannot be `much`"),
-        (["own:fn=nan"], "cannot be `nan`"),
-        (["own:fn=1e13"], "cannot be `1e13`"),
-        (["own:fn=1=2"], "cannot be"),
+        (["own:fn=much"], "not `much`"),
+        (["own:fn=nan"], "not `nan`"),
+        (["own:fn=1e13"], "not `1e13`"),
+        (["own:fn=1=2"], "must be a number"),
         (["own:"], "is not a reward function"),
         ([""], "is not a reward function"),
         (["own:fn", "own:fn=2"], "is given 2 times"),
@@ -504,7 +504,7 @@ def test_the_probe_names_the_row_and_the_completion(own):
 BAD = {
     "no module": ("nowhere:fn", "there is no module `nowhere`"),
     "no submodule": ("pack.outer:fn", "there is no module `pack.outer`"),
-    "no entry point": ("nowhere", "no installed package has an entry point `nowhere`"),
+    "no entry point": ("nowhere", "there is no reward `nowhere`"),
     "no function": ("own:brevty", "did you mean `brevity`?"),
     "syntax": ("broken:fn", "SyntaxError"),
     "raises at import": ("raises:fn", "RuntimeError: no card"),

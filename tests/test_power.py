@@ -100,7 +100,7 @@ def test_more_samples_and_larger_gains_take_fewer_questions():
 
 def test_plan_says_what_shows_a_gain_and_its_cost(inside):
     page = inside("plan", "micro-r64", "--gpu", "a40", "--detect", 0.03)
-    assert page.returncode == 0 and "3 points in 90%" in page.stdout and "Beta with a + b = 2" in page.stdout
+    assert page.returncode == 0 and "with a power of 90%" in page.stdout and "a + b = 2" in page.stdout
     found = json.loads(inside("plan", "micro-r64", "--gpu", "a40", "--detect", 0.03, "--json").stdout)
     one = next(design for design in found["designs"] if (design["seeds"], design["samples"]) == (1, 4))
     assert one["questions"] == questions_needed(Study(0.03), samples=4) and one["completions"] == 8 * one["questions"]
@@ -121,13 +121,13 @@ def test_without_a_card_the_cost_is_said_of_each(inside, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--detect", "0"], ["no gain", "--detect 0.03"]),
-        (["--detect", "nan"], ["no gain", "--detect 0.03"]),
-        (["--detect", "3"], ["no gain", "--detect 0.03"]),
+        (["--detect", "0"], ["not between 0 and 1", "--detect 0.03"]),
+        (["--detect", "nan"], ["not between 0 and 1", "--detect 0.03"]),
+        (["--detect", "3"], ["not between 0 and 1", "--detect 0.03"]),
         (["--detect", "1e-6"], ["more than 200,000 questions", "larger gain"]),
         (["--detect", "0.2", "--accuracy", "0.9"], ["cannot gain 0.2", "--detect below 0.1"]),
         (["--detect", "0.2", "--accuracy", "-1"], ["not between 0 and 1", "--accuracy 0.3"]),
-        (["--accuracy", "0.2"], ["nothing without --detect", "--detect 0.03"]),
+        (["--accuracy", "0.2"], ["no effect without --detect", "--detect 0.03"]),
     ],
 )
 def test_a_gain_that_cannot_be_is_refused_with_a_hint(inside, arguments, words):

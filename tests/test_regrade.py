@@ -142,7 +142,7 @@ def test_a_run_without_rows_gives_question_and_answer(inside, run):
     done = inside("regrade", run, "--reward", "own:gold_is_there", cwd=run.parent)
     assert done.returncode == 0, done.stderr
     assert "has not kept the rows of its data" in done.stderr
-    assert "step 1  reward 0.700 -> 1.200" in done.stderr and "2 of 6 completions have another verdict" in done.stderr
+    assert "step 1  reward 0.700 -> 1.200" in done.stderr and "the verdict changed for 2 of 6 completions" in done.stderr
     assert not done.stdout
 
 

@@ -264,10 +264,10 @@ def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
 def test_a_cache_that_cannot_be_reset_is_an_error(served, monkeypatch):
     engine = served.in_mode("swap")
     monkeypatch.setattr(engine._driver._llm, "reset_prefix_cache", lambda: False)
-    said = "while taking over weights: RuntimeError: vLLM would not reset"
+    said = "while receiving weights: RuntimeError: vLLM would not reset"
     with pytest.raises(MachineFailure, match=said) as raised, engine.awake(BASE):
         pass
-    assert raised.value.fault.doing == "taking over weights" and raised.value.fault.sync == "swap"
+    assert raised.value.fault.doing == "receiving weights" and raised.value.fault.sync == "swap"
 
 
 @pytest.mark.parametrize("mode", ["swap", "merge"])

@@ -47,7 +47,7 @@ def audit(
     sets: options.Sets = None,
     as_json: options.Json = False,
 ) -> int:
-    """Try hundreds of cheats and the data's own answers on a reward, without a model; the status is 2 if something is wrong."""
+    """Try hundreds of cheats and the data's own answers on a reward, without a model. Exit status 2 if it misjudges any."""
     from microrl.cli import early
 
     config = configured(target, data, reward, sets)
@@ -67,13 +67,13 @@ def audit(
         f"{len(found.killed)} checks killed; {found.per_second:.0f} completions/s"
     )
     if found.without:
-        say(f"{found.without} of {found.questions} problems have no {found.solutions} in the data: none was tried for them")
+        say(f"{found.without} of {found.questions} problems have no {found.solutions} in the data, so these were not checked")
     if as_json:
         emit(found.to_json())
     if found.is_clean:
-        say("nothing found")
+        say("no problem found")
         return OK
-    say("hint: mend the reward or the data before training; see `microrl guide own-rewards`")
+    say("hint: fix the reward or the data before training; see `microrl guide own-rewards`")
     return USAGE
 
 

@@ -156,9 +156,13 @@ def rollout(
     targets: Annotated[
         str | None, typer.Option(help="Layers with an adapter, such as q_proj,down_proj.", show_default="all linear layers")
     ] = None,
-    sync: Annotated[Literal["swap", "merge"], typer.Option(help="How an adapter reaches vLLM.")] = "swap",
+    sync: Annotated[
+        Literal["swap", "merge"],
+        typer.Option(help="How an adapter reaches vLLM: swap: as a LoRA; merge: merged into vLLM's weights."),
+    ] = "swap",
     sleep: Annotated[
-        Literal["auto", "kv", "1", "2", "off"], typer.Option(help="What vLLM frees while it sleeps; on a GPU only.")
+        Literal["auto", "kv", "1", "2", "off"],
+        typer.Option(help="GPU memory that vLLM frees while asleep: kv: its KV cache; 1 and 2: also its weights."),
     ] = "auto",
     dtype: Annotated[Dtype | None, typer.Option(help="Weight type.", show_default="bfloat16 on a GPU, else float32")] = None,
     head: Annotated[Literal["model", "float32"], typer.Option(help="Type of the output head, on both sides.")] = "model",

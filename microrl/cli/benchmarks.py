@@ -62,14 +62,15 @@ def _by_name(found: Found, name: str, paper: Protocol | None, flags: dict[str, A
         same = (trained_on.hub_id, own.split) == (known.hub_id, known.splits["test"])
         if same and trained_on.only == known.only:
             raise UserError(
-                f"{found.run.path} was trained on {known.name}: this would measure memory",
-                "leave --bench out to evaluate on the part that was held out, or choose another benchmark",
+                f"{found.run.path} was trained on {known.name}: its score there would mean nothing",
+                "leave --bench out to evaluate on the held-out part, or choose another benchmark",
             )
     changes: dict[str, Any] = {"evaluation.problems": ALL}
     if paper is not None:
         if known.name not in paper.benchmarks:
             raise UserError(
-                f"this protocol does not use {known.name}", f"one of: {', '.join(paper.benchmarks)}; or leave --protocol out"
+                f"the protocol of {paper.paper} has no settings for {known.name}",
+                f"its benchmarks: {', '.join(paper.benchmarks)}; or leave --protocol out",
             )
         settings = paper.benchmarks[known.name]
         changes |= {

@@ -46,7 +46,7 @@ def compare(
     ] = True,
     as_json: options.Json = False,
 ) -> None:
-    """Compare runs on what they were evaluated on. Intervals cover both seeds and questions; gains are paired by question."""
+    """Compare runs by their stored evaluations. Intervals cover both seeds and problems; gains are paired by problem."""
     from microrl.cli.weights import find_adapter
     from microrl.errors import UserError, did_you_mean
 
@@ -58,19 +58,22 @@ def compare(
     from microrl.commands.compare import Entry
     from microrl.commands.compare import compare as rows_of
 
-    entries = []
+    entries: list[Entry] = []
     for target in targets:
         found = find_adapter(target)
         if found.run is None:
             raise UserError(f"{target} is not a run", "pass run folders that `microrl eval` has evaluated")
-        entries.append(Entry.of(found.run, found.part))
+        entry = Entry.of(found.run, found.part)
+        if any((entry.run.path.resolve(), entry.part) == (other.run.path.resolve(), other.part) for other in entries):
+            raise UserError(f"{target} is given twice", "name each run once: it would count as two seeds")
+        entries.append(entry)
     rows = rows_of(entries, published=published)
     if as_json:
         emit({"rows": [row.to_json() for row in rows]})
         return
     print(forms[form]([_cells(row) for row in rows]))
     if any(row.is_selected for row in rows):
-        say("selected: several checkpoints of the run were evaluated on this benchmark; the best of them is too good by chance")
+        say("selected: several checkpoints of the run were evaluated on this benchmark; the best of them may be best by chance")
 
 
 def _cells(row: Row) -> list[str]:
@@ -116,7 +119,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
     shown = _columns(rows)
     table = Table(
-        box=None, pad_edge=False, header_style="bold", caption="in percent, with 95 % intervals over seeds and questions"
+        box=None, pad_edge=False, header_style="bold", caption="in percent, with 95 % intervals over seeds and problems"
     )
     for number in shown:
         table.add_column(HEAD[number], overflow="fold")

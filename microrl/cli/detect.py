@@ -23,7 +23,7 @@ def study_of(gain: float, accuracy: float) -> Study:
     from microrl.evaluation.power import MOST, Study, questions_needed
 
     if not 0 < gain < 1:
-        raise UserError(f"--detect {gain:g} is no gain in accuracy", "a gain of three points is --detect 0.03")
+        raise UserError(f"--detect {gain:g} is not between 0 and 1", "a gain of three percentage points is --detect 0.03")
     if not 0 < accuracy < 1:
         raise UserError(f"--accuracy {accuracy:g} is not between 0 and 1", "give the accuracy before training: --accuracy 0.3")
     if accuracy + gain >= 1:
@@ -91,13 +91,14 @@ def _page(study: Study, designs: list[dict[str, Any]], devices: list[Device]) ->
         costs = _hours_and_dollars(design["cards"][alone]) if alone else ()
         table.add_row(*row, f"{design['questions']:,}", f"{design['completions']:,}", *costs)
     head = (
-        f"To show a gain of {100 * study.gain:g} points in {POWER:.0%} of evaluations (its 95 % interval lies above 0), from an "
-        f"accuracy of {study.accuracy:g}:"
+        f"To detect a gain of {100 * study.gain:g} points from an accuracy of {study.accuracy:g} with a power of {POWER:.0%} "
+        "(so often the gain's 95 % interval lies above 0):"
     )
     tail = (
-        f"Assumed: success rates of questions distributed as Beta with a + b = {study.size:g}, with a correlation of "
-        f"{study.correlation:g} between before and after; accuracies of seeds with a standard deviation of {study.seed_sd:g}. "
-        "One seed shows the gain of that run alone. never: the seeds differ too much."
+        f"Assumed: success rates of problems with a Beta(a, b) distribution, a + b = {study.size:g}, and a correlation of "
+        f"{study.correlation:g} between before and after; a standard deviation of {study.seed_sd:g} between the accuracies of "
+        "seeds. With one seed, the result holds for that run alone. never: no number of problems outweighs the spread between "
+        "so few seeds."
     )
     return as_text(Group(head, "", table, "", *(() if alone else (_cards(designs, devices), "")), tail))
 

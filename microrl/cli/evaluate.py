@@ -51,15 +51,20 @@ def evaluate(
         str | None,
         typer.Option(
             help="Evaluate on all of this data set or file.",
-            show_default="the held-out part of the run's data; for a model, of open-rs",
+            show_default="the held-out part of the run's data; without a run, of open-rs",
         ),
     ] = None,
     pass_k: Annotated[
-        str | None, typer.Option(help="k of pass@k; comma-separated for several.", show_default="the run's evaluation.pass_k")
+        str | None,
+        typer.Option(help="k of pass@k; comma-separated for several.", show_default="the run's evaluation.pass_k, else 8"),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Completions per problem; at least the largest k.", show_default="the run's evaluation.samples"),
+        typer.Option(
+            min=1,
+            help="Completions per problem; must be at least the largest k of --pass-k.",
+            show_default="the run's evaluation.samples, else 8; more if --pass-k needs them; 1 with --temperature 0",
+        ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature")
@@ -67,7 +72,9 @@ def evaluate(
     top_p: Annotated[
         float | None, typer.Option(help="Nucleus sampling; 1: off.", show_default="the run's evaluation.top_p")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Completion limit in tokens.", show_default="the run's")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Completion limit in tokens.", show_default="the run's limit, else 3584")
+    ] = None,
     problems: Annotated[
         int | None,
         typer.Option(
@@ -78,7 +85,8 @@ def evaluate(
         str | None, typer.Option(help="Also evaluate this model on the same problems and report the paired gain.")
     ] = None,
     hours: Annotated[
-        float | None, typer.Option(help="Time limit; problems that do not fit are left out.", show_default="none")
+        float | None,
+        typer.Option(help="Time limit in hours, loading included; problems that do not fit are left out.", show_default="none"),
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
     seed: Annotated[
@@ -91,7 +99,8 @@ def evaluate(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be sampled and how long it would take; then stop.")
+        bool,
+        typer.Option("--dry-run", help="Only show what would be sampled, how long it takes, and which gain it could detect."),
     ] = False,
     as_json: options.Json = False,
     sets: options.Sets = None,
@@ -163,9 +172,9 @@ def _show_plan(shown: dict[str, Any]) -> None:
         )
         gain = one["smallest_gain"]
         shows = "no gain" if gain is None else f"a gain of {100 * gain:.1f} points or more"
-        minutes = f"about {one['seconds'] / 60:.1f} min on {shown['device']}, at half of the length limit"
-        print(f"  {minutes}; shows {shows} 9 times in 10")
-    print(f"in all about {shown['seconds'] / 60:.1f} min")
+        minutes = f"about {one['seconds'] / 60:.1f} min on {shown['device']}, if completions reach half of the length limit"
+        print(f"  {minutes}; detects {shows} (power 90 %, from an accuracy of 0.5)")
+    print(f"total: about {shown['seconds'] / 60:.1f} min")
 
 
 def _show(name: str, value: dict[str, Any]) -> None:

@@ -67,7 +67,11 @@ Price = Annotated[
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the result as JSON.")]
 SftMinutes = Annotated[
     float | None,
-    typer.Option("--sft-minutes", help="Supervised fine-tuning (SFT) first, for at most this many minutes of --hours."),
+    typer.Option(
+        "--sft-minutes",
+        help="Start with supervised fine-tuning (SFT), for at most this many minutes of --hours; needs worked solutions.",
+        show_default="the preset's, else none",
+    ),
 ]
 Sets = Annotated[
     list[str] | None,

@@ -52,7 +52,7 @@ def guarded(command: Callable[[], Any]) -> int:
         except ClickException as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
                 return USAGE
-            hint = "see `microrl --help`, or `microrl COMMAND --help`"
+            hint = "the options are listed by `microrl COMMAND --help`, the commands by `microrl --help`"
             return _ended(error.format_message(), hint, USAGE)  # type: ignore[attr-defined]
         except (KeyboardInterrupt, typer.Abort):
             return _interrupted()

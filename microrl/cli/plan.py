@@ -27,7 +27,7 @@ EXAMPLES = """
 
   microrl plan ortho-7b --gpu h100 --price 2.50 --json
 
-  microrl plan micro-r64 --gpu a40 --detect 0.03   [dim]questions and samples that show a gain of 3 points[/]
+  microrl plan micro-r64 --gpu a40 --detect 0.03   [dim]problems and samples to detect a gain of 3 points[/]
 """
 
 
@@ -51,18 +51,22 @@ def plan(
     sets: options.Sets = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help=f"{GPUS} or cpu.", show_default="this machine's GPU, else all"),
+        typer.Option(help=f"GPU to plan for: {GPUS}, or cpu.", show_default="this machine's GPU, else one row per GPU"),
     ] = None,
     detect: Annotated[
         float | None,
-        typer.Option(help="Instead: how many questions, samples and seeds show this gain in accuracy, such as 0.03."),
+        typer.Option(
+            help="Instead of a plan, show how many problems, samples and seeds it takes to detect this gain in accuracy, for "
+            "example 0.03 (three points), with a power of 90 %."
+        ),
     ] = None,
     accuracy: Annotated[
-        float | None, typer.Option(help="Accuracy before training, for --detect.", show_default="0.5, the hardest case")
+        float | None,
+        typer.Option(help="With --detect: accuracy before training, between 0 and 1.", show_default="0.5, the hardest case"),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Estimate memory, time per step, steps and cost of a run, by default of 24 hours. Needs no GPU and no weights."""
+    """Estimate memory, time per step, steps and cost of a run (24 hours if no limit is given). Needs no GPU or weights."""
     study = _study(detect, accuracy)
     from microrl.config import resolve
     from microrl.plan.source import shape_of
@@ -94,7 +98,7 @@ def _study(gain: float | None, accuracy: float | None) -> Study | None:
     """What --detect asks; None without it."""
     if gain is None:
         if accuracy is not None:
-            raise UserError("--accuracy says nothing without --detect", "add the gain to be shown: --detect 0.03")
+            raise UserError("--accuracy has no effect without --detect", "add the gain to be detected: --detect 0.03")
         return None
     from microrl.cli.detect import study_of
     from microrl.evaluation.power import ACCURACY

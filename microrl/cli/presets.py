@@ -68,7 +68,7 @@ def adapters(
 
 
 def data(as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False) -> None:
-    """List the data sets that `--data` and `--bench` know by name. "measures only": it has no part to train on."""
+    """List the data sets that `--data` and `--bench` know by name. "benchmark": it has no training part."""
     from dataclasses import asdict
 
     from microrl.config.catalogue import DATASETS
@@ -79,7 +79,7 @@ def data(as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print
     table = [("name", "kind", "rows", "splits", "licence", "gated", "hub id")]
     for name, known in DATASETS.items():
         rows = " + ".join(f"{count:,}" for count in known.rows.values())
-        splits = " + ".join(known.splits) if "train" in known.splits else "measures only"
+        splits = " + ".join(known.splits) if "train" in known.splits else "benchmark"
         table.append(
             (name, known.kind, rows, splits, known.licence or "not stated", "yes" if known.is_gated else "", known.hub_id)
         )

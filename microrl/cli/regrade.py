@@ -76,10 +76,10 @@ def _table(found: dict[str, Any]) -> None:
         )
         say("  ".join((f"step {row['step'] + 1}", *pairs, counts)))
     if len(shown) < len(steps):
-        say(f"{len(steps) - len(shown)} steps between them: see --json")
+        say(f"{len(steps) - len(shown)} steps in between are not shown; --json has all")
     changed = found["changed"]
     total = sum(row["completions"] for row in steps)
-    say(f"{len(changed)} of {total} completions have another verdict" + (", the first ones:" if changed else ""))
+    say(f"the verdict changed for {len(changed)} of {total} completions" + ("; the first of them:" if changed else ""))
     for one in changed[:SHOWN]:
         verdict = f"accuracy {one['accuracy']['then']:g} -> {one['accuracy']['now']:g}"
         ending = " ".join(one["completion"][-WIDTH:].split())

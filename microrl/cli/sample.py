@@ -75,7 +75,7 @@ def _asked(words: list[str]) -> tuple[Target, RunFolder, str]:
     """(target, run, question). One argument alone is a question, unless it can only be a run. Raises UserError."""
     from microrl.cli.target import find, is_path
     from microrl.errors import UserError
-    from microrl.run.folder import RunFolder
+    from microrl.run.folder import RunFolder, not_a_run
 
     hint = "microrl sample [RUN] 'your question'; without RUN, the newest run answers"
     if len(words) > 2:
@@ -91,5 +91,5 @@ def _asked(words: list[str]) -> tuple[Target, RunFolder, str]:
     else:
         found = find(name)
     if found.run is None:
-        raise UserError(f"{name} is not a run folder", "list your runs with `ls runs`, or omit the name to use the newest run")
+        raise not_a_run(Path(name))
     return found, found.run, question

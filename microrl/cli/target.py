@@ -66,5 +66,7 @@ def find(name: str | None) -> Target:
     elif name == known_models.QUICKSTART:
         return Target(resolve([name]), None)
     else:
+        if "/" in name and not os.path.exists(name):
+            say(f"note: {name} is neither a run nor a local folder; taken as a model on the Hugging Face hub")
         return Target(resolve((), {"model.name": name}), None)
     return Target(run.settings(), run)

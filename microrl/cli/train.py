@@ -55,7 +55,8 @@ def train(
     init: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="Start from the trained adapter of this run; needs the same model and adapter settings."
+            metavar="RUN",
+            help="Start from the adapter in this run's newest checkpoint; needs the same model and adapter settings.",
         ),
     ] = None,
     out: Annotated[

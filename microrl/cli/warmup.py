@@ -39,16 +39,29 @@ def warmup(
         str | None,
         typer.Option(
             help="Data with worked solutions: as for `microrl train`, plus a column `solution` with the reasoning and the final "
-            "answer in \\boxed{}."
+            "answer in \\boxed{}.",
+            show_default="open-rs; for the model quickstart, its generated sums",
         ),
     ] = None,
-    rank: options.Rank = None,
-    adapter: options.Adapter = None,
-    hours: options.Hours = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Adapter rank. The update is scaled by adapter.alpha / rank; alpha is set separately.",
+            show_default="64 (tinylora: 2; quickstart: 4)",
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.", show_default="lora"),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(help="Time limit in hours for the whole run, loading and evaluation included. Needed: --hours or --steps."),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Maximum number of SFT steps. Without --hours there is then no time limit.")
     ] = None,
-    seed: options.Seed = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of training.", show_default="0")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/warmup-MODEL-TIME")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run folder.")] = None,
     sets: options.Sets = None,

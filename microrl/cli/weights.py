@@ -43,7 +43,7 @@ def find_adapter(name: str | None, model: str | None = None) -> Found:
         return Found(found.with_settings({"model.name": model}, ()), found.run, part[1])
     if not path.is_dir():
         raise UserError(
-            f"there is no run and no adapter at {name}", "list your runs with `ls runs`, or start one with `microrl train`"
+            f"there is no folder {name}", "pass a run folder, its best/, or an adapter folder; `ls runs` lists your runs"
         )
     if not (path / "adapter_config.json").is_file():
         raise UserError(f"{name} is neither a run folder nor an adapter in PEFT's format", "pass a run folder, or its best/")

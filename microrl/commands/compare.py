@@ -22,7 +22,7 @@ from microrl.files import BadFile, read_json
 from microrl.run.folder import RunFolder
 
 HELD_OUT = "held-out"
-IGNORED = ("seed", "init", "budget.", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
+IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
 """Keys that make no other method of a run."""
 NAMED = ("adapter.kind", "adapter.rank", "loss.kind")
 """Keys that every method's name tells."""
@@ -101,7 +101,10 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
 
     Raises UserError where a run was not evaluated, and for damaged files.
     """
-    labels = _labels([entry.config for entry in entries])
+    labels = [
+        label if entry.part is None else f"{label} ({entry.part})"
+        for entry, label in zip(entries, _labels([entry.config for entry in entries]), strict=True)
+    ]
     by_benchmark: dict[str, dict[str, list[Evaluation]]] = {}
     for entry, label in zip(entries, labels, strict=True):
         found = _evaluations(entry)

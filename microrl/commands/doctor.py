@@ -171,7 +171,10 @@ def _sandbox() -> Finding:
     held = levels()
     if held.is_tight:
         return Finding("sandbox", "ok", f"in force: {held}")
-    do = "use a machine with Linux 5.13 or later; data of programs is refused here, unless --set reward.sandbox=weak"
+    do = (
+        "use a machine with Linux 5.13 or later; training on programs or procedural tasks is refused here, unless "
+        "--set reward.sandbox=weak, and so is reward.confine_functions"
+    )
     return Finding("sandbox", "warning", f"weak, in force: {held}", do)
 
 

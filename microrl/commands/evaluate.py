@@ -279,8 +279,8 @@ def _evaluate(task: _Task, engine: Engine, snapshot: AdapterSnapshot, share_s: f
         )
     if result is None:
         raise UserError(
-            f"{label}: no problem was answered in its share of the time, {share_s or 0:.0f} s",
-            "pass more --hours, fewer --samples or a lower --max-tokens",
+            f"{label}: no problem was finished in {share_s or 0:.0f} s, the time that was left for it within --hours",
+            "pass larger --hours, or fewer --samples or a lower --max-tokens",
         )
     journal.remove()
     console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")

@@ -34,15 +34,18 @@ class EvaluationConfig(Section):
     @classmethod
     def _greedy_or_not(cls, value: float) -> float:
         if 0 < value < MIN_TEMPERATURE:
-            raise ValueError(f"the temperature is 0 (greedy) or at least {MIN_TEMPERATURE}", "--set evaluation.temperature=0")
+            raise ValueError(
+                f"evaluation.temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {value:g}",
+                "--set evaluation.temperature=0, or with `microrl eval`: --temperature 0",
+            )
         return value
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationConfig:
         if max(self.pass_k, default=1) > self.samples:
             raise ValueError(
-                f"evaluation.pass_k {max(self.pass_k)} is above evaluation.samples {self.samples}",
-                f"--set evaluation.samples={max(self.pass_k)}",
+                f"pass@{max(self.pass_k)} needs at least {max(self.pass_k)} samples per problem, but there are {self.samples}",
+                f"--set evaluation.samples={max(self.pass_k)}, or with `microrl eval`: --samples {max(self.pass_k)}",
             )
         return self
 

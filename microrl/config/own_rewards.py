@@ -58,5 +58,5 @@ def _parse(text: str) -> RewardFunction:
     except ValueError:
         weight = math.nan
     if not abs(weight) <= 1e12:
-        raise ValueError(f"the weight of the reward `{target}` cannot be `{written[:40]}`", EXAMPLE)
+        raise ValueError(f"the weight of the reward `{target}` must be a number within ±1e12, not `{written[:40]}`", EXAMPLE)
     return RewardFunction(target, weight, target.rpartition(":")[2].rpartition(".")[2])

@@ -39,7 +39,7 @@ PROTOCOLS = {
     "micro": Protocol(
         "Plasticity vs. Rigidity, section 4",
         {"aime24": _MICRO, "aime25": _MICRO, "amc23": _MICRO, "math500": Settings(1, (1,), 3584)},
-        assumed="the paper states neither sampling nor limit: temperature 0.6, top-p 0.95 and its training limit are taken",
+        assumed="the paper does not state temperature, top-p and completion limit: 0.6, 0.95 and its training limit are assumed",
     ),
     "peft": Protocol(
         "Evaluating PEFT for RLVR, section 3",
@@ -60,7 +60,7 @@ PROTOCOLS = {
     "kl": Protocol(
         "LoRA as an implicit KL regulariser in GRPO, tables 2 to 4",
         {"gsm8k": _KL, "gpqa-diamond": _KL, "math500": _KL},
-        assumed="the paper states neither sampling nor limit: greedy decoding and 1,024 tokens are taken",
+        assumed="the paper states neither the decoding nor a completion limit: greedy decoding and 1,024 tokens are assumed",
     ),
 }
 

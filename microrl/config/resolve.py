@@ -180,9 +180,11 @@ def _explain(error: ErrorDetails) -> UserError:
         return (
             UserError(*raised.args) if isinstance(raised, ValueError) else UserError(error["msg"])
         )  # with a hint, if it has one
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return UserError(f"`{key}` is a section, not a value", f"set one of its keys: --set {key}.NAME=VALUE")
     return UserError(
         f"`{key}` cannot be `{_shown(error['input'])}`",
-        error["msg"].replace("Input should be", "must be").split(" or object")[0],
+        error["msg"].replace("Input should be", "must be").split(" or object")[0].split(", unable to parse")[0],
     )
 
 

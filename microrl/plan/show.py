@@ -91,7 +91,13 @@ def _title(config: RunConfig, plan: Plan) -> Group:
     )
 
 
-_PARTS = {"sync": "weight sync", "sleep_wake": "sleep and wake"}
+_UPDATE_PARTS = {
+    "base products": "matmuls of the base",
+    "adapter products": "matmuls of the adapter",
+    "elementwise": "elementwise operations",
+    "launches": "kernel launches",
+}
+_PARTS = {"sync": "weight sync", "sleep_wake": "sleep and wake", "verify": "answer checks"}
 
 
 def _memory(plan: Plan) -> Table:
@@ -129,10 +135,10 @@ def _update(plan: Plan) -> str:
     parts = sorted(plan.update_parts_s.items(), key=lambda part: -part[1])
     moved = f" ({plan.update_elementwise_gb:,.0f} GB)"
     shown = (
-        f"{name} {_s(seconds)} s{moved if name == 'elementwise' and plan.update_elementwise_gb else ''}"
+        f"{_UPDATE_PARTS.get(name, name)} {_s(seconds)} s{moved if name == 'elementwise' and plan.update_elementwise_gb else ''}"
         for name, seconds in parts
     )
-    return f"the update is bound by {parts[0][0]}: {', '.join(shown)}"
+    return f"time of the update, longest part first: {', '.join(shown)}"
 
 
 def _s(seconds: float) -> str:

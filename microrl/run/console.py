@@ -114,7 +114,7 @@ class RunConsole:
         table.add_row(
             _cell("s/step", f"{_number(row['time/step'], 2)}"),
             _cell("generate", f"{_number(row['time/generate'], 2)} s"),
-            _cell("verify", f"{_number(row['time/verify'], 2)} s"),
+            _cell("check", f"{_number(row['time/verify'], 2)} s"),
             _cell("update", f"{_number(row['time/update'], 2)} s"),
         )
         table.add_row(
@@ -155,7 +155,7 @@ def plain_line(row: Mapping[str, Any], total: int | str | None) -> str:
         *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
         f"useful groups {_number(row['groups/useful'], 2)}",
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
-        f"verify {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)}"
+        f"check {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)}"
         + (
             f", sync+sleep {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"
         ),

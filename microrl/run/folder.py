@@ -85,11 +85,11 @@ class RunFolder:
         folder in place of a file: nothing may be read or written outside the run folder.
         """
         if not os.path.isdir(path):
-            raise UserError(f"{path} is not a run folder", "list your runs with `ls runs`, or start one with `microrl train`")
+            raise not_a_run(path)
         if os.path.lexists(path / "config.json"):
             files.read_json(path / "config.json", dict[str, Any])
         if not cls.is_one(path):
-            raise UserError(f"{path} is not a run folder", "list your runs with `ls runs`, or start one with `microrl train`")
+            raise not_a_run(path)
         files.refuse_links(path)
         for name in FOLDERS:
             if (path / name).is_file():
@@ -146,7 +146,7 @@ class RunFolder:
         """The run under `root` that was started last. Raises UserError if there is none."""
         found = cls._all_in(root)
         if not found:
-            raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass a run or a model")
+            raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass its folder")
         return cls.open(found[0])
 
     @classmethod
@@ -371,3 +371,11 @@ def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(config["budget"], dict):
         return config
     return config | {"budget": {name: value for name, value in config["budget"].items() if name not in ("hours", "steps")}}
+
+
+def not_a_run(path: Path) -> UserError:
+    """For what is no run folder; the hint names the run that it is a part of, if any."""
+    above = path.absolute().parent
+    run = next((one for one in (above, above.parent) if RunFolder.is_one(one)), None)
+    hint = "list your runs with `ls runs`, or start one with `microrl train`" if run is None else f"pass the run itself: {run}"
+    return UserError(f"{path} is not a run folder", hint)

@@ -22,7 +22,7 @@ def tell_reading(config: RunConfig, reading: Reading, folder: RunFolder, console
         shown = ", ".join(f"{role} from `{name}`" for role, name in reading.guessed.items())
         hint = " ".join(f"--set data.{role}=COLUMN" for role in reading.guessed)
         folder.event("columns guessed", shown, columns=reading.guessed)
-        console.note(f"columns: {shown} (others: {hint})")
+        console.note(f"columns, guessed from their names: {shown} (to choose others: {hint})")
     known = catalogue.find(config.data.name)
     if known is not None and known.measures(config.data.split):
         why = f"{known.name} is a benchmark: a model that was trained on it cannot be compared on it with others"
@@ -43,7 +43,7 @@ def without_repeats(questions: Sequence[Question], folder: RunFolder, console: R
     kept = distinct(questions)
     golds = {_text(question): question.answer for question in kept}
     if differing := sum(golds[_text(question)] != question.answer for question in questions):
-        why = f"{differing} repeated questions have another gold answer than the first of their text, which counts"
+        why = f"{differing} repeated questions have a different gold answer than their first occurrence, whose answer is used"
         folder.event("warning", why)
         console.note(f"warning: {why}")
     return kept

@@ -26,7 +26,7 @@ RESTART_FIRST: tuple[Change, ...] = ("restart", "sync", "sleep", "cuda_graphs", 
 CHANGES: dict[Doing, tuple[Change, ...]] = {
     "importing": ("transformers",),
     "starting": tuple(change for change in ORDER if change != "restart"),  # each of these starts it anew
-    "taking over weights": ORDER,
+    "receiving weights": ORDER,
     # It has worked before: what a new process mends, such as a fault of the device, must not slow down the rest of the run.
     "sampling": RESTART_FIRST,
     "going to sleep": RESTART_FIRST,
@@ -135,7 +135,7 @@ def _left(
         if change in made:
             continue
         if change == "sync" and (other := _other_sync(config, fault.sync)) is not None:
-            words = "with the adapter merged into its weights" if other == "merge" else "with LoRA adapters that are swapped"
+            words = "with the adapter merged into vLLM's weights" if other == "merge" else "with the adapter loaded as a LoRA"
             yield change, _changed(engine, sync=other), f"in a new process, {words} (engine.sync={other})"
         elif change == "sleep" and (level := _OTHER_SLEEP.get(fault.sleep)) is not None:
             yield change, _changed(engine, sleep=level), f"in a new process, with another sleep level (engine.sleep={level})"

@@ -12,7 +12,7 @@ from microrl.config.adapters import KINDS
 from microrl.errors import UserError
 from microrl.policy.policy import Policy
 from microrl.run import checkpoint
-from microrl.run.folder import RunFolder
+from microrl.run.folder import RunFolder, not_a_run
 
 
 def find(config: RunConfig) -> Path | None:
@@ -24,10 +24,7 @@ def find(config: RunConfig) -> Path | None:
         return None
     path = Path(config.init)
     if not RunFolder.is_one(path):
-        raise UserError(
-            f"--init {path}: this is not a run folder",
-            "list your runs with `ls runs`, or make one: microrl warmup MODEL --data FILE",
-        )
+        raise not_a_run(path)
     other = RunFolder.open(path).settings()
     if _identity(other.model.name) != _identity(config.model.name):
         raise UserError(

@@ -108,7 +108,7 @@ def _require_time_to_evaluate(run: Run) -> None:
         raise UserError(
             f"{budget.hours:g} hours are too short: loading took {budget.elapsed_s():.0f} s, and "
             f"evaluating and saving need at least {needed_s:.1f} s more",
-            f"--hours {budget.min_hours(needed_s + first.forecast_s()):g}",
+            f"pass at least --hours {budget.min_hours(needed_s + first.forecast_s()):g}",
         )
 
 
@@ -157,7 +157,7 @@ def recorded(run: Run) -> Iterator[None]:
         raise
     except SyncNotProved as error:
         run.status = "unproved"
-        run.folder.event("swap not proved", error.message, hint=error.hint, step=run.state.step)
+        run.folder.event("sync check failed", error.message, hint=error.hint, step=run.state.step)
         saving.save_consistent_state(run)
         raise
     except Exception as error:

@@ -194,8 +194,9 @@ def render_prompts(questions: Questions, tokenizer: Any, config: RunConfig, fold
         raise none_fits(config.data)
     held_out = pick_questions(questions.held_out, config.evaluation.problems, config.evaluation.seed)
     if config.evaluation.problems and not held_out:
-        folder.event("warning", "no held-out problems, so nothing is evaluated; increase data.held_out")
-        console.note("warning: no held-out problems, so nothing is evaluated; increase data.held_out")
+        missing = "there are no held-out problems, so the gain will not be measured; increase data.held_out, or add data"
+        folder.event("warning", missing)
+        console.note(f"warning: {missing}")
     validation = pick_questions(questions.validation, config.validation.problems, config.evaluation.seed)
     rendered = training, render_all(held_out, tokenizer, config.data), render_all(validation, tokenizer, config.data)
     for part, given, fits in zip(PARTS, (questions.training, held_out, validation), rendered, strict=True):

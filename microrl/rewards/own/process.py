@@ -159,7 +159,7 @@ def refuse_unusable(config: RewardConfig) -> None:
     if config.functions and config.confine_functions and not levels().is_tight:
         held = replace(levels(), bubblewrap=False)  # it goes around programs alone
         raise UserError(
-            f"reward.confine_functions: this kernel cannot confine them; in force is no more than: {held}",
+            f"reward.confine_functions: this kernel cannot confine reward functions; in force: {held}",
             "use a machine with Linux 5.13 or later, or leave the key out: the functions then run with your rights",
         )
     for function in parse_functions(config.functions):
@@ -168,7 +168,8 @@ def refuse_unusable(config: RewardConfig) -> None:
         elif function.target not in (known := metadata.entry_points(group=GROUP).names):
             close = f"did you mean `{name}`? " if (name := nearest(function.target, known)) else ""
             raise UserError(
-                f"no installed package has an entry point `{function.target}` in the group {GROUP}", f"{close}{EXAMPLE}"
+                f"there is no reward `{function.target}`: no installed package has such an entry point in the group {GROUP}",
+                f"{close}a function of your own is MODULE:FUNCTION, {EXAMPLE}",
             )
 
 

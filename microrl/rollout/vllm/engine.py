@@ -70,7 +70,7 @@ class VllmEngine:
         self.report = SyncReport(mode="swap")
         with process_state_kept():
             try:
-                with self.fault_named("taking over weights"):
+                with self.fault_named("receiving weights"):
                     self._take_over(snapshot, self._choice.next() if is_training else self._choice.decided or "swap")
                 sampler = VllmSampler(self, self._driver, self._tokenizer, self._stops, snapshot.version)
                 yield sampler
