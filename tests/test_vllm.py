@@ -5,11 +5,14 @@ Each trap is shown twice: with the guard the engine is right, and with the guard
 
 import copy
 import gc
+import gzip
 import json
 import random
+import signal
 import sys
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import processes
@@ -771,6 +774,40 @@ def test_a_whole_run(microrl, arguments, tmp_path):
     assert stored["mode"] in ("swap", "merge") and len(stored["table"]) == 6
     events = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
     assert events.count("sync chosen") == 1 and events.count("resumed") == 2
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_where_it_died(microrl, arguments, tmp_path):
+    """The same completions and verdicts; the last bits of a log-probability follow from what else is in the batch."""
+    run = tmp_path / "run"
+    options = ["--samples", 4, "--problems", 6, "--set", "data.held_out=0.3", "--engine", "vllm"]
+    done = microrl("train", *arguments, "--steps", 1, "--out", run)
+    assert done.returncode == 0, done.stderr
+
+    def evaluated():
+        done = microrl("eval", run, *options)
+        assert done.returncode == 0, done.stderr
+        (path,) = (run / "eval").glob("held-out-n4*.jsonl.gz")
+        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        result = json.loads(path.with_name(path.name.replace("jsonl.gz", "json")).read_text())
+        assert result["engine"].startswith("vllm")
+        path.unlink()
+        return done.stderr, lines, result
+
+    _, whole, result = evaluated()
+    killed = processes.run(
+        [sys.executable, Path(__file__).parent / "killed.py", "journal", 3, "eval", run, *options], timeout=600
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    said, resumed, again = evaluated()
+    assert "after 3 of 6 problems" in said and len(whole) == 24
+    for ours, theirs in zip(resumed, whole, strict=True):
+        assert ours == {
+            key: pytest.approx(value, abs=1e-4) if isinstance(value, float) else value for key, value in theirs.items()
+        }
+    measured = ("seconds", "decode_steps", "entropy")
+    assert result.keys() == again.keys() >= {*measured}
+    assert all(again[key] == value for key, value in result.items() if key not in measured)
 
 
 @pytest.mark.slow
