@@ -14,11 +14,12 @@ from test_run import rows
 from microrl.algorithm import loss as losses
 from microrl.models.gpu import is_out_of_memory
 from microrl.policy import policy as policy_module
+from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.rollout import continuous, decoding
 from microrl.rollout import transformers as engine_module
 from microrl.run import checkpoint, disk
-from microrl.train import held_out
+from microrl.train import held_out, setup
 
 ADAPTER = "final/adapter_model.safetensors"
 SETS = ["sampling.max_completion_tokens=40", "sampling.group_size=8", "reward.overlong.buffer=39", "optim.lr=0.002",
@@ -179,6 +180,7 @@ def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whol
     (decoding.DecodingBatch, "step", 20, "out of memory while sampling, with one group at a time"),
 ])  # fmt: skip
 def test_where_nothing_smaller_is_left_it_says_so(inside, arguments, tmp_path, monkeypatch, owner, name, first, words):
+    monkeypatch.setattr(setup, "load_checked", load_checked)  # also where another test has loaded this model
     raising(monkeypatch, owner, name, CARD, lambda number: number >= first)
     done = inside("train", *arguments, "--out", tmp_path / "run", "--set", "model.gradient_checkpointing=false")
     assert done.returncode == 1 and f"error: {words}" in done.stderr and "hint: " in done.stderr, done.stderr
