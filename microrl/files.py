@@ -29,6 +29,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 RESTORE = "restore the file from a copy; without one, start a new run, or download the model again"
 """The hint of an error about a file that has no hint of its own."""
+OF_ANOTHER_VERSION = "another version of microrl wrote it, or it was changed"
 READABLE = "check that it exists and that you may read it"
 
 
@@ -95,9 +96,11 @@ def read_json(
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
+        if is_consistent and first["type"] == "unexpected_keyword_argument":
+            raise BadFile(f"{path} has a key `{where}` too many: {OF_ANOTHER_VERSION}") from None
         raise BadFile(f"{path} is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
     if is_consistent and (name := absent(json.loads(content), found)) is not None:
-        raise BadFile(f"{path} is damaged: `{name}` is missing")
+        raise BadFile(f"{path} has no `{name}`: {OF_ANOTHER_VERSION}")
     return found
 
 

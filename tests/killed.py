@@ -9,7 +9,7 @@ from microrl.policy import policy, sft
 from microrl.rollout import decoding, transformers
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder
-from microrl.train import held_out, saving, validation
+from microrl.train import held_out, saving, screening, validation
 
 PLACES = {
     "generation": (decoding.DecodingBatch, "step"),
@@ -17,6 +17,8 @@ PLACES = {
     "optimizer": (policy.Policy, "optimizer_step"),
     "sft_step": (sft, "sft_step"),
     "behind the warm-up": (policy.Policy, "forget_moments"),
+    "first pass": (screening, "_screen"),
+    "behind the first pass": (screening, "_train_on_the_rest"),
     "row": (RunFolder, "log_rollouts"),
     "export of a checkpoint": (checkpoint, "write"),
     "tensors of a checkpoint": (checkpoint, "save_file"),

@@ -296,7 +296,7 @@ def test_where_no_checkpoint_fits_the_run_is_refused_and_nothing_is_lost(inside,
     assert but_for_words(tree(run)) == but_for_words(before)
 
 
-@pytest.mark.parametrize("how", ["metrics gone", "another version"])
+@pytest.mark.parametrize("how", ["metrics gone", "a newer version", "an older version", "an older guard"])
 def test_good_checkpoints_that_cannot_be_used_end_the_run_and_not_themselves(inside, run, how):
     if how == "metrics gone":
         (run / "metrics.jsonl").unlink()
@@ -304,11 +304,19 @@ def test_good_checkpoints_that_cannot_be_used_end_the_run_and_not_themselves(ins
             shutil.rmtree(run / name)
     else:
         for folder in (run / "checkpoints").iterdir():
-            change(folder / "state.json", "new_key", 1)
+            state = json.loads((folder / "state.json").read_text())
+            if how == "a newer version":
+                state["new_key"] = 1
+            elif how == "an older version":
+                del state["question_history"]
+            else:
+                del state["guard"]["history"]
+            (folder / "state.json").write_text(json.dumps(state))
             renew(folder)
     before = tree(run)
     done = inside("train", "--resume", run)
     assert done.returncode == 2 and "no checkpoint is usable" in done.stderr and "hint:" in done.stderr, done.stderr
+    assert ("another version of microrl wrote it" in done.stderr) == (how != "metrics gone")
     assert but_for_words(tree(run)) == but_for_words(before)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from microrl.config import catalogue
 from microrl.config.section import Fraction, Positive, Section, Seed
@@ -61,6 +61,9 @@ class DataConfig(Section):
     curriculum: bool = False
     """Draw those questions more often whose answers were partly right so far: groups in which all are right, or none, teach
     nothing."""
+    screen_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Maximum minutes of a first pass over the training questions, part of the run's hours. Those that are answered always or
+    never rightly are left out of training, at most half of those seen. None: no such pass."""
     held_out: Fraction = 0.05
     """Fraction of the questions held out for the evaluations before and after training, chosen by a hash of the text."""
     validation: Fraction = 0.05

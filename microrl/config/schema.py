@@ -374,4 +374,10 @@ class RunConfig(Section):
                 f"{minutes:g} minutes of SFT leave no time for training within {hours:g} hours",
                 f"for example --sft-minutes {hours * 6:.2g}, a tenth of the time; for SFT alone, use `microrl warmup`",
             )
+        screening = self.data.screen_minutes
+        if hours is not None and screening is not None and screening + (minutes or 0.0) >= hours * 60 and not self.sft.only:
+            raise ValueError(
+                f"{screening:g} minutes of a first pass over the questions leave no time for training within {hours:g} hours",
+                f"for example --set data.screen_minutes={hours * 6:.2g}, a tenth of the time",
+            )
         return self

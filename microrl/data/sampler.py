@@ -19,8 +19,8 @@ History = dict[str, tuple[float, float]]
 class PromptSampler(Generic[Item]):
     """Draws prompts or solutions endlessly: a new shuffled order each epoch. `position` is the number of draws so far."""
 
-    def __init__(self, prompts: Sequence[Item], seed: int, position: int = 0) -> None:
-        self._prompts = prompts
+    def __init__(self, items: Sequence[Item], seed: int, position: int = 0) -> None:
+        self.items = items
         self._seed = seed
         self.position = position
         self.history: History = {}
@@ -30,8 +30,8 @@ class PromptSampler(Generic[Item]):
         """The next `count` items."""
         drawn = []
         for position in range(self.position, self.position + count):
-            epoch, index = divmod(position, len(self._prompts))
-            drawn.append(self._prompts[self._order(epoch)[index]])
+            epoch, index = divmod(position, len(self.items))
+            drawn.append(self.items[self._order(epoch)[index]])
         self.position += count
         return drawn
 
@@ -43,7 +43,7 @@ class PromptSampler(Generic[Item]):
         self.position, self.history = position, dict(history)
 
     def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(len(self._prompts)))
+        order = list(range(len(self.items)))
         random.Random(f"{self._seed}/{epoch}").shuffle(order)
         return order
 
@@ -62,10 +62,10 @@ class CurriculumSampler(PromptSampler[Item]):
     DECAY = 0.5
     """Weight of what was known, whenever an item is answered again."""
 
-    def __init__(self, prompts: Sequence[Item], seed: int, group_size: int) -> None:
-        super().__init__(prompts, seed)
+    def __init__(self, items: Sequence[Item], seed: int, group_size: int) -> None:
+        super().__init__(items, seed)
         self._group_size = group_size
-        self._index = {item: index for index, item in enumerate(prompts)}
+        self._index = {item: index for index, item in enumerate(items)}
         self._drawn: set[int] = set()
         """What was drawn since the last `learn`: it is not drawn again in the same step."""
 
@@ -75,17 +75,17 @@ class CurriculumSampler(PromptSampler[Item]):
 
         drawn: list[int] = []
         while len(drawn) < count:
-            if len(self._drawn) == len(self._prompts):
+            if len(self._drawn) == len(self.items):
                 self._drawn.clear()
-            left = np.array([index for index in range(len(self._prompts)) if index not in self._drawn])
+            left = np.array([index for index in range(len(self.items)) if index not in self._drawn])
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.STREAM, self._seed, self.position))))
             # The smallest of exponential variables, each divided by its weight: drawn without replacement (Efraimidis 2006).
-            keys = generator.exponential(size=len(self._prompts))[left] / self._weights()[left]
+            keys = generator.exponential(size=len(self.items))[left] / self._weights()[left]
             chosen = left[np.argsort(keys, kind="stable")[: count - len(drawn)]].tolist()
             self._drawn.update(chosen)
             drawn += chosen
             self.position += len(chosen)
-        return [self._prompts[index] for index in drawn]
+        return [self.items[index] for index in drawn]
 
     def learn(self, answered: Sequence[tuple[Item, float, int]]) -> None:
         """See `PromptSampler.learn`."""
@@ -97,13 +97,13 @@ class CurriculumSampler(PromptSampler[Item]):
 
     def restore(self, position: int, history: Mapping[str, tuple[float, float]]) -> None:
         """See `PromptSampler.restore`."""
-        super().restore(position, {name: known for name, known in history.items() if int(name) < len(self._prompts)})
+        super().restore(position, {name: known for name, known in history.items() if int(name) < len(self.items)})
         self._drawn.clear()
 
     def _weights(self) -> NDArray[np.float64]:
         import numpy as np
 
-        weights = np.ones(len(self._prompts))
+        weights = np.ones(len(self.items))
         for name, (right, total) in self.history.items():
             rate = (right + 1) / (total + 2)
             differ = 1 - rate**self._group_size - (1 - rate) ** self._group_size

@@ -11,6 +11,7 @@ from microrl.limits import (
     BEFORE_FRACTION,
     CHECKPOINT_MINUTES,
     CHECKPOINTS,
+    SCREENING_FRACTION,
     VALIDATIONS,
     checkpoint_interval_s,
     exit_reserve_s,
@@ -158,16 +159,17 @@ def _steps(work: Workload, timing: Timing, step_s: float) -> tuple[int, float]:
     around = timing.load + timing.save + _sft_s(work, timing) + exit_reserve_s(budget.hours)
     if budget.hours is None:
         steps = 0 if work.config.sft.only else budget.steps or 1
-        total = around + 2 * timing.evaluation + steps * each
+        total = around + _screening_s(work) + 2 * timing.evaluation + steps * each
         return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600
     seconds = budget.hours * 3600
     interval_s = checkpoint_interval_s(budget.hours, timing.save)
     saving = min(timing.save / interval_s, 0.5)
     evaluation = min(timing.evaluation, BEFORE_FRACTION * max(seconds - around, 0.0))
-    left = seconds - around - 2 * evaluation
+    screening = min(_screening_s(work), SCREENING_FRACTION * max(seconds - around - 2 * evaluation, 0.0))
+    left = seconds - around - screening - 2 * evaluation
     steps = 0 if work.config.sft.only else max(int(left * (1 - saving) / each), 0)
     if budget.steps is not None and budget.steps < steps:
-        used = around + 2 * evaluation + budget.steps * each / (1 - saving)
+        used = around + screening + 2 * evaluation + budget.steps * each / (1 - saving)
         return budget.steps, min(used / 3600, budget.hours)
     return steps, budget.hours
 
@@ -183,6 +185,12 @@ def _sft_s(work: Workload, timing: Timing) -> float:
     bounds = [sft.minutes * 60] if sft.minutes is not None else []
     bounds += [sft.steps * _sft_step_s(work, timing)] if sft.steps is not None else []
     return min(bounds, default=0.0)
+
+
+def _screening_s(work: Workload) -> float:
+    """The first pass over the questions, which may end sooner."""
+    config = work.config
+    return 0.0 if config.sft.only else (config.data.screen_minutes or 0.0) * 60
 
 
 def _micro_batches(work: Workload, sizes: Memory) -> tuple[int, int]:

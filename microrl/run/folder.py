@@ -28,8 +28,8 @@ from microrl.types import Group
 LOCK, LOG = ".lock", "run.log"
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "sft.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "engine.json", "data.json", "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1",
-         ".gitignore")  # fmt: skip
+         "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json",
+         "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
 
 
 class _Ending(BaseModel):

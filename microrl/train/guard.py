@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
-from microrl.files import BadFile, absent
+from microrl.files import OF_ANOTHER_VERSION, BadFile, absent
 from microrl.run import checkpoint
 from microrl.train.guard_rules import RULES, VALIDATED, Action, Memory, Row, Rule, risen
 
@@ -181,7 +181,7 @@ def memory_of(state: dict[str, Any]) -> Memory:
     try:
         memory = TypeAdapter(Memory).validate_json(json.dumps(state))  # as it was read: strict, and lists are lists
         if (name := absent(state, memory)) is not None:
-            raise BadFile(f"the guard's state is damaged: `{name}` is missing")
+            raise BadFile(f"the guard's state has no `{name}`: {OF_ANOTHER_VERSION}")
         return memory
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

@@ -9,6 +9,7 @@ from microrl.run.folder import RunFolder
 from microrl.train import saving, session, validation
 from microrl.train.held_out import evaluate_after, evaluate_before
 from microrl.train.run import Run
+from microrl.train.screening import screening_phase
 from microrl.train.sft import sft_phase
 from microrl.train.step import training_step
 
@@ -27,6 +28,7 @@ def train(
             evaluate_before(run)
             session.require_time_for_a_step(run)
             sft_phase(run)
+            screening_phase(run)
             status = rl_phase(run)
             saving.save_checkpoint(run)  # a finished run can be given more steps or hours
             saving.save_final(run)

@@ -128,13 +128,14 @@ def build(
         policy = make_policy(model, config, folder, console, state, init=init, fresh=fresh)
         undo.pop_all()
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
-    draws = _draws(config, prompts.training)
     return Components(
-        config, engine, policy, scorer, draws, sampling, watch, prompts.held_out, prompts.validation, prompts.sft_examples
-    )
+        config, engine, policy, scorer, draws(config, prompts.training), sampling, watch, prompts.held_out, prompts.validation,
+        prompts.sft_examples,
+    )  # fmt: skip
 
 
-def _draws(config: RunConfig, prompts: Sequence[Prompt]) -> PromptSampler[Prompt]:
+def draws(config: RunConfig, prompts: Sequence[Prompt]) -> PromptSampler[Prompt]:
+    """The order in which a run draws its prompts."""
     if config.data.curriculum:
         return CurriculumSampler(prompts, config.seed, config.sampling.group_size)
     return PromptSampler(prompts, config.seed)

@@ -1,0 +1,167 @@
+"""The first pass over the training questions: what is answered always or never rightly is left out before the first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from microrl import clock
+from microrl.config import RunConfig
+from microrl.data.sampler import PromptSampler
+from microrl.files import BadFile, Count, Seconds
+from microrl.limits import SCREENING_FRACTION
+from microrl.rewards.scorer import gdpo_weights
+from microrl.run import metrics
+from microrl.train.refill import difficulty, mixed_by
+from microrl.train.run import Run
+from microrl.train.setup import draws
+from microrl.types import Group
+
+PHASE, RECORD = "screen", "screening.json"
+STREAM = 0x5C12
+"""First word of its random streams, which keeps them apart from others."""
+AT_MOST = 0.5
+"""Fraction of the questions seen that may be left out: one group tells little, and what is left must make a training set."""
+Right = Annotated[float, Field(ge=0, le=1e9)]
+Answers = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class Screening(BaseModel):
+    """The content of `screening.json`. Questions are named by their rows in the data, from 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    questions: Count
+    """Training questions, seen or not."""
+    seconds: Seconds
+    seen: dict[int, tuple[Right, Answers]]
+    """Right answers and all answers of each question that was seen."""
+    left_out: tuple[int, ...]
+
+    @field_validator("seen")
+    @classmethod
+    def _at_most_all(cls, seen: dict[int, tuple[float, int]]) -> dict[int, tuple[float, int]]:
+        if any(right > answers for right, answers in seen.values()):
+            raise ValueError("more right answers than answers")
+        return seen
+
+    def __str__(self) -> str:
+        right = [right / answers for right, answers in self.seen.values()]
+        return (
+            f"{len(self.seen):,} of {self.questions:,} questions in {self.seconds:.0f} s, {right.count(1.0):,} of them always "
+            f"right and {right.count(0.0):,} never; {len(self.left_out):,} are left out of training"
+        )
+
+
+def screening_phase(run: Run) -> None:
+    """Answer each training question with one group, until all are answered or `data.screen_minutes` are used up, and leave out
+    of training what `settled` names. Once per run: `screening.json` records it.
+
+    At least half of the time for training is kept. With `data.curriculum` the answers are the questions' first history. Raises
+    BadFile where a resumed run's record is damaged, or missing after the first step.
+    """
+    if run.config.data.screen_minutes is None or run.config.sft.only:
+        return
+    path = run.folder.path / RECORD
+    if path.exists():
+        found = run.folder.read_json(RECORD, Screening)
+    elif run.state.step:
+        raise BadFile(f"{path} is missing, so it is unknown what was left out of training")
+    else:
+        found = _screen(run)
+        run.folder.write_json(RECORD, found.model_dump())
+        run.announce("screened", str(found), seen=len(found.seen), left_out=len(found.left_out), seconds=found.seconds)
+    _train_on_the_rest(run, found)
+
+
+def _screen(run: Run) -> Screening:
+    config, questions = run.config, run.prompts.items
+    order = PromptSampler(questions, config.seed).draw(len(questions))
+    began, pace = clock.now_s(), _Pace(_allowed_s(run), config.sampling.prompts_per_step)
+
+    def work() -> list[Group]:
+        run.scorer.reset_allowance(math.ceil(len(order) / config.sampling.prompts_per_step))
+        with run.engine.awake(run.policy.snapshot()) as sampler:
+            groups = sampler.groups(order, run.sampling, stream=(STREAM, config.seed), pace=pace)
+            return run.scorer.score(_shown(run, groups), left_s=pace.left_s)
+
+    with run.watch.phase(PHASE):
+        groups = [group for group in run.with_smaller_cache_if_needed(work) if group.scores]
+    return Screening(
+        questions=len(questions),
+        seconds=clock.now_s() - began,
+        seen={group.prompt.row: (difficulty(config, group) * len(group.scores), len(group.scores)) for group in groups},
+        left_out=tuple(settled(config, groups)),
+    )
+
+
+def _allowed_s(run: Run) -> float:
+    minutes, left_s = run.config.data.screen_minutes, run.budget.left_s()
+    assert minutes is not None
+    after_s = run.budget.reserve_s() + run.budget.step.forecast_s()
+    return minutes * 60 if left_s is None else min(minutes * 60, SCREENING_FRACTION * (left_s - after_s))
+
+
+def _shown(run: Run, groups: Iterable[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
+    for done, group in enumerate(groups, 1):
+        run.console.status(f"first pass: {done:,} of {len(run.prompts.items):,} questions")
+        yield group
+
+
+class _Pace:
+    """As many groups at once as in a training step, until the time is up. What is not finished then counts as unseen.
+
+    Until then no clock decides what is decoded together, so that the pass repeats bit for bit.
+    """
+
+    def __init__(self, seconds: float, at_once: int) -> None:
+        self._ends_s, self._at_once = clock.now_s() + seconds, at_once
+
+    def may_start(self, in_flight: int) -> bool:
+        """See `Pace.may_start`."""
+        return in_flight < self._at_once and not self.is_over()
+
+    def is_over(self) -> bool:
+        """See `Pace.is_over`."""
+        return self.left_s() <= 0
+
+    def left_s(self) -> float:
+        """Seconds until the time is up."""
+        return self._ends_s - clock.now_s()
+
+
+def settled(config: RunConfig, groups: Sequence[Group]) -> list[int]:
+    """Rows of the questions to leave out: every answer right, or none, and nothing that the loss could learn from.
+
+    At most half of all, so that training keeps something. Always right ones come first, in the order of `groups`: training
+    makes right answers more frequent, so they move away from groups that differ, and the others towards them.
+    """
+    found = [group for group in groups if _is_settled(config, group)]
+    found.sort(key=lambda group: -difficulty(config, group))
+    return [group.prompt.row for group in found[: int(AT_MOST * len(groups))]]
+
+
+def _is_settled(config: RunConfig, group: Group) -> bool:
+    if difficulty(config, group) not in (0.0, 1.0) or any(score.killed or not score.counts for score in group.scores):
+        return False
+    if config.loss.drops_equal_groups:
+        return not mixed_by(config)(group)
+    return not metrics.is_useful(group, gdpo_weights(config.reward))
+
+
+def _train_on_the_rest(run: Run, found: Screening) -> None:
+    questions, left_out = run.prompts.items, set(found.left_out)
+    is_ours = found.questions == len(questions) and found.seen.keys() <= {prompt.row for prompt in questions}
+    if not is_ours or not left_out <= found.seen.keys() or len(left_out) > AT_MOST * len(found.seen):
+        raise BadFile(f"{run.folder.path / RECORD} does not fit this run's questions")
+    kept = [prompt for prompt in questions if prompt.row not in left_out]
+    run.prompts = draws(run.config, kept)
+    if run.state.step:
+        run.prompts.restore(run.state.sampler_position, run.state.question_history)
+        return
+    seen = [(prompt, *found.seen[prompt.row]) for prompt in kept if prompt.row in found.seen]
+    run.prompts.learn([(prompt, right / answers, answers) for prompt, right, answers in seen])
+    run.state.question_history = dict(run.prompts.history)
