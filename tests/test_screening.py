@@ -18,7 +18,7 @@ from microrl.errors import UserError
 from microrl.files import BadFile
 from microrl.plan import devices, plan
 from microrl.plan.source import shape_of
-from microrl.rewards import RewardScorer
+from microrl.rewards.scorer import RewardScorer
 from microrl.run.budget import Budget
 from microrl.run.checkpoint import State
 from microrl.run.folder import RunFolder
