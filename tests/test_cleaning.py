@@ -69,7 +69,7 @@ def test_repeated_questions_are_trained_on_once(prepared):
     assert [one.row for one in found.questions.held_out] == [5]
     assert found.events["questions left out"]["counts"] == {"training": {"repeated": 2}, "held-out": {"repeated": 1}}
     assert "questions left out: training: 2 repeated; held-out: 1 repeated" in found.notes
-    assert "1 repeated questions have another gold answer" in found.events["warning"]["message"]
+    assert "first occurrence, whose answer is used: 1" in found.events["warning"]["message"]
 
 
 def test_distinct_questions_stay_as_they_were(prepared):
@@ -101,7 +101,8 @@ def test_guessed_columns_are_shown_once(prepared):
     found = prepared(data, "data.held_out=0", "data.validation=0")
     assert found.events["columns guessed"]["columns"] == {"question": "problem", "answer": "solution"}
     said = (
-        "columns: question from `problem`, answer from `solution` (others: --set data.question=COLUMN --set data.answer=COLUMN)"
+        "columns, guessed from their names: question from `problem`, answer from `solution` "
+        "(to choose others: --set data.question=COLUMN --set data.answer=COLUMN)"
     )
     assert found.notes.count(said) == 1
 

@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused_with_a_hint(inside, run_of, tmp_path, tokeniz
         ([run, "--as", "lorra", *out], "did you mean `lora`"),
         ([run, "--as", "full", "--dtype", "int8", *out], "invalid value 'int8' for --dtype"),
         ([run / "final", "--model", wider, *out], "for another model: `model.layers.0.mlp"),
-        ([tmp_path / "nowhere", *out], "no run and no adapter"),
+        ([tmp_path / "nowhere", *out], "there is no folder"),
         ([model_folder, *out], "neither a run folder nor an adapter"),
         ([run], "--out"),
     ]

@@ -43,7 +43,7 @@ def without_repeats(questions: Sequence[Question], folder: RunFolder, console: R
     kept = distinct(questions)
     golds = {_text(question): question.answer for question in kept}
     if differing := sum(golds[_text(question)] != question.answer for question in questions):
-        why = f"{differing} repeated questions have a different gold answer than their first occurrence, whose answer is used"
+        why = f"repeated questions with another gold answer than their first occurrence, whose answer is used: {differing}"
         folder.event("warning", why)
         console.note(f"warning: {why}")
     return kept
