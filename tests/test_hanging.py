@@ -23,15 +23,18 @@ from microrl.run.console import RunConsole
 from microrl.train.setup import check_golds
 from microrl.types import Completion, Group, Prompt, Sampling
 
-GOLD, HOSTILE = r"\sum_{n=1}^{9} 2^{n}+\int_0^0 x \, dx", r"\int_0^1 \sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)} \, dx"
-"""A check that only a computer algebra system can make, and it does not end."""
+GOLD, HOSTILE = (
+    r"\sum_{n=1}^{9} 2^{n}+\int_0^0 x \, dx",
+    r"1022+\int_0^1 \frac{\sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)}}{10^{12}} \, dx",
+)
+"""A check that only a computer algebra system can make, and it does not end: the values differ by 1e-15, relatively."""
 FOREVER_S = 600.0
 PATIENCE_S = 20.0
 """How long a test waits for what takes well under a second where nothing hangs and the machine is free."""
 
 
 def hostile(number):
-    return rf"\int_0^1 \sqrt{{\sin(x^{{9}}+{number + 1})+\ln(x^{{7}}+3)}} \, dx"
+    return rf"1022+\int_0^1 \frac{{\sqrt{{\sin(x^{{9}}+{number + 1})+\ln(x^{{7}}+3)}}}}{{10^{{12}}}} \, dx"
 
 
 def right(number):
@@ -432,7 +435,7 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
         "def tower(self, *arguments):\n"
         "    made.append(real(self, *arguments))\n"
         "    late = len(made) > 150\n"
-        "    endless = r'\\boxed{\\int_0^1 \\sqrt{\\sin(x^{9}+%d)+\\ln(x^{7}+3)} dx}' % len(made)\n"
+        "    endless = r'\\boxed{1022+\\int_0^1 \\frac{\\sqrt{\\sin(x^{9}+%d)+\\ln(x^{7}+3)}}{10^{12}} dx}' % len(made)\n"
         "    return replace(made[-1], text=endless) if late else made[-1]\n"
         "transformers._Sampler._completion = tower\n"
         "from microrl.cli import main; main()"
