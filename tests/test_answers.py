@@ -509,7 +509,8 @@ GROWS = {
         r"\max(31337, " + r"n+\frac{1}{" * 9 + "n" + "}" * 9 + ")", r"\max((((100^7)^7)^7)^7, 8)", "(x+9)^{99}", "(x!)!",
         r"\max(999!, 8)", r"\cos(x)^{99}+e^{7}", r"\cos^{99} x",
     ],
-    "vmatrix": [r"\begin{vmatrix} x & 9 \\ y & 7 \end{vmatrix}^{999}", r"\begin{vmatrix} e^{999999} & 9 \\ y & 7 \end{vmatrix}"],
+    "vmatrix": [r"\begin{vmatrix} " + r" \\ ".join([r"\sqrt{2} & \sqrt{3} & \sqrt{5}"] * 3) + r" \end{vmatrix}",
+        r"\begin{vmatrix} x & 9 \\ y & 7 \end{vmatrix}^{999}", r"\begin{vmatrix} e^{999999} & 9 \\ y & 7 \end{vmatrix}"],
 }  # fmt: skip
 
 
@@ -559,6 +560,15 @@ def test_what_is_left_for_a_computer_algebra_system_is_quick():
         (r"\int_0^1 x dx", r"\int_0^1 t dt", True),
         (r"\int_0^1 x dx", r"\frac12", True),
         (r"\int_0^1 x dx", r"\frac13", False),
+        (r"\int_0^1 x dx", r"\int_{-1}^{0} -t dt", True),
+        (r"\int_0^1 x dx", r"\int_0^1 \sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)} dx", False),
+        (r"\int_0^1 x dx", r"\int_0^{\infty} \sin(x^{7}+99) \ln(x^{5}+x+1) dx", False),
+        (r"\int_0^1 \frac{\sin(x)}{\sqrt{x}} dx", r"\int_0^1 \frac{\sin(t)}{\sqrt{t}} dt", True),
+        (r"\int_0^{\infty} \frac{\sin x}{x} dx", r"\frac{\pi}{3}", False),
+        (r"\int_{-999}^{999} e^{-x^2} dx", "0", False),
+        (r"\int x dx", r"\int \sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)} dx", False),
+        (r"\int x \sin x dx", r"\sin x - x\cos x", True),
+        (r"\lim_{x\to 0} \frac{\sin(10^{7}x)}{x}", "10^7", True),
         (r"\sum_{n=1}^{3} n", "6", True),
         (r"\sum_{n=1}^{\infty} \frac{1}{n^2}", r"\frac{\pi^2}{6}", True),
         (r"\sum_{n=1}^{\infty} \frac{1}{n^2}", "1.6", False),

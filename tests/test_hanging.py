@@ -23,15 +23,18 @@ from microrl.run.console import RunConsole
 from microrl.train.setup import check_golds
 from microrl.types import Completion, Group, Prompt, Sampling
 
-GOLD, HOSTILE = r"\sum_{n=1}^{9} 2^{n}+\int_0^0 x \, dx", r"\int_0^1 \sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)} \, dx"
-"""A check that only a computer algebra system can make, and it does not end."""
+GOLD, HOSTILE = (
+    r"\sum_{n=1}^{9} 2^{n}+\int_0^0 x \, dx",
+    r"1022+\int_0^1 \frac{\sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)}}{10^{12}} \, dx",
+)
+"""A check that only a computer algebra system can make, and it does not end: the values differ by 1e-15, relatively."""
 FOREVER_S = 600.0
 PATIENCE_S = 20.0
 """How long a test waits for what takes well under a second where nothing hangs and the machine is free."""
 
 
 def hostile(number):
-    return rf"\int_0^1 \sqrt{{\sin(x^{{9}}+{number + 1})+\ln(x^{{7}}+3)}} \, dx"
+    return rf"1022+\int_0^1 \frac{{\sqrt{{\sin(x^{{9}}+{number + 1})+\ln(x^{{7}}+3)}}}}{{10^{{12}}}} \, dx"
 
 
 def right(number):
@@ -202,7 +205,7 @@ def test_the_limit_of_processor_time_is_a_checks_and_not_its_processs(checker):
     number = 0
     while spent_s(descendants(child)) < 4:
         number += 1
-        assert not checker.check(GOLD, rf"{right(number + 2)} + {number}", cpu_s=1.0).killed
+        assert not checker.check(GOLD, rf"{right(number % 80 + 2)} + {number}", cpu_s=1.0).killed
     assert number > 4
 
 
@@ -427,14 +430,14 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
     """
     code = (
         "from dataclasses import replace\n"
-        "from microrl.rollout import transformers\n"
-        "real, made = transformers._Sampler._completion, []\n"
-        "def tower(self, *arguments):\n"
-        "    made.append(real(self, *arguments))\n"
+        "from microrl.rollout import continuous\n"
+        "real, made = continuous.InFlight._completion, []\n"
+        "def tower(self, *arguments, **more):\n"
+        "    made.append(real(self, *arguments, **more))\n"
         "    late = len(made) > 150\n"
-        "    endless = r'\\boxed{\\int_0^1 \\sqrt{\\sin(x^{9}+%d)+\\ln(x^{7}+3)} dx}' % len(made)\n"
+        "    endless = r'\\boxed{1022+\\int_0^1 \\frac{\\sqrt{\\sin(x^{9}+%d)+\\ln(x^{7}+3)}}{10^{12}} dx}' % len(made)\n"
         "    return replace(made[-1], text=endless) if late else made[-1]\n"
-        "transformers._Sampler._completion = tower\n"
+        "continuous.InFlight._completion = tower\n"
         "from microrl.cli import main; main()"
     )
     out, budget_s, data = tmp_path / "run", 60, tmp_path / "sums.jsonl"

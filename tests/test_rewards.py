@@ -11,8 +11,11 @@ from microrl.rewards.scorer import RewardScorer
 from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt
 
-GOLD, HOSTILE = r"\sum_{n=1}^{9} 2^{n}+\int_0^0 x \, dx", r"\int_0^1 \sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)} \, dx"
-"""A check that only a computer algebra system can make, and it does not end."""
+GOLD, HOSTILE = (
+    r"\sum_{n=1}^{9} 2^{n}+\int_0^0 x \, dx",
+    r"1022+\int_0^1 \frac{\sqrt{\sin(x^{9}+99)+\ln(x^{7}+3)}}{10^{12}} \, dx",
+)
+"""A check that only a computer algebra system can make, and it does not end: the values differ by 1e-15, relatively."""
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,29 @@ One row a line: + or -, the gold answer, the answer, why. + means right. Judged 
 """
 
 TABLE = {
+    "spellings of data sets": r"""
++ ;; 12.5 ;; USD 12.50 ;; a currency's code stands where its sign does
++ ;; $12.50 ;; USD 12.50 ;; the code is the sign
++ ;; 12.50 ;; 12.50 USD ;; or behind the number
+- ;; €12.50 ;; USD 12.50 ;; another currency
++ ;; €12.50 ;; EUR 12.50 ;; the same currency
+- ;; 12.50 ;; USD 13.50 ;; another number
++ ;; 120 ;; {10 \choose 3} ;; an old spelling of the binomial
++ ;; \binom{10}{3} ;; {10 \choose 3} ;; the same binomial
+- ;; 120 ;; {10 \choose 4} ;; 210
++ ;; 9:45 ;; 9{:}45 ;; braces for the spacing of the colon
+- ;; 9:45 ;; 9{:}46 ;; another time
++ ;; f(x)=x+1 ;; y=x+1 ;; the same function
++ ;; y=x+1 ;; f(x)=x+1 ;; the same function
+- ;; f(x)=x+1 ;; y=x+2 ;; another function
+- ;; f(x)=x+1 ;; x=y+1 ;; the inverse
+- ;; y=x^2 ;; f(y)=x^2 ;; another variable
+- ;; f(x)=x+1 ;; z=x+1 ;; no usual name of its values
++ ;; 3/2 or 1.5 ;; 1.5 ;; two spellings of one value
++ ;; 3/2 or 1.5 ;; 3/2 ;; two spellings of one value
+- ;; 3/2 or 2.5 ;; 3/2 ;; half of the answer
+- ;; 3/2 and 1.5 ;; 5/2 ;; another value
+""",
     "integers": r"""
 + ;; 120 ;; \frac{10!}{3!7!} ;; a product of factorials
 + ;; 5040 ;; 7\cdot 6! ;; the rule of the factorial

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from microrl.rewards.compare.absurd import is_absurd
+from microrl.rewards.compare.estimate import differ
 from microrl.rewards.compare.quick import is_mathematical, quick, readable
 
 REMEMBERED_GOLDS = 10_000
@@ -21,9 +22,10 @@ _POWER_IN_POWER = re.compile(r"(?:\^|\*\*)\s*\{?[^{}^]{0,40}[0-9]\s*(?:\^|\*\*)"
 
 @lru_cache(1)
 def prepare() -> None:
-    """Import what is needed, and what is imported at the first use of it. Takes a second."""
+    """Import what is needed, and what is imported or computed at the first use of it. Takes two seconds."""
     first, second = _parsed(r"\sum_{n=1}^{3} n"), _parsed(r"6 + \sum_{n=1}^{0} n")
     assert first is not None and second is not None and not _are_equal(first, first + 1), "math-verify cannot be used"
+    compare(r"\int_0^1 x \, dx", r"\int_0^1 \sqrt{\sin(x^{2})+\ln(\frac{x}{2}+7)} \, dx")
 
 
 def compare(gold: str, answer: str) -> bool:
@@ -75,9 +77,15 @@ _parsed_gold = lru_cache(REMEMBERED_GOLDS)(_parsed)
 
 def _are_equal(gold: Any, answer: Any) -> bool:
     from math_verify import verify
+    from sympy import Integral, Limit, Product, Sum
 
     if _kind(gold) != _kind(answer) or gold.free_symbols != answer.free_symbols:
         return False
+    if _kind(gold) == "expression":
+        if gold.has(Integral, Limit, Product, Sum) and gold.as_dummy() == answer.as_dummy():
+            return True
+        if differ(gold, answer):
+            return False
     return bool(verify(gold, answer, timeout_seconds=None)) and _agree(gold, answer)
 
 

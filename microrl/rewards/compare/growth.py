@@ -18,6 +18,8 @@ HIGHEST_DEGREE = 10_000
 """Of a power of a letter."""
 DEEPEST = 6
 """Brackets in one another."""
+MOST_ROOTS_IN_A_MATRIX = 6
+"""Their determinant is expanded while it is read."""
 MOST_TERMS_OF_FUNCTIONS = 20
 """Of a sum or a product in which there are functions, roots, factorials, binomials, or letters in exponents. No such product has
 endlessly many; and an endless sum has no functions but roots, factorials and binomials, and nothing like n^2 + n in brackets."""
@@ -74,6 +76,8 @@ def is_costly(text: str) -> bool:
     try:
         size = _Look(text, 2 if terms else 1, is_endless).group()
     except (_Costly, OverflowError):
+        return True
+    if "\\begin" in text and text.count("\\sqrt") > MOST_ROOTS_IN_A_MATRIX:
         return True
     if is_endless and ("\\prod" in text or _FUNCTION.search(text)):
         return size.has_functions

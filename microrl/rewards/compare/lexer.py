@@ -99,7 +99,7 @@ SMALL_WORDS = names(
     "east west left right none true false else hour when where with otherwise"
 )
 _UNIT_RUNS = names(
-    "pct cm mm km dm nm kg mg lb lbs oz ft yd mi in sec min hr hrs ml mL kJ Hz kW mph kmh rpm sq cu pm am PM AM USD deg "
+    "pct cm mm km dm nm kg mg lb lbs oz ft yd mi in sec min hr hrs ml mL kJ Hz kW mph kmh rpm sq cu pm am PM AM USD EUR deg "
     "units unit"
 )
 
@@ -116,6 +116,7 @@ _SPACES = re.compile(rf"(?:{_BLANKS}|\\>)+")
 _WORDS_ONLY = re.compile(r"[a-zA-Z /.'-]*")
 _NAME = re.compile(r"\s*\{[a-zA-Z0-9!.# -]{0,40}\}")
 _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{([a-zA-Z]{1,12}\*?)\}(?:(?<=array\})\s*\{[lcr| ]{1,20}\})?")
+_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}")
 _ESCAPED = re.compile(r"\\\\(?=[a-zA-Z{}])")
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le", "==": "=", "**": "^"}
 
@@ -131,7 +132,7 @@ def plain(text: str) -> str:
     text = text.translate(_SYMBOLS)
     if "\\begin" not in text:  # no line breaks, so two backslashes are one that was escaped
         text = _ESCAPED.sub(r"\\", text)
-    text = unwrapped(text)
+    text = unwrapped(_CHOOSE.sub(r"\\binom{\1}{\2}", text).replace("{:}", ":"))
     if not _READABLE.fullmatch(text):
         raise Unreadable
     return text

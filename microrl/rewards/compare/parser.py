@@ -120,7 +120,7 @@ class _Parser(Expressions):
     def _measured(self) -> Node:
         minus = self._is("-") and currency(self._peek(1).text) is not None
         self._at += minus
-        money = currency(self._peek().text) if self._peek().kind == "mark" else None
+        money = currency(self._peek().text) if self._peek().kind in ("mark", "word") else None
         self._at += money is not None
         found = self._sum()
         if not isinstance(found, tuple):

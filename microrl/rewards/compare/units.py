@@ -55,11 +55,11 @@ DENIED = names(
 )
 """Words that change a number, or take it back, and so are no units."""
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_MONEY = {"\\$": "dollar", "$": "dollar", "€": "euro", "£": "gbp", "¥": "yen"}
+_MONEY = {"\\$": "dollar", "$": "dollar", "USD": "dollar", "€": "euro", "EUR": "euro", "£": "gbp", "¥": "yen"}
 
 
 def currency(mark: str) -> Unit | None:
-    """The unit that a sign before a number stands for."""
+    """The unit that a sign or a code before a number stands for."""
     return Unit(Fraction(1), ((_MONEY[mark], 1),)) if mark in _MONEY else None
 
 
