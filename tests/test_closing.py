@@ -30,6 +30,8 @@ main()
 """The command line with an engine whose end is the process's."""
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_an_engine_that_aborts_on_closing_leaves_a_finished_run(tiny_arguments, tmp_path):
     out = tmp_path / "run"
     done = processes.run([sys.executable, "-c", ABORTS, "train", *tiny_arguments, "--steps", 1, "--out", out], timeout=300)

@@ -332,7 +332,9 @@ def test_a_test_that_asks_nothing_says_nothing(host):
     assert judged(host, problem, "def f(x): return x") == [True, False, False]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if at % 3 else ()) for at, name in enumerate(PROGRAMS)]
+)
 def test_cheats_earn_nothing(host, name):
     if name in ONLY_CONFINED and not HAS_SANDBOX:
         pytest.skip("would harm a machine without the sandbox")

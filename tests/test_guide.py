@@ -182,9 +182,12 @@ def test_curves_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(("metrics", "says"), [("", "no training step yet"), ("{}\n", "is damaged"), ("[\n", "is damaged")])
-def test_what_cannot_be_drawn_is_one_line_and_a_hint(tmp_path, metrics, says):
+def test_metrics_that_cannot_be_drawn_are_refused(tmp_path, metrics, says):
     with pytest.raises(UserError, match=says):
         figure.Run.load(a_run(tmp_path / "run", metrics))
+
+
+def test_what_is_no_run_cannot_be_drawn(tmp_path):
     done = run("microrl.guide.figure", str(tmp_path))
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "is not a run folder" in done.stderr
 

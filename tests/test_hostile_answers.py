@@ -90,6 +90,8 @@ ABSURD = [
 MORE_S = 2.0
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_128_absurd_answers_cost_a_step_at_most_two_seconds_more():
     """Of processor time, the checkers' too: what else the machine does takes none of it. A quarter of the gold answers need a
     computer algebra system: for the others a bound in the arithmetic would do, and no look at the text would be missed."""
