@@ -1,8 +1,11 @@
 """The clock, with an injected one."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from microrl.run.budget import EVALUATION_MARGIN, Budget, Durations
+from microrl.run.forecast import Forecast
 
 
 class Clock:
@@ -113,3 +116,20 @@ def test_time_of_earlier_processes_counts():
     assert both.progress(step=5) == pytest.approx(0.75) and both.progress(step=8) == 0.8, "the nearer end counts"
     both.is_by_steps = True
     assert both.progress(step=5) == 0.5, "but where steps end the run, it must repeat"
+
+
+def test_fewer_completions_than_a_validation_has_are_not_expected_to_be_faster():
+    """In one batch the longest completion decides: the evaluation of 4 took as long as the validation of 8 did."""
+    plan = SimpleNamespace(
+        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
+    )
+    expected = {}
+    for completions in (4, 8, 32, 80):
+        before = SimpleNamespace(seconds=100.0, mean_length=10.0, right=[0.0] * (completions // 2), samples=2)
+        budget = Budget(hours=1.0, steps=None, started=0.0, now=lambda: 0.0)
+        forecast = Forecast(plan, budget, done=0)
+        forecast.evaluated(before)
+        forecast.validated(20.0, 8)
+        forecast.stepped(0, 10.0)
+        expected[completions] = budget.evaluation_s
+    assert expected == {4: 20.0, 8: 20.0, 32: 80.0, 80: 100.0}

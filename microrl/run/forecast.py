@@ -31,7 +31,7 @@ class Forecast:
         self._before: Result | None = None
         self._at_least_s = 0.0 if is_same_engine else plan.evaluation_s
         self._lengths: deque[float] = deque(maxlen=RECENT)
-        self._completion_s = float("inf")
+        self._validation_s, self._validated = float("inf"), 1
         self._began: tuple[int, float] | None = None
         self._steps: float | None = None
         self._made_after = 0
@@ -58,7 +58,7 @@ class Forecast:
     def validated(self, seconds: float, completions: int) -> None:
         """Take in a validation: newer than the evaluation before training, and without its one-time costs."""
         self._budget.validation.add(seconds)
-        self._completion_s = seconds / completions
+        self._validation_s, self._validated = seconds, completions
 
     def stepped(self, step: int, length_mean: float) -> None:
         """Take in a step; `length_mean`: mean tokens of its completions, which predicts those of the final evaluation."""
@@ -68,7 +68,8 @@ class Forecast:
             before = self._before
             longer = statistics.median(self._lengths) / max(before.mean_length, 1.0)
             # Two upper bounds: the first includes one-time costs again, the second a batch's overhead for every completion.
-            at_most = self._completion_s * len(before.right) * before.samples
+            # Fewer completions than a validation has can take as long: in one batch the longest decides.
+            at_most = self._validation_s * max(len(before.right) * before.samples / self._validated, 1.0)
             budget.evaluation_s = min(self._evaluation_s(before) * max(longer, 1.0), at_most)
         if self._began is None:
             self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves

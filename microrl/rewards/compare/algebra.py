@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from microrl.rewards.compare.absurd import is_absurd
-from microrl.rewards.compare.estimate import differ
+from microrl.rewards.compare.estimate import differ, worked_out
 from microrl.rewards.compare.quick import is_mathematical, quick, readable
 
 REMEMBERED_GOLDS = 10_000
@@ -86,6 +86,8 @@ def _are_equal(gold: Any, answer: Any) -> bool:
             return True
         if differ(gold, answer):
             return False
+        if worked_out(gold) == answer.doit():  # what math-verify would first simplify, for minutes: sin(10^7 x)
+            return _agree(gold, answer)
     return bool(verify(gold, answer, timeout_seconds=None)) and _agree(gold, answer)
 
 
