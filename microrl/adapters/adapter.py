@@ -98,7 +98,7 @@ class Adapter:
         return nullcontext()
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser; `factor` multiplies the learning rate."""
+        """Parameter groups for an optimizer; `factor` multiplies the learning rate."""
         return [{"params": list(self.parameters.values()), "factor": 1.0}]
 
     def regulariser(self) -> torch.Tensor | None:
@@ -106,7 +106,7 @@ class Adapter:
         return None
 
     def allocate(self, progress: float) -> None:
-        """Move ranks between layers: after an optimiser's step, with its gradients. `progress` of the budget is spent."""
+        """Move ranks between layers: after an optimizer's step, with its gradients. `progress` of the budget is spent."""
 
     def moving(self) -> dict[str, torch.Tensor]:
         """The live tensors that an update changes, by name."""

@@ -47,9 +47,8 @@ def policy_loss(
 
     `new_BT` are the log-probabilities (nats) of the sampled tokens under the current weights, with a gradient; `old_BT` under
     the weights that sampled, by the trainer; `engine_BT` the same by the engine; `ref_BT` under the untouched model, None
-    where beta is 0. `weights_BT` come from `token_weights`. Of the properties in which the four losses
-    differ, `per_sequence` (GSPO) and the clips (DAPO) act here, `averaging` in `token_weights`, and `scale_by_std` (Dr. GRPO) in
-    `advantages.py`.
+    where beta is 0. `weights_BT` come from `token_weights`. Of the properties in which the losses differ, `per_sequence` (GSPO)
+    and the clips (DAPO, GSPO) act here, `averaging` in `token_weights`, and `scale_by_std` (Dr. GRPO) in `advantages.py`.
     """
     terms_BT, clipped_BT = surrogate(
         new_BT,
@@ -78,7 +77,7 @@ def token_weights(mask_BT: torch.Tensor, averaging: Averaging, *, max_tokens: in
     - token_mean (DAPO): 1 / all tokens of the batch.
     - constant_length (Dr. GRPO): 1 / (B * max_tokens), so that no length is favoured.
 
-    A completion that is masked out whole still counts in B: leaving it out does not make the others louder.
+    A completion that is masked out entirely still counts in B: the others get no more weight.
     """
     mask_BT = mask_BT.to(torch.float64)
     completions = mask_BT.shape[0]

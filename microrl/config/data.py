@@ -62,8 +62,8 @@ class DataConfig(Section):
     """Draw those questions more often whose answers were partly right so far: groups in which all are right, or none, teach
     nothing."""
     screen_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Maximum minutes of a first pass over the training questions, part of the run's hours. Those that are answered always or
-    never rightly are left out of training, at most half of those seen. None: no such pass."""
+    """Maximum minutes of a first pass over the training questions, part of the run's hours. Those that are always or
+    never answered correctly are left out of training, at most half of those seen. None: no such pass."""
     held_out: Fraction = 0.05
     """Fraction of the questions held out for the evaluations before and after training, chosen by a hash of the text."""
     validation: Fraction = 0.05

@@ -34,7 +34,7 @@ Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
 
 
 class BaseLossConfig(Section):
-    """Keys of every loss, and the properties in which the four losses differ."""
+    """Keys of every loss, and the properties in which the losses differ."""
 
     averaging: ClassVar[Averaging] = "sequence_mean"  # see `algorithm.loss.token_weights`
     per_sequence: ClassVar[bool] = False  # one ratio per sequence instead of one per token

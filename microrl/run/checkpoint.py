@@ -109,8 +109,8 @@ class State:
 def save(root: Path, policy: Policy, state: State) -> Path:
     """Write `root/step-NNNNNN` under a temporary name, flush it to disk and rename it; then delete old checkpoints.
 
-    The last two are kept, and their best ones. Raises OSError or SafetensorError if it cannot be written, and then changes
-    nothing.
+    The last two are kept, and the best ones that they name. Raises OSError or SafetensorError if it cannot be written, and
+    then changes nothing.
     """
     state.version = policy.version
     target = _path(root, state.step)

@@ -60,8 +60,8 @@ def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tupl
     """Lock this process in. It was just forked from `owner`, dies with it, and keeps only the descriptors of `keep` and 0 to 2.
 
     `folder`: the only one that it may write to, and its working directory. `packages`: whether it may read installed packages,
-    and not the standard library alone; some of them hold the tests of benchmarks. What this kernel cannot give is left out: see
-    `levels_in_force`.
+    rather than only the standard library; some of them hold the tests of benchmarks. What this kernel cannot give is left out:
+    see `levels_in_force`.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The first pass over the training questions: what is answered always or never rightly is left out before the first step."""
+"""The first pass over the training questions: what is always or never answered correctly is left out before the first step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The vLLM engine: asleep while the trainer works, awake with the trainer's newest adapter, and proved so.
+"""The vLLM engine: asleep while the trainer works, awake with the trainer's newest adapter, and verified to have it.
 
-An adapter goes over from memory, as a pair of factors (swap) or folded into the engine's weights (merge). After every one
-engine and trainer score the same tokens, and the engine's own buffers are compared with what they should hold.
+An adapter goes over from memory, as a pair of factors (swap) or folded into the engine's weights (merge). After each
+transfer engine and trainer score the same tokens, and the engine's own buffers are compared with what they should hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The house: rooms import only from lower floors, and rooms on one floor do not know each other."""
+"""Packages import only from lower layers, and packages of one layer do not import each other."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import microrl
 
 PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
-FLOORS = [
+LAYERS = [
     {"errors", "types", "clock", "terminal", "limits", "answers", "plain", "pysource"},
     {"config", "files"},
     {"models", "algorithm", "sandbox"},
@@ -22,7 +22,7 @@ FLOORS = [
     {"commands"},
     {"cli"},
 ]
-FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 
 
 def imports(path: Path) -> set[str]:
@@ -37,26 +37,26 @@ def imports(path: Path) -> set[str]:
     return {name for name in found if name.startswith("microrl.")}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def sources() -> list[Path]:
-    return [path for path in PACKAGE.rglob("*.py") if room_of(path) not in ("__init__", "__main__")]
+    return [path for path in PACKAGE.rglob("*.py") if package_of(path) not in ("__init__", "__main__")]
 
 
-def test_every_room_has_a_floor():
-    assert {room_of(path) for path in sources()} == set(FLOOR_OF)
+def test_every_package_has_a_layer():
+    assert {package_of(path) for path in sources()} == set(LAYER_OF)
 
 
 def test_imports_only_go_down():
     wrong = []
     for path in sources():
-        own = room_of(path)
+        own = package_of(path)
         for name in imports(path):
             other = name.split(".")[1]
-            if other in FLOOR_OF and other != own and FLOOR_OF[other] >= FLOOR_OF[own]:
-                wrong.append(f"{path.relative_to(ROOT)} (floor {FLOOR_OF[own]}) imports {name} (floor {FLOOR_OF[other]})")
+            if other in LAYER_OF and other != own and LAYER_OF[other] >= LAYER_OF[own]:
+                wrong.append(f"{path.relative_to(ROOT)} (layer {LAYER_OF[own]}) imports {name} (layer {LAYER_OF[other]})")
     assert not wrong, "\n".join(wrong)
 
 
@@ -76,5 +76,5 @@ def test_files_stay_small_enough_to_hold_in_mind():
 def test_spans_are_measured_by_a_clock_that_cannot_be_set():
     """Time stamps of events may be the wall clock's; nothing else may, and `clock` alone knows which clock to read."""
     calls = re.compile(r"\btime\.(time|monotonic|perf_counter|clock_gettime)|from time import")
-    wrong = [str(path.relative_to(ROOT)) for path in sources() if room_of(path) != "clock" and calls.search(path.read_text())]
+    wrong = [str(path.relative_to(ROOT)) for path in sources() if package_of(path) != "clock" and calls.search(path.read_text())]
     assert not wrong
