@@ -1,5 +1,7 @@
 """The clock, with an injected one."""
 
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -126,10 +128,13 @@ def test_fewer_completions_than_a_validation_has_are_not_expected_to_be_faster()
     expected = {}
     for completions in (4, 8, 32, 80):
         before = SimpleNamespace(seconds=100.0, mean_length=10.0, right=[0.0] * (completions // 2), samples=2)
-        budget = Budget(hours=1.0, steps=None, started=0.0, now=lambda: 0.0)
+        budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
         forecast = Forecast(plan, budget, done=0)
         forecast.evaluated(before)
         forecast.validated(20.0, 8)
         forecast.stepped(0, 10.0)
         expected[completions] = budget.evaluation_s
     assert expected == {4: 20.0, 8: 20.0, 32: 80.0, 80: 100.0}
+    for step in range(1, 21):
+        forecast.stepped(step, 50.0)  # since that validation, completions have become five times as long
+    assert budget.evaluation_s == 500.0

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import random
+import shutil
 
 import pytest
 
@@ -118,3 +119,10 @@ def test_bad_input_is_told_with_a_hint(inside, tmp_path, arguments, error):
     RunFolder.create(places["EMPTY"], resolve((), {"budget.steps": 3}).model_dump(mode="json"))
     done = inside("compare", *(places.get(argument, argument) for argument in arguments))
     assert done.returncode == 2 and error in done.stderr and "hint: " in done.stderr
+
+
+def test_a_copy_of_a_run_is_no_second_seed(inside, tmp_path):
+    run = made(tmp_path, "run", seed=1)[0].run.path
+    shutil.copytree(run, tmp_path / "copy")
+    done = inside("compare", run, tmp_path / "copy")
+    assert done.returncode == 2 and "the same settings and the same seed" in done.stderr and "hint:" in done.stderr

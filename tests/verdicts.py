@@ -26,6 +26,21 @@ TABLE = {
 + ;; 3/2 or 1.5 ;; 3/2 ;; two spellings of one value
 - ;; 3/2 or 2.5 ;; 3/2 ;; half of the answer
 - ;; 3/2 and 1.5 ;; 5/2 ;; another value
+- ;; 5 \text{ or } 5 \text{ m} ;; 5 km ;; one of the spellings has another unit
+- ;; 5 \text{ m} \text{ or } 5 ;; 5 km ;; the same the other way round
+- ;; 5 \text{ or } \$5 ;; €5 ;; another currency
+- ;; 90 \text{ or } 90^\circ ;; 90\% ;; percent are no degrees
+- ;; 5 ;; 5 \text{ m or } 5 \text{ km} ;; two lengths that contradict each other
+- ;; 5 ;; \$5 or €5 ;; two sums that contradict each other
+- ;; 7 ;; a = 7 or b = 7 ;; of two letters
++ ;; 1.5 ;; 3/2 or 1.5 ;; two spellings of one value
+- ;; f(x)=y^2+x ;; y=y^2+x ;; an equation in y is no function of x
+- ;; f(x) = y ;; y=y ;; says nothing
++ ;; 10 ;; 5 \choose 2 ;; the old spelling alone
++ ;; 10 ;; {5} \choose {2} ;; with braces round each
++ ;; 10 ;; {{5} \choose {2}} ;; and round both
+- ;; 10 ;; {6} \choose {2} ;; 15
++ ;; 12 ;; 2+{5 \choose 2} ;; in a sum
 """,
     "integers": r"""
 + ;; 120 ;; \frac{10!}{3!7!} ;; a product of factorials

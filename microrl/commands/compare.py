@@ -99,14 +99,20 @@ class _Summary(BaseModel):
 def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
     """A row for each method, benchmark and metric. Runs that differ in nothing but their seeds are one method.
 
-    Raises UserError where a run was not evaluated, and for damaged files.
+    Raises UserError where a run was not evaluated, where two are one method and one seed, and for damaged files.
     """
     labels = [
         label if entry.part is None else f"{label} ({entry.part})"
         for entry, label in zip(entries, _labels([entry.config for entry in entries]), strict=True)
     ]
     by_benchmark: dict[str, dict[str, list[Evaluation]]] = {}
+    given: dict[tuple[str, int], Entry] = {}
     for entry, label in zip(entries, labels, strict=True):
+        if (other := given.setdefault((label, entry.config.seed), entry)) is not entry:
+            raise UserError(
+                f"{entry.run.path} and {other.run.path} have the same settings and the same seed",
+                "compare runs of different seeds: one seed would count as two",
+            )
         found = _evaluations(entry)
         if not found:
             raise UserError(f"{entry.run.path} was not evaluated", f"microrl eval {entry.run.path}")

@@ -31,7 +31,7 @@ class Forecast:
         self._before: Result | None = None
         self._at_least_s = 0.0 if is_same_engine else plan.evaluation_s
         self._lengths: deque[float] = deque(maxlen=RECENT)
-        self._validation_s, self._validated = float("inf"), 1
+        self._validation_s, self._validated, self._validated_length = float("inf"), 1, 1.0
         self._began: tuple[int, float] | None = None
         self._steps: float | None = None
         self._made_after = 0
@@ -58,7 +58,13 @@ class Forecast:
     def validated(self, seconds: float, completions: int) -> None:
         """Take in a validation: newer than the evaluation before training, and without its one-time costs."""
         self._budget.validation.add(seconds)
-        self._validation_s, self._validated = seconds, completions
+        self._validation_s, self._validated, self._validated_length = seconds, completions, self._length()
+
+    def _length(self) -> float:
+        """Median of the last steps' mean lengths; before there are any, that of the evaluation before training."""
+        if self._lengths:
+            return statistics.median(self._lengths)
+        return self._before.mean_length if self._before is not None else 1.0
 
     def stepped(self, step: int, length_mean: float) -> None:
         """Take in a step; `length_mean`: mean tokens of its completions, which predicts those of the final evaluation."""
@@ -66,10 +72,10 @@ class Forecast:
         self._lengths.append(length_mean)
         if self._before is not None:
             before = self._before
-            longer = statistics.median(self._lengths) / max(before.mean_length, 1.0)
+            longer, longer_since = (self._length() / max(past, 1.0) for past in (before.mean_length, self._validated_length))
             # Two upper bounds: the first includes one-time costs again, the second a batch's overhead for every completion.
             # Fewer completions than a validation has can take as long: in one batch the longest decides.
-            at_most = self._validation_s * max(len(before.right) * before.samples / self._validated, 1.0)
+            at_most = self._validation_s * max(len(before.right) * before.samples / self._validated, 1.0) * max(longer_since, 1.0)
             budget.evaluation_s = min(self._evaluation_s(before) * max(longer, 1.0), at_most)
         if self._began is None:
             self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves

@@ -1,7 +1,7 @@
 """Do two expressions have different values? By a rough estimate in milliseconds, where working them out can take for ever.
 
-Everything is computed in figures, three ways. An integral: by Gauss-Legendre quadrature over two parts that meet at a random
-place, twice, and by tanh-sinh quadrature (Takahasi, Mori 1974). An endless sum or product: up to three numbers of terms. A
+Everything is computed in figures, three ways. An integral: by Gauss-Legendre quadrature over two parts, twice with another place
+where they meet, and by tanh-sinh quadrature (Takahasi, Mori 1974). An endless sum or product: up to three numbers of terms. A
 limit: at three places near it. How far the ways are apart says how well a value is known: where an integrand oscillates, has
 poles or peaks, they disagree. Equal values prove nothing; that is left to a computer algebra system.
 """
@@ -22,16 +22,21 @@ WAYS = range(3)
 DEGREES = {1: 4, 2: 3, 3: 1}
 """mpmath's degree of quadrature by the number of integrals, which may be in one another: 3 x 2^(degree - 1) nodes a part. More
 are not computed."""
-TERMS = (100, 400, 1_600)
-NEAR = ("1e-3", "1e-4", "1e-5")
-"""Distance from the place of a limit, or its reciprocal."""
+TERMS = {0: (1_000, 10_000, 100_000), 1: (100, 400, 1_600), 2: (10, 20, 40), 3: (4, 7, 12)}
+"""Terms of an endless sum or product by the number of those in one another; more are not computed. Places near a limit are so far
+away where it is at infinity, else the reciprocal; the first row is that of limits without a sum."""
+MOST_TERMS = 1_600
+PLACES = ((0.35, 0.65), (1.1, 1.4), (2.2, 2.6))
+"""Bounds of the letters' values. At another place an expression has values where it has none at the first, such as
+\\sqrt{x - 1}."""
+SHARES = (0.43171, 0.58643)
+"""Where the two parts of an integral meet."""
 CERTAIN = 30
 """Two values that are so many times further apart than the three ways are have not come out apart by error."""
 ROUNDING = 1e-9
 """Relative error of a value, at least."""
 ROUGHLY = 0.05
 """Relative error of what is known roughly."""
-_random = random.Random()
 Part = Callable[..., Any]
 """An integral, a sum, a product or a limit as a function of its letters."""
 
@@ -47,20 +52,28 @@ def differ(gold: Any, answer: Any) -> bool:
     """Whether two sympy expressions of the same letters certainly have different values where these are positive, or the answer
     has an integral, a sum, a product or a limit whose value is not seen to come near that of the gold answer.
 
-    Indefinite integrals are differentiated first. False where the gold answer has no value in figures.
+    Indefinite integrals are differentiated first. False where the gold answer has no value in figures. What is drawn is the same
+    each time, so that a verdict is.
     """
     from sympy import Integral, Limit, Product, Sum
 
     integrals = gold.atoms(Integral) | answer.atoms(Integral)
     for name in {limit[0] for each in integrals for limit in each.limits if len(limit) == 1}:
         gold, answer = gold.diff(name), answer.diff(name)
-    point = {name: _random.uniform(0.2, 2.0) for name in gold.free_symbols | answer.free_symbols}
-    is_open = answer.has(Integral, Limit, Product, Sum)
-    first, second = estimate(gold, point), estimate(answer, point)
-    if first is None or first.error > ROUGHLY * abs(first.value):
-        first = estimate(worked_out(gold), point)
-    if first is None or second is None:
-        return first is not None and is_open
+    is_open, has_value = answer.has(Integral, Limit, Product, Sum), False
+    names = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    draw = random.Random(0)
+    for bounds in PLACES if names else PLACES[:1]:
+        point = {name: draw.uniform(*bounds) for name in names}
+        first = estimate(gold, point)
+        if first is None or first.error > ROUGHLY * abs(first.value):
+            first = estimate(worked_out(gold), point)
+        second = estimate(answer, point) if first is not None else None
+        has_value |= first is not None
+        if first is not None and second is not None:
+            break
+    else:
+        return has_value and is_open
     distance, scale = abs(first.value - second.value), max(abs(first.value), abs(second.value))
     if distance > CERTAIN * max(first.error, second.error, ROUNDING * scale):
         return True
@@ -102,14 +115,24 @@ def _value(expression: Any, point: dict[Any, float], way: int) -> Any:
     count = sum(len(integral.limits) for integral in expression.atoms(Integral))
     if count > len(DEGREES):
         raise NotImplementedError
+    depth = max(map(_sums_in_one_another, expression.atoms(Sum, Product)), default=0)
+    if depth not in TERMS:
+        raise NotImplementedError
     parts: dict[str, Part] = {}
     whole = expression
     for kind in (Integral, Sum, Product, Limit):  # those inside another one first
-        whole = whole.replace(kind, lambda *of, kind=kind: _set_apart(kind(*of), parts, way, count))
+        whole = whole.replace(kind, lambda *of, kind=kind: _set_apart(kind(*of), parts, way, count, TERMS[depth][way]))
     return mpmath.mpmathify(lambdify(list(point), whole, [parts, "mpmath"])(*point.values()))
 
 
-def _set_apart(node: Any, parts: dict[str, Part], way: int, integrals: int) -> Any:
+def _sums_in_one_another(node: Any) -> int:
+    from sympy import Product, Sum
+
+    own = len(node.limits) if isinstance(node, Sum | Product) else 0
+    return own + max(map(_sums_in_one_another, node.args), default=0)
+
+
+def _set_apart(node: Any, parts: dict[str, Part], way: int, integrals: int, terms: int) -> Any:
     """A function of its letters, which is added to `parts`, in the place of an integral, a sum, a product or a limit."""
     from sympy import Function, Integral, Limit, Product, lambdify
 
@@ -130,8 +153,8 @@ def _set_apart(node: Any, parts: dict[str, Part], way: int, integrals: int) -> A
         if isinstance(node, Integral):
             return _integral(more, place, end[0], way, integrals)
         if isinstance(node, Limit):
-            return more(_near(place, str(node.args[3]), way))
-        return _repeated(more, place, end[0], way, operator.mul if isinstance(node, Product) else operator.add)
+            return more(_near(place, str(node.args[3]), terms))
+        return _repeated(more, place, end[0], terms, operator.mul if isinstance(node, Product) else operator.add)
 
     name = f"part_{len(parts)}"
     parts[name] = partial(over, 0)
@@ -144,14 +167,14 @@ def _integral(body: Part, low: Any, high: Any, way: int, integrals: int) -> Any:
     low, high = mpmath.mpf(low), mpmath.mpf(high)
     if way == 2:
         return mpmath.quad(body, [low, high], method="tanh-sinh", maxdegree=DEGREES[integrals])
-    return mpmath.quad(body, [low, _between(low, high), high], method="gauss-legendre", maxdegree=DEGREES[integrals])
+    share = SHARES[way]
+    return mpmath.quad(body, [low, _between(low, high, share), high], method="gauss-legendre", maxdegree=DEGREES[integrals])
 
 
-def _between(low: Any, high: Any) -> Any:
-    """A random place in an interval, which may be endless."""
+def _between(low: Any, high: Any, share: float) -> Any:
+    """A place in an interval, which may be endless."""
     import mpmath
 
-    share = _random.uniform(0.3, 0.7)
     if mpmath.isinf(low) and mpmath.isinf(high):
         return share - 0.5
     if mpmath.isinf(low):
@@ -159,21 +182,21 @@ def _between(low: Any, high: Any) -> Any:
     return low + 2 * share if mpmath.isinf(high) else low + share * (high - low)
 
 
-def _repeated(body: Part, low: Any, high: Any, way: int, join: Callable[[Any, Any], Any]) -> Any:
+def _repeated(body: Part, low: Any, high: Any, terms: int, join: Callable[[Any, Any], Any]) -> Any:
     """A sum or a product."""
     import mpmath
 
     first = int(low)
-    last = first + TERMS[way] if mpmath.isinf(high) else int(high)
-    if ((first, last) != (low, high) and not mpmath.isinf(high)) or last - first > TERMS[-1]:
+    last = first + terms if mpmath.isinf(high) else int(high)
+    if ((first, last) != (low, high) and not mpmath.isinf(high)) or last - first > MOST_TERMS:
         raise NotImplementedError
     return reduce(join, map(body, map(mpmath.mpf, range(first, last + 1))), mpmath.mpf(join is operator.mul))
 
 
-def _near(place: Any, side: str, way: int) -> Any:
+def _near(place: Any, side: str, terms: int) -> Any:
     import mpmath
 
-    distance = mpmath.mpf(NEAR[way])
     if mpmath.isinf(place):
-        return mpmath.sign(place) / distance
+        return mpmath.sign(place) * terms
+    distance = mpmath.mpf(1) / terms
     return place - distance if side == "-" else place + distance

@@ -116,7 +116,9 @@ _SPACES = re.compile(rf"(?:{_BLANKS}|\\>)+")
 _WORDS_ONLY = re.compile(r"[a-zA-Z /.'-]*")
 _NAME = re.compile(r"\s*\{[a-zA-Z0-9!.# -]{0,40}\}")
 _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{([a-zA-Z]{1,12}\*?)\}(?:(?<=array\})\s*\{[lcr| ]{1,20}\})?")
-_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}")
+_CHOSEN = r"((?:[^{}]|\{[^{}]*\})*)"
+_CHOOSE = re.compile(rf"\{{{_CHOSEN}\\choose(?![a-zA-Z]){_CHOSEN}\}}")
+_ONLY_CHOOSE = re.compile(r"(?:[^{}=<>,]|\{[^{}]*\})*\\choose(?![a-zA-Z])(?:[^{}=<>,]|\{[^{}]*\})*")
 _ESCAPED = re.compile(r"\\\\(?=[a-zA-Z{}])")
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le", "==": "=", "**": "^"}
 
@@ -132,7 +134,9 @@ def plain(text: str) -> str:
     text = text.translate(_SYMBOLS)
     if "\\begin" not in text:  # no line breaks, so two backslashes are one that was escaped
         text = _ESCAPED.sub(r"\\", text)
-    text = unwrapped(_CHOOSE.sub(r"\\binom{\1}{\2}", text).replace("{:}", ":"))
+    if "\\choose" in text:
+        text = _CHOOSE.sub(r"\\binom{\1}{\2}", f"{{{text}}}" if _ONLY_CHOOSE.fullmatch(text) else text)
+    text = unwrapped(text.replace("{:}", ":"))
     if not _READABLE.fullmatch(text):
         raise Unreadable
     return text

@@ -20,7 +20,7 @@ from microrl.rewards.compare.nodes import (
     is_name,
 )
 from microrl.rewards.compare.regions import NoRegion, same_region
-from microrl.rewards.compare.tree import TooHard, Tree, exact
+from microrl.rewards.compare.tree import TooHard, Tree, exact, letters_of
 from microrl.rewards.compare.units import Unit, letter_as_unit
 from microrl.rewards.compare.values import constant_ratio, equal, is_rounded
 
@@ -60,9 +60,9 @@ def same(gold: Node, answer: Node) -> bool:
         case Group("set", (single,)), Value():
             return same(single, answer)
         case Group("list", items, True), Value() if all(same(items[0], item) for item in items):  # 3/2 or 1.5
-            return same(items[0], answer)
+            return all(same(item, answer) for item in items)
         case Value(), Group("list", items, True):
-            return all(same(gold, item) for item in items)
+            return all(same(gold, item) and same(items[0], item) for item in items)
         case Group(), Group():
             return _same_group(gold, answer)
         case (Interval() | Region() | Group(), Interval() | Region() | Group()):
@@ -249,7 +249,8 @@ def _named_value(gold: Chain) -> Node | None:
 
 def _same_chain(gold: Chain, answer: Chain) -> bool:
     names = gold.parts[0], answer.parts[0]
-    if gold.marks[0] == "=" and answer.marks[0] == "=" and is_name(names[0]) and (names[0] == names[1] or set(names) == _CURVE):
+    is_one_name = names[0] == names[1] or (set(names) == _CURVE and not _has_y([*gold.parts[1:], *answer.parts[1:]]))
+    if gold.marks[0] == "=" and answer.marks[0] == "=" and is_name(names[0]) and is_one_name:
         rest = Chain(answer.parts, answer.marks)
         return len(gold.parts) == 2 and _is_statement(rest) and _stated(gold.parts[1], rest)
     if len(gold.parts) == len(answer.parts) == 2:
@@ -265,6 +266,10 @@ _TURNED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
 
 _CURVE: set[Node] = {Value(("letter", "y")), Value(("apply", "f()", ("letter", "x")))}
 """f(x) = x + 1 and y = x + 1 say the same."""
+
+
+def _has_y(parts: Sequence[Node]) -> bool:
+    return any(isinstance(part, Value) and "y" in letters_of(part.tree) for part in parts)
 
 
 def _same_relation(gold: Chain, answer: Chain) -> bool:
