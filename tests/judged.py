@@ -19,7 +19,7 @@ from microrl.types import Completion, Group, Prompt
 
 GROUP = 8
 DEADLINE_S = 0.5
-ALGEBRA_EVERY = 5
+ALGEBRA_EVERY = 4
 """Every such group has a gold answer that only a computer algebra system can judge; `for_algebra` counts the answers for it."""
 TEXT_EVERY = 19
 """Every such group is compared as text."""

@@ -46,13 +46,8 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
 
 
 def evaluate_before(run: Run) -> None:
-    """Evaluate the untouched model on the held-out problems, unless an earlier process of the run has.
-
-    Raises UserError if that one used other questions.
-    """
-    if run.before is not None:
-        _refuse_other_questions(run, run.before)
-    else:
+    """Evaluate the untouched model on the held-out problems, unless an earlier process of the run has."""
+    if run.before is None:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
         if run.before is None and run.held_out:
@@ -60,8 +55,11 @@ def evaluate_before(run: Run) -> None:
     run.forecast.evaluated(run.before)
 
 
-def _refuse_other_questions(run: Run, measured: Result) -> None:
-    """Raise UserError if the evaluations before and after training would use different questions."""
+def refuse_other_questions(run: Run) -> None:
+    """Raise UserError if the evaluation after training would use other questions than that of an earlier process before it."""
+    measured = run.before
+    if measured is None:
+        return
     asked = {prompt.question for prompt in run.held_out[: len(measured.right)]}
     if asked != measured.right.keys():
         shared = len(asked & measured.right.keys())

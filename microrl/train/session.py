@@ -21,7 +21,7 @@ from microrl.run.signals import Interrupts
 from microrl.run.stopwatch import Stopwatch
 from microrl.train import fallback, planning, saving, setup
 from microrl.train.guard import Guard
-from microrl.train.held_out import measured_before
+from microrl.train.held_out import measured_before, refuse_other_questions
 from microrl.train.run import OutOfTime, Run
 from microrl.train.summary import summary_of
 
@@ -68,13 +68,14 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
         forecast=Forecast(plan, budget, done=state.step, is_same_engine=not failures), before=before,
         engine_failures=len(failures),
     )  # fmt: skip
+    refuse_other_questions(run)
     if checkpoint is not None:
         try:
             saving.restore(run, checkpoint)
         except saving.CheckpointSetAside:
             run.engine.close()  # this process will start another one
             raise
-    if resume:  # nothing is deleted before the checkpoint has been loaded
+    if resume:  # nothing is deleted before all is read
         saving.go_back(folder, checkpoint, state)
     with watch.phase("load"):
         _begin(run, resume=resume)
