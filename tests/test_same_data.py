@@ -92,8 +92,11 @@ def test_an_evaluation_before_of_other_questions_is_not_paired(inside, place):
     content = json.loads(before.read_text())
     content["right"] = {f"{question}?": right for question, right in content["right"].items()}
     before.write_text(json.dumps(content))
+    later = place / "run" / "rollouts" / "step-000007.jsonl.gz"  # of a step after the last checkpoint
+    later.write_bytes(b"of a step that would be made again")
     refused = inside("train", "--resume", place / "run", "--steps", 2)
     assert refused.returncode == 2 and "has other problems" in refused.stderr and "only 0 of its" in refused.stderr
+    assert later.exists(), "nothing is deleted for a run that does not go on"
 
 
 def test_eval_and_sample_say_it(inside, place):
