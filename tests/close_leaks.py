@@ -1,8 +1,10 @@
-"""What of an engine is still alive after it was closed, as JSON: `python close_leaks.py v1|v2|compiled [--keep-globals]`.
+"""What of an engine is still alive after it was closed, as JSON: `python close_leaks.py v1|v2|compiled`.
+
+Two engines, one after the other: of the first, vLLM's variables are not cleared on closing.
+
 
 `v1` is the CPU build's own model runner. `v2` is the runner that vLLM has on a GPU, whose Triton kernels (the adapters' too) run
 in Triton's interpreter. `compiled` is v1 with the model traced by Dynamo; on a CPU it serves no adapters then.
-`--keep-globals` leaves the clearing of vLLM's variables out.
 """
 
 import gc
@@ -11,7 +13,7 @@ import os
 import sys
 import weakref
 
-RUNNER, KEEPS = sys.argv[1], "--keep-globals" in sys.argv
+RUNNER = sys.argv[1]
 if RUNNER == "compiled":
     os.environ["VLLM_CPU_CI_ENV"] = "1"  # traced by Dynamo and run as it is: Inductor's compiler would take minutes
 if RUNNER == "v2":
@@ -30,8 +32,6 @@ vllm = launch.import_vllm()
 if RUNNER == "compiled":
     real = vllm.LLM
     vllm.LLM = lambda **options: real(**{**options, "enforce_eager": False})
-if KEEPS:
-    vllm_driver.forget = lambda model: None
 
 
 def watched(engine):
@@ -72,8 +72,14 @@ def run():
     return found, kind
 
 
+def alive(references):
+    gc.collect()
+    return [name for name, reference in references.items() if reference() is not None]
+
+
+clear, vllm_driver.forget = vllm_driver.forget, lambda model: None
+uncleared = alive(run()[0])
+vllm_driver.forget = clear
 references, kind = run()
-gc.collect()
-alive = [name for name, reference in references.items() if reference() is not None]
-print(json.dumps({"watched": len(references), "alive": alive, **kind}), flush=True)
+print(json.dumps({"watched": len(references), "alive": alive(references), "alive_uncleared": uncleared, **kind}), flush=True)
 os._exit(0)

@@ -143,8 +143,11 @@ class Forked:
 
 def popen(command: Sequence[object], *, env: dict[str, str] | None = None, **options) -> Forked | subprocess.Popen:
     """Begin a process of Python, forked where that comes to the same."""
-    words, environment = [str(word) for word in command], {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    words = [str(word) for word in command]
     assert words[0] == sys.executable
+    # vLLM and OpenCV, once imported in this process, preload libraries in its children, which a user's shell does not.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LD_") or name in BEGUN}
+    environment = {**inherited, "OMP_NUM_THREADS": "1", **(env or {})}
     read = {name for name in {*environment, *BEGUN} if name.startswith(AT_START) and name != "OMP_WAIT_POLICY"}
     if any(environment.get(name) != BEGUN.get(name) for name in read):
         return subprocess.Popen(words, env=environment, text=True, **options)
