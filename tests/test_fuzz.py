@@ -218,7 +218,7 @@ def fuzz(count: int, wares: Path, model: Path, inside, place: Path) -> None:
 
 
 def test_a_few_random_damages(wares, model_folder, inside, tmp_path):
-    fuzz(15, wares, model_folder, inside, tmp_path)
+    fuzz(8, wares, model_folder, inside, tmp_path)
 
 
 @pytest.mark.slow

@@ -221,7 +221,10 @@ def test_recorded_collapses_are_seen(name, step, rule):
     assert (number, verdict.rule, verdict.action) == (step, rule, "rollback")
 
 
-@pytest.mark.parametrize("name", sorted(set(FIXTURE)))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("lr300-s0", "lr100-s1") else pytest.mark.slow) for name in sorted(set(FIXTURE))],
+)
 def test_a_restored_guard_goes_on_as_if_never_interrupted(name):
     rows = recorded(name)
     whole = verdicts(rows)

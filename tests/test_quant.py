@@ -117,7 +117,9 @@ def test_refused_kinds_are_those_that_cannot_be(kind):
         train(attach(in_4_bits(), config_of(kind), seed=1))
 
 
-@pytest.mark.parametrize("kind", ["lora", "pissa", "dora", "ia3", "ln", "miss"])
+@pytest.mark.parametrize(
+    "kind", ["lora", "dora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("pissa", "ia3", "ln", "miss"))]
+)
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
 def test_engine_and_trainer_agree(kind, dtype, close, tokenizer):
     model = in_4_bits(dtype=dtype)

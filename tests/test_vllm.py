@@ -887,6 +887,49 @@ def test_other_architectures_and_one_engine_after_the_other(sync, architectures)
         assert all(cycle["gap"] < CLOSE and cycle["slope"] == pytest.approx(1, abs=NEAR) for cycle in one["cycles"])
 
 
+DECODE_STEPS = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+from test_vllm import make_it_end
+from microrl.config import resolve
+from microrl.models.tiny import build_model, build_tokenizer
+from microrl.rollout.factory import make_engine
+from microrl.types import BASE, Prompt, Sampling
+tokenizer = build_tokenizer()
+model = build_model(tokenizer, layers=2, seed=3).eval().requires_grad_(False)
+make_it_end(model, tokenizer)
+model.get_input_embeddings().weight[tokenizer.eos_token_id] *= 1.5
+texts = [f"What is {11 * n} + {n}?" * (1 + n % 2) for n in range(1, 201)]
+sampling, prompts = Sampling(4, 128), [Prompt(text, "1", text, tuple(tokenizer(text)["input_ids"])) for text in texts]
+flags = {"engine.kind": "vllm", "adapter.rank": 6, "data.max_prompt_tokens": 64, "sampling.prompts_per_step": len(prompts),
+         "sampling.group_size": sampling.group_size, "sampling.max_completion_tokens": sampling.max_tokens}
+engine = make_engine(resolve((), flags), model, tokenizer)
+found = {}
+with engine.awake(BASE) as sampler:
+    groups = [group for _, group in sampler.groups(prompts, sampling, stream=(0,))]
+    found["at_once"] = sampler.decode_steps
+with engine.awake(BASE) as sampler:
+    for start in range(0, 200, 16):
+        chunk = range(start, min(start + 16, 200))
+        list(sampler.groups([prompts[n] for n in chunk], sampling, stream=(0,), positions=chunk))
+    found["in_chunks"] = sampler.decode_steps
+found["lengths"] = sorted(len(one.token_ids) for group in groups for one in group.completions)
+print("FOUND" + json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_an_evaluation_without_barriers_takes_a_fifth_of_the_decode_steps():
+    """As in `test_engine.py`, by vLLM's own steps."""
+    done = processes.run([sys.executable, "-c", DECODE_STEPS, Path(__file__).parent], timeout=900)
+    assert "FOUND" in done.stdout, done.stderr[-3000:]
+    found = json.loads(done.stdout.rpartition("FOUND")[2])
+    assert found["lengths"][400] < 25 and found["lengths"][-1] > 100
+    print(found["at_once"], found["in_chunks"], found["lengths"][::50])
+    assert found["in_chunks"] > 5 * found["at_once"]
+
+
 def test_only_the_targets_are_wrapped():
     """One of three layers that vLLM keeps in one, and another; what is not trained costs nothing."""
     (found,) = rollouts(
