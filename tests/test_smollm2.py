@@ -56,6 +56,21 @@ def test_three_steps(microrl, word_problems, tmp_path):
 
 
 @pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
+def test_the_header_is_read_once(monkeypatch):
+    import gguf
+
+    from microrl.config.schema import ModelConfig
+    from microrl.models.load import load
+
+    reader, read = gguf.GGUFReader, []
+    monkeypatch.setattr(gguf, "GGUFReader", lambda *arguments: read.append(arguments) or reader(*arguments))
+    assert load(ModelConfig(name=GGUF)).model.config.num_hidden_layers == 30
+    assert len(read) == 1
+    gguf.GGUFReader(GGUF)
+    assert len(read) == 2, "only while it is loaded"
+
+
+@pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
 def test_the_base_is_untouched_and_every_token_agrees(tmp_path):
     from microrl.algorithm.batch import assemble
     from microrl.config import resolve
