@@ -65,7 +65,6 @@ def test_another_architecture_is_refused_with_the_reason(model_type, tokenizer):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_no_architecture_ends_in_a_traceback(tokenizer):
     """Every one that transformers has and that can be made small: through, or one line."""
     through, refused, unmade = [], [], []

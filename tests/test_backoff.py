@@ -136,7 +136,6 @@ def test_what_was_learned_about_memory_outlives_the_process(inside, arguments, t
     assert seen == [before.tokens_per_microbatch] == [after.tokens_per_microbatch] and after.max_kv_gb == before.max_kv_gb
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whole, tmp_path, monkeypatch):
     """Out of memory until every row stands alone, and once more: then nothing is kept, and the run ends as it would have."""

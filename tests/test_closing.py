@@ -121,7 +121,10 @@ SCRIPT = Path(__file__).parent / "close_leaks.py"
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the runners are chosen on a CPU")
 @pytest.mark.parametrize(
     ("runner", "held"),
-    [("v1", "model.norm.weight"), ("v2", "o_proj A0"), pytest.param("compiled", "inner", marks=pytest.mark.slow)],
+    [
+        ("v1", "model.norm.weight"),
+        *(pytest.param(*found, marks=pytest.mark.slow) for found in (("v2", "o_proj A0"), ("compiled", "inner"))),
+    ],
 )
 def test_nothing_of_the_real_engine_outlives_its_closing(runner, held):
     """And without the clearing the same look finds what each of vLLM's three variables holds: layerwise loading, the adapter

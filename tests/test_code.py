@@ -370,9 +370,9 @@ def test_humanevals_own_solutions_pass(host, humaneval):
 @pytest.mark.slow
 @pytest.mark.one_of_each
 def test_no_cheat_passes_humaneval(host, humaneval):
-    """Each problem against one cheat, all of them in turn; the next test has all against all."""
+    """Every other problem against one cheat, all of them in turn; the next test has all against all."""
     names = [name for name in PROGRAMS if name not in HANGING]
-    _no_cheat(host, [(row, names[number % len(names)]) for number, row in enumerate(humaneval)])
+    _no_cheat(host, [(row, names[number % len(names)]) for number, row in enumerate(humaneval[::2])])
 
 
 @pytest.mark.slow

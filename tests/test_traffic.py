@@ -60,7 +60,6 @@ def workload(model, rank):
     return Workload.from_config(config, Shape.from_config(model.config.to_dict()), devices.DEVICES["a40"])
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow  # a processor without AVX-512 takes more than a minute in bfloat16
 def test_at_the_papers_width_and_rank():
     """Rank 256 in bfloat16, in a micro-batch of 4,096 tokens. PEFT's float32 path moves 2.2 MB a token and layer."""

@@ -26,7 +26,7 @@ if v2_runner.is_chosen():
     v2_runner.choose()
 
 from architectures import tiny  # noqa: E402
-from test_adapters import RESIDUAL, config_of, ten_steps, train  # noqa: E402
+from test_adapters import RESIDUAL, alike_are_slow, config_of, ten_steps, train  # noqa: E402
 from transformers import CONFIG_MAPPING  # noqa: E402
 
 from microrl.algorithm.batch import Batch, Row  # noqa: E402
@@ -199,7 +199,7 @@ def test_logprobs_agree_with_the_trainer(served, kind, mode):
         assert gap(policy, groups) > 0.1, "the base is another distribution: the adapter is really there"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_every_adapter_is_served_as_it_is_trained(served, kind):
     """Trained for some steps, handed over in every way that it can be, and proved; a second version after the first."""
     config = config_of(kind, rank=3 if kind in RESIDUAL else 6, alpha=6.0)  # the engine's buffers are for rank 6
