@@ -2,7 +2,6 @@
 
 Two engines, one after the other: of the first, vLLM's variables are not cleared on closing.
 
-
 `v1` is the CPU build's own model runner. `v2` is the runner that vLLM has on a GPU, whose Triton kernels (the adapters' too) run
 in Triton's interpreter. `compiled` is v1 with the model traced by Dynamo; on a CPU it serves no adapters then.
 """

@@ -57,13 +57,12 @@ steps = 4
 """
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist reads the marks
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What needs vLLM's one engine of a process stays on one worker; its other tests, in processes of their own, do not wait."""
     for item in items:
         if "served" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("engine"))
-    return (yield)
 
 
 def pytest_collection_finish():

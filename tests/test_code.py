@@ -368,6 +368,7 @@ def test_humanevals_own_solutions_pass(host, humaneval):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_cheat_passes_humaneval(host, humaneval):
     """Every other problem against one cheat, all of them in turn; the next test has all against all."""
     names = [name for name in PROGRAMS if name not in HANGING]
