@@ -128,9 +128,8 @@ def check(cell: tuple[str, int, int, int], repetitions: int, slack: float) -> No
     is_inside = found["truth"] <= 0.9
     assert 0.935 - slack <= found["share"] <= (0.975 + slack if is_inside else 1.0)
     assert found["gain"] >= 0.935 - slack
-    if is_inside:  # pass@k of 30 questions: few of them differ
-        few = cell[3] > 1 and cell[1] == 30
-        assert found["gain"] <= (0.985 if few else 0.975) + slack and found["width"] <= (1.2 if few else 1.1)
+    if is_inside:
+        assert found["gain"] <= 0.975 + slack and found["width"] <= 1.1
 
 
 @pytest.mark.parametrize("cell", [("hard", 30, 16, 1), ("easy", 30, 8, 1), ("middle", 64, 8, 4), ("ceiling", 64, 32, 16)])
