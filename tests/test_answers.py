@@ -655,7 +655,7 @@ def checks_a_second(golds: list[str], rng: random.Random) -> float:
 @pytest.mark.one_of_each
 @pytest.mark.parametrize("kind", [*KINDS, "like MATH-500"])
 def test_throughput(kind, capsys):
-    """On one core; the issue of this code asks for 150 a second of each kind, and 500 of a mixture, on two."""
+    """On one core; on two, 150 a second of each kind and 500 of a mixture are wanted."""
     prepare()
     rate = checks_a_second(LIKE_MATH if kind == "like MATH-500" else KINDS[kind], random.Random(5))
     with capsys.disabled():

@@ -1,4 +1,4 @@
-"""`microrl bench logprob`: the bars of its issue at a smaller size, and the memory that the plan reckons with."""
+"""`microrl bench logprob`: its bounds at a smaller size, and the memory that the plan counts."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_time_meets_the_bar(inside):
 @pytest.mark.parametrize("bend", [None, Bend(scale=0.5), Bend(cap=20.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_chunk_takes_no_more_tensors_than_the_plan_reckons_with(dtype, bend, trained):
+def test_a_chunk_takes_no_more_tensors_than_the_plan_counts(dtype, bend, trained):
     case = logprob.make_case(torch.device("cpu"), dtype, CPU_CHUNK_ROWS * 2, 8192, 4)
     case.head.requires_grad_(trained)
     peak = logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, bend=bend), case)

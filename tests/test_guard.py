@@ -81,12 +81,14 @@ def test_one_factor_scales_every_patience_and_one_key_overrides_every_action():
 
 
 @pytest.mark.parametrize(
-    "key, new", [("guard.truncated.limit", "guard.truncated"), ("guard.accuracy.patience", "guard.patience"),
-                 ("guard.kl_sampler.action", "guard.action")],
+    "key, says, hint", [("guard.truncated.limit", "renamed to `guard.truncated`", "replace it with `guard.truncated`"),
+                        ("guard.accuracy.patience", "removed", "`guard.patience` multiplies"),
+                        ("guard.kl_sampler.action", "removed", "`guard.action` is the action of every rule")],
 )  # fmt: skip
-def test_a_key_of_earlier_versions_names_todays(key, new):
-    with pytest.raises(UserError, match=f"`{key}` was renamed to `{new}`"):
+def test_a_key_of_earlier_versions_names_todays(key, says, hint):
+    with pytest.raises(UserError, match=f"`{key}` was {says}") as raised:
         resolve((), {}, [f"{key}=3"])
+    assert hint in raised.value.hint
 
 
 def test_accuracy_is_averaged_and_measured_against_its_best_average():

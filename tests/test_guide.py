@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from conftest import command_line
+from conftest import command_line, in_process
 
 from microrl import guide
 from microrl.config import resolve
@@ -67,6 +67,27 @@ def test_every_command_parses_and_its_keys_resolve(page, command, tmp_path, monk
         resolve(presets, flags, given["sets"] or ())
     elif "names" in given:
         resolve(given["names"])
+
+
+SHOWN = [
+    ("README", "microrl plan --model Qwen2.5-1.5B-Instruct --rank 256"),
+    ("budget", "microrl plan --model Qwen2.5-1.5B-Instruct --rank 256"),
+    ("budget", "microrl plan --model Qwen2.5-7B-Instruct"),
+    ("budget", "microrl plan micro-r64 --gpu a40 --detect"),
+]
+"""The page, and how the command begins whose output is the next block there."""
+
+
+@pytest.mark.parametrize(("page", "begins"), SHOWN)
+def test_the_plan_that_is_shown_is_the_commands(page, begins):
+    """`...` stands for what is left out."""
+    command = next(one for name, one in COMMANDS if name == page and one.startswith(begins))
+    after = TEXTS[page].partition(begins)[2].partition("\n```\n")[2]
+    printed = " ".join(in_process(*shlex.split(command)[1:]).stdout.split())
+    for part in re.findall(r"```\n(.*?)```", after, re.DOTALL)[0].split("..."):
+        wanted = " ".join(part.split())
+        assert wanted and wanted in printed
+        printed = printed.partition(wanted)[2]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -54,7 +54,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
 
 
 def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool) -> int:
-    """Carry out the run in this process; returns the exit status, or AGAIN after a failure that other settings may mend."""
+    """Carry out the run in this process; returns the exit status, or AGAIN after a failure that other settings may avoid."""
     from microrl.cli import early
     from microrl.train import fallback
 

@@ -25,6 +25,7 @@ HELD_OUT = "held-out"
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
 """Keys that make no other method of a run."""
 NAMED = ("adapter.kind", "adapter.rank", "loss.kind")
+"""Keys that differ, but are in the name of an adapter and a loss already."""
 """Keys that every method's name tells."""
 PART = re.compile(r"-(best|step-\d{6,15})$")
 
@@ -217,10 +218,7 @@ def _labels(configs: Sequence[RunConfig]) -> list[str]:
     found = []
     for config, one in zip(configs, flat, strict=True):
         adapter = f"{config.adapter.name}, {config.loss.kind}"
-        # An adapter's rank and kind are in its name.
-        own = [
-            f"{key}={one[key]}" for key in differing if key in one and key not in ("adapter.kind", "adapter.rank", "loss.kind")
-        ]
+        own = [f"{key}={one[key]}" for key in differing if key in one and key not in NAMED]
         found.append(", ".join([adapter, *own]))
     return found
 

@@ -101,8 +101,10 @@ class GuardConfig(Section):
         for rule, value in values.items() if isinstance(values, dict) else ():
             if isinstance(value, dict) and rule in cls.model_fields:
                 leaf = next(iter(value), "limit")
-                new = {"limit": rule}.get(leaf, leaf if leaf in cls.model_fields else rule)
-                raise ValueError(f"`guard.{rule}.{leaf}` was renamed to `guard.{new}`", f"replace it with `guard.{new}`")
+                if leaf in ("patience", "action"):
+                    hint = {"patience": "multiplies the patience", "action": "is the action"}[leaf]
+                    raise ValueError(f"`guard.{rule}.{leaf}` was removed", f"`guard.{leaf}` {hint} of every rule")
+                raise ValueError(f"`guard.{rule}.{leaf}` was renamed to `guard.{rule}`", f"replace it with `guard.{rule}`")
         return values
 
 

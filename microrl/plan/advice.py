@@ -64,7 +64,7 @@ def _fewer_tokens(work: Workload, positions: int) -> Fix:
 
 
 def fixes(work: Workload, room: float) -> tuple[str, ...]:
-    """What to turn so that the run fits into `room` bytes; several lines only where no single one does it."""
+    """What to change so that the run fits into `room` bytes; several lines only where no single one does it."""
     needed = conflicts(work)
     work = _after(work, needed)
     if memory.estimate_memory(work, room).fits(room):

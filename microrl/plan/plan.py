@@ -45,7 +45,7 @@ class Plan:
     fits: bool
     """Whether memory suffices and nothing contradicts."""
     advice: tuple[str, ...]
-    """What to turn where it does not fit, `FLAGS: why` each; all of them together make it fit."""
+    """What to change where it does not fit, `FLAGS: why` each; all of them together make it fit."""
     notes: tuple[str, ...]
     engine: str
     sleep: str | int | None

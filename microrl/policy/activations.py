@@ -47,7 +47,7 @@ class ActivationBudget(NamedTuple):
         )
 
     def tokens(self, *, checkpointing: bool) -> int:
-        """Tokens of a micro-batch, as the plan reckons them."""
+        """Tokens of a micro-batch, as the plan counts them."""
         room = memory.CPU_ROOM_BYTES if self.bytes is None else self.bytes
         return memory.micro_batch_tokens(
             self.shape,

@@ -1,4 +1,4 @@
-"""The learning rate over the spent share of the budget."""
+"""The learning rate over a run's progress."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig
 
 
 def learning_rate(config: OptimConfig, progress: float, *, after: float) -> float:
-    """The rate when `share` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or a line.
+    """The rate when the fraction `progress` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or
+    a line.
 
-    `after` is the share when the step ends, as far as that is known. A warm-up follows it: of W steps, step t has (t + 1) / W of
-    the rate, and none has 0.
+    `after` is the fraction when the step ends, as far as that is known. A warm-up follows it: of W steps, step t has (t + 1) / W
+    of the rate, and none has 0.
     """
     schedule, lr = config.schedule, config.lr
     assert not isinstance(lr, str), "auto is a number once the model is known"

@@ -30,14 +30,14 @@ from microrl.errors import MachineFailure
 from microrl.evaluation.evaluate import evaluate
 from microrl.models import tiny
 from microrl.models.hub import cache_folder
-from microrl.quickstart.pretrain import WarmStartSettings, warm_start
+from microrl.quickstart.pretrain import PretrainingSettings, pretrain
 from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.transformers import TransformersEngine
 from microrl.run import disk
 from microrl.run.console import RunConsole
 from microrl.types import BASE, Sampling, SftExample
 
-SETTINGS = WarmStartSettings()
+SETTINGS = PretrainingSettings()
 TRAIN_FROM, VALIDATE_FROM = 0.5, 0.3
 """Shares of the content hash: the run's held-out questions come from below data.held_out, these never meet them."""
 WORKED_SHARE = 0.37
@@ -119,7 +119,7 @@ def _make(console: RunConsole) -> tuple[PreTrainedModel, Any]:
 
     try:
         console.status("pretraining the quickstart's model (once; the result is cached)")
-        model, steps, reached = warm_start(model, draw, accuracy, SETTINGS, progress)
+        model, steps, reached = pretrain(model, draw, accuracy, SETTINGS, progress)
     finally:
         scorer.close()
         torch.set_num_threads(threads)

@@ -18,7 +18,7 @@ from microrl.types import SftExample
 
 
 @dataclass(frozen=True, slots=True)
-class WarmStartSettings:
+class PretrainingSettings:
     """Full-parameter AdamW with a falling rate. What is measured and kept is a moving average of the weights."""
 
     seed: int = 7
@@ -41,11 +41,11 @@ class WarmStartSettings:
         return self.lr * min((step + 1) / self.rising_steps, 1.0) * max(self.floor, 1 - step / self.falling_steps)
 
 
-def warm_start(
+def pretrain(
     model: PreTrainedModel,
     draw: Callable[[random.Random, int], Sequence[SftExample]],
     accuracy: Callable[[PreTrainedModel], float],
-    settings: WarmStartSettings,
+    settings: PretrainingSettings,
     on_progress: Callable[[int, float], None] = lambda step, accuracy: None,
 ) -> tuple[PreTrainedModel, int, float]:
     """Train until the averaged model's sampled accuracy lies in `stop_between`; return (averaged model, steps, accuracy).
@@ -76,7 +76,7 @@ def warm_start(
     raise RuntimeError(f"the pretraining did not reach an accuracy in [{low}, {high}] within {step} steps")
 
 
-def _config(settings: WarmStartSettings) -> Any:
+def _config(settings: PretrainingSettings) -> Any:
     flags = {
         "adapter.kind": "full", "optim.betas": (0.9, 0.95), "optim.weight_decay": settings.weight_decay,
         "optim.tokens_per_microbatch": settings.tokens_per_microbatch, "model.dtype": "float32",

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from microrl import clock
 from microrl.errors import MachineFailure, in_a_new_run
+from microrl.limits import CPU_CACHE_BYTES
 from microrl.models import onednn
 from microrl.models.forward import adapted, kv_bytes_per_token, stop_tokens
 from microrl.models.tensors import merge_lora, merged, replaced, weight_sharing_copy
@@ -26,7 +27,6 @@ from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Pace, SyncReport
 from microrl.types import AdapterSnapshot, Group, Prompt, Sampling
 
-CPU_KV_BYTES = 4e9
 SLACK = 1.25
 """The cache's length over the longest completion's where prompts join rows that are ahead of them: once it is full, at least the
 difference is padding, and dropped."""
@@ -197,4 +197,4 @@ class _Sampler:
 
 def _kv_room(model: PreTrainedModel) -> float:
     """Bytes for keys and values: a third of what is free on a GPU; on a CPU a fixed number, so that runs repeat."""
-    return torch.cuda.mem_get_info(model.device)[0] / 3 if model.device.type == "cuda" else CPU_KV_BYTES
+    return torch.cuda.mem_get_info(model.device)[0] / 3 if model.device.type == "cuda" else CPU_CACHE_BYTES

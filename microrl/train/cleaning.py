@@ -16,7 +16,7 @@ REPEATED, BAD_GOLD = "repeated", "without a usable gold answer"
 """Why a question is left out, besides its length."""
 
 
-def tell_reading(config: RunConfig, reading: Reading, folder: RunFolder, console: RunConsole) -> None:
+def report_reading(config: RunConfig, reading: Reading, folder: RunFolder, console: RunConsole) -> None:
     """Say which columns were guessed, and that a benchmark is trained on."""
     if reading.guessed:
         shown = ", ".join(f"{role} from `{name}`" for role, name in reading.guessed.items())
@@ -88,7 +88,7 @@ def without_contamination(
     return [question for place, question in enumerate(training) if place not in drops], left_out
 
 
-def tell_left_out(left_out: Mapping[str, Mapping[str, int]], folder: RunFolder, console: RunConsole) -> None:
+def report_left_out(left_out: Mapping[str, Mapping[str, int]], folder: RunFolder, console: RunConsole) -> None:
     """Say how many questions were left out of each part, and why; nothing if there are none."""
     counts = {part: {why: count for why, count in reasons.items() if count} for part, reasons in left_out.items()}
     counts = {part: reasons for part, reasons in counts.items() if reasons}

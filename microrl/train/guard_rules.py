@@ -44,7 +44,7 @@ class Memory:
     has_learned: bool = False
     """Whether the accuracy of later validations was once above that of earlier ones by more than chance."""
     average: Fraction | None = None
-    """Their mean; None while there are too few."""
+    """The mean of `validations`; None while there are too few."""
     best_average: Fraction = 0.0
     passed: dict[str, Annotated[int, Field(ge=0, le=10**9)]] = field(default_factory=dict)
     """Consecutive steps in which a rule's limit was exceeded."""

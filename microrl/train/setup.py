@@ -41,8 +41,8 @@ from microrl.train.cleaning import (
     BAD_GOLD,
     REPEATED,
     distinct,
-    tell_left_out,
-    tell_reading,
+    report_left_out,
+    report_reading,
     without_contamination,
     without_repeats,
 )
@@ -146,7 +146,7 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     console.status("reading the data")
     reading = Reading()
     everything = load_questions(config.data, raw=bool(config.reward.functions), reading=reading)
-    tell_reading(config, reading, folder, console)
+    report_reading(config, reading, folder, console)
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
     data_record.hold(folder, config, everything, solutions)
     if config.data.answer_kind == "gym":
@@ -202,7 +202,7 @@ def render_prompts(questions: Questions, tokenizer: Any, config: RunConfig, fold
     rendered = training, render_all(held_out, tokenizer, config.data), render_all(validation, tokenizer, config.data)
     for part, given, fits in zip(PARTS, (questions.training, held_out, validation), rendered, strict=True):
         questions.left_out[part][TOO_LONG] += len(given) - len(fits)
-    tell_left_out(questions.left_out, folder, console)
+    report_left_out(questions.left_out, folder, console)
     return Prompts(
         *rendered,
         [] if questions.solutions is None else _sft_examples(questions.solutions, tokenizer, config, folder, console),

@@ -53,7 +53,7 @@ class VllmEngine:
         self._tokenizer, self._stops = tokenizer, sorted(stop_tokens(model, tokenizer))
         self._sequences = sync_check.sequences(tokenizer)
         self._probe: sync_check.Probe | None = None
-        self._folded: bool | None = None
+        self._is_merged: bool | None = None
         """Whether an update is folded into the engine's weights; None: they are not the trainer's at all."""
         self._loaded = False
         """Whether the last push loaded weights, which then are to be compared."""
@@ -95,8 +95,8 @@ class VllmEngine:
         """See `Engine.shrink`: vLLM is built anew with a smaller cache, and proved anew."""
         with self.fault_named("restarting with a smaller cache"):
             self._driver.close()
-            self._halve("while sampling", is_told=False)  # the caller tells
-            self._probe = self._folded = None
+            self._halve("while sampling", is_reported=False)  # the caller tells
+            self._probe = self._is_merged = None
             self._start()
         return self._settings.kv_bytes / 1e9
 
@@ -148,7 +148,7 @@ class VllmEngine:
                 said = gpu.first_line(error)
             self._halve(f"at vLLM's start: {said}")
 
-    def _halve(self, where: str, *, is_told: bool = True) -> None:
+    def _halve(self, where: str, *, is_reported: bool = True) -> None:
         """Settings with half of the cache. Raises MachineFailure where that holds no whole completion."""
         gpu.empty_cache()
         kv_bytes = self._settings.kv_bytes // 2
@@ -162,7 +162,7 @@ class VllmEngine:
         total = torch.cuda.mem_get_info(self._base.device)[1] if self._base.device.type == "cuda" else 1
         fraction = self._settings.memory_share - kv_bytes / total
         self._settings = replace(self._settings, kv_bytes=kv_bytes, memory_share=max(fraction, 0.0))
-        if is_told:
+        if is_reported:
             said = f"{where}: the KV cache is reduced to {kv_bytes / 1e9:.3g} GB"
             self._on_event("out of memory", said, kv_bytes=kv_bytes)
 
@@ -185,7 +185,7 @@ class VllmEngine:
             reading, failure = self._prove(snapshot, mode)
         if failure is not None:
             self._on_event("swap retried", failure, version=snapshot.version, mode=mode, gap=reading.gap, slope=reading.slope)
-            self._folded = None  # push everything
+            self._is_merged = None  # push everything
             self._push_timed(snapshot, mode)
             reading, failure = self._prove(snapshot, mode)
         self.report.mode, self.report.gap, self.report.slope = mode, reading.gap, reading.slope
@@ -225,10 +225,10 @@ class VllmEngine:
         self._driver.settle()
         self._mode = mode
         merged = not snapshot.is_base and mode == "merge"
-        self._loaded = merged or self._folded is not False
+        self._loaded = merged or self._is_merged is not False
         if self._loaded:
             self._driver.load(snapshot if merged else BASE)
-            self._folded = merged
+            self._is_merged = merged
         if snapshot.pairs and mode == "swap":
             self._driver.swap(snapshot.pairs)
         else:
@@ -321,7 +321,7 @@ class VllmEngine:
     def _wake(self, what: str) -> None:
         self.report.retaken_bytes += self._driver.wake(what)
         if what == "weights" and self._settings.sleep == 2:
-            self._folded = None  # what was in them is gone
+            self._is_merged = None  # what was in them is gone
 
     def _sleep(self) -> None:
         """Give the memory to the trainer, and see that it was given."""
