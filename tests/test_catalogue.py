@@ -203,6 +203,19 @@ def test_repeated_questions_are_left_out_whatever_the_files_are(copy):
     assert [question.answer for question in load_questions(DataConfig(name=name))] == ["2", "4"]
 
 
+def test_a_copy_that_is_not_whole_is_said_and_has_no_revision(copy, inside, model_folder, tmp_path):
+    name = "aime25"
+    copy(name)
+    path = next(iter(own_copy(DATASETS[name]).rglob("*.parquet")))
+    write(path, [arena(1, "What is 1?"), arena(2, "What is 2?"), arena(2, "What is 2?")])
+    done = inside("eval", model_folder, "--bench", name, "--samples", 2, "--max-tokens", 4, "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0 and "warning: aime25 has 30 problems, and 3 were read" in done.stderr
+    found = json.loads(done.stdout)["benchmarks"][name]
+    assert found["questions"] == 3 and found["data"]["source"]["local"] == str(own_copy(DATASETS[name]))
+    with pytest.raises(UserError, match=r"data\.revision cannot be used"):
+        load_questions(DataConfig(name=name, split="train", revision="0" * 40))
+
+
 def test_choices_get_letters_in_an_order_that_follows_from_the_question(copy, checkers):
     copy("gpqa-diamond")
     (question,) = load_questions(DataConfig(name="gpqa"))

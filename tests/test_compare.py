@@ -9,33 +9,42 @@ import shutil
 import pytest
 
 from microrl.commands.compare import Entry, compare
-from microrl.config import resolve
+from microrl.config import catalogue, resolve
 from microrl.evaluation.estimators import pass_at_k
 from microrl.evaluation.result import Result, gains
 from microrl.run.folder import RunFolder
 from microrl.types import Sampling
 
 QUESTIONS = [f"question {number}" for number in range(40)]
+SAMPLING = Sampling(16, 64)
 
 
-def result(skills, seed, ks=(8,)):
+def result(skills, seed, ks=(8,), sampling=SAMPLING):
     draw = random.Random(seed)
     right = {question: sum(draw.random() < skill for _ in range(16)) for question, skill in zip(QUESTIONS, skills, strict=True)}
-    return Result(Sampling(16, 64), 0, ks, right)
+    return Result(sampling, 0, ks, right)
 
 
-def made(root, name, *, seed=0, rank=8, lift=0.2, bench="math500", part=None, cost=7.2, model="Qwen2.5-1.5B-Instruct"):
-    """A run folder as training and `microrl eval --base` leave it."""
+def made(
+    root, name, *, seed=0, rank=8, lift=0.2, bench="math500", part=None, cost=7.2, model="Qwen2.5-1.5B-Instruct",
+    sampling=SAMPLING, prompts="a" * 64, sha256="d" * 64, data=None, end="", base_model="Qwen2.5-1.5B-Instruct",
+):  # fmt: skip
+    """A run folder as training and `microrl eval --base` leave it. `data` is a file's name, `end` that of the result's."""
     path = root / name
     config = resolve((), {"model.name": model, "adapter.rank": rank, "seed": seed, "budget.steps": 3})
     folder = RunFolder(path) if path.exists() else RunFolder.create(path, config.model_dump(mode="json"))
     draw = random.Random(4)
     skills = [draw.betavariate(1, 2) for _ in QUESTIONS]
-    base, ours = result(skills, 99), result([min(skill + lift, 1.0) for skill in skills], 100 + seed)
-    suffix = f"-{part}" if part else ""
-    folder.write_json(
-        f"eval/{bench}-n16-t1-p1-m64-s0{suffix}.json", {**ours.to_json(), "base": base.to_json(), **gains(base, ours)}
-    )
+    base = result(skills, 99, sampling=sampling)
+    ours = result([min(skill + lift, 1.0) for skill in skills], 100 + seed, sampling=sampling)
+    about = {
+        "data": {"name": data or bench, "rows": 40 if data else catalogue.benchmark(bench).rows["test"], "sha256": sha256},
+        "prompts_sha256": prompts,
+    }
+    suffix = (f"-{part}" if part else "") + end
+    stem = f"{bench}-n16-t{sampling.temperature:g}-p{sampling.top_p:g}-m64-s0{suffix}"
+    other = {**base.to_json(), "model": base_model, "adapter_sha256": None}
+    folder.write_json(f"eval/{stem}.json", {**ours.to_json(), **about, "base": other, **gains(base, ours)})
     folder.write_json("summary.json", {"status": "done", "cost_usd": cost})
     return Entry.of(folder, part), base, ours
 
@@ -91,12 +100,106 @@ def test_the_forms(inside, tmp_path):
     assert "lora rank 8, grpo" in table and "math500 (40)" in table and "published: micro" not in table
     rows = list(csv.DictReader(io.StringIO(inside("compare", *runs, "--as", "csv").stdout)))
     assert rows[0]["method"] == "lora rank 8, grpo" and rows[0]["seeds"] == "0, 1"
-    value = inside("compare", *runs, "--json").stdout
-    assert f"{100 * json.loads(value)['rows'][0]['value']['mean']:.2f}" in rows[0]["value"]
+    value = json.loads(inside("compare", *runs, "--json").stdout)["rows"][0]
+    for name, estimate in (("value", value["value"]), ("gain", value["gain"])):
+        ends = ("low", "high") if name == "value" else ("gain_low", "gain_high")
+        found = [float(rows[0][column]) for column in (name, *ends)]
+        assert found == pytest.approx([100 * number for number in (estimate["mean"], *estimate["ci95"])], rel=1e-4)
+    assert rows[0]["benchmark"] == "math500" and rows[0]["questions"] == "40" and rows[0]["against_first_high"] == ""
+    assert float(rows[0]["usd_per_point_low"]) < float(rows[0]["usd_per_point"]) and float(rows[0]["p"]) < 0.001
+    assert "settings" not in rows[0] and value["settings"]["samples"] == 16
     lines = inside("compare", *runs, "--as", "markdown").stdout.splitlines()
     assert len({line.count("|") for line in lines}) == 1 and len(lines) == 4
     latex = inside("compare", *runs, "--as", "latex").stdout
     assert latex.startswith(r"\begin{tabular}{l") and r"\$ a point" in latex and "lora rank 8, grpo &" in latex
+
+
+def test_a_benchmark_with_several_settings_names_them_in_every_form(inside, tmp_path):
+    run = made(tmp_path, "run")[0].run.path
+    made(tmp_path, "run", sampling=Sampling(16, 64, 0.6, 0.95))
+    made(tmp_path, "run", bench="aime24")
+    texts = ["n16 T1.0 p1.0 64 tok", "n16 T0.6 p0.95 64 tok"]
+    for form in ("table", "markdown", "csv", "latex"):
+        text = inside("compare", run, "--as", form, "--no-published").stdout
+        assert "settings" in text and all(text.count(one) == 2 for one in texts), form
+    rows = csv.DictReader(io.StringIO(inside("compare", run, "--as", "csv").stdout))
+    assert {row["benchmark"]: row["settings"] == "" for row in rows} == {"math500": False, "aime24": True}
+    stored = json.loads(inside("compare", run, "--json", "--no-published").stdout)["rows"]
+    found = {(row["benchmark"], row["settings"]["temperature"], row["settings"]["seed"]) for row in stored}
+    assert found == {("math500", 1.0, 0), ("math500", 0.6, 0), ("aime24", 1.0, 0)}
+
+
+@pytest.mark.parametrize(("asked", "told"), [({"prompts": "b" * 64}, "prompts aaaaaa"), ({"sha256": "e" * 64}, "data dddddd")])
+def test_seeds_that_were_asked_differently_are_not_averaged(tmp_path, asked, told):
+    """The file's name is the same, and so are the questions' texts."""
+    first, _, ours = made(tmp_path, "seed-0")
+    second = made(tmp_path, "seed-1", seed=1, **asked)[0]
+    other = made(tmp_path, "r64", rank=64)[0]
+    rows = [row for row in compare([first, second, other], published=False) if row.metric == "avg@16"]
+    assert sorted((row.method, row.seeds) for row in rows) == [
+        ("lora rank 64, grpo", [0]), ("lora rank 8, grpo", [0]), ("lora rank 8, grpo", [1]),
+    ]  # fmt: skip
+    one = next(row for row in rows if row.seeds == [0] and "rank 8" in row.method)
+    assert one.value.mean == pytest.approx(sum(ours.right.values()) / 16 / 40)
+    assert len({row.settings for row in rows}) == 2 and one.settings.endswith(told)
+    assert next(row for row in rows if "64" in row.method).against_first.mean == 0, "seed 0 gave the same answers"
+
+
+def test_methods_are_paired_if_they_were_asked_the_same_or_render_prompts_themselves(tmp_path):
+    first = made(tmp_path, "first")[0]
+    for name, options, is_paired in (
+        ("other prompts", {"rank": 64, "prompts": "b" * 64}, False),
+        ("other model", {"model": "gpt2", "prompts": "b" * 64}, True),
+    ):
+        second = made(tmp_path, name, **options)[0]
+        row = compare([first, second], published=False)[1]
+        assert (row.against_first is not None, row.settings == "") == (is_paired, is_paired), name
+
+
+def test_of_one_evaluation_the_longest_counts_once_and_each_base_has_its_row(tmp_path):
+    """The names of their files differ."""
+    entry, _, ours = made(tmp_path, "run")
+    path = next((entry.run.path / "eval").glob("*.json"))
+    cut = json.loads(path.read_text())
+    cut["right"] = dict(list(cut["right"].items())[:20])
+    cut["questions"] = 20
+    path.with_name(f"{path.stem}-cut.json").write_text(json.dumps(cut))
+    row = compare([entry], published=False)[0]
+    assert (row.questions, row.seeds) == (40, [0]) and row.value.mean == pytest.approx(sum(ours.right.values()) / 16 / 40)
+    made(tmp_path, "run", end="-vs-other-best", base_model="other")
+    rows = compare([entry], published=False)
+    assert [row.settings.partition(" over ")[2].strip() for row in rows[:2]] == ["Qwen2.5-1.5B-Instruct", "other"]
+
+
+@pytest.mark.parametrize(("data", "shown"), [
+    ("/data/gsm8k-new.jsonl", "gsm8k-new"), ("/data/gsm8k.jsonl", "gsm8k"), ("me/gsm8k", "gsm8k"), ("/data/a.5", "a.5"),
+])  # fmt: skip
+def test_a_file_has_its_own_name_and_no_papers_numbers(tmp_path, data, shown):
+    model = "Qwen/Qwen2.5-3B-Instruct"
+    rows = compare([made(tmp_path, "run", bench=shown, data=data, model=model)[0]])
+    assert {(row.benchmark, row.source) for row in rows} == {(shown, None)}
+    rows = compare([made(tmp_path, "real", bench="gsm8k", model=model)[0]])
+    assert any(row.source for row in rows), "the benchmark itself has them"
+
+
+def test_the_training_split_of_a_benchmark_has_no_papers_numbers(tmp_path):
+    entry = made(tmp_path, "run", bench="gsm8k", data="gsm8k", model="Qwen/Qwen2.5-3B-Instruct")[0]
+    assert {row.source for row in compare([entry])} == {None}
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda text: text[:100],
+    lambda text: text.replace('"samples": 16', '"samples": 1'),
+    lambda text: json.dumps(json.loads(text) | {"base": {"right": {}}}),
+])  # fmt: skip
+def test_a_damaged_evaluation_is_to_be_made_again(inside, tmp_path, spoil):
+    run = made(tmp_path, "run")[0].run.path
+    path = next((run / "eval").glob("*.json"))
+    path.write_text(spoil(path.read_text()))
+    done = inside("compare", run)
+    assert done.returncode == 2 and f"{path} is damaged" in done.stderr
+    hint = done.stderr.partition("hint: ")[2]
+    assert path.name in hint and f"microrl eval {run}" in hint and "download" not in hint
 
 
 def test_the_evaluations_of_training_are_compared_as_held_out(tmp_path):

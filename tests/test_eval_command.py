@@ -75,7 +75,7 @@ def test_the_record(inside, run, tmp_path):
     here = copied(run, tmp_path)
     base = str(json.loads((here / "config.json").read_text())["model"]["name"])
     result = evaluated(inside, here, "--samples", 4, "--pass-k", "1,4", "--base", base)["held-out"]
-    stem = "held-out-n4-t1-p1-m12-s0-q4"
+    stem = f"held-out-n4-t1-p1-m12-s0-q4-vs-{Path(base).name}"
     stored = json.loads((here / "eval" / f"{stem}.json").read_text())
     assert {key: value for key, value in stored.items() if key not in ("right", "base")} == {
         key: value for key, value in result.items() if key != "base"
@@ -163,6 +163,72 @@ def test_a_journal_of_other_weights_counts_for_nothing(microrl, inside, run, tmp
     assert done.returncode == 0 and "problems; going on" not in done.stderr and "that was killed" not in done.stderr
 
 
+def written(path, *pairs):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in pairs))
+    return path
+
+
+def test_no_evaluation_replaces_one_of_other_data_prompts_weights_or_base(inside, run, tmp_path):
+    here, out = copied(run, tmp_path), tmp_path / "out"
+    first = written(tmp_path / "a" / "x.jsonl", ("What is 1 + 1?", "2"))
+    other = written(tmp_path / "b" / "x.jsonl", ("What is 1 + 2?", "3"))
+    shorter = ["--samples", 2, "--max-tokens", 4, "--out", out]
+    given = [[first], [other], [first, "--set", "data.system=Be brief."], [first, "--base", here / "step-000000"], [first]]
+    for data, *more in given:
+        evaluated(inside, here, "--data", data, *more, *shorter)
+    evaluated(inside, here / "step-000000", "--data", first, *shorter)
+    stored = {path.name: json.loads(path.read_text()) for path in out.glob("*.json")}
+    assert len(stored) == 5, "the fifth one is the first one again"
+    identity = {(one["data"]["sha256"], one["prompts_sha256"], one["adapter_sha256"], "base" in one) for one in stored.values()}
+    assert len(identity) == 5
+    whole = json.loads((out / "x-n2-t1-p1-m4-s0.json").read_text())
+    assert whole["data"]["source"] == {"local": str(first), "subset": None, "split": "train"} and whole["questions_planned"] == 1
+
+
+def test_a_run_can_be_the_base_and_a_base_that_is_not_there_is_found_first(inside, run, tmp_path):
+    here = copied(run, tmp_path)
+    done = inside("eval", here, "--base", here / "step-000000", "--samples", 2)
+    assert done.returncode == 0 and "paired gain, accuracy" in done.stdout and "p-value of no gain" in done.stdout, done.stderr
+    (path,) = (here / "eval").glob("held-out-*-vs-run-step-000000.json")
+    stored = json.loads(path.read_text())
+    assert stored["base"]["adapter_sha256"] not in (None, stored["adapter_sha256"]) and 0 < stored["paired_gain_p"] <= 1
+    before = set((here / "eval").iterdir())
+    done = inside("eval", here, "--base", "no/such-model", "--samples", 2)
+    assert done.returncode == 2 and "no/such-model" in done.stderr and set((here / "eval").iterdir()) == before
+
+
+def test_without_an_argument_the_newest_finished_run_is_evaluated(inside, run, tmp_path):
+    shutil.copytree(run, tmp_path / "runs" / "a")
+    shutil.copytree(run, tmp_path / "runs" / "b")
+    shutil.rmtree(tmp_path / "runs" / "b" / "final")
+    done = inside("eval", "--samples", 2, cwd=tmp_path)
+    assert done.returncode == 0 and "using the newest run that is finished: runs/a" in done.stderr
+    done = inside("eval", "runs/b", cwd=tmp_path)
+    assert done.returncode == 2 and "microrl train --resume runs/b" in done.stderr
+
+
+def test_a_file_is_evaluated_as_it_is_and_the_training_data_with_a_warning(inside, run, data_file, tmp_path):
+    here = copied(run, tmp_path)
+    data = written(tmp_path / "same.jsonl", ("Which letter?", "3"), ("Which letter?", "4"), ("Which letter?", "4"))
+    found = evaluated(inside, here, "--data", data, "--samples", 2, "--max-tokens", 4)["same"]
+    assert found["questions"] == 3
+    done = inside("eval", here, "--data", data_file, "--samples", 2, "--problems", 2)
+    assert done.returncode == 0 and "is the data that" in done.stderr and "was trained on" in done.stderr
+
+
+def test_a_model_with_few_positions_is_evaluated_where_the_prompts_fit(inside, model_folder, tmp_path):
+    """However long the prompts of a benchmark may be."""
+    config = json.loads((model_folder / "config.json").read_text())
+    longest = config["max_position_embeddings"]
+    data = written(tmp_path / "few.jsonl", ("What is 1 + 1?", "2"))
+    limits = ["--max-tokens", 4, "--set", f"data.max_prompt_tokens={longest}"]
+    assert (
+        evaluated(inside, model_folder, "--data", data, "--samples", 2, *limits, "--out", tmp_path / "out")["few"]["questions"]
+        == 1
+    )
+
+
 def test_a_time_limit_that_fits_nothing(inside, run, tmp_path):
     done = inside("eval", copied(run, tmp_path), "--hours", 1e-6)
     assert done.returncode == 2 and "hint: pass larger --hours" in done.stderr
@@ -191,6 +257,7 @@ def test_every_protocol_dry_runs_with_its_papers_settings(inside, name):
     (["--bench", "math500", "--temperature", 0], 1, [1]),
     (["--bench", "math500", "--pass-k", 16], 16, [16]),
     (["--bench", "MATH-500"], 8, [8]),
+    (["--bench", "MATH-500,math500"], 8, [8]),
 ])  # fmt: skip
 def test_flags_come_before_a_protocol_and_k_goes_with_the_samples(inside, arguments, samples, ks):
     done = inside("eval", "Qwen2.5-1.5B-Instruct", *arguments, "--dry-run", "--json")
@@ -207,18 +274,27 @@ def test_flags_come_before_a_protocol_and_k_goes_with_the_samples(inside, argume
     (["--bench", "math500", "--data", "x.jsonl"], "--data cannot be combined", "one of them"),
     (["--samples", 4, "--pass-k", 8], "pass@8 needs at least 8 samples", "evaluation.samples=8"),
     (["--hours", 0], "--hours must be above 0", "no time limit"),
+    (["--base", ""], "--base is empty", "leave it out"),
+    (["--base", "./none"], "there is no run and no model at ./none", "pass a model"),
 ])  # fmt: skip
 def test_what_cannot_be_evaluated_is_told_with_a_hint(inside, arguments, error, hint):
     done = inside("eval", "quickstart", *arguments)
     assert done.returncode == 2 and error in done.stderr and hint in done.stderr.partition("hint: ")[2], done.stderr
 
 
-def test_a_benchmark_that_is_the_training_data_is_refused(inside, run, tmp_path):
+@pytest.mark.parametrize(("changes", "option"), [
+    ({"data": {"name": "aime24", "split": "train"}}, "--bench"),
+    ({"data": {"name": "aime24", "split": "train"}}, "--data"),
+    ({"data": {"name": catalogue.benchmark("aime24").hub_id, "split": "train"}}, "--bench"),
+    ({"sft": {"data": "aime24", "steps": 1}}, "--bench"),
+])  # fmt: skip
+def test_a_benchmark_that_is_the_training_data_is_refused(inside, run, tmp_path, changes, option):
     here = copied(run, tmp_path)
     config = json.loads((here / "config.json").read_text())
-    config["data"] |= {"name": "aime24", "split": "train"}
+    for section, values in changes.items():
+        config[section] |= values
     (here / "config.json").write_text(json.dumps(config))
-    done = inside("eval", here, "--bench", "aime25,aime24")
+    done = inside("eval", here, option, "aime24")
     assert done.returncode == 2 and "was trained on aime24" in done.stderr and "hint: " in done.stderr
 
 

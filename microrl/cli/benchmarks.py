@@ -9,6 +9,7 @@ from microrl.cli import options
 from microrl.cli.output import say
 from microrl.cli.weights import Found
 from microrl.config import RunConfig, catalogue, protocols
+from microrl.config.catalogue import KnownDataset
 from microrl.config.paths import is_data_file
 from microrl.config.protocols import Protocol
 from microrl.config.resolve import override
@@ -19,11 +20,18 @@ ALL = 10**9
 
 
 def resolve_benchmarks(
-    found: Found, *, bench: str | None, protocol: str | None, data: str | None, flags: dict[str, Any], sets: list[str]
+    found: Found,
+    *,
+    bench: str | None,
+    protocol: str | None,
+    data: str | None,
+    base: str | None = None,
+    flags: dict[str, Any],
+    sets: list[str],
 ) -> list[Benchmark]:
     """The benchmarks with their settings: those of the run, of the protocol, of the flags, of `--set`; the last one counts.
 
-    Raises UserError.
+    `base`: the name of the weights that they are compared with, a part of the files' names. Raises UserError.
     """
     flags = {key: value for key, value in flags.items() if value is not None}
     names = None if bench is None else [name.strip() for name in bench.split(",") if name.strip()]
@@ -36,9 +44,12 @@ def resolve_benchmarks(
         names = names or list(paper.benchmarks)
     if names is None:
         if data is not None:
+            if (known := catalogue.find(data)) is not None:
+                _refuse_training_data(found, known)
             flags = {"data.name": data, "data.held_out": 1.0, "evaluation.problems": ALL} | flags
-        return [_made(found, None, found.config, flags, sets)]
-    return [_by_name(found, name, paper, flags, sets) for name in dict.fromkeys(names)]
+        return [_made(found, None, found.config, flags, sets, base)]
+    known_ones = {catalogue.benchmark(name).name: name for name in names}  # MATH-500 is math500
+    return [_by_name(found, name, paper, flags, sets, base) for name in known_ones.values()]
 
 
 def label(found: Found, target: str | None) -> str:
@@ -54,22 +65,37 @@ def benchmark_name(data: str) -> str:
     return path.stem if is_data_file(data) else path.name
 
 
-def _by_name(found: Found, name: str, paper: Protocol | None, flags: dict[str, Any], sets: list[str]) -> Benchmark:
-    known = catalogue.benchmark(name)
-    own = found.config.data
-    trained_on = catalogue.find(own.name)
-    if found.run is not None and trained_on is not None and trained_on.measures(own.split) and own.held_out < 1:
-        same = (trained_on.hub_id, own.split) == (known.hub_id, known.splits["test"])
-        if same and trained_on.only == known.only:
+def _refuse_training_data(found: Found, known: KnownDataset) -> None:
+    """Raises UserError where the run was trained on what this data set measures with, by GRPO or in its supervised phase."""
+    if found.run is None:
+        return
+    own, sft = found.config.data, found.config.sft
+    trained_on = [(own.name, own.split)] if own.held_out < 1 else []
+    trained_on += [(sft.data, own.split)] if sft.is_on and sft.data is not None else []
+    for name, split in trained_on:
+        other = catalogue.find(name)
+        if other is None:
+            is_same = name.lower() == known.hub_id.lower()
+        else:
+            is_same = (other.hub_id, other.only) == (known.hub_id, known.only)
+        if is_same and (other or known).split(split) == known.splits.get("test"):
             raise UserError(
                 f"{found.run.path} was trained on {known.name}: its score there would mean nothing",
-                "leave --bench out to evaluate on the held-out part, or choose another benchmark",
+                "leave --bench and --data out to evaluate on the held-out part, or choose another benchmark",
             )
+
+
+def _by_name(
+    found: Found, name: str, paper: Protocol | None, flags: dict[str, Any], sets: list[str], base: str | None
+) -> Benchmark:
+    known = catalogue.benchmark(name)
+    own = found.config.data
+    _refuse_training_data(found, known)
     changes: dict[str, Any] = {"evaluation.problems": ALL}
     if paper is not None:
         if known.name not in paper.benchmarks:
             raise UserError(
-                f"the protocol of {paper.paper} has no settings for {known.name}",
+                f"this protocol ({paper.paper}) has no settings for {known.name}",
                 f"its benchmarks: {', '.join(paper.benchmarks)}; or leave --protocol out",
             )
         settings = paper.benchmarks[known.name]
@@ -84,14 +110,16 @@ def _by_name(found: Found, name: str, paper: Protocol | None, flags: dict[str, A
         changes["evaluation.samples"] = max(changes["evaluation.samples"], *flags["evaluation.pass_k"])
     if "evaluation.samples" in flags and "evaluation.pass_k" not in flags:
         changes.pop("evaluation.pass_k", None)  # the paper's k goes with its samples
-    return _made(found, known.name, tree, changes | flags, sets)
+    return _made(found, known.name, tree, changes | flags, sets, base)
 
 
-def _made(found: Found, name: str | None, tree: RunConfig, changes: dict[str, Any], sets: list[str]) -> Benchmark:
+def _made(
+    found: Found, name: str | None, tree: RunConfig, changes: dict[str, Any], sets: list[str], base: str | None
+) -> Benchmark:
     changes = changes | _samples_and_k(tree, changes)
     config = override(tree.model_dump(), changes, sets)
     shown = name or ("held-out" if config.data.held_out < 1 else benchmark_name(config.data.name))
-    return Benchmark(shown, _stem(shown, config, found.part), config)
+    return Benchmark(shown, _stem(shown, config, found.part, base), config)
 
 
 def _samples_and_k(tree: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
@@ -106,13 +134,18 @@ def _samples_and_k(tree: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:
     return {} if samples is None else {"evaluation.samples": samples, "evaluation.pass_k": ks}
 
 
-def _stem(name: str, config: RunConfig, part: str | None) -> str:
+def _stem(name: str, config: RunConfig, part: str | None, base: str | None) -> str:
     """NAME-SETTINGS of an evaluation's files."""
     settings = config.evaluation
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
-    kept = name.encode(errors="replace")[: options.NAME_BYTES].decode(errors="ignore").replace("/", "-")
     parts = [
-        kept, f"n{settings.samples}", f"t{settings.temperature:g}", f"p{settings.top_p:g}", f"m{limit}", f"s{settings.seed}",
-        *([f"q{settings.problems}"] if settings.problems < ALL else []), *([part] if part else []),
+        _short(name, options.NAME_BYTES), f"n{settings.samples}", f"t{settings.temperature:g}", f"p{settings.top_p:g}",
+        f"m{limit}", f"s{settings.seed}", *([f"q{settings.problems}"] if settings.problems < ALL else []),
+        *([part] if part else []), *([f"vs-{_short(base, options.NAME_BYTES // 2)}"] if base else []),
     ]  # fmt: skip
     return "-".join(parts)
+
+
+def _short(name: str, most: int) -> str:
+    """What fits into the name of a file: at most so many bytes, without slashes."""
+    return name.encode(errors="replace")[:most].decode(errors="ignore").replace("/", "-")

@@ -27,7 +27,7 @@ EXAMPLES = """
 
   microrl compare runs/mine/best runs/warm/best --as latex --no-published
 """
-HEAD = ("method", "seeds", "benchmark", "metric", "value", "base", "gain", "p", "against first", "$ a point", "note")
+HEAD = ("method", "seeds", "benchmark", "settings", "metric", "value", "base", "gain", "p", "against first", "$ a point", "note")
 PIPE_WIDTH = 200
 """Characters per line without a terminal."""
 
@@ -50,9 +50,7 @@ def compare(
     from microrl.cli.weights import find_adapter
     from microrl.errors import UserError, did_you_mean
 
-    forms: dict[str, Callable[[Sequence[Sequence[str]]], str]] = {
-        "table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex,
-    }  # fmt: skip
+    forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
     if form not in forms:
         raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, forms))
     from microrl.commands.compare import Entry
@@ -71,7 +69,7 @@ def compare(
     if as_json:
         emit({"rows": [row.to_json() for row in rows]})
         return
-    print(forms[form]([_cells(row) for row in rows]))
+    print(forms[form](rows))
     if any(row.is_selected for row in rows):
         say("selected: several checkpoints of the run were evaluated on this benchmark; the best of them may be best by chance")
 
@@ -84,11 +82,11 @@ def _cells(row: Row) -> list[str]:
     if row.usd_per_point is not None:
         low, high = row.usd_per_point.ci95
         per_point = f"{row.usd_per_point.mean:.2f} [{low:.2f}, {'∞' if math.isinf(high) else f'{high:.2f}'}]"
-    note = [*(["selected"] if row.is_selected else []), *([row.source] if row.source else [])]
     return [
         row.method,
         ", ".join(map(str, row.seeds)),
         row.benchmark + (f" ({row.questions})" if row.questions else ""),
+        row.settings,
         row.metric,
         value,
         "" if row.base is None else f"{100 * row.base:.2f}",
@@ -96,8 +94,12 @@ def _cells(row: Row) -> list[str]:
         "" if row.p is None else f"{row.p:.3g}",
         "" if row.against_first is None else _interval(row.against_first, "+"),
         per_point,
-        "; ".join(note),
+        _note(row),
     ]
+
+
+def _note(row: Row) -> str:
+    return "; ".join([*(["selected"] if row.is_selected else []), *([row.source] if row.source else [])])
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:
@@ -105,50 +107,86 @@ def _interval(estimate: Estimate, sign: str = "") -> str:
     return f"{100 * estimate.mean:{sign}.2f} [{100 * low:{sign}.2f}, {100 * high:{sign}.2f}]"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The columns in which something stands."""
-    return [number for number in range(len(HEAD)) if any(row[number] for row in rows)]
+def _shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The head and the cells of the columns in which something stands."""
+    cells = [_cells(row) for row in rows]
+    shown = [number for number in range(len(HEAD)) if any(line[number] for line in cells)]
+    return [HEAD[number] for number in shown], [[line[number] for number in shown] for line in cells]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def _table(rows: Sequence[Row]) -> str:
     from rich.table import Table
     from rich.text import Text
 
     from microrl.plan.show import as_text
     from microrl.terminal import printable
 
-    shown = _columns(rows)
+    head, lines = _shown(rows)
     table = Table(
         box=None, pad_edge=False, header_style="bold", caption="in percent, with 95 % intervals over seeds and problems"
     )
-    for number in shown:
-        table.add_column(HEAD[number], overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(row[number])) for number in shown))
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(printable(cell)) for cell in line))
     return as_text(table, PIPE_WIDTH)
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    shown = _columns(rows)
-    lines = [[HEAD[number] for number in shown], ["---"] * len(shown), *([row[number] for number in shown] for row in rows)]
+def _markdown(rows: Sequence[Row]) -> str:
+    head, lines = _shown(rows)
+    lines = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _csv(rows: Sequence[Sequence[str]]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
+    """A number a cell: each estimate in three columns, and in percent, as in the table."""
+    lines = [_fields(row) for row in rows]
+    if not any(row.settings for row in rows):
+        for line in lines:
+            del line["settings"]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([HEAD, *rows])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([list(lines[0]), *(line.values() for line in lines)])
     return text.getvalue().rstrip("\n")
 
 
-def _latex(rows: Sequence[Sequence[str]]) -> str:
-    shown = _columns(rows)
+def _fields(row: Row) -> dict[str, str]:
+    value = _numbers("value", row.value, 100)
+    if row.source is not None:
+        value |= {"low": "", "high": ""}
+    return {
+        "method": row.method,
+        "seeds": ", ".join(map(str, row.seeds)),
+        "benchmark": row.benchmark,
+        "questions": str(row.questions or ""),
+        "settings": row.settings,
+        "metric": row.metric,
+        **value,
+        "spread": "" if row.spread is None else f"{100 * row.spread:.6g}",
+        "base": "" if row.base is None else f"{100 * row.base:.6g}",
+        **_numbers("gain", row.gain, 100),
+        "p": "" if row.p is None else f"{row.p:.6g}",
+        **_numbers("against_first", row.against_first, 100),
+        **_numbers("usd_per_point", row.usd_per_point),
+        "note": _note(row),
+    }
+
+
+def _numbers(name: str, estimate: Estimate | None, factor: int = 1) -> dict[str, str]:
+    """The columns of an estimate; those of the value itself are called value, low and high."""
+    prefix = "" if name == "value" else f"{name}_"
+    names = (name, f"{prefix}low", f"{prefix}high")
+    if estimate is None:
+        return dict.fromkeys(names, "")
+    return {one: f"{factor * number:.6g}" for one, number in zip(names, (estimate.mean, *estimate.ci95), strict=True)}
+
+
+def _latex(rows: Sequence[Row]) -> str:
+    head, lines = _shown(rows)
     special = {"\\": r"\textbackslash{}", "∞": r"$\infty$", "±": r"$\pm$"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
     def line(cells: Sequence[str]) -> str:
         return " & ".join("".join(special.get(sign, sign) for sign in cell) for cell in cells) + r" \\"
 
-    body = [line([row[number] for number in shown]) for row in rows]
-    head = line([HEAD[number] for number in shown])
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{'l' * len(shown)}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
-    )
+    begin = rf"\begin{{tabular}}{{{'l' * len(head)}}}"
+    return "\n".join([begin, r"\hline", line(head), r"\hline", *map(line, lines), r"\hline", r"\end{tabular}"])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -82,7 +79,12 @@ def evaluate(
         ),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="Also evaluate this model on the same problems and report the paired gain.")
+        str | None,
+        typer.Option(
+            metavar="WEIGHTS",
+            help="Also evaluate this model, run or adapter folder on the same problems, and report the paired gain over it.",
+            show_default="none",
+        ),
     ] = None,
     hours: Annotated[
         float | None,
@@ -117,15 +119,22 @@ def evaluate(
         raise UserError("--data cannot be combined with --bench or --protocol", "evaluate on one of them at a time")
     found = find_weights(target)
     name = label(found, target)
+    if base == "":
+        raise UserError("--base is empty", "pass a model, a run or an adapter folder, or leave it out")
+    against = None if base is None else find_weights(base)
+    base_name = None if against is None else label(against, base)
     flags = {
         "evaluation.samples": samples, "evaluation.pass_k": _ks(pass_k), "evaluation.temperature": temperature,
         "evaluation.top_p": top_p, "evaluation.max_completion_tokens": max_tokens, "evaluation.problems": problems,
         "evaluation.seed": seed, "engine.kind": engine, "engine.sync": None if engine == "transformers" else "auto",
     }  # fmt: skip
-    benchmarks = resolve_benchmarks(found, bench=bench, protocol=protocol, data=data, flags=flags, sets=sets or [])
-    adapter = found.run.final() if found.run is not None and found.adapter is None else found.adapter
+    benchmarks = resolve_benchmarks(
+        found, bench=bench, protocol=protocol, data=data, base=base_name, flags=flags, sets=sets or []
+    )
+    adapter = found.adapter_folder()
+    other_adapter = None if against is None else against.adapter_folder()
     for benchmark in benchmarks:
-        prepare_hub(benchmark.config, *([base] if base else []), reads_data=True)
+        prepare_hub(benchmark.config, *([against.config.model.name] if against else []), reads_data=True)
     if dry_run:
         from microrl.commands.evaluation_plan import preview
 
@@ -138,9 +147,11 @@ def evaluate(
     config = benchmarks[0].config
     place = out or (found.run.path / "eval" if found.run is not None else Path("runs/eval", name))
     weights, other = Weights(name, config, found.run, adapter), None
-    if base is not None:
-        renamed = config.model_copy(update={"model": config.model.model_copy(update={"name": base})})
-        other = Weights(base, renamed, None, None)
+    if against is not None and base_name is not None:
+        model = config.model.model_copy(update={"name": against.config.model.name})
+        other = Weights(
+            base_name, config.model_copy(update={"model": model, "adapter": against.config.adapter}), against.run, other_adapter
+        )
     deadline_s = None if hours is None else hours * 3600 - (clock.now_s() - clock.process_started_s())
     result = measure(weights, benchmarks, other, place, deadline_s)
     if as_json:
@@ -172,21 +183,24 @@ def _show_plan(shown: dict[str, Any]) -> None:
         )
         gain = one["smallest_gain"]
         shows = "no gain" if gain is None else f"a gain of {100 * gain:.1f} points or more"
-        minutes = f"about {one['seconds'] / 60:.1f} min on {shown['device']}, if completions reach half of the length limit"
+        where = shown["device"] + ("" if shown["is_here"] else " (there is no GPU here)")
+        minutes = f"about {one['seconds'] / 60:.1f} min on {where}, if completions reach half of the length limit"
         print(f"  {minutes}; detects {shows} (power 90 %, from an accuracy of 0.5)")
     print(f"total: about {shown['seconds'] / 60:.1f} min")
 
 
 def _show(name: str, value: dict[str, Any]) -> None:
     settings = value["settings"]
-    say(f"{name}: {value['questions']} problems, {value['samples']} samples each, temperature {settings['temperature']}")
+    print(f"{name}: {value['questions']} problems, {value['samples']} samples each, temperature {settings['temperature']}")
     for side, numbers in (("", value), ("base ", value.get("base", {}))):
         for key, estimate in numbers.items():
             if key.startswith(("avg@", "pass@", "pass^", "maj@")):
                 label = f"accuracy ({key})" if key.startswith("avg@") else key
                 print(f"{side}{label}  {estimate['mean']:.4f}  {_interval(estimate)}")
     for key, gain in value.items():
-        if key.startswith("paired_gain") and gain is not None:
+        if key == "paired_gain_p" and gain is not None:
+            print(f"p-value of no gain in accuracy  {gain:.2g}  (two-sided, by permutation)")
+        elif key.startswith("paired_gain") and gain is not None:
             label = "accuracy" if key == "paired_gain" else key.removeprefix("paired_gain_")
             print(f"paired gain, {label}  {gain['mean']:+.4f}  {_interval(gain, '+')}")
     cut = value["truncated"]

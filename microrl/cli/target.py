@@ -52,13 +52,16 @@ def is_path(name: str) -> bool:
     return name.startswith(("/", ".", "~", "runs/"))
 
 
-def find(name: str | None) -> Target:
-    """The newest run for None; a run folder by its path; anything else is a model. Raises UserError."""
+def find(name: str | None, *, needs_weights: bool = False) -> Target:
+    """The newest run for None; a run folder by its path; anything else is a model. With `needs_weights`, the newest run with a
+    final adapter, if there is one. Raises UserError."""
     if name is not None:
         expanded(name, "the name of a run or model")
     if name is None:
-        run = RunFolder.newest()
-        say(f"using the newest run: {run.path}")
+        run = newest = RunFolder.newest()
+        if needs_weights:
+            run = RunFolder.newest(has_final=True)
+        say(f"using the newest run{'' if run.path == newest.path else ' that is finished'}: {run.path}")
     elif RunFolder.is_one(Path(name)):
         run = RunFolder.open(Path(name))
     elif is_path(name) and not os.path.exists(os.path.expanduser(name)):

@@ -23,6 +23,10 @@ class Found(NamedTuple):
     run: RunFolder | None
     adapter: Path | None
 
+    def adapter_folder(self) -> Path | None:
+        """The adapter's folder; None for a model. Raises UserError for a run that has none yet."""
+        return self.run.final() if self.run is not None and self.adapter is None else self.adapter
+
     @property
     def part(self) -> str | None:
         """`best` or `step-000100` for such a part of a run; None for its final adapter and for what is no run's."""
@@ -36,7 +40,7 @@ def find_adapter(name: str | None, model: str | None = None) -> Found:
     """
     path = None if name is None else Path(expanded(name, "the name of a run"))
     if path is None or RunFolder.is_one(path):
-        found = find(None if path is None else str(path))
+        found = find(None if path is None else str(path), needs_weights=True)
         return Found(found.with_settings({"model.name": model}, ()), found.run, None)
     if (part := _part(path)) is not None:
         found = find(str(part[0]))

@@ -15,16 +15,19 @@ from transformers import PreTrainedModel
 
 from microrl import clock, files
 from microrl.commands.weights import awake_throughout, opened, trained
-from microrl.config import RunConfig
+from microrl.config import RunConfig, catalogue, known_models
 from microrl.config.schema import TransformersEngineConfig
-from microrl.data.load import Question, load_questions, split
+from microrl.data.load import Question, Reading, load_questions, split
 from microrl.data.prompts import none_fits, render_all
+from microrl.data.sources import described
 from microrl.errors import Explained, UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.evaluate import evaluate
-from microrl.evaluation.record import FileJournal, folder_sha256, prompts_sha256, write_completions
+from microrl.evaluation.intervals import permutation_p
+from microrl.evaluation.record import CUT, FileJournal, folder_sha256, free_stem, prompts_sha256, write_completions
 from microrl.evaluation.result import Result, gains
 from microrl.models import gpu
+from microrl.models.load import load_tokenizer
 from microrl.rewards.judges.judge import weakness
 from microrl.rewards.scorer import RewardScorer, make_scorer
 from microrl.rollout.engine import Engine
@@ -49,7 +52,7 @@ class Weights:
     adapter: Path | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """A benchmark with its questions, the scorer of their answers, and what the record says of the data."""
 
@@ -57,6 +60,8 @@ class Prepared:
     questions: list[Question]
     scorer: RewardScorer
     data: dict[str, Any]
+    stem: str
+    """The name of the files; what it replaces is known with the prompts and weights."""
 
     @property
     def tokens(self) -> int:
@@ -67,10 +72,11 @@ class Prepared:
 
 @dataclass(slots=True)
 class Measured:
-    """The result of one side on one benchmark, and what its record says beside it."""
+    """The result of one side on one benchmark, what its record says beside it, and the name of its files."""
 
     result: Result
     details: dict[str, Any]
+    stem: str
 
     def to_json(self) -> dict[str, Any]:
         return {**self.result.to_json(), **self.details}
@@ -91,6 +97,8 @@ def measure(
     sides = [weights, *([base] if base is not None else [])]
     for side in sides:
         select_engine(side.config)  # fails before anything is loaded
+    if base is not None and base.config.model.name not in (weights.config.model.name, known_models.QUICKSTART):
+        load_tokenizer(base.config.model)  # a wrong name is found before the other side is sampled
     found: dict[str, Any] = {}
     ours: dict[str, Measured] = {}
     with ExitStack() as until_done, RunConsole() as console:
@@ -112,7 +120,7 @@ def measure(
                     found[name] = {**measured.to_json(), "data": one.data}
                 else:
                     found[name] |= _paired(ours[name], measured, console)
-                path, value = place / f"{one.benchmark.stem}.json", found[name]
+                path, value = place / f"{ours[name].stem}.json", found[name]
                 _attempt(partial(files.write_json, path, value), console)
     return {"benchmarks": found}
 
@@ -136,13 +144,28 @@ class _Time:
 def _prepared(benchmark: Benchmark, scorer: RewardScorer, run: RunFolder | None, console: RunConsole) -> Prepared:
     """Raises UserError."""
     config = benchmark.config
-    everything = load_questions(config.data)
+    reading = Reading()
+    everything = load_questions(config.data, reading=reading)
+    _report_reading(benchmark, len(everything), reading, console)
     data = _data(config, run, everything, console) | {"contamination": _contamination(benchmark, run, console)}
-    chosen = pick_questions(split(everything, config.data.held_out).held_out, config.evaluation.problems, config.evaluation.seed)
+    pool = split(everything, config.data.held_out).held_out
+    is_whole = config.data.held_out == 1  # a benchmark is what it is, repeated questions and all
+    chosen = pick_questions(pool, config.evaluation.problems, config.evaluation.seed, repeated=is_whole)
     questions = check_golds(chosen, scorer, config, None, console)
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "pass a file: --data FILE.jsonl")
-    return Prepared(benchmark, questions, scorer, data)
+    return Prepared(benchmark, questions, scorer, data, benchmark.stem)
+
+
+def _report_reading(benchmark: Benchmark, count: int, reading: Reading, console: RunConsole) -> None:
+    """Say how many rows were left out, and whether a benchmark is not complete."""
+    data, name = benchmark.config.data, benchmark.name
+    for reason, number in reading.left_out.items():
+        console.note(f"warning: {name}: {number:,} rows left out: {reason}")
+    known = catalogue.find(data.name)
+    rows = None if known is None or not known.measures(data.split) or data.subset else known.rows.get("test")
+    if rows is not None and count + reading.left_out.total() != rows:
+        console.note(f"warning: {name} has {rows:,} problems, and {count:,} were read: do not compare the result with others")
 
 
 def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
@@ -157,17 +180,26 @@ def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], c
             f"warning: {data_record.changed(record.data, found)}. Do not compare this result with the run's own evaluations: "
             "the problems differ"
         )
-    return {**found.model_dump(), "same_as_in_training": is_same}
+    if run is not None and config.data.held_out == 1 > run.settings().data.held_out:
+        record = data_record.recorded(run)
+        if record is not None and record.data.sha256 == found.sha256:
+            console.note(
+                f"warning: {found.name} is the data that {run.path} was trained on, so this does not measure how it generalises; "
+                "leave --data out for the held-out part"
+            )
+    return {**found.model_dump(), "source": described(config.data), "same_as_in_training": is_same}
 
 
 def _contamination(benchmark: Benchmark, run: RunFolder | None, console: RunConsole) -> dict[str, int] | None:
     """What the run has found in common between its training questions and these; None where it has not looked."""
-    record = None if run is None else contamination.recorded(run)
+    if run is None:
+        return None
+    record = contamination.recorded(run)
     found = None if record is None else record.of(benchmark.name)
     if found is None:
+        console.note(f"{benchmark.name}: overlap with the training questions was not checked (data.decontaminate was not set)")
         return None
-    if found.overlapping:
-        console.note(f"warning: {benchmark.name}: {found}")
+    console.note(f"{'warning: ' if found.overlapping else ''}{benchmark.name}: {found}")
     return {"questions": found.questions, "overlapping": found.overlapping, "near": found.near, "removed": found.removed}
 
 
@@ -193,17 +225,20 @@ def _side(
     for one, prompts in left:
         if not prompts:
             raise none_fits(one.benchmark.config.data)
+        if not is_base:
+            own = {**about, "prompts_sha256": prompts_sha256(prompts), "data": one.data["sha256"]}
+            one.stem = free_stem(place, one.benchmark.stem, own)
 
     def evaluated(config: RunConfig) -> Iterator[tuple[Prepared, Measured]]:
         with opened(awake_throughout(config), model, tokenizer, console, at_exit=is_last) as engine:
             while left:
                 one, prompts = left[0]
-                task = _Task(side.name, one, prompts, place, f"{one.benchmark.stem}{'-base' if is_base else ''}", about)
+                task = _Task(side.name, one, prompts, place, one.stem + ("-base" if is_base else ""), about)
                 measured = _evaluate(task, engine, snapshot, time.share_s(one.tokens), console)
                 del left[0]
                 yield one, measured
 
-    config = _for_all(side.config, [one.benchmark for one in prepared], max(len(prompts) for _, prompts in left))
+    config = _for_all(side.config, [one.benchmark for one in prepared], [prompts for _, prompts in left])
     try:
         yield from evaluated(config)
         return
@@ -216,15 +251,17 @@ def _side(
     yield from evaluated(config.model_copy(update={"engine": transformers}))
 
 
-def _for_all(config: RunConfig, benchmarks: Sequence[Benchmark], prompts: int) -> RunConfig:
+def _for_all(config: RunConfig, benchmarks: Sequence[Benchmark], prompts: Sequence[Sequence[Prompt]]) -> RunConfig:
     """The configuration from which an engine gets the lengths and the rows of the largest benchmark."""
+    longest = max(len(prompt.token_ids) for some in prompts for prompt in some)
+    rows = max(map(len, prompts))
     samplings = [benchmark.sampling() for benchmark in benchmarks]
     limit = max(sampling.max_tokens for sampling in samplings)
     samples = max(sampling.group_size for sampling in samplings)
     changes: dict[str, dict[str, Any]] = {
-        "data": {"max_prompt_tokens": max(benchmark.config.data.max_prompt_tokens for benchmark in benchmarks)},
+        "data": {"max_prompt_tokens": longest},
         "evaluation": {"max_completion_tokens": limit, "samples": samples},
-        "sampling": {"max_completion_tokens": limit, "prompts_per_step": prompts, "group_size": samples},
+        "sampling": {"max_completion_tokens": limit, "prompts_per_step": rows, "group_size": samples},
     }
     return config.model_copy(update={name: getattr(config, name).model_copy(update=section) for name, section in changes.items()})
 
@@ -261,8 +298,11 @@ def _evaluate(task: _Task, engine: Engine, snapshot: AdapterSnapshot, share_s: f
         console.note(f"{label}: continuing an evaluation that was killed after {len(journal.saved())} of {len(prompts)} problems")
     began = clock.now_s()
 
+    def stem(answered: int) -> str:
+        return task.stem + (CUT if answered < len(prompts) else "")
+
     def keep(groups: Sequence[Group]) -> None:
-        _attempt(partial(write_completions, task.place / f"{task.stem}.jsonl.gz", groups), console)
+        _attempt(partial(write_completions, task.place / f"{stem(len(groups))}.jsonl.gz", groups), console)
 
     with engine.awake(snapshot) as sampler:
         result = evaluate(
@@ -291,7 +331,7 @@ def _evaluate(task: _Task, engine: Engine, snapshot: AdapterSnapshot, share_s: f
             f"warning: {label}: {result.killed} answers count as wrong because checking them timed out (reward.deadline_s = "
             f"{config.reward.deadline_s:g} s)"
         )
-    return Measured(result, details)
+    return Measured(result, {**details, "questions_planned": len(prompts)}, stem(len(result.right)))
 
 
 def _paired(measured: Measured, base: Measured, console: RunConsole) -> dict[str, Any]:
@@ -305,7 +345,8 @@ def _paired(measured: Measured, base: Measured, console: RunConsole) -> dict[str
     change = None
     if theirs.entropy and ours.entropy is not None:
         change = (ours.entropy - theirs.entropy) / theirs.entropy * 100
-    return {"base": base.to_json(), **gains(theirs, ours), "entropy_change_pct": change}
+    p = permutation_p(theirs.by_question(), ours.by_question())
+    return {"base": base.to_json(), **gains(theirs, ours), "paired_gain_p": p, "entropy_change_pct": change}
 
 
 def _attempt(write: Callable[[], None], console: RunConsole) -> None:

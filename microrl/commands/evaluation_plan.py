@@ -37,7 +37,12 @@ def preview(benchmarks: Sequence[Benchmark], *, sides: int) -> dict[str, Any]:
             "smallest_gain": smallest_gain(questions=questions, samples=sampling.group_size),
             "seconds": plan.evaluation_s * sides + plan.load_s * sides / len(benchmarks),
         }
-    return {"device": device.label, "seconds": sum(one["seconds"] for one in found.values()), "benchmarks": found}
+    return {
+        "device": device.label,
+        "is_here": gpu is not None or device.is_cpu,
+        "seconds": sum(one["seconds"] for one in found.values()),
+        "benchmarks": found,
+    }
 
 
 def _questions(config: RunConfig) -> int:

@@ -77,9 +77,13 @@ def load_questions(config: DataConfig, *, raw: bool = False, reading: Reading | 
             Question(row, text, answer, as_json({"question": text, "answer": answer}) if raw else "", content_share(name))
             for row, (text, answer, name) in rows
         ]
+    reading = Reading() if reading is None else reading
     questions = list(_questions(rows_of(config), config, raw=raw, reading=reading))
     if not questions:
-        raise UserError(f"{config.name} contains no problems", "add rows with a question and an answer")
+        why = ", ".join(f"{count:,} rows left out: {reason}" for reason, count in reading.left_out.items())
+        raise UserError(
+            f"{config.name} contains no problems" + (f" ({why})" if why else ""), "add rows with a question and an answer"
+        )
     return questions
 
 

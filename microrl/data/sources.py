@@ -36,9 +36,29 @@ def local_rows(config: DataConfig) -> Iterator[Mapping[str, Any]] | None:
     if known is None and not is_local_data(config.name):
         return None
     if path.is_dir():
+        if known is not None and config.revision is not None:
+            raise UserError(
+                f"data.revision cannot be used: {path} is a copy of {known.name}",
+                "rename that folder, or leave data.revision out",
+            )
         subset = config.subset or (known.subset if known else None)
         return rows_of_folder(path, config.split, subset, _distinct(known))
     return rows_of_file(path) if known is None else None
+
+
+def described(config: DataConfig) -> dict[str, str | None]:
+    """Where the rows come from, for a record: the hub's id and commit (None: its newest), or the path of local data."""
+    known = catalogue.find(config.name)
+    if known is None and ("/" not in config.name or is_local_data(config.name)):
+        return {"local": config.name, "subset": config.subset, "split": config.split}
+    local = None if known is None or not own_copy(known).is_dir() else str(own_copy(known))
+    return {
+        "hub_id": hub_id(config.name),
+        "revision": None if local else config.revision or (known.revision if known else None),
+        "local": local,
+        "subset": config.subset or (known.subset if known else None),
+        "split": config.split,
+    }
 
 
 def own_copy(known: KnownDataset) -> Path:

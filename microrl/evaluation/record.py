@@ -18,6 +18,8 @@ from microrl.files import STRICT, BadFile, Count
 from microrl.types import Completion, Finish, Group, Prompt
 
 _APPEND, _READ_WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND, os.O_RDWR
+CUT = "-cut"
+"""Ends the names of the files of an evaluation that the time limit has cut short: it never replaces a whole one."""
 LONGEST_LINE = 256 * 2**20
 """Bytes. A longer line of a journal is damage."""
 
@@ -119,6 +121,31 @@ class _Line(BaseModel):
     model_config = STRICT
     position: Count
     completions: list[_Sampled]
+
+
+def free_stem(place: Path, stem: str, own: Mapping[str, str | None]) -> str:
+    """`stem`; but if what is stored there is of other data, prompts or weights than `own` says, then with a hash of `own`."""
+    try:
+        found: _Stored = files.read_json(place / f"{stem}.json", _Stored)
+    except (OSError, BadFile):
+        return stem  # there is none, or it is damaged
+    if found.model_dump() | {"data": found.data.sha256} == own:
+        return stem
+    return f"{stem}-{hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+class _Data(BaseModel):
+    sha256: str
+
+
+class _Stored(BaseModel):
+    """What identifies a stored evaluation."""
+
+    data: _Data
+    prompts_sha256: str
+    model: str
+    model_sha256: str
+    adapter_sha256: str | None
 
 
 def write_completions(path: Path, groups: Sequence[Group]) -> None:

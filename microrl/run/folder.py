@@ -142,12 +142,13 @@ class RunFolder:
             self._lock = None
 
     @classmethod
-    def newest(cls, root: Path = Path("runs")) -> RunFolder:
-        """The run under `root` that was started last. Raises UserError if there is none."""
+    def newest(cls, root: Path = Path("runs"), *, has_final: bool = False) -> RunFolder:
+        """The run under `root` that was started last, with `has_final` among those with a final adapter, if there is one. Raises
+        UserError if there is none at all."""
         found = cls._all_in(root)
         if not found:
             raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass its folder")
-        return cls.open(found[0])
+        return cls.open(next((path for path in found if has_final and (path / "final").is_dir()), found[0]))
 
     @classmethod
     def _all_in(cls, root: Path) -> list[Path]:
@@ -188,7 +189,8 @@ class RunFolder:
         """The folder of the final adapter. Raises UserError if there is none yet."""
         final = self.path / "final"
         if not final.is_dir():
-            raise UserError(f"{self.path} has no trained adapter yet", f"finish it: microrl train --resume {self.path}")
+            best = f", or take its best checkpoint so far: {self.path}/best" if (self.path / "best").is_dir() else ""
+            raise UserError(f"{self.path} has no trained adapter yet", f"finish it: microrl train --resume {self.path}{best}")
         return final
 
     def is_done(self) -> bool:

@@ -324,8 +324,8 @@ def check_golds(
     return [question for question in questions if checked[question.answer]]
 
 
-def pick_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """At most `count` distinct problems; the same ones in the same order for the same seed."""
-    pool = sorted(distinct(questions), key=lambda question: question.text)
+def pick_questions(questions: Sequence[Question], count: int, seed: int, *, repeated: bool = False) -> list[Question]:
+    """At most `count` problems, distinct ones unless `repeated`; the same ones in the same order for the same seed."""
+    pool = sorted(questions if repeated else distinct(questions), key=lambda question: question.text)
     random.Random(seed).shuffle(pool)
     return pool[:count]
