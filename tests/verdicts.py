@@ -415,6 +415,8 @@ TABLE = {
 + ;; \sqrt{x^2} ;; |x| ;; for x of either sign
 - ;; \frac{x}{|x|} ;; 1 ;; not for negative x
 - ;; \arcsin(\sin x) ;; x ;; not for large x
+- ;; \arctan(\tan x) ;; x ;; not for large x
+- ;; \arccos(\cos x) ;; |x| ;; not for large x
 - ;; \sin x ;; \sin(x+\pi) ;; the sign
 + ;; \sin x ;; \sin(x+2\pi) ;; a period
 - ;; f(g(x)) ;; g(f(x)) ;; another order

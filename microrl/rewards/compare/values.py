@@ -120,12 +120,13 @@ def _power_of_ten(digits: float) -> Any:
 def _random_points(names: frozenset[str]) -> list[dict[str, Fraction]]:
     """Five with positive coordinates, below 1 and above, and three with negative ones: all of them, and either half.
 
-    Signs are not drawn: three positive draws would take the root of x^2 for x.
+    Signs are not drawn: three positive draws would take the root of x^2 for x. Nor is it left to chance whether one is above
+    pi / 2 and one above pi, where arcsin(sin x) and arccos(cos x) are no longer x.
     """
     ordered = sorted(names)
-    positive = [(100, 900)] * 3 + [(1100, 3100)] * 2
+    positive = [(100, 900)] * 3 + [(1700, 3100), (3200, 4700)]
     points = [{name: Fraction(_random.randrange(*each), 997) for name in ordered} for each in positive]
-    for half, each in ((ordered, (100, 900)), (ordered[::2], (100, 900)), (ordered[1::2] or ordered, (1100, 3100))):
+    for half, each in ((ordered, (100, 900)), (ordered[::2], (100, 900)), (ordered[1::2] or ordered, (1700, 3100))):
         points.append({name: Fraction(_random.randrange(*each), 997) * (-1 if name in half else 1) for name in ordered})
     return points
 
