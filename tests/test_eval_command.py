@@ -13,6 +13,8 @@ import processes
 import pytest
 
 from microrl.config import catalogue, protocols
+from microrl.config.schema import DataConfig
+from microrl.data.load import load_questions, split
 from microrl.types import Completion, Group
 
 HERE = Path(__file__).parent
@@ -212,7 +214,13 @@ def test_a_file_is_evaluated_as_it_is_and_the_training_data_with_a_warning(insid
     here = copied(run, tmp_path)
     data = written(tmp_path / "same.jsonl", ("Which letter?", "3"), ("Which letter?", "4"), ("Which letter?", "4"))
     found = evaluated(inside, here, "--data", data, "--samples", 2, "--max-tokens", 4)["same"]
-    assert found["questions"] == 3
+    assert found["questions"] == 3 and found["data"]["contamination"]["overlapping"] == 0
+    sums = [(row["question"], row["answer"]) for row in map(json.loads, data_file.read_text().splitlines())]
+    both = written(tmp_path / "both.jsonl", ("Which letter?", "3"), *sums)
+    found = evaluated(inside, here, "--data", both, "--samples", 2, "--max-tokens", 4, "--problems", 2)["both"]
+    shared = found["data"]["contamination"]
+    parts = split(load_questions(DataConfig(name=str(data_file))), 0.2, 0.2)
+    assert shared == {"questions": 41, "overlapping": len(parts.training), "near": len(parts.training), "removed": 0}
     done = inside("eval", here, "--data", data_file, "--samples", 2, "--problems", 2)
     assert done.returncode == 0 and "is the data that" in done.stderr and "was trained on" in done.stderr
 

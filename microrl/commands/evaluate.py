@@ -14,12 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl import clock, files
+from microrl.commands.evaluation_data import about_data
 from microrl.commands.weights import awake_throughout, opened, trained
-from microrl.config import RunConfig, catalogue, known_models
+from microrl.config import RunConfig, known_models
 from microrl.config.schema import TransformersEngineConfig
 from microrl.data.load import Question, Reading, load_questions, split
 from microrl.data.prompts import none_fits, render_all
-from microrl.data.sources import described
 from microrl.errors import Explained, UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.evaluate import evaluate
@@ -32,7 +32,7 @@ from microrl.rewards.judges.judge import weakness
 from microrl.rewards.scorer import RewardScorer, make_scorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import select_engine
-from microrl.run import contamination, data_record, environment
+from microrl.run import environment
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.setup import check_golds, load_model, pick_questions
@@ -146,8 +146,7 @@ def _prepared(benchmark: Benchmark, scorer: RewardScorer, run: RunFolder | None,
     config = benchmark.config
     reading = Reading()
     everything = load_questions(config.data, reading=reading)
-    _report_reading(benchmark, len(everything), reading, console)
-    data = _data(config, run, everything, console) | {"contamination": _contamination(benchmark, run, console)}
+    data = about_data(benchmark, everything, reading, run, console)
     pool = split(everything, config.data.held_out).held_out
     is_whole = config.data.held_out == 1  # a benchmark is what it is, repeated questions and all
     chosen = pick_questions(pool, config.evaluation.problems, config.evaluation.seed, repeated=is_whole)
@@ -155,52 +154,6 @@ def _prepared(benchmark: Benchmark, scorer: RewardScorer, run: RunFolder | None,
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "pass a file: --data FILE.jsonl")
     return Prepared(benchmark, questions, scorer, data, benchmark.stem)
-
-
-def _report_reading(benchmark: Benchmark, count: int, reading: Reading, console: RunConsole) -> None:
-    """Say how many rows were left out, and whether a benchmark is not complete."""
-    data, name = benchmark.config.data, benchmark.name
-    for reason, number in reading.left_out.items():
-        console.note(f"warning: {name}: {number:,} rows left out: {reason}")
-    known = catalogue.find(data.name)
-    rows = None if known is None or not known.measures(data.split) or data.subset else known.rows.get("test")
-    if rows is not None and count + reading.left_out.total() != rows:
-        console.note(f"warning: {name} has {rows:,} problems, and {count:,} were read: do not compare the result with others")
-
-
-def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
-    """The data's fingerprint, and whether it is the same as in training; None if it is other data on purpose."""
-    found = data_record.of_questions(config.data, questions)
-    is_same = data_record.is_same(run, config, found)
-    if is_same is False:
-        assert run is not None
-        record = data_record.recorded(run)
-        assert record is not None
-        console.note(
-            f"warning: {data_record.changed(record.data, found)}. Do not compare this result with the run's own evaluations: "
-            "the problems differ"
-        )
-    if run is not None and config.data.held_out == 1 > run.settings().data.held_out:
-        record = data_record.recorded(run)
-        if record is not None and record.data.sha256 == found.sha256:
-            console.note(
-                f"warning: {found.name} is the data that {run.path} was trained on, so this does not measure how it generalises; "
-                "leave --data out for the held-out part"
-            )
-    return {**found.model_dump(), "source": described(config.data), "same_as_in_training": is_same}
-
-
-def _contamination(benchmark: Benchmark, run: RunFolder | None, console: RunConsole) -> dict[str, int] | None:
-    """What the run has found in common between its training questions and these; None where it has not looked."""
-    if run is None:
-        return None
-    record = contamination.recorded(run)
-    found = None if record is None else record.of(benchmark.name)
-    if found is None:
-        console.note(f"{benchmark.name}: overlap with the training questions was not checked (data.decontaminate was not set)")
-        return None
-    console.note(f"{'warning: ' if found.overlapping else ''}{benchmark.name}: {found}")
-    return {"questions": found.questions, "overlapping": found.overlapping, "near": found.near, "removed": found.removed}
 
 
 def _side(

@@ -1,0 +1,82 @@
+"""What an evaluation says and records of its data: what was left out, where it comes from, and what training has in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microrl.config import RunConfig, catalogue
+from microrl.data.contamination import overlaps
+from microrl.data.load import Question, Reading, load_questions, split
+from microrl.data.sources import described
+from microrl.errors import UserError
+from microrl.evaluation.benchmark import Benchmark
+from microrl.run import contamination, data_record
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+
+
+def about_data(
+    benchmark: Benchmark, questions: list[Question], reading: Reading, run: RunFolder | None, console: RunConsole
+) -> dict[str, Any]:
+    """The part `data` of an evaluation's record. `questions` are all of the data set's; what a reader should know is said."""
+    _report_reading(benchmark, len(questions), reading, console)
+    return {
+        **_data(benchmark.config, run, questions, console),
+        "contamination": None if run is None else _contamination(benchmark, questions, run, console),
+    }
+
+
+def _report_reading(benchmark: Benchmark, count: int, reading: Reading, console: RunConsole) -> None:
+    """Say how many rows were left out, and whether a benchmark is not complete."""
+    data, name = benchmark.config.data, benchmark.name
+    for reason, number in reading.left_out.items():
+        console.note(f"warning: {name}: {number:,} rows left out: {reason}")
+    known = catalogue.find(data.name)
+    rows = None if known is None or not known.measures(data.split) or data.subset else known.rows.get("test")
+    if rows is not None and count + reading.left_out.total() != rows:
+        console.note(f"warning: {name} has {rows:,} problems, and {count:,} were read: do not compare the result with others")
+
+
+def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
+    """The data's fingerprint, and whether it is the same as in training; None if it is other data on purpose."""
+    found = data_record.of_questions(config.data, questions)
+    is_same = data_record.is_same(run, config, found)
+    if is_same is False:
+        assert run is not None
+        record = data_record.recorded(run)
+        assert record is not None
+        console.note(
+            f"warning: {data_record.changed(record.data, found)}. Do not compare this result with the run's own evaluations: "
+            "the problems differ"
+        )
+    if run is not None and config.data.held_out == 1 > run.settings().data.held_out:
+        record = data_record.recorded(run)
+        if record is not None and record.data.sha256 == found.sha256:
+            console.note(
+                f"warning: {found.name} is the data that {run.path} was trained on, so this does not measure how it generalises; "
+                "leave --data out for the held-out part"
+            )
+    return {**found.model_dump(), "source": described(config.data), "same_as_in_training": is_same}
+
+
+def _contamination(benchmark: Benchmark, questions: list[Question], run: RunFolder, console: RunConsole) -> dict[str, int] | None:
+    """What these questions have in common with the run's training questions, as found before training or, for a benchmark that
+    was not compared then, now; None where the training data is not at hand."""
+    record, asked = contamination.recorded(run), benchmark.config.data
+    is_whole = asked.held_out == 1  # otherwise it is the held-out part
+    is_recorded = record is not None and (not is_whole or catalogue.find(asked.name) is not None)
+    found = record.of(benchmark.name) if record is not None and is_recorded else None
+    if found is None and not is_whole:
+        return None
+    if found is None:
+        config = run.settings().data
+        try:
+            training = split(load_questions(config), config.held_out, config.validation).training
+        except UserError as error:
+            console.note(f"{benchmark.name}: not compared with the training questions: {error.message}")
+            return None
+        console.status(f"comparing {benchmark.name} with the training questions")
+        shared = overlaps([one.text for one in training], {benchmark.name: [one.text for one in questions]})
+        found = contamination.record(training, {benchmark.name: questions}, shared, {}).benchmarks[benchmark.name]
+    console.note(f"{'warning: ' if found.overlapping else ''}{benchmark.name}: {found}")
+    return {"questions": found.questions, "overlapping": found.overlapping, "near": found.near, "removed": found.removed}
