@@ -371,11 +371,11 @@ def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypa
     load, name = engine._driver.load, "model.layers.0.mlp.up_proj"
     stale = LowRank(torch.ones(1, 128, device=DEVICE), torch.ones(256, 1, device=DEVICE), 1e-4)
     monkeypatch.setattr(engine._driver, "load", lambda snapshot: load(AdapterSnapshot(0, {name: stale})))
-    monkeypatch.setattr(engine, "_folded", None)
+    monkeypatch.setattr(engine, "_is_merged", None)
     with pytest.raises(SyncNotProved, match=rf"`{name}\.weight` in vLLM's memory"), engine.awake(policy.snapshot()):
         pass
     monkeypatch.undo()
-    engine._folded = None
+    engine._is_merged = None
     assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE
 
 
@@ -407,11 +407,11 @@ def test_the_canary_catches(served, monkeypatch, breaks, says):
     if breaks == "unseen":
         monkeypatch.setattr("microrl.rollout.sync_check.CANARY_TIMES_NOISE", 1e9)
     monkeypatch.setattr(engine, "_probe", None)
-    monkeypatch.setattr(engine, "_folded", None)
+    monkeypatch.setattr(engine, "_is_merged", None)
     with pytest.raises(SyncNotProved, match=says), engine.awake(BASE):
         pass
     monkeypatch.undo()
-    engine._folded = None
+    engine._is_merged = None
     sampled(engine, BASE, prompts(served, 1))
 
 
@@ -527,7 +527,7 @@ def test_what_sleep_loses_is_replaced_by_poison_and_comes_back(served, monkeypat
     assert [row.completion_ids for row in again] == [row.completion_ids for row in meant] and not served.events
     monkeypatch.undo()
     if level == 2:
-        engine._folded = None  # the poison of the last sleep is still in it
+        engine._is_merged = None  # the poison of the last sleep is still in it
     assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE
 
 
