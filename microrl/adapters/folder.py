@@ -29,7 +29,7 @@ WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """Of PEFT's names for tensors."""
 INCOMPLETE = "the file may be incomplete or made for another model: save or download it again"
-ANOTHER = "pass the model that it was trained for (microrl merge: --model BASE)"
+ANOTHER = "pass the model that it was trained for (microrl merge: --model BASE; microrl eval: --set model.name=BASE)"
 MAX_CLAIMED, FEW_NUMBERS = 16, 2**26
 """An adapter is made room for before its missing tensors can be named: up to so many times what its file holds."""
 

@@ -55,7 +55,10 @@ def find_adapter(name: str | None, model: str | None = None) -> Found:
 
     base = model or base_of(path)
     if base is None:
-        raise UserError(f"{name} does not name its base model", "pass it: --model BASE")
+        raise UserError(
+            f"{name} does not name its base model",
+            "name it in its adapter_config.json: base_model_name_or_path (merge: --model BASE)",
+        )
     return Found(resolve((), {"model.name": base}), None, path)
 
 
