@@ -12,7 +12,7 @@ import pytest
 from conftest import command_line, in_process
 
 from microrl import guide
-from microrl.config import resolve
+from microrl.config import known_models, resolve
 from microrl.errors import UserError
 from microrl.guide import figure
 from microrl.guide.figure import smoothed
@@ -135,7 +135,7 @@ def test_every_page_is_listed_and_linked_from_the_readme():
         assert f"(microrl/guide/{topic}.md)" in TEXTS["README"], topic
 
 
-def test_every_adapter_preset_and_metric_is_named():
+def test_every_adapter_preset_metric_and_model_is_named():
     from microrl.config.adapters import KINDS
     from microrl.config.presets import available
     from microrl.run.metrics import METRICS
@@ -143,6 +143,7 @@ def test_every_adapter_preset_and_metric_is_named():
     assert not [kind for kind in KINDS if f"| `{kind}` |" not in TEXTS["adapters"]]
     assert not [name for name in METRICS if f"`{name}`" not in TEXTS["guard"]]
     assert not [name for name in available() if f"`{name}`" not in TEXTS["configuration"]]
+    assert not [name for name in known_models.MODELS if f"`{name}`" not in TEXTS["data"]]
 
 
 @pytest.mark.parametrize("page", PAGES)
