@@ -3,7 +3,7 @@
 Dimension letters in the names of tensors, everywhere in microrl:
 B rows of a micro-batch, N of a mini-batch or any flat count; T completion tokens, L prompt tokens; P prompts, G completions of
 one prompt; V vocabulary, D hidden size; O out features, I in features, R rank of an adapter, rows in the engines; C, K a chunk's
-rows and its vocabulary; 1 a dimension kept for broadcasting.
+rows and its vocabulary; S seeds, Q questions; 1 a dimension kept for broadcasting.
 """
 
 from __future__ import annotations

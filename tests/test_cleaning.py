@@ -20,7 +20,7 @@ from microrl.run import contamination
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.train.setup import check_golds, pick_questions, read_questions, render_prompts
+from microrl.train.questions import check_golds, pick_questions, read_questions, render_prompts
 
 DISTILLED = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
 LONG = "A farmer has {} hens and every hen lays two eggs on each of the five working days of a week so how many eggs are there"

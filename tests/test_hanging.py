@@ -20,7 +20,7 @@ from microrl.evaluation.evaluate import evaluate
 from microrl.rewards.answer_checker import AnswerChecker, _Child
 from microrl.rewards.scorer import RewardScorer
 from microrl.run.console import RunConsole
-from microrl.train.setup import check_golds
+from microrl.train.questions import check_golds
 from microrl.types import Completion, Group, Prompt, Sampling
 
 GOLD, HOSTILE = (

@@ -14,6 +14,9 @@ import pytest
 from killed import PLACES
 from test_run import rows
 
+from microrl.config import resolve
+from microrl.run.folder import RunFolder
+
 STEPS = 12
 ADAPTER = "final/adapter_model.safetensors"
 
@@ -228,6 +231,25 @@ def test_a_second_process_is_refused(microrl, learning, tmp_path):
     process.communicate()
     assert second.returncode == 2 and f"another process ({process.pid}) is training" in second.stderr, second.stderr
     assert "hint:" in second.stderr
+
+
+def test_a_child_does_not_keep_the_lock_of_a_run_that_has_died(tmp_path):
+    """The process group of a killed run may live on. With flock(2), which filelock uses, it would hold the lock."""
+    folder = RunFolder.create(tmp_path / "run", resolve(["quickstart"]).model_dump(mode="json"))
+    reading, writing = os.pipe()
+    if (owner := os.fork()) == 0:
+        folder.lock()
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+        os.write(writing, str(child).encode())
+        os._exit(0)
+    os.waitpid(owner, 0)
+    child = int(os.read(reading, 32))
+    try:
+        RunFolder.open(folder.path).lock()
+        os.kill(child, 0)  # it does live on
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.one_of_each

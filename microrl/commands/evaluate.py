@@ -35,7 +35,8 @@ from microrl.rollout.preflight import select_engine
 from microrl.run import environment
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.train.setup import check_golds, load_model, pick_questions
+from microrl.train.questions import check_golds, pick_questions
+from microrl.train.setup import load_model
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
 

@@ -119,7 +119,7 @@ class RunFolder:
                 f"cannot write to {self.path}: {error.strerror}", f"make it writable, or copy it: cp -r {self.path} COPY"
             ) from error
         try:
-            # A POSIX lock, which forked children do not inherit: it must not outlive this process.
+            # A POSIX lock, which forked children do not inherit: it must not outlive this process. filelock's would.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if not isinstance(error, BlockingIOError | PermissionError):
