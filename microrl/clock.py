@@ -14,6 +14,11 @@ def now_s() -> float:
     return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
+def wall_s() -> float:
+    """Seconds since 1970 on the clock that can be set: only to compare with the times of files."""
+    return time.time()
+
+
 def processor_s() -> float:
     """Processor time of this process, all threads together, in seconds: what other processes do hardly changes it."""
     return time.process_time()

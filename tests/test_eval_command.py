@@ -103,14 +103,14 @@ def test_the_record(inside, run, tmp_path):
 def test_the_same_seed_gives_the_same_file_and_other_settings_another_one(inside, run, tmp_path):
     here = copied(run, tmp_path)
     evaluated(inside, here, "--samples", 2)
-    (path,) = (here / "eval").glob("*.jsonl.gz")
+    (path,) = (here / "eval").glob("held-out-n*.jsonl.gz")
     first = path.read_bytes()
     path.unlink()
     evaluated(inside, here, "--samples", 2)
     assert path.read_bytes() == first
     evaluated(inside, here, "--samples", 2, "--seed", 5)
     evaluated(inside, here / "step-000000", "--samples", 2)
-    assert len(list((here / "eval").glob("*.jsonl.gz"))) == 3 and path.read_bytes() == first
+    assert len(list((here / "eval").glob("held-out-n*.jsonl.gz"))) == 3 and path.read_bytes() == first
 
 
 def test_greedy_decoding_needs_one_sample(inside, run, tmp_path):

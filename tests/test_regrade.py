@@ -65,7 +65,7 @@ def run(tmp_path):
     ]
     for number, pairs in enumerate(steps):
         completions, scores = zip(*pairs, strict=True)
-        folder.log_rollouts(number, [Group(prompt, completions, scores)])
+        folder.log_rollouts(number, rollouts.lines([Group(prompt, completions, scores)]))
     return path
 
 

@@ -249,6 +249,16 @@ class OverlongConfig(Section):
     """Penalty at the limit."""
 
 
+class CheckpointsConfig(Section):
+    keep_every: Positive | None = None
+    """Keep the checkpoint of every so many steps, for `microrl inspect`; None: only the newest ones and the best."""
+
+
+class DiagnosticsConfig(Section):
+    kl_ref_every: Positive | None = None
+    """Measure `policy/kl_ref` every so many steps, on one micro-batch, outside the loss; None: only if loss.beta is not 0."""
+
+
 class RewardConfig(Section):
     format_weight: float = 0.2
     """Reward for the <think>...</think> format."""
@@ -317,7 +327,11 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     validation: ValidationConfig = ValidationConfig()
     guard: GuardConfig = GuardConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     budget: BudgetConfig = BudgetConfig()
+    track: Literal["wandb", "trackio", "tensorboard"] | None = None
+    """Experiment tracker to which a process of its own sends the metrics."""
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from microrl.adapters.attach import attach
 from microrl.adapters.starts import Progress
 from microrl.algorithm.batch import Batch, Row, sample_without_gradient, split_evenly
-from microrl.algorithm.loss import mismatch, policy_loss, token_weights
+from microrl.algorithm.loss import k3, mismatch, policy_loss, token_weights
 from microrl.config.schema import LossConfig, RunConfig
 from microrl.errors import UserError
 from microrl.models.forward import Bend, sequence_logprobs
@@ -107,6 +107,16 @@ class Policy:
             for number, position in enumerate(batch.rows):
                 found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
         return [found.get(position, torch.empty(0)) for position in range(len(rows))]
+
+    @torch.no_grad()
+    def kl_to_base(self, batch: Batch) -> float:
+        """KL of the current weights to the untouched model by k3, nats per token, on one micro-batch of these rows."""
+        for _, part in self.microbatches(batch.rows):
+            new_BT, _ = self.token_scores(part)
+            with self.adapter.off():
+                ref_BT, _ = self.token_scores(part)
+            return float(k3(ref_BT, new_BT)[part.mask_BT].mean(dtype=torch.float64))
+        raise AssertionError("a batch has a row")
 
     def update(
         self, batch: Batch, lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0

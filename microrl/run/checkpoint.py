@@ -106,11 +106,11 @@ class State:
         self.sft.is_done = self.sft.is_done and not sft_only
 
 
-def save(root: Path, policy: Policy, state: State) -> Path:
+def save(root: Path, policy: Policy, state: State, *, keep_every: int | None = None) -> Path:
     """Write `root/step-NNNNNN` under a temporary name, flush it to disk and rename it; then delete old checkpoints.
 
-    The last two are kept, and the best ones that they name. Raises OSError or SafetensorError if it cannot be written, and
-    then changes nothing.
+    Kept are the last two, the best ones that they name, and those of every `keep_every` steps. Raises OSError or
+    SafetensorError if it cannot be written, and then changes nothing.
     """
     state.version = policy.version
     target = _path(root, state.step)
@@ -134,16 +134,16 @@ def save(root: Path, policy: Policy, state: State) -> Path:
     files.remove(target)
     temporary.replace(target)
     _flush_one(root)
-    prune(root)
+    prune(root, keep_every=keep_every)
     return target
 
 
-def prune(root: Path, kept: int = KEPT) -> None:
-    """Delete all checkpoints except the last `kept` and the best ones they name."""
+def prune(root: Path, kept: int = KEPT, *, keep_every: int | None = None) -> None:
+    """Delete all checkpoints except the last `kept`, the best ones they name, and those of every `keep_every` steps."""
     last = all_in(root)[-kept:]
     needed = {path.name for path in last} | {_path(root, step).name for path in last if (step := _best_step(path)) is not None}
     for old in all_in(root):
-        if old.name not in needed:
+        if old.name not in needed and (keep_every is None or (_step_of(old) or 0) % keep_every):
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,12 +23,11 @@ from microrl.errors import UserError
 from microrl.files import BadFile
 from microrl.run import disk, environment, rollouts
 from microrl.terminal import printable
-from microrl.types import Group
 
 LOCK, LOG = ".lock", "run.log"
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "sft.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json",
+         "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json", "inspect.json", "report.html",
          "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
 
 
@@ -330,8 +329,8 @@ class RunFolder:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.append("events.jsonl", {"time": now, "kind": kind, "message": message, **details})
 
-    def log_rollouts(self, step: int, groups: Sequence[Group]) -> None:
-        """Write all completions of a step, compressed, one per line. Raises OSError."""
+    def log_rollouts(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
+        """Write all completions of a step, compressed, one per line; see `rollouts.lines`. Raises OSError."""
         path = self.path / rollouts.FOLDER / rollouts.name(step)
         path.parent.mkdir(exist_ok=True)
         # No name and no time in the archive, so that the same rollouts give the same bytes.
@@ -340,10 +339,8 @@ class RunFolder:
             temporary.open("wb") as raw,
             gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=3) as file,
         ):
-            for group in groups:
-                for completion, score in zip(group.completions, group.scores, strict=True):
-                    line = rollouts.line(group.prompt, completion, score)
-                    file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+            for line in lines:
+                file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
 
     def log_environment(self, **details: Any) -> None:
         """Write `environment.json`; see `environment.describe`."""
@@ -364,6 +361,9 @@ _MADE_BEFORE_A_RUN = {
     "heartbeat.json",
     "data.json",
     "contamination.json",
+    "track-wandb.log",
+    "track-trackio.log",
+    "track-tensorboard.log",
     LOG,
 }
 

@@ -28,7 +28,7 @@ METRICS = {
     "policy/kl_sampler": "KL(engine, trainer) by k3, nats per token; a token counts for at most exp(10)",
     "policy/outside_share": "fraction of tokens whose trainer/engine ratio lies outside [0.8, 1.25]",
     "policy/impossible_tokens": "sampled tokens whose log-probability is not finite in the engine or the trainer",
-    "policy/kl_ref": "KL to the untouched model by k3, nats per token; null if beta is 0",
+    "policy/kl_ref": "KL to the untouched model by k3, nats per token; null without loss.beta and diagnostics.kl_ref_every",
     "policy/clip_fraction": "fraction of tokens at which clipping was active",
     "policy/grad_norm": "global gradient norm before clipping",
     "optim/lr": "learning rate of this step",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
+import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,10 @@ from microrl.files import STRICT, BadFile, Count, open_regular
 from microrl.types import Completion, Finish, Group, Prompt, Score
 
 FOLDER = "rollouts"
+TOKEN_GROUPS = 4
+MAX_FLOAT16 = 65504.0
+MAX_CHARACTER = 4
+"""Bytes, and so tokens, of a character at most."""
 LONGEST_LINE = 64 * 2**20
 """Bytes. A longer line is damage."""
 NAME = re.compile(r"step-(\d{6,15})\.jsonl\.gz")
@@ -26,8 +33,56 @@ def name(step: int) -> str:
     return f"step-{step:06d}.jsonl.gz"
 
 
-def line(prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
-    """A completion and its score. `row` is the data's raw row where a reward function of one's own reads it, else null."""
+def lines(
+    groups: Sequence[Group],
+    trained: Sequence[tuple[Group, Sequence[float]]] = (),
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """A step's completions with their scores, group by group.
+
+    `trained`: the groups of the update, with the advantages of their completions. `decode`: tokens as text. With it, two
+    completions each of the first TOKEN_GROUPS groups of the update are written token by token: those with the largest and the
+    smallest advantage.
+    """
+    advantages = {id(group): given for group, given in trained}
+    with_tokens = {id(group) for group, _ in trained[:TOKEN_GROUPS]} if decode is not None else set()
+    for group in groups:
+        given = advantages.get(id(group))
+        chosen = {given.index(max(given)), given.index(min(given))} if given and id(group) in with_tokens else set()
+        for number, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
+            found = _line(group.prompt if number == 0 else replace(group.prompt, text="", raw=""), completion, score)
+            found["advantage"] = None if given is None else round(given[number], 6)
+            if number in chosen and decode is not None:
+                found["pieces"] = pieces(completion.token_ids, decode)
+                found["logprobs"] = [float16(value) for value in completion.logprobs]
+            yield found
+
+
+def pieces(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """The text of each token. Of tokens that are one character together, the last has it, and the others are empty."""
+    found, waiting = [], []
+    for number, token in enumerate(tokens):
+        waiting.append(token)
+        text = decode(waiting)
+        if text.endswith("\ufffd") and len(waiting) < MAX_CHARACTER and number + 1 < len(tokens):
+            found.append("")
+        else:
+            found.append(text)
+            waiting = []
+    return found
+
+
+def float16(value: float) -> float | None:
+    """The value to the precision of float16, about three digits; None where it is not finite."""
+    if not math.isfinite(value):
+        return None
+    (near,) = struct.unpack("e", struct.pack("e", max(value, -MAX_FLOAT16)))
+    return float(f"{near:.5g}")  # as many digits as tell two of them apart
+
+
+def _line(prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
+    """`prompt` and `row` are in the first line of a group only. `row` is the data's raw row where a reward function of one's own
+    reads it, else null."""
     return {
         "question": prompt.question,
         "answer": prompt.answer,
@@ -70,6 +125,9 @@ class _Line(BaseModel):
     prompt: str = ""
     row_number: Count = 0
     row: dict[str, Any] | None = None
+    advantage: float | None = None
+    pieces: list[str] | None = None
+    logprobs: list[float | None] | None = None
 
 
 def steps(root: Path) -> list[tuple[int, Path]]:

@@ -196,7 +196,9 @@ def act(run: Run, row: Row, step: int) -> None:
         return
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
     run.folder.event("guard", verdict.message, **details)
-    run.console.note(f"guard, {verdict.rule}: {verdict.message}; action: {verdict.action}")
+    said = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
+    run.console.note(f"guard, {said}")
+    run.console.guard(said)
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action in ("rollback", "stop"):
         _load_best_weights(run, step, verdict.action)

@@ -8,6 +8,7 @@ from microrl import clock
 from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.evaluate import evaluate
+from microrl.evaluation.record import write_completions
 from microrl.evaluation.result import Result
 from microrl.files import BadFile
 from microrl.limits import BEFORE_FRACTION
@@ -15,7 +16,7 @@ from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.run import Run
 from microrl.train.setup import Components
-from microrl.types import BASE, AdapterSnapshot, Prompt, Sampling
+from microrl.types import BASE, AdapterSnapshot, Group, Prompt, Sampling
 
 HELD_OUT = "held-out"
 LABELS = {"before": "before training", "after": "after training"}
@@ -90,13 +91,19 @@ def _evaluate(
     # Before anything is measured, a guess must not prevent the first questions.
     expected_s = run.budget.evaluation_s if run.before is not None else 0.0
 
+    scored: list[Group] = []
+
     def work() -> Result | None:
-        return evaluate_snapshot(run, snapshot, run.console, name, deadline_s(), prompts=prompts, expected_s=expected_s)
+        scored.clear()
+        return evaluate_snapshot(
+            run, snapshot, run.console, name, deadline_s(), prompts=prompts, expected_s=expected_s, on_scored=scored.extend
+        )
 
     with run.watch.phase("evaluate"):
         result = run.with_smaller_cache_if_needed(work)
     if result is not None:
         with run.folder.tolerate_write_errors("evaluations", run.announce):
+            write_completions(run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz", scored)
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         accuracy = result.accuracy()
         run.console.note(
@@ -123,6 +130,7 @@ def evaluate_snapshot(
     prompts: Sequence[Prompt],
     samples: int | None = None,
     expected_s: float = 0.0,
+    on_scored: Callable[[Sequence[Group]], None] = lambda groups: None,
 ) -> Result | None:
     """Evaluate a snapshot on these problems with the run's evaluation settings; None if there was no time for any.
 
@@ -140,6 +148,7 @@ def evaluate_snapshot(
             pass_k=config.pass_k if samples is None else (),
             deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
             expected_s=expected_s,
+            on_scored=on_scored,
             on_progress=lambda done, total: console.status(f"{LABELS.get(name, name)}: {done}/{total} problems"),
         )
     if result is not None:

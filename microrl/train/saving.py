@@ -151,7 +151,7 @@ def _save(run: Run) -> None:
     state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}
     policy = run.policy
     state.tokens_per_microbatch, state.checkpoints_activations = policy.max_tokens, policy.checkpoints_activations
-    checkpoint.save(folder.path / FOLDER, policy, state)
+    checkpoint.save(folder.path / FOLDER, policy, state, keep_every=run.config.checkpoints.keep_every)
     run.budget.save.add(run.budget.elapsed_s() - began)
 
 
@@ -169,8 +169,10 @@ def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
 def save_if_due(run: Run, *, step: int, steps: int | None) -> None:
     """Save a checkpoint if one is due after `step` of `steps` steps (None: bounded by time)."""
     by_step = steps is not None and step % max(steps // CHECKPOINTS, 1) == 0
+    every, done = run.config.checkpoints.keep_every, run.state.step  # 0 in the supervised phase
+    is_kept = every is not None and done > 0 and done % every == 0
     interval_s = checkpoint_interval_s(run.budget.hours, run.budget.save.typical_s())
-    if by_step or run.budget.elapsed_s() - run.saved_s >= interval_s:
+    if by_step or is_kept or run.budget.elapsed_s() - run.saved_s >= interval_s:
         save_checkpoint(run)
         run.saved_s = run.budget.elapsed_s()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,8 @@ class Components:
     validation: list[Prompt] = field(default_factory=list)
     sft_examples: list[SftExample] = field(default_factory=list)
     """Examples of the supervised phase; empty if there is none or it is over."""
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Tokens as text, for the rollouts; None: they hold no single tokens."""
 
 
 def build(
@@ -90,7 +92,7 @@ def build(
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
     return Components(
         config, engine, policy, scorer, draws(config, prompts.training), sampling, watch, prompts.held_out, prompts.validation,
-        prompts.sft_examples,
+        prompts.sft_examples, lambda tokens: str(tokenizer.decode(tokens)),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from microrl.models.gpu import peak_gb
 from microrl.policy.schedule import learning_rate
 from microrl.policy.update_metrics import Update
 from microrl.rewards.scorer import gdpo_weights
-from microrl.run import metrics
+from microrl.run import metrics, rollouts
 from microrl.train import guard
 from microrl.train.refill import MayRefill, Refill, SamplingTimer, always, difficulty, may_refill, missing
 from microrl.train.run import Run
@@ -39,8 +39,12 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
         run.console.status(f"step {step + 1}: update")
         with run.watch.phase("update"):
             batch = with_advantages(run.config, groups)
+        diagnosed = diagnose(run, batch, step)
+        with run.watch.phase("update"):
             update = run.policy.update(batch, lr, run.check_deadline, progress=progress)
-        row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s)
+        row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s, diagnosed=diagnosed)
+        with run.watch.phase("save"), run.folder.tolerate_write_errors("rollouts", run.announce):
+            run.folder.log_rollouts(step, rollouts.lines(sampled, advantages_by_group(groups, batch), run.decode))
         run.prompts.learn([(group.prompt, difficulty(run.config, group), len(group.scores)) for group in sampled])
         run.state.step, run.state.sampler_position = step + 1, run.prompts.position
         run.state.question_history = dict(run.prompts.history)
@@ -85,6 +89,15 @@ def with_advantages(config: RunConfig, groups: list[Group]) -> Batch:
     return assemble(groups, scale_by_std=loss.scale_by_std, mask_truncated=loss.mask_truncated, weights=weights)
 
 
+def diagnose(run: Run, batch: Batch, step: int) -> dict[str, Any]:
+    """The metrics that `diagnostics` asks for in this step, of the weights that sampled. The loss does not see them."""
+    every = run.config.diagnostics.kl_ref_every
+    if every is None or step % every or run.config.loss.beta > 0:
+        return {}
+    with run.watch.phase("diagnostics"):
+        return {"policy/kl_ref": run.policy.kl_to_base(batch)}
+
+
 def record(
     run: Run,
     step: int,
@@ -95,8 +108,9 @@ def record(
     lr: float,
     accuracy: float | None,
     began_s: float,
+    diagnosed: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write the step's metrics, events and rollouts; returns the row of metrics."""
+    """Write the step's metrics and events; returns the row of metrics."""
     budget, state, folder = run.budget, run.state, run.folder
     with run.watch.phase("log"):
         if state.entropy_start is None:
@@ -116,11 +130,13 @@ def record(
                 "budget/elapsed_s": budget.elapsed_s(),
                 "budget/left_s": budget.left_s(),
                 "budget/cost_usd": budget.cost_usd(),
-            },
+            }
+            | dict(diagnosed),
             [function.name for function in run.scorer.own.functions],
         )
         folder.append("metrics.jsonl", row)
-        run.console.step(row, progress=budget.progress(step + 1), expected=run.forecast.steps)
+        said = sampled[0].completions[0].text
+        run.console.step(row, progress=budget.progress(step + 1), expected=run.forecast.steps, completion=said)
         if update.reason:
             folder.event("update skipped", update.reason, step=step)
         if row["reward/killed"]:
@@ -133,6 +149,12 @@ def record(
             wanted = run.config.sampling.prompts_per_step
             found = f"only {wanted - missing_groups} of {wanted} groups have both right and wrong answers"
             folder.event("batch not full", f"{found}, after {len(sampled)} prompts", step=step, missing=missing_groups)
-    with run.watch.phase("save"), folder.tolerate_write_errors("rollouts", run.announce):
-        folder.log_rollouts(step, sampled)
     return row
+
+
+def advantages_by_group(groups: list[Group], batch: Batch) -> list[tuple[Group, list[float]]]:
+    """The groups that were trained on, each with the advantages of its completions."""
+    found: list[tuple[Group, list[float]]] = [(group, []) for group in groups]
+    for row in batch.rows:
+        found[row.group][1].append(row.advantage)
+    return found
