@@ -70,7 +70,7 @@ def test_the_live_view_shows_no_markup_beside_a_note(finished):
     """A note is printed without markup, and what is live is drawn anew with the note's settings."""
     console, paper = RunConsole(title="runs/[x]", total_steps=6), Console(file=io.StringIO(), width=120)
     console.step(rows(finished[0])[1], progress=0.25)
-    paper.print(console._view(), markup=False)
+    paper.print(console._live.get_renderable(), markup=False)
     shown = paper.file.getvalue()
     assert "step 2/6" in shown and "runs/[x]" in shown and "25%" in shown and "[bold" not in shown
 

@@ -1,0 +1,51 @@
+"""`microrl watch`: a run in progress, from another terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from microrl.cli.output import say
+
+
+def register(app: typer.Typer) -> None:
+    app.command("watch")(watch)
+
+
+def watch(
+    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+) -> None:
+    """Watch a run in progress until it ends. It reads the run's folder alone; Ctrl-C leaves the run as it is."""
+    from microrl.report.history import History
+    from microrl.run import follow
+    from microrl.run.console import RunConsole
+    from microrl.run.folder import RunFolder
+
+    folder = RunFolder.newest() if target is None else RunFolder.open(Path(target))
+    history = History.load(folder.path)
+    steps, hours = history.setting("budget.steps"), history.setting("budget.hours")
+    bound = steps if isinstance(steps, int) else None
+    with RunConsole(title=f"{history.name}: {history.setting('model.name', 'a model')}", total_steps=bound) as console:
+        console.status("waiting for the first step")
+        for rows, events in follow.steps(folder.path):
+            for event in events:
+                kind, message = str(event.get("kind", "")), str(event.get("message", ""))
+                if kind == "guard":
+                    console.guard(message)
+                if kind != "best":
+                    console.note(f"{kind}: {message}")
+            for row in filter(follow.is_row, rows):
+                said = follow.completion(folder.path, row["step"])
+                console.step(row, progress=_progress(row, bound, hours), completion=said)
+                console.status(f"step {row['step'] + 1} is finished")
+    ended = History.load(folder.path)
+    say(f"{folder.path}: {ended.status()}" + ("" if ended.summary else "; it has given no sign of life for two minutes"))
+
+
+def _progress(row: dict[str, Any], steps: int | None, hours: Any) -> float:
+    """The used fraction of the budget: of its time or of its steps, whichever is further."""
+    by_steps = (row["step"] + 1) / steps if steps else 0.0
+    by_time = row["budget/elapsed_s"] / 3600 / hours if isinstance(hours, int | float) and hours > 0 else 0.0
+    return float(min(max(by_steps, by_time), 1.0))

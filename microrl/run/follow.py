@@ -1,0 +1,100 @@
+"""Follow a run's files from another process, while they are written. Nothing is written, locked or waited for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from microrl import clock, files
+from microrl.files import BadFile
+from microrl.run import rollouts
+from microrl.run.metrics import METRICS
+
+CHUNK = 2**24
+"""Bytes that are read at once."""
+ALIVE_S = 120.0
+"""A run whose heartbeat is younger is taken to be going on; it beats every few seconds."""
+LOOKS_S = 0.5
+
+
+class Lines:
+    """The complete lines of a growing file of JSON objects.
+
+    A run that goes back to a checkpoint cuts its files: they are then read again from their beginning, and `restarts` grows.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.restarts = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """The objects of the lines since the last call; lines that are damaged are left out."""
+        found: list[dict[str, Any]] = []
+        try:
+            with files.open_regular(self._path) as file:
+                if file.seek(0, 2) < self._offset:
+                    self._offset, self.restarts = 0, self.restarts + 1
+                file.seek(self._offset)
+                while block := file.read(CHUNK):
+                    whole = block[: block.rfind(b"\n") + 1]
+                    if not whole:
+                        break
+                    self._offset += len(whole)
+                    file.seek(self._offset)
+                    found += filter(None, map(_object, whole.splitlines()))
+        except (OSError, BadFile):
+            pass  # not there yet, or not any more
+        return found
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether the run's process has given a sign of life lately, or has only just begun."""
+    times = []
+    for name in ("heartbeat.json", "config.json"):
+        with suppress(OSError):
+            times.append((folder / name).lstat().st_mtime)
+    return bool(times) and clock.wall_s() - max(times) < ALIVE_S
+
+
+def is_over(folder: Path) -> bool:
+    """Whether the run has ended, well or not."""
+    return (folder / "summary.json").exists()
+
+
+def is_row(line: dict[str, Any]) -> bool:
+    """Whether a line of `metrics.jsonl` has all that the console shows, as numbers or null."""
+    return all(name in line and isinstance(line[name], int | float | None) for name in METRICS) and isinstance(line["step"], int)
+
+
+def completion(folder: Path, step: int) -> str:
+    """The text of a completion of this step; empty if it cannot be read."""
+    try:
+        with gzip.open(folder / rollouts.FOLDER / rollouts.name(step)) as file:
+            return str(json.loads(file.readline(CHUNK))["completion"])
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def steps(folder: Path, *, looks_s: float = LOOKS_S) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """(rows, events) since the last look, every `looks_s` seconds, until the run has ended or gives no sign of life."""
+    metrics, events = Lines(folder / "metrics.jsonl"), Lines(folder / "events.jsonl")
+    while True:
+        ended = is_over(folder) or not is_alive(folder)  # before the files are read: what is written last is not missed
+        yield metrics.new(), events.new()
+        if ended:
+            return
+        time.sleep(looks_s)

@@ -1,0 +1,203 @@
+"""What a console shows of a run: a panel that fits any width, and a step as one line of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from microrl.terminal import printable
+
+Row = Mapping[str, Any]
+CELL = 24
+"""Characters of a cell with its name."""
+TREND = 48
+"""Steps of a sparkline at most."""
+BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+PHASES = (("generate", "blue"), ("verify", "yellow"), ("update", "green"), ("sync", "magenta"), ("sleep_wake", "red"))
+TRENDS = (("reward", "reward/mean"), ("accuracy", "reward/accuracy"), ("entropy", "policy/entropy"))
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of a run at a moment. `progress`: the used fraction of the budget, from 0 to 1."""
+
+    title: str
+    status: str = "starting"
+    rows: list[Row] = field(default_factory=list)
+    """The last steps, oldest first."""
+    progress: float = 0.0
+    total: int | str | None = None
+    """Number of steps, as far as it is known: `~120` where it is a forecast."""
+    guard: str = ""
+    """The guard's last word; empty: all is well."""
+    completion: str = ""
+    """A completion of the last step."""
+
+    def add(self, row: Row) -> None:
+        """Take up a finished step."""
+        self.rows = [*self.rows[-TREND + 1 :], row]
+
+    def left_s(self) -> float | None:
+        """Seconds until the last step, by the last steps' times and by the budget; None if neither says."""
+        if not self.rows:
+            return None
+        left = [] if self.rows[-1]["budget/left_s"] is None else [self.rows[-1]["budget/left_s"]]
+        if (total := _count(self.total)) is not None:
+            recent = [row["time/step"] for row in self.rows[-10:]]
+            left.append(max(total - self.rows[-1]["step"] - 1, 0) * sum(recent) / len(recent))
+        return min(left, default=None)
+
+
+class RunView:
+    """The panel, as wide as the console is when it is drawn."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        fancy = (console.encoding or "").lower().startswith("utf")
+        yield panel(self._seen, width, fancy=fancy)
+
+
+def panel(seen: Seen, width: int, *, fancy: bool = True) -> RenderableType:
+    """The panel, `width` characters wide; `fancy`: with characters beyond ASCII."""
+    status = Text(printable(seen.status), style="dim")
+    if not seen.rows:
+        return status
+    row, inner = seen.rows[-1], max(width - 4, 20)
+    cells = [_cell(name, value) for name, value in numbers(row, seen)]
+    columns = max(min(inner // CELL, 4), 1)
+    table = Table.grid(padding=(0, 2))
+    for start in range(0, len(cells), columns):
+        table.add_row(*cells[start : start + columns])
+    trends = [
+        Text.assemble((f"{name:<9}", "bold"), sparkline([past[metric] for past in seen.rows], inner - 9, fancy=fancy))
+        for name, metric in TRENDS
+    ]
+    parts: list[RenderableType] = [table, *trends, _phases(row, inner, fancy=fancy), _budget(seen, inner)]
+    if seen.guard:
+        parts.append(Text.assemble(("guard ", "bold red"), printable(seen.guard)))
+    if seen.completion:
+        line = " ".join(printable(seen.completion).split())
+        parts.append(Text.assemble(("says ", "bold"), (line[: 2 * inner] + ("..." if len(line) > 2 * inner else ""), "italic")))
+    return Group(Panel(Group(*parts), title=Text(printable(seen.title)), expand=False, width=min(width, 110)), status)
+
+
+def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
+    """The panel's names and values."""
+    left = seen.left_s()
+    found = [
+        ("step", _of(row["step"], seen.total)),
+        ("reward", _number(row["reward/mean"], 3)),
+        ("accuracy", _number(row["reward/accuracy"], 3)),
+        ("format", _number(row["reward/format"], 3)),
+        ("entropy", f"{_number(row['policy/entropy'], 3)} ({_change(row)} %)"),
+        ("length", _number(row["length/mean"], 1)),
+        ("truncated", _number(row["length/truncated"], 2)),
+        ("useful groups", _number(row["groups/useful"], 2)),
+        ("grad norm", _number(row["policy/grad_norm"], 3)),
+        ("s/step", _number(row["time/step"], 2)),
+        ("tokens/s", _number(row["tokens/per_second"], 0)),
+        ("memory", f"{_number(row['memory/peak_gb'], 1)} GB"),
+        ("elapsed", clock(row["budget/elapsed_s"])),
+        ("to go", "-" if left is None else clock(left)),
+        ("cost", f"${row['budget/cost_usd']:.2f}"),
+    ]
+    if row["sync/probe_gap"] is not None:
+        found += [("probe gap", f"{row['sync/probe_gap']:.1e} nats"), ("slope", _number(row["sync/slope"], 2))]
+    return found
+
+
+def sparkline(values: Sequence[float | None], width: int, *, fancy: bool = True) -> str:
+    """The last values as bars of text, from the smallest to the largest of them."""
+    known = [value for value in values[-max(width, 1) :] if value is not None]
+    if not known:
+        return "-"
+    low, high = min(known), max(known)
+    bars = BARS if fancy else PLAIN_BARS
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((value - low) * scale)] for value in known)
+
+
+def _phases(row: Row, width: int, *, fancy: bool) -> Text:
+    """A bar of the seconds of the step's phases, and what its colours mean."""
+    seconds = [(name.replace("_", "/"), colour, row[f"time/{name}"] or 0.0) for name, colour in PHASES]
+    seconds.append(("other", "white", max((row["time/step"] or 0.0) - sum(part for _, _, part in seconds), 0.0)))
+    total = sum(part for _, _, part in seconds) or 1.0
+    length = max(min(width - 9, 48), 8)
+    bar = Text("phases   ", style="bold")
+    for _, colour, part in seconds:
+        bar.append(("█" if fancy else "#") * round(part / total * length), style=colour)
+    shown = [(name, colour, part) for name, colour, part in seconds if part / total >= 0.02]
+    bar.append("\n")
+    for name, colour, part in shown:
+        bar.append(f"{name} {part:.2f} s  ", style=colour)
+    return bar
+
+
+def _budget(seen: Seen, width: int) -> RenderableType:
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        Text("budget", "bold"),
+        ProgressBar(total=1.0, completed=seen.progress, width=max(min(width - 14, 60), 8)),
+        Text(f"{seen.progress:.0%}"),
+    )
+    return bar
+
+
+def _cell(name: str, value: str) -> Text:
+    """A bold name and its value, without markup in either."""
+    return Text.assemble((name, "bold"), " ", value)
+
+
+def plain_line(row: Row, total: int | str | None) -> str:
+    """A step as one line of text."""
+    left = row["budget/left_s"]
+    parts = (
+        f"step {_of(row['step'], total)}",
+        f"reward {_number(row['reward/mean'], 3)}",
+        f"accuracy {_number(row['reward/accuracy'], 3)}",
+        f"format {_number(row['reward/format'], 2)}",
+        f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
+        f"length {_number(row['length/mean'], 1)}",
+        *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
+        f"useful groups {_number(row['groups/useful'], 2)}",
+        f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "
+        f"check {_number(row['time/verify'], 2)}, update {_number(row['time/update'], 2)}"
+        + (
+            f", sync+sleep {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"
+        ),
+        f"{clock(row['budget/elapsed_s'])} elapsed" + (f", {clock(left)} left" if left is not None else ""),
+        f"${row['budget/cost_usd']:.2f}",
+    )
+    return "  ".join(parts)
+
+
+def _change(row: Row) -> str:
+    return _number(row["policy/entropy_change_pct"], 1, sign=True)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    whole = max(round(seconds), 0)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _count(total: int | str | None) -> int | None:
+    return int(total.lstrip("~")) if isinstance(total, str) else total
+
+
+def _of(step: int, total: int | str | None) -> str:
+    return f"{step + 1}/{total}" if total else str(step + 1)
+
+
+def _number(value: float | None, digits: int, *, sign: bool = False) -> str:
+    return "-" if value is None else f"{value:{'+' if sign else ''}.{digits}f}"

@@ -1,0 +1,144 @@
+"""What a console shows of a run: at any width, whatever a model has written, with a terminal and without."""
+
+import io
+import json
+import threading
+import time
+
+import pytest
+from made_run import HOSTILE, make
+from rich.console import Console
+
+from microrl.run import follow
+from microrl.run.console import RunConsole
+from microrl.run.view import RunView, Seen, sparkline
+
+
+@pytest.fixture
+def rows(tmp_path):
+    make(tmp_path / "made", steps=120, kept=[])
+    return [json.loads(line) for line in (tmp_path / "made" / "metrics.jsonl").read_text().splitlines()]
+
+
+def drawn(seen, width, *, encoding="utf-8"):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    console.print(RunView(seen))
+    stream.flush()
+    return stream.buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [20, 40, 41, 79, 80, 200])
+def test_the_panel_fits(rows, width):
+    seen = Seen("a run with a name that is longer than forty columns are wide", total=120)
+    for row in rows[:60]:
+        seen.add(row)
+    seen.completion, seen.guard = "says " * 100, "entropy: it fell"
+    text = drawn(seen, width)
+    assert max(map(len, text.splitlines())) <= max(width, 40 if width < 40 else width)
+    for name in ("step 60/120", "reward", "entropy", "to go", "phases", "budget", "guard", "memory", "useful groups"):
+        assert name in text, name
+
+
+def test_no_text_steers_the_terminal(rows):
+    for hostile in HOSTILE:
+        seen = Seen(hostile[:300], status=hostile[:300], completion=hostile, guard=hostile[:300])
+        seen.add(rows[0])
+        text = drawn(seen, 80)
+        assert not set(text) & set("\x1b\x07\x9b\x00\x08\u202e\u2066"), repr(hostile[:40])
+
+
+def test_without_unicode_there_are_plain_bars(rows):
+    seen = Seen("run", total=120)
+    for row in rows[:10]:
+        seen.add(row)
+    text = drawn(seen, 80, encoding="ascii")
+    assert "phases" in text and "#" in text
+
+
+def test_trends():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0] * 5, 3) == "▁▁▁" and sparkline([None, None], 5) == "-" and sparkline([None, 2.0, 1.0], 5) == "█▁"
+
+
+def test_what_is_left_is_the_nearer_of_time_and_steps(rows):
+    seen = Seen("run", total=20)
+    seen.add(rows[0] | {"time/step": 10.0, "budget/left_s": 50.0})
+    assert seen.left_s() == 50.0
+    seen.add(rows[9] | {"time/step": 2.0, "budget/left_s": None, "step": 9})
+    assert seen.left_s() == pytest.approx(10 * 6.0)
+
+
+def test_without_a_terminal_there_are_about_twenty_lines(rows, capsys):
+    logged = []
+    with RunConsole(total_steps=120, log=logged.append) as console:
+        for row in rows:
+            console.step(row, progress=(row["step"] + 1) / 120)
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+    assert 15 <= len(shown) <= 25 and shown[0].startswith("step 1/120") and shown[-1].startswith("step 120/120")
+    assert sum(line.startswith("step ") for line in logged) == 120, "all of them are in the log"
+
+
+def test_a_long_step_is_shown_whatever_it_spends(rows, capsys, monkeypatch):
+    from microrl.run import console as module
+
+    now = [0.0]
+    monkeypatch.setattr(module, "now_s", lambda: now[0])
+    with RunConsole() as console:
+        for row in rows[:10]:
+            now[0] += 301.0
+            console.step(row, progress=0.001)
+    assert len([line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]) == 10
+
+
+# ---- microrl watch
+
+
+def test_a_finished_run_is_shown_at_once(inside, tmp_path):
+    make(tmp_path / "run", steps=120)
+    done = inside("watch", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "step 1/120" in done.stderr and "step 120/120" in done.stderr and done.stderr.rstrip().endswith("done")
+
+
+def test_a_run_is_followed_to_its_end(tmp_path):
+    folder = make(tmp_path / "run", steps=6)
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    summary = (folder / "summary.json").read_bytes()
+    (folder / "summary.json").unlink()
+    (folder / "heartbeat.json").write_text("{}")
+    (folder / "metrics.jsonl").write_bytes(lines[0] + lines[1][:30])
+    looks = follow.steps(folder, looks_s=0.01)
+    assert [row["step"] for row in next(looks)[0]] == [0]
+    assert next(looks) == ([], []), "half a line is no line"
+    (folder / "metrics.jsonl").write_bytes(b"".join(lines[:3]))
+    assert [row["step"] for row in next(looks)[0]] == [1, 2]
+    (folder / "metrics.jsonl").write_bytes(b"".join(lines[:2]))  # the run has gone back to a checkpoint
+    assert [row["step"] for row in next(looks)[0]] == [0, 1]
+
+    def end():
+        time.sleep(0.1)
+        (folder / "metrics.jsonl").write_bytes(b"".join(lines))
+        (folder / "summary.json").write_bytes(summary)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    rest = [row["step"] for rows, _ in looks for row in rows]
+    thread.join()
+    assert rest == [2, 3, 4, 5]
+
+
+def test_a_dead_run_is_not_waited_for(inside, tmp_path, monkeypatch):
+    folder = make(tmp_path / "run", steps=6)
+    (folder / "summary.json").unlink()
+    monkeypatch.setattr(follow, "ALIVE_S", 0.0)
+    done = inside("watch", folder)
+    assert done.returncode == 0 and "no sign of life" in done.stderr
+
+
+def test_rows_of_another_version_are_left_out(tmp_path):
+    assert not follow.is_row({"step": 1}) and not follow.is_row({})
+    folder = make(tmp_path / "run", steps=2)
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert follow.is_row(row) and not follow.is_row(row | {"reward/mean": "x"})
+    assert follow.completion(folder, 0).startswith("<think>") and follow.completion(folder, 99) == ""
