@@ -1,11 +1,9 @@
 """README and guide: every command parses, every key and link leads somewhere, and the prose stays short."""
 
-import json
 import re
 import shlex
 import subprocess
 import sys
-import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,6 @@ from conftest import command_line, in_process
 from microrl import guide
 from microrl.config import known_models, resolve
 from microrl.errors import UserError
-from microrl.guide import figure
-from microrl.guide.figure import smoothed
-from microrl.run.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PAGES = {"README": ROOT / "README.md", **{topic: guide.FOLDER / f"{topic}.md" for topic in guide.ORDER}}
@@ -173,45 +168,6 @@ def test_the_guide_is_shown_without_torch():
         "import sys; from microrl.cli import app; app(['guide', 'losses'], standalone_mode=False); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("False\n")
-
-
-def test_a_moving_average_by_hand():
-    assert smoothed([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9])[:2] == [2.0, 2.5] and smoothed([3.0]) == [3.0]
-
-
-def a_run(folder: Path, metrics: str) -> Path:
-    RunFolder.create(folder, resolve(["quickstart"]).model_dump(mode="json"))
-    (folder / "metrics.jsonl").write_text(metrics)
-    summary = {"eval": {"before": None, "after": {"accuracy": 0.5, "ci95": [0.4, 0.6], "samples": 8}}, "steps": 4}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
-
-
-ROWS = [{"step": step, "validate/accuracy": [0.25, None][step % 2], "reward/mean": 0.5, "loss": 0} for step in range(4)]
-
-
-def test_curves_of_a_run(tmp_path):
-    """A point lies where its number says, a name is text, and a line that is still being written is left out."""
-    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
-    done = run("microrl.guide.figure", str(a_run(tmp_path / "a<b", lines + '{"step": 4, "rew')))
-    assert done.returncode == 0, done.stderr
-    xml.etree.ElementTree.fromstring(done.stdout)
-    assert "a&lt;b" in done.stdout and "quickstart: grpo, lora rank 4" in done.stdout
-    x, y = figure.Panel(52, 4, 0, 1, "").at(2, 0.25)
-    assert (x, y) == (52 + figure.PANEL_W / 2, figure.TOP + figure.PANEL_H * 0.75)
-    assert f'points="52.0,{y:.1f} {x:.1f},{y:.1f}"' in done.stdout
-    assert f'cx="{52 + figure.PANEL_W:.1f}" cy="{figure.TOP + figure.PANEL_H / 2:.1f}"' in done.stdout
-
-
-@pytest.mark.parametrize(("metrics", "says"), [("", "no training step yet"), ("{}\n", "is damaged"), ("[\n", "is damaged")])
-def test_metrics_that_cannot_be_drawn_are_refused(tmp_path, metrics, says):
-    with pytest.raises(UserError, match=says):
-        figure.Run.load(a_run(tmp_path / "run", metrics))
-
-
-def test_what_is_no_run_cannot_be_drawn(tmp_path):
-    done = run("microrl.guide.figure", str(tmp_path))
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and "is not a run folder" in done.stderr
 
 
 def test_the_map_of_the_code_is_the_tree():

@@ -1,0 +1,115 @@
+"""`microrl diff`: the base model's and the trained model's answers to the same questions, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from microrl.cli import options
+from microrl.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from microrl.report.transcripts import Pair
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl diff                                     [dim]the newest run: what turned right, and what turned wrong[/]
+
+  microrl diff runs/mine --only wrong --count 20
+
+  microrl diff runs/mine --json > answers.json
+"""
+NARROW = 70
+"""Below so many columns, the two answers stand one below the other."""
+SHOWN_BEFORE = 60
+"""Characters of what both answers begin with that are shown."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("diff", epilog=EXAMPLES)(diff)
+
+
+def diff(
+    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+    evaluation: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a stored evaluation that has both models' answers.",
+            show_default="the run's own, before and after training",
+        ),
+    ] = None,
+    only: Annotated[
+        str, typer.Option(metavar="turned|right|wrong|changed|all", help="Show answers whose verdict turned, that turned right, "
+        "that turned wrong, whose text differs, or all.")
+    ] = "turned",
+    count: Annotated[int, typer.Option(min=1, help="Answers to show of each kind.")] = 5,
+    as_json: options.Json = False,
+) -> None:  # fmt: skip
+    """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
+    from microrl.errors import UserError, did_you_mean
+    from microrl.report import transcripts
+    from microrl.run.folder import RunFolder
+
+    kinds = {
+        "turned": (transcripts.RIGHT, transcripts.WRONG), "right": (transcripts.RIGHT,), "wrong": (transcripts.WRONG,),
+        "changed": (transcripts.RIGHT, transcripts.WRONG, transcripts.OTHER), "all": transcripts.KINDS,
+    }  # fmt: skip
+    if only not in kinds:
+        raise UserError(f"invalid value '{only}' for --only", did_you_mean(only, kinds))
+    folder = RunFolder.open(Path(target)) if target is not None else RunFolder.newest()
+    if target is None:
+        say(f"using the newest run: {folder.path}")
+    stored = transcripts.evaluations(folder.path)
+    if not stored:
+        raise UserError(
+            f"{folder.path} has no evaluation with the answers of both models",
+            f"make one: microrl eval {folder.path} --base BASE, with the name of the base model",
+        )
+    name = next(iter(stored)) if evaluation is None else evaluation
+    if name not in stored:
+        raise UserError(f"{folder.path} has no evaluation `{name}` with both models' answers", did_you_mean(name, stored))
+    notes: list[str] = []
+    found = list(transcripts.pairs(*stored[name], notes))
+    for note in dict.fromkeys(notes):
+        say(f"warning: {note}")
+    counts = transcripts.counts(found)
+    chosen = [pair for kind in kinds[only] for pair in found if pair.kind == kind]
+    if as_json:
+        emit({"evaluation": name, "answers": len(found), "counts": counts, "pairs": [pair.to_json() for pair in chosen]})
+        return
+    print(f"{name}: {len(found)} answers of each model; " + ", ".join(f"{number} {kind}" for kind, number in counts.items()))
+    for kind in kinds[only]:
+        of_kind = [pair for pair in chosen if pair.kind == kind]
+        if of_kind:
+            shown = of_kind[:count]
+            print(f"\n{kind}" + (f": {len(shown)} of {len(of_kind)} (--count shows more)" if len(shown) < len(of_kind) else ""))
+            _show(shown)
+
+
+def _show(pairs: Sequence[Pair]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    is_wide = console.width >= NARROW
+    for pair in pairs:
+        heading = Text.assemble((pair.question, "bold"), f"  right answer: {pair.gold}")
+        sides = [("base", pair.base, pair.base_right), ("trained", pair.trained, pair.trained_right)]
+        begin = ("... " if len(pair.same) > SHOWN_BEFORE else "") + pair.same[-SHOWN_BEFORE:]
+        texts = [
+            Text.assemble((f"{name}, {'right' if right else 'wrong'}\n", "green" if right else "red"), (begin, "dim"), rest)
+            for name, rest, right in sides
+        ]
+        table = Table(show_header=False, show_lines=not is_wide, expand=True, title=heading, title_justify="left")
+        if is_wide:
+            table.add_row(*texts)
+        else:
+            for text in texts:
+                table.add_row(text)
+        console.print(table)

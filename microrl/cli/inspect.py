@@ -1,0 +1,168 @@
+"""`microrl inspect`: what training has done to the weights, and kl's theorem on the digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from microrl.cli import options
+from microrl.cli.output import emit, say
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl inspect                                  [dim]the newest run: its final adapter[/]
+
+  microrl inspect runs/mine/best --layers 0,14,27 --projections q_proj,down_proj --json
+
+  microrl inspect runs/mine --html                 [dim]also writes the report, with the figures in it[/]
+
+  microrl inspect kl-bound --seeds 20              [dim]theorem 1 of "LoRA as an implicit KL regulariser"[/]
+"""
+KL_BOUND = "kl-bound"
+RANKS = (2, 4, 8, 16, 32, 64)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("inspect", epilog=EXAMPLES)(inspect)
+
+
+def inspect(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ADAPTER",
+            help="A run, a part of it (RUN/best, RUN/step-000100), an adapter's folder in PEFT's format, or kl-bound.",
+            show_default="the newest run",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Decoder layers by number, comma-separated; -1 is the last.", show_default="first, middle, last"),
+    ] = None,
+    projections: Annotated[
+        str, typer.Option(help="Projections of which spectra are measured, comma-separated.")
+    ] = "q_proj,o_proj",
+    html: Annotated[bool, typer.Option("--html", help="Also write the run's report, with the figures in it.")] = False,
+    pictures: Annotated[
+        Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="kl-bound: number of seeds.")] = 20,
+    ranks: Annotated[str | None, typer.Option(help="kl-bound: ranks, comma-separated.", show_default="2,4,8,16,32,64")] = None,
+    clip: Annotated[str, typer.Option(help="kl-bound: clip gradients by value or by norm.")] = "value",
+    as_json: options.Json = False,
+) -> None:
+    """Measure an update against the weights it changes: its spectrum, its norm by layer, and what its start was."""
+    from microrl.report.figures import save
+    from microrl.report.inspected import kl_bound, save_all
+
+    if target == KL_BOUND:
+        found = _kl_bound(_integers(ranks, "--ranks") or list(RANKS), seeds, clip)
+        if pictures is not None:
+            _save(lambda folder: save(lambda: [("kl-bound", kl_bound(found, width=3.3, height=2.2))], folder), pictures)
+        emit(found) if as_json else _show_kl_bound(found)
+        return
+    from microrl.cli.target import prepare_hub
+    from microrl.cli.weights import find_adapter
+    from microrl.errors import UserError
+
+    chosen = find_adapter(target)
+    folder = chosen.adapter_folder()
+    assert folder is not None, "an adapter has a folder"
+    prepare_hub(chosen.config)
+    from microrl.commands.inspect import FILE
+    from microrl.commands.inspect import inspect as measure
+
+    numbers = _integers(layers, "--layers")
+    if html and chosen.run is None:
+        raise UserError(f"{target} is no part of a run, so there is no report of it", "pass --figures DIR instead")
+    found = measure(chosen.config, chosen.run, folder, layers=numbers, projections=projections.split(","))
+    if chosen.run is not None:
+        chosen.run.write_json(FILE, found)
+    if pictures is not None:
+        _save(lambda folder: save_all(found, folder), pictures)
+    if html and chosen.run is not None:
+        from microrl.report.history import History
+        from microrl.report.page import write
+
+        write([History.load(chosen.run.path)], chosen.run.path / "report.html")
+        say(f"report: {chosen.run.path / 'report.html'}")
+    emit(found) if as_json else _show(found)
+
+
+def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
+    """Raises UserError where the folder cannot be written."""
+    from microrl.errors import UserError
+
+    try:
+        written = write(folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {error.filename or folder}: {error.strerror}", "choose another place: --figures DIR"
+        ) from None
+    say(f"{len(written)} figures in {folder}")
+
+
+def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
+    from microrl.errors import UserError, did_you_mean
+
+    if clip not in ("value", "norm"):
+        raise UserError(f"invalid value '{clip}' for --clip", did_you_mean(clip, ("value", "norm")))
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise UserError("kl-bound needs scikit-learn, for its digits", "pip install 'microrl[study]'") from None
+    from microrl.diagnostics.kl_bound import study
+
+    say(f"theorem 1 on the digits: {len(ranks)} ranks, {seeds} seeds")
+    rows: list[dict[str, Any]] = [
+        {
+            "rank": one.rank,
+            "kl": {"mean": float(one.kl_S.mean()), "sd": float(one.kl_S.std()) if seeds > 1 else None},
+            "bound": {"mean": float(one.bound_S.mean()), "sd": float(one.bound_S.std()) if seeds > 1 else None},
+            "holds": int((one.kl_S <= one.bound_S).sum()),
+        }
+        for one in study(sorted(ranks), seeds, clip="norm" if clip == "norm" else "value")
+    ]
+    means: list[float] = [row["kl"]["mean"] for row in rows]
+    return {"seeds": seeds, "clip": clip, "ranks": rows, "grows": means == sorted(means)}
+
+
+def _show_kl_bound(found: dict[str, Any]) -> None:
+    print(f"{'rank':>5}  {'KL, nats':>22}  {'bound':>22}  holds for")
+    for row in found["ranks"]:
+        kl, bound = (f"{row[name]['mean']:.3g} +- {row[name]['sd'] or 0.0:.2g}" for name in ("kl", "bound"))
+        print(f"{row['rank']:>5}  {kl:>22}  {bound:>22}  {row['holds']} of {found['seeds']} seeds")
+    say("the divergence grows with the rank" if found["grows"] else "the divergence does not grow with every rank")
+
+
+def _integers(text: str | None, flag: str) -> list[int] | None:
+    from microrl.errors import UserError
+
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"invalid value '{text}' for {flag}", f"whole numbers, comma-separated: {flag} 0,1") from None
+
+
+def _show(found: dict[str, Any]) -> None:
+    """By kind of projection: how large the update is; then where it lies in the spectra of the chosen weights."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in found["norms"]:
+        kinds.setdefault(row["kind"], []).append(row)
+    print(f"{'projection':<14} {'matrices':>8}  {'||dW||':>10}  {'||dW||/||W||':>12}")
+    for kind, rows in kinds.items():
+        norm, relative = (sum(row[name] for row in rows) / len(rows) for name in ("norm", "relative"))
+        print(f"{kind:<14} {len(rows):>8}  {norm:>10.4g}  {relative:>12.3g}")
+    for row in found["spectra"]:
+        half = next((at for at, energy in zip(row["index"], row["energy"], strict=True) if energy >= 0.5), None)
+        where = "no change" if half is None else f"half of the energy by singular value {half + 1} of {row['index'][-1] + 1}"
+        print(f"{row['module']}: {where}")
+    for row in found["similarity"]:
+        print(
+            f"{row['module']}: {row['top']:.3f} of A lies in the {row['rank']} largest singular directions, {row['bottom']:.3f} "
+            f"in the smallest; {row['by_chance']:.3f} would by chance"
+        )

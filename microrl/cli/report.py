@@ -1,0 +1,65 @@
+"""`microrl report`: one page about one or several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from microrl.cli import options
+from microrl.cli.output import emit, say
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl report                                   [dim]the newest run; writes report.html into its folder[/]
+
+  microrl report runs/mine runs/warm --out both.html
+
+  microrl report runs/mine --figures figures       [dim]also as PNG and SVG, as wide as a paper's column[/]
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report", epilog=EXAMPLES)(report)
+
+
+def report(
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN...", help="Run folders.", show_default="the newest run")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write.", show_default="report.html in the run's folder; for several runs, in this folder"),
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a page about runs: did it help, what went wrong, figures, completions. One HTML file that loads nothing else."""
+    from microrl.errors import UserError
+    from microrl.report.figures import save_all
+    from microrl.report.history import load_all
+    from microrl.report.page import write
+    from microrl.run.folder import RunFolder
+
+    if targets:
+        paths = [Path(target) for target in targets]
+    else:
+        paths = [RunFolder.newest().path]
+        say(f"using the newest run: {paths[0]}")
+    histories = load_all(paths)
+    target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
+    try:
+        size = write(histories, target)
+        written = save_all(histories, pictures) if pictures is not None else []
+    except OSError as error:
+        where = "--figures DIR" if pictures is not None and target.exists() else "--out FILE"
+        raise UserError(f"cannot write {error.filename or target}: {error.strerror}", f"choose another place: {where}") from None
+    if as_json:
+        emit({"report": str(target), "bytes": size, "figures": [str(path) for path in written]})
+        return
+    say(f"{size / 1e6:.2f} MB" + (f"; {len(written)} figures in {pictures}" if written else ""))
+    print(target)

@@ -1,0 +1,113 @@
+"""A sample of a run's completions for its report."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from microrl.files import BadFile, open_regular
+from microrl.report.history import History
+from microrl.run import rollouts
+from microrl.terminal import printable
+
+STEPS, PER_STEP = 40, 24
+"""Steps that are shown, and completions of each."""
+MAX_BYTES = 900_000
+"""Of the completions in a page."""
+MAX_TEXT = 12_000
+"""Characters of a completion, a prompt or a question that are shown."""
+MAX_LINES = 4_000
+"""Of a step's file that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Completions as the page's script takes them, and how many there are of them in all that was read of and left out."""
+
+    shown: list[dict[str, Any]]
+    steps: int
+    steps_in_all: int
+
+
+def sample(history: History, limit: int = MAX_BYTES) -> Sample:
+    """Completions of steps that are spread over the run, at most `limit` bytes of JSON; notes go to the history."""
+    found = rollouts.steps(history.path)
+    chosen = spread(found, STEPS)
+    shown: list[dict[str, Any]] = []
+    for step, path in chosen:
+        space = limit // max(len(chosen), 1)
+        for line in _chosen(list(read_lines(path, history.notes)), seed=step):
+            entry = _entry(step, line)
+            space -= len(json.dumps(entry))
+            if space < 0:
+                break
+            shown.append(entry)
+    return Sample(shown, len(chosen), len(found))
+
+
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` of the items, evenly spread, the first and the last among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(number * (len(items) - 1) / (count - 1))] for number in range(count)]
+
+
+def _chosen(lines: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """At most PER_STEP: those with tokens first, then others at random; in the order of the file."""
+    order = list(range(len(lines)))
+    random.Random(seed).shuffle(order)
+    order.sort(key=lambda number: not isinstance(lines[number].get("pieces"), list))
+    return [lines[number] for number in sorted(order[:PER_STEP])]
+
+
+def read_lines(path: Path, notes: list[str], most: int = MAX_LINES) -> Iterator[dict[str, Any]]:
+    """The completions of a file, each with its group's prompt; what is behind damage is left out, with a note."""
+    prompt, question = "", None
+    try:
+        with open_regular(path) as raw, gzip.GzipFile(fileobj=raw) as file:
+            for _ in range(most):
+                text = file.readline(rollouts.LONGEST_LINE)
+                if not text:
+                    return
+                line = json.loads(text)
+                if not isinstance(line, dict):
+                    raise ValueError("a line is no object")
+                if line.get("question") != question or line.get("prompt"):
+                    prompt, question = str(line.get("prompt") or ""), line.get("question")
+                yield line | {"prompt": prompt}
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError, BadFile) as error:
+        notes.append(f"{path.name} is damaged: {error}")
+
+
+def _entry(step: int, line: Mapping[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"step": step}
+    for name in ("question", "answer", "completion", "prompt", "extracted"):
+        if line.get(name) is not None:
+            entry[name] = shown_text(str(line[name]))
+    for name in ("reward", "accuracy", "format", "overlong", "tokens", "advantage"):
+        value = line.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            entry[name] = round(value, 4)
+    entry["finish"] = "length" if line.get("finish") == "length" else "stop"
+    parts = line.get("parts")
+    if isinstance(parts, dict) and parts:
+        entry["parts"] = {shown_text(str(name)): value for name, value in parts.items() if isinstance(value, int | float)}
+    if line.get("killed") is True:
+        entry["killed"] = True
+    pieces, values = line.get("pieces"), line.get("logprobs")
+    if isinstance(pieces, list) and isinstance(values, list) and len(pieces) == len(values) <= MAX_TEXT // 4:
+        entry["pieces"] = [shown_text(str(piece)) for piece in pieces]
+        entry["logprobs"] = [value if isinstance(value, int | float) else None for value in values]
+    return entry
+
+
+def shown_text(text: str) -> str:
+    """Text of a model as the page shows it: control characters and marks of direction written out, and not too long."""
+    cut = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} [... {len(text) - MAX_TEXT:,} more characters]"
+    return printable(cut)

@@ -1,0 +1,361 @@
+"""The figures of a report: drawn by matplotlib from histories, one function for all that are a metric against time."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from microrl.report.completions import shown_text
+from microrl.report.history import Event, History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#3b82f6", "#e8720c", "#12a150", "#c84bd6", "#d6453d", "#8a8f2a")
+"""Readable on white and on black."""
+STYLES = ("-", "--", ":", "-.")
+INK = "#010203"
+"""Stands for the page's own text colour, and becomes it in the page."""
+_GEOMETRY = re.compile(r'(?<= )(?:d|x|y|points|transform)="[^"]*"')
+_LONG = re.compile(r"-?\d+\.\d{3,}")
+_FRAME = re.compile(
+    r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|(?<=>)\s+(?=<)|(?<= )id=\"[a-z]+_\d+\"", re.DOTALL
+)
+"""What the page has once for all of its figures, or does without."""
+MAX_POINTS = 300
+"""Of a line; of more, each point is the mean of its neighbours."""
+WINDOWS = 40
+"""A line is smoothed over a moving window of this fraction of its points."""
+AXES = {"step": "training steps", "time": "time", "dollars": "US dollars"}
+"""What a figure can be drawn against."""
+MARKS = {
+    "guard": ("#d6453d", "guard"),
+    "rolled back": ("#d6453d", "rolled back"),
+    "out of memory": ("#e8720c", "out of memory"),
+    "engine fallback": ("#e8720c", "engine fallback"),
+    "sync check failed": ("#d6453d", "sync check failed"),
+    "resumed": ("#3b82f6", "resumed"),
+    "interrupted": ("#3b82f6", "interrupted"),
+    "sft finished": ("#8a8f2a", "end of SFT"),
+}
+"""Colour and name of the events that are marked in the figures."""
+PHASES = ("generate", "verify", "update", "sync", "sleep_wake")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A figure: what it shows, and how. `lines` are metrics, drawn one beside the other where there is one run."""
+
+    key: str
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str], ...]
+    """Metric and its name in the legend, which a single line does not need."""
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    draw: Callable[[Axes, Sequence[History], str], None] | None = None
+    """Draws it in place of lines."""
+
+    def has(self, history: History) -> bool:
+        """Whether there is anything to draw."""
+        return any(row.get(metric) is not None for metric, _ in self.lines for row in history.rows)
+
+
+def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
+    """Validation accuracy during training; held-out accuracy before and after it, with its 95 % intervals."""
+    for number, (history, colour, style) in enumerate(styled(histories)):
+        axes.plot(
+            *positions(history, "validate/accuracy", by, histories),
+            style,
+            color=colour,
+            marker="o",
+            markersize=2.5,
+            linewidth=1.2,
+        )
+        places, _ = positions(history, "step", by, histories)
+        for side, place in (("before", 0.0), ("after", places[-1] if places else 1.0)):
+            found, interval = history.outcome("eval", side, "accuracy"), history.outcome("eval", side, "ci95")
+            if isinstance(found, int | float) and isinstance(interval, list) and len(interval) == 2:
+                width = (places[-1] if places else 1.0) / 60
+                shifted = place + (number - (len(histories) - 1) / 2) * width
+                axes.errorbar(
+                    [shifted], [found], yerr=[[max(found - interval[0], 0)], [max(interval[1] - found, 0)]],
+                    fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.4,
+                )  # fmt: skip
+
+
+def _phases(axes: Axes, histories: Sequence[History], by: str) -> None:
+    """Seconds of a step by phase, stacked; of the first run."""
+    history = histories[0]
+    places, _ = positions(history, "time/step", by, histories)
+    rows = [row for row in history.rows if row.get(COLUMNS[by]) is not None and row.get("time/step") is not None]
+    names = [*PHASES, "other"]
+    parts = [[row.get(f"time/{name}") or 0.0 for row in rows] for name in PHASES]
+    parts.append([max((row["time/step"] or 0.0) - sum(given), 0.0) for row, given in zip(rows, zip(*parts))])
+    layers = [reduced(places, part) for part in parts]
+    axes.stackplot(
+        layers[0][0], *(values for _, values in layers), labels=[name.replace("_", "/") for name in names],
+        colors=[*COLOURS[:5], "#9aa5b1"], linewidth=0,
+    )  # fmt: skip
+    axes.set_ylim(top=1.3 * max(map(sum, zip(*(values for _, values in layers))), default=1.0))  # room for the legend
+    axes.legend(loc="upper left", ncols=3, fontsize=7, frameon=False, labelcolor=INK)
+
+
+def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
+    """Time against steps: as it came, and as it was forecast after the first steps."""
+    label, unit_s = unit_of_time(histories)
+    for history, colour, style in styled(histories):
+        steps, seconds = history.series("budget/elapsed_s")
+        axes.plot(*reduced(steps, [s / unit_s for s in seconds]), style, color=colour, label="as it came")
+        made, pace, count = (
+            history.outcome("forecast", name) for name in ("made_after_steps", "planned_step_s", "planned_steps")
+        )
+        if all(isinstance(value, int | float) for value in (made, pace, count)):
+            start = next((s for step, s in zip(steps, seconds) if step >= made), seconds[-1])
+            ends = [start / unit_s, (start + (count - made) * pace) / unit_s]
+            axes.plot([made, count], ends, ":", color=colour, label="forecast")
+    if len(histories) == 1:
+        axes.legend(frameon=False, fontsize=7, labelcolor=INK)
+    axes.set_ylabel(label)
+    axes.set_xlabel(AXES["step"])
+
+
+def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
+    """The mean divergence from the base over the steps that measured it, against the rank (kl, figure 2)."""
+    points: dict[int, list[float]] = {}
+    for history in histories:
+        _, values = history.series("policy/kl_ref")
+        if isinstance(rank := history.setting("adapter.rank"), int) and values:
+            points.setdefault(rank, []).append(_mean(values))
+    ranks = sorted(points)
+    for rank in ranks:
+        axes.plot([rank] * len(points[rank]), points[rank], "o", color=COLOURS[0], markersize=3)
+    axes.plot(ranks, [_mean(points[rank]) for rank in ranks], color=COLOURS[0], linewidth=1.4)
+    axes.set_xlabel("rank")
+    logarithmic(axes, "x", base=2)
+
+
+FIGURES = (
+    Spec("accuracy", "Accuracy on the training questions", "fraction right", (("reward/accuracy", ""),), 0, 1),
+    Spec("held-out", "Validation and held-out accuracy", "fraction right", (("validate/accuracy", ""),), 0, 1, draw=_held_out),
+    Spec("format", "Format", "fraction with the format", (("reward/format", ""),), 0, 1),
+    Spec("reward", "Mean reward", "reward", (("reward/mean", ""),)),
+    Spec("length", "Completion length", "tokens", (("length/mean", "mean"), ("length/max", "longest")), 0),
+    Spec("truncated", "Truncated completions", "fraction", (("length/truncated", ""),), 0, 1),
+    Spec("entropy", "Entropy", "nats per token", (("policy/entropy", ""),), 0),
+    Spec("entropy-change", "Change of the entropy", "per cent", (("policy/entropy_change_pct", ""),)),
+    Spec("kl", "KL divergence", "nats per token", (("policy/kl_sampler", "to the engine"), ("policy/kl_ref", "to the base")),
+         log=True),
+    Spec("kl-rank", "Mean KL divergence to the base", "nats per token", (("policy/kl_ref", ""),), 0, draw=_by_rank),
+    Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
+    Spec("useful", "Useful groups", "fraction", (("groups/useful", ""),), 0, 1),
+    Spec("phases", "Time of a step by phase", "seconds", (("time/step", ""),), 0, draw=_phases),
+    Spec("memory", "Peak memory", "GB", (("memory/peak_gb", ""),), 0),
+    Spec("probe", "Sync check: gap after each swap", "nats", (("sync/probe_gap", ""),), log=True),
+    Spec("slope", "Sync check: slope (1 is right)", "slope", (("sync/slope", ""),)),
+    Spec("forecast", "Forecast and time taken", "hours", (("budget/elapsed_s", ""),), 0, draw=_forecast),
+)  # fmt: skip
+
+
+def styled(histories: Sequence[History]) -> list[tuple[History, str, str]]:
+    """Each run with a colour and a line style: one colour a rank, where ranks differ, and else one a run."""
+    ranks = [history.setting("adapter.rank") for history in histories]
+    distinct = sorted({rank for rank in ranks if isinstance(rank, int)})
+    by_rank = len(distinct) > 1 and None not in ranks
+    seen: dict[Any, itertools.count[int]] = {}
+    found = []
+    for number, (history, rank) in enumerate(zip(histories, ranks)):
+        colour = distinct.index(rank) if by_rank else number
+        style = next(seen.setdefault(colour, itertools.count())) if by_rank else 0
+        found.append((history, COLOURS[colour % len(COLOURS)], STYLES[(style + colour // len(COLOURS)) % len(STYLES)]))
+    return found
+
+
+COLUMNS = {"step": "step", "time": "budget/elapsed_s", "dollars": "budget/cost_usd"}
+
+
+def unit_of_time(histories: Sequence[History]) -> tuple[str, float]:
+    """(name, seconds) of the unit in which the longest of these runs is told."""
+    longest = max((row.get("budget/elapsed_s") or 0.0 for history in histories for row in history.rows[-1:]), default=0.0)
+    return ("seconds", 1.0) if longest < 180 else ("minutes", 60.0) if longest < 7200 else ("hours", 3600.0)
+
+
+def positions(history: History, metric: str, by: str, histories: Sequence[History]) -> tuple[list[float], list[float]]:
+    """(places, values) of the steps that have this metric, the places as they are on the axis of these runs' figure."""
+    scale = unit_of_time(histories)[1] if by == "time" else 1.0
+    places, values = history.series(metric, COLUMNS[by])
+    return [place / scale for place in places], values
+
+
+def reduced(places: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """At most MAX_POINTS points: means of neighbours."""
+    size = math.ceil(len(values) / MAX_POINTS) or 1
+    starts = range(0, len(values), size)
+    return [_mean(places[at : at + size]) for at in starts], [_mean(values[at : at + size]) for at in starts]
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The mean of each value and its neighbours, over a moving window; fewer at the ends."""
+    half = max(len(values) // WINDOWS, 1)
+    sums = list(itertools.accumulate(values, initial=0.0))
+    ends = [(max(0, at - half), min(len(values), at + half + 1)) for at in range(len(values))]
+    return [(sums[end] - sums[start]) / (end - start) for start, end in ends]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Inside, figures are drawn and saved as the report's. Text stays text: small, selectable, in the page's font."""
+    import matplotlib
+
+    settings: Any = {
+        "svg.fonttype": "none", "svg.hashsalt": "microrl", "font.size": 8, "axes.titlesize": 9, "font.family": "sans-serif",
+        "text.parse_math": False,  # nothing in the name of a run is mathematics
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
+        "grid.linewidth": 0.4, "grid.alpha": 0.25, "grid.color": INK,
+    }  # fmt: skip
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def framed(title: str, across: str, up: str, *, width: float = 4.6, height: float = 2.6) -> tuple[Figure, Axes]:
+    """An empty figure with its title and the names of its axes; sizes in inches. To be drawn and saved inside `style`."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(width, height))
+    drawn.subplots_adjust(left=0.7 / width, right=1 - 0.1 / width, bottom=0.42 / height, top=1 - 0.26 / height)
+    axes = drawn.add_subplot()
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.grid(axis="y")
+    return drawn, axes
+
+
+def logarithmic(axes: Axes, which: str = "y", base: int = 10) -> None:
+    """Make an axis, x or y, logarithmic, its numbers plain text: mathematics is not parsed."""
+    axis, set_scale = (axes.xaxis, axes.set_xscale) if which == "x" else (axes.yaxis, axes.set_yscale)
+    set_scale("log", base=base)
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(lambda value, _: "")
+
+
+def figure(spec: Spec, histories: Sequence[History], by: str = "step", *, with_names: bool = False, **size: float) -> Figure:
+    """A figure of these runs against `by`; `with_names`: with a legend of the runs."""
+    drawn, axes = framed(spec.title, unit_of_time(histories)[0] if by == "time" else AXES[by], spec.unit, **size)
+    shown = [history for history in histories if spec.has(history)]
+    if spec.draw is not None:
+        spec.draw(axes, shown, by)
+    else:
+        _lines(axes, spec, histories, by)
+    if spec.log and all(np.asarray(line.get_ydata(), dtype=float).min(initial=1.0) > 0 for line in axes.lines):
+        logarithmic(axes)
+    elif spec.low is not None:
+        axes.set_ylim(bottom=spec.low, top=None if spec.high is None else 1.03 * spec.high)
+    if spec.key != "forecast" and len(shown) == 1:
+        _mark(axes, shown[0], by)
+    if with_names and len(histories) > 1:
+        for history, colour, dashes in styled(histories):
+            axes.plot([], [], dashes, color=colour, label=shown_text(history.name))
+        handles = axes.lines[-len(histories) :]
+        axes.legend(handles=handles, frameon=False, fontsize=6, labelcolor=INK)
+    return drawn
+
+
+def _lines(axes: Axes, spec: Spec, histories: Sequence[History], by: str) -> None:
+    one = len(histories) == 1
+    for history, colour, style in styled(histories):
+        for number, (metric, name) in enumerate(spec.lines):
+            places, values = reduced(*positions(history, metric, by, histories))
+            if not values:
+                continue
+            shade = COLOURS[number] if one else colour
+            dashes = style if one else STYLES[number] if len(spec.lines) > 1 else style
+            if len(values) > WINDOWS and not spec.log:
+                axes.plot(places, values, color=shade, linewidth=0.6, alpha=0.35)
+                values = smoothed(values)
+            axes.plot(
+                places, values, dashes, color=shade, linewidth=1.4, label=name or None, marker="o" if len(values) == 1 else ""
+            )
+    if one and len(spec.lines) > 1 and axes.lines:
+        axes.legend(frameon=False, fontsize=7, labelcolor=INK)
+
+
+def marks(history: History) -> list[Event]:
+    """The events that are marked in figures. The best checkpoint is the last that was."""
+    best = [event for event in history.events if event.kind == "best"]
+    return [event for event in history.events if event.kind in MARKS and event.step is not None] + best[-1:]
+
+
+def mark_of(event: Event) -> tuple[str, str]:
+    """The colour and the name of a mark."""
+    return MARKS.get(event.kind, ("#12a150", "best checkpoint"))
+
+
+def _mark(axes: Axes, history: History, by: str) -> None:
+    for event in marks(history):
+        place = _place(history, event.step or 0, by)
+        if place is not None:
+            colour, name = mark_of(event)
+            axes.axvline(place, color=colour, linewidth=0.8, dashes=(2, 2), alpha=0.8, gid=f"mark-{name.replace(' ', '-')}")
+
+
+def _place(history: History, step: int, by: str) -> float | None:
+    """Where a step is on an axis; behind the last row, where that is."""
+    if by == "step":
+        return float(step)
+    places, _ = positions(history, "step", by, [history])
+    number = next((number for number, row in enumerate(history.rows) if (row["step"] or 0) >= step), len(history.rows) - 1)
+    return places[number] if number < len(places) else None
+
+
+def svg(drawn: Figure, *, in_page: bool = False) -> str:
+    """A figure as SVG; `in_page`: without a prologue, in the page's own text colour."""
+    text = io.StringIO()
+    drawn.savefig(text, format="svg", transparent=in_page, metadata={"Date": None, "Creator": None})
+    found = _GEOMETRY.sub(lambda value: _LONG.sub(lambda number: f"{float(number[0]):.2f}", value[0]), text.getvalue())
+    if not in_page:
+        return found.replace(INK, "#000000")
+    return _FRAME.sub("", found[found.index("<svg") :]).replace(INK, "currentColor")
+
+
+def save_all(histories: Sequence[History], folder: Path) -> list[Path]:
+    """Every figure as PNG and SVG in a folder, as wide as a paper's column (3.3 inches). Raises OSError."""
+    specs = drawable(histories)
+    return save(
+        lambda: ((key, figure(spec, histories, with_names=True, width=3.3, height=2.2)) for key, spec in specs.items()), folder
+    )
+
+
+def save(figures: Callable[[], Iterable[tuple[str, Figure]]], folder: Path) -> list[Path]:
+    """Write figures by their keys, as PNG and SVG. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with style():
+        for key, drawn in figures():
+            (folder / f"{key}.svg").write_text(svg(drawn), encoding="utf-8")
+            drawn.savefig(folder / f"{key}.png", dpi=300)
+            written += [folder / f"{key}.svg", folder / f"{key}.png"]
+    return written
+
+
+def drawable(histories: Sequence[History]) -> Mapping[str, Spec]:
+    """The figures for which at least one of the runs has something. That against the rank needs several ranks."""
+    ranks = {history.setting("adapter.rank") for history in histories}
+    some = [spec for spec in FIGURES if spec.key != "kl-rank" or len(ranks) > 1]
+    return {spec.key: spec for spec in some if any(map(spec.has, histories))}

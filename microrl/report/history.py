@@ -1,0 +1,175 @@
+"""A run as its folder tells it: read without torch, as far as it can be read, whatever version wrote it.
+
+Nothing in a run folder is trusted. What is missing or damaged becomes a note, which the report shows, and never an error: a run
+that is still going, or that was killed in the middle of a line, is drawn as far as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from microrl import files
+from microrl.errors import UserError
+from microrl.files import BadFile
+from microrl.run import follow, rollouts
+from microrl.run.folder import RunFolder
+
+Row = dict[str, float | None]
+"""A line of `metrics.jsonl`: numbers by name."""
+MAX_BYTES = 2**30
+"""Of `metrics.jsonl`; what is behind it is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of `events.jsonl`. `step` is None where the event belongs to no step."""
+
+    time: str
+    kind: str
+    message: str
+    step: int | None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class History:
+    """All that is drawn of a run. `config` and `summary` are the trees of their files, empty where there is none."""
+
+    path: Path
+    config: Mapping[str, Any]
+    rows: list[Row]
+    events: list[Event]
+    summary: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    evaluations: dict[str, Mapping[str, Any]]
+    """The files of `eval/` by their names, without `.json`."""
+    inspection: Mapping[str, Any]
+    """`inspect.json`."""
+    notes: list[str]
+    """What could not be read."""
+    is_running: bool = False
+
+    @classmethod
+    def load(cls, path: Path) -> History:
+        """Raises UserError for what is no run folder."""
+        folder = RunFolder.open(path)
+        notes: list[str] = []
+
+        def tree(name: str) -> Mapping[str, Any]:
+            if not (path / name).exists():
+                return {}
+            try:
+                found: dict[str, Any] = files.read_json(path / name, dict[str, Any])
+            except BadFile as error:
+                notes.append(error.message)
+                return {}
+            return found
+
+        summary = tree("summary.json")
+        history = cls(
+            path=path,
+            config=tree("config.json"),
+            rows=[row for row in _lines(path / "metrics.jsonl", notes) if isinstance(row.get("step"), int)],
+            events=[_event(line) for line in _lines(path / "events.jsonl", notes)],
+            summary=summary,
+            environment=tree("environment.json"),
+            evaluations={file.stem: tree(f"eval/{file.name}") for file in sorted((path / "eval").glob("*.json"))},
+            inspection=tree("inspect.json"),
+            notes=notes,
+            is_running=not summary and follow.is_alive(path),
+        )
+        for row in history.rows:
+            for name, value in row.items():
+                if not _is_number(value):
+                    row[name] = None
+        if not (path / rollouts.FOLDER).is_dir() and history.rows:
+            notes.append("there are no rollouts: completions cannot be shown")
+        assert folder.path == path
+        return history
+
+    @property
+    def name(self) -> str:
+        return self.path.absolute().name
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The value of a key such as `adapter.rank`; `default` where the run's version had no such key."""
+        found: Any = self.config
+        for part in key.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                return default
+            found = found[part]
+        return found
+
+    def outcome(self, *keys: str) -> Any:
+        """A value of `summary.json`, None where there is none."""
+        found: Any = self.summary
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def series(self, metric: str, against: str = "step") -> tuple[list[float], list[float]]:
+        """The values of two metrics in the steps that have both: (those of `against`, those of `metric`)."""
+        found = [(row.get(against), row.get(metric)) for row in self.rows]
+        points = [(place, value) for place, value in found if place is not None and value is not None]
+        return [place for place, _ in points], [value for _, value in points]
+
+    def status(self) -> str:
+        """How the run stands, in a word or two."""
+        if self.is_running:
+            return "still running"
+        said = self.outcome("status")
+        return str(said) if isinstance(said, str) else "not finished"
+
+
+def load_all(paths: Sequence[Path]) -> list[History]:
+    """The histories of these runs. Raises UserError for what is no run, or given twice."""
+    if len({path.absolute() for path in paths}) < len(paths):
+        raise UserError("a run is given twice", "name each run once")
+    return [History.load(path) for path in paths]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The objects of a file of lines; a note where a line is none. Of a last line without an end nothing is said: it is being
+    written, or its writer was killed."""
+    if not path.exists():
+        return []
+    try:
+        content = files.read_bytes(path, MAX_BYTES)
+    except BadFile as error:
+        notes.append(error.message)
+        return []
+    whole, _, _ = content.rpartition(b"\n")
+    found, damaged = [], 0
+    for line in whole.splitlines():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        else:
+            damaged += 1
+    if damaged:
+        notes.append(f"{path.name}: {damaged} damaged {'line' if damaged == 1 else 'lines'} left out")
+    return found
+
+
+def _event(line: dict[str, Any]) -> Event:
+    step = line.get("step")
+    rest = {name: value for name, value in line.items() if name not in ("time", "kind", "message", "step")}
+    return Event(
+        str(line.get("time", "")),
+        str(line.get("kind", "")),
+        str(line.get("message", "")),
+        step if isinstance(step, int) else None,
+        rest,
+    )

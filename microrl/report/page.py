@@ -1,0 +1,128 @@
+"""The page: one self-contained HTML file of one or several runs. Nothing in it is loaded from elsewhere.
+
+Every text of a run, of its data and of its model goes through the template engine's escaping, or is put into the page as text by
+the script of the browser of completions. A content security policy admits that script alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from microrl import __version__
+from microrl.files import written_whole
+from microrl.report import figures, inspected, transcripts
+from microrl.report.completions import sample, shown_text, spread
+from microrl.report.history import History
+from microrl.report.transcripts import Pair
+from microrl.report.words import entropies, evaluations, facts, troubles, verdict
+
+RUNS_WITH_COMPLETIONS = 6
+"""Of more runs, only so many have their completions in the page."""
+COMPLETIONS_BYTES = 1_200_000
+PAIRS = 6
+"""Answers that turned right, and as many that turned wrong, that are shown of a run."""
+
+
+def page(histories: Sequence[History]) -> str:
+    """The report of these runs as HTML."""
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
+
+    template = Environment(loader=PackageLoader("microrl.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    style, script = (resources.files("microrl.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    detailed = histories[:RUNS_WITH_COMPLETIONS]
+    samples = [(history, sample(history, COMPLETIONS_BYTES // len(detailed))) for history in detailed]
+    axes = [by for by in figures.AXES if by != "dollars" or any(map(_costs, histories))]
+    names = [shown_text(history.name) for history in histories]
+    return template.get_template("page.html").render(
+        version=__version__,
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        title=", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
+        runs=[(name, verdict(history), facts(history)) for name, history in zip(names, histories, strict=True)],
+        figures=_drawn(histories, axes),
+        axes=[(by, figures.AXES[by]) for by in axes],
+        legend=[(shown_text(history.name), *look) for history, *look in figures.styled(histories)],
+        marks=[(*figures.mark_of(event), event.step) for event in figures.marks(histories[0])] if len(histories) == 1 else [],
+        turned=[(shown_text(history.name), *found) for history in detailed if (found := _turned(history)) is not None],
+        early_and_late=[(shown_text(history.name), _early_and_late(found.shown)) for history, found in samples],
+        evaluations=evaluations(histories),
+        entropies=entropies(histories),
+        inspections=_inspected(detailed),
+        samples=[(shown_text(history.name), found) for history, found in samples],
+        data=Markup(_for_script([{"name": shown_text(run.name), "completions": found.shown} for run, found in samples])),
+        settings=[(name, json.dumps(history.config, indent=2)) for name, history in zip(names, histories, strict=True)],
+        troubles=[(name, troubles(history)) for name, history in zip(names, histories, strict=True)],  # reading has added notes
+    )
+
+
+def write(histories: Sequence[History], target: Path) -> int:
+    """Write the page; returns its bytes. Raises OSError."""
+    text = page(histories).encode("utf-8", "replace")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(target) as temporary:
+        temporary.write_bytes(text)
+    return len(text)
+
+
+def _inspected(histories: Sequence[History]) -> list[tuple[str, str, list[tuple[str, str]], list[tuple[str, Any]]]]:
+    """(run, folder that was inspected, what its start was, figures) of the runs that were."""
+    from markupsafe import Markup
+
+    found = []
+    for history in histories:
+        if history.inspection:
+            with figures.style():
+                drawn = [(key, Markup(figures.svg(figure, in_page=True))) for key, figure in inspected.drawn(history.inspection)]
+            folder = shown_text(Path(str(history.inspection.get("folder", ""))).name)
+            found.append((shown_text(history.name), folder, inspected.starts(history), drawn))
+    return found
+
+
+def _turned(history: History) -> tuple[list[tuple[str, list[Pair], int]], int] | None:
+    """([(kind, shown pairs, number of all of them)], number of answers) of the answers that turned right or wrong; None where the
+    run has not kept what both models answered."""
+    for base, trained in transcripts.evaluations(history.path).values():
+        found = list(transcripts.pairs(base, trained, history.notes))
+        if found:
+            kinds = {kind: [pair for pair in found if pair.kind == kind] for kind in (transcripts.RIGHT, transcripts.WRONG)}
+            return [(kind, spread(some, PAIRS), len(some)) for kind, some in kinds.items()], len(found)
+    return None
+
+
+def _for_script(value: Any) -> str:
+    """JSON that stays inside its script element, whatever its strings hold."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _costs(history: History) -> bool:
+    return any(row.get("budget/cost_usd") for row in history.rows)
+
+
+def _drawn(histories: Sequence[History], axes: Iterable[str]) -> list[tuple[str, str, Any]]:
+    """(axis, key, SVG) of every figure."""
+    from markupsafe import Markup
+
+    with figures.style():
+        return [
+            (by, key, Markup(figures.svg(figures.figure(spec, histories, by), in_page=True)))
+            for by in axes
+            for key, spec in figures.drawable(histories).items()
+        ]
+
+
+def _early_and_late(shown: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """A completion of the first shown step and of the last, right ones if there are any."""
+    steps = dict.fromkeys(entry["step"] for entry in (*shown[:1], *shown[-1:]))
+    given = {step: [entry for entry in shown if entry["step"] == step] for step in steps}
+    return [(f"step {step}", max(given[step], key=lambda entry: entry.get("accuracy") or 0)) for step in steps]

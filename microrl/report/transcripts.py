@@ -1,0 +1,101 @@
+"""What the trained model answers and the base model does not: two records of one evaluation, side by side.
+
+Both sides answered the same questions with the same random numbers, so their answers are equal up to the token where training
+first mattered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from microrl.report.completions import read_lines, shown_text
+
+OWN = ("held-out-before", "held-out-after")
+"""The files of the evaluations that training itself has made."""
+BASE = "-base"
+"""Ends the name of a base model's file; see `microrl eval --base`."""
+SUFFIX = ".jsonl.gz"
+MAX_ANSWERS = 400_000
+"""Lines of a file that are read."""
+RIGHT, WRONG, OTHER, SAME = "turned right", "turned wrong", "other text", "same text"
+KINDS = (RIGHT, WRONG, OTHER, SAME)
+_WORD = re.compile(r"\w*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The answers of the two models to one question, `sample` being the number of the answer. Texts are safe to show.
+
+    `same` is how both begin, up to the first word that differs; `base` and `trained` are the rests.
+    """
+
+    question: str
+    gold: str
+    sample: int
+    same: str
+    base: str
+    trained: str
+    base_right: bool
+    trained_right: bool
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        if self.base_right != self.trained_right:
+            return RIGHT if self.trained_right else WRONG
+        return OTHER if self.base or self.trained else SAME
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "question": self.question, "answer": self.gold, "sample": self.sample, "kind": self.kind, "same": self.same,
+            "base": {"rest": self.base, "right": self.base_right},
+            "trained": {"rest": self.trained, "right": self.trained_right},
+        }  # fmt: skip
+
+
+def evaluations(run: Path) -> dict[str, tuple[Path, Path]]:
+    """(base model's file, trained model's file) by the evaluation's name: the run's own first, then the newest first."""
+    place = run / "eval"
+    sides = {OWN[1]: tuple(place / f"{name}{SUFFIX}" for name in OWN)}
+    for path in sorted(place.glob(f"*{BASE}{SUFFIX}"), key=lambda path: -path.lstat().st_mtime):
+        name = path.name.removesuffix(f"{BASE}{SUFFIX}")
+        sides[name] = (path, place / f"{name}{SUFFIX}")
+    return {name: (base, trained) for name, (base, trained) in sides.items() if base.exists() and trained.exists()}
+
+
+def pairs(base: Path, trained: Path, notes: list[str]) -> Iterator[Pair]:
+    """The answers that both files have, in the order of the second; what cannot be read becomes a note."""
+    answered = {_key(line): line for line in read_lines(base, notes, MAX_ANSWERS)}
+    for line in read_lines(trained, notes, MAX_ANSWERS):
+        if (other := answered.get(_key(line))) is None:
+            continue
+        before, after = (str(side.get("completion") or "") for side in (other, line))
+        shared = common(before, after)
+        sample = line.get("sample")
+        yield Pair(
+            shown_text(str(line.get("question") or "")), shown_text(str(line.get("answer") or "")),
+            sample if isinstance(sample, int) else 0, shown_text(before[:shared]), shown_text(before[shared:]),
+            shown_text(after[shared:]), other.get("right") is True, line.get("right") is True,
+        )  # fmt: skip
+
+
+def common(one: str, other: str) -> int:
+    """How many characters two texts share at their beginnings, in whole words."""
+    length = next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    if length == len(one) == len(other):
+        return length
+    begun = _WORD.search(one[:length])  # the word within which they part
+    return length if begun is None else begun.start()
+
+
+def counts(found: Sequence[Pair]) -> dict[str, int]:
+    """How many answers there are of each of KINDS."""
+    return {kind: sum(pair.kind == kind for pair in found) for kind in KINDS}
+
+
+def _key(line: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(line.get(name)) for name in ("question", "row", "sample"))

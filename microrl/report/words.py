@@ -1,0 +1,194 @@
+"""What a report says of a run in words and tables: did it help, what was trained, what went wrong, what was evaluated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from microrl.report.completions import shown_text
+from microrl.report.history import History
+
+TROUBLE = ("guard", "rolled back", "failed", "sync check failed", "swap retried", "engine fallback", "out of memory", "disk full",
+           "interrupted", "resumed", "bad checkpoint", "checks killed", "reward failed", "update skipped", "warning")  # fmt: skip
+"""Kinds of events that tell of something that went wrong, the worst first."""
+SERIOUS = TROUBLE[:7]
+UNKNOWN = "unknown"
+OWN = ("held-out-before", "held-out-after")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Events of one kind with one message."""
+
+    kind: str
+    message: str
+    count: int
+    steps: str
+    is_serious: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A stored evaluation: its estimates by name, each as (mean, low, high)."""
+
+    run: str
+    name: str
+    questions: Any
+    samples: Any
+    settings: str
+    estimates: Mapping[str, tuple[float, float, float]]
+
+
+def verdict(history: History) -> list[str]:
+    """Did it help, by how much, and how sure is that: sentences."""
+    before, after, gain = (history.outcome("eval", name) for name in ("before", "after", "paired_gain"))
+    estimate = _estimate(gain)
+    if estimate is None or not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        if history.is_running:
+            return ["The run is still going: this is what there is so far."]
+        return ["Held-out questions were not evaluated both before and after training, so whether it helped is not known."]
+    mean, low, high = estimate
+    moved = "rose" if mean > 0 else "fell" if mean < 0 else "stayed the same,"
+    first, last = (_number(side.get("accuracy"), ".3f") for side in (before, after))
+    said = (
+        f"Accuracy on {after.get('questions', 'the')} held-out questions {moved} from {first} to {last}: a gain of {mean:+.3f}, "
+        f"95 % interval [{low:+.3f}, {high:+.3f}]."
+    )
+    if low > 0:
+        return [said, "The interval lies above zero: the training helped."]
+    if high < 0:
+        return [said, "The interval lies below zero: the training did harm."]
+    return [said, "The interval includes zero: it is not shown that the training helped."]
+
+
+def facts(history: History) -> list[tuple[str, str]]:
+    """What was trained, on what, how long and at what cost: names and values."""
+    setting, environment, last = history.setting, history.environment, history.rows[-1] if history.rows else {}
+    steps, hours = history.outcome("steps"), history.outcome("hours_budget") or setting("budget.hours")
+    spent, cost = history.outcome("hours_spent"), history.outcome("cost_usd")
+    if spent is None and (elapsed_s := last.get("budget/elapsed_s")) is not None:
+        spent = elapsed_s / 3600
+    cost = last.get("budget/cost_usd") if cost is None else cost
+    price, tokens = setting("budget.price"), sum(row.get("tokens/generated") or 0 for row in history.rows)
+    sampling = [
+        setting(f"sampling.{name}", "?") for name in ("prompts_per_step", "group_size", "max_completion_tokens", "temperature")
+    ]
+    packages = environment.get("packages")
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items()) if isinstance(packages, Mapping) else UNKNOWN
+    found = {
+        "status": history.status(),
+        "model": setting("model.name", UNKNOWN),
+        "data": setting("data.name", UNKNOWN),
+        "adapter": _adapter(history),
+        "trained": _trained(history),
+        "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {setting('optim.lr', '?')}",
+        "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
+        "steps": f"{steps if isinstance(steps, int) else len(history.rows):,}, {tokens:,.0f} completion tokens",
+        "time": _time(spent) + (f" of {_time(hours)}" if hours is not None else ""),
+        "cost": f"${_number(cost, '.2f')}" + (f" at ${price} an hour" if price is not None else "; no price per hour was given"),
+        "machine": f"{_gpu(environment.get('gpu'))}, {environment.get('cpus', '?')} CPU cores, engine "
+        f"{environment.get('engine', UNKNOWN)}",
+        "versions": versions,
+        "seed": setting("seed", UNKNOWN),
+    }
+    return [(name, shown_text(str(value))) for name, value in found.items()]
+
+
+def troubles(history: History) -> list[Trouble]:
+    """What went wrong, the worst first; equal messages once, and then what could not be read of the folder."""
+    events = [event for event in history.events if event.kind in TROUBLE]
+    steps: dict[tuple[str, str], list[int]] = {}
+    for event in events:
+        steps.setdefault((event.kind, event.message), []).extend([] if event.step is None else [event.step])
+    counts = Counter((event.kind, event.message) for event in events)
+    found = [
+        Trouble(shown_text(kind), shown_text(message), count, _steps(steps[kind, message]), kind in SERIOUS)
+        for (kind, message), count in counts.items()
+    ]
+    found.sort(key=lambda one: TROUBLE.index(one.kind))
+    return found + [Trouble("damaged", shown_text(note), 1, "", False) for note in dict.fromkeys(history.notes)]
+
+
+def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, str]]:
+    """(run, rank, entropy before, after, change in per cent) of the runs that were evaluated before and after: micro, table 2.
+
+    On the same held-out questions; nats per token.
+    """
+    found = []
+    for history in histories:
+        before, after = (history.evaluations.get(f"held-out-{side}", {}).get("entropy") for side in ("before", "after"))
+        if isinstance(before, int | float) and isinstance(after, int | float) and before > 0:
+            change = (after - before) / before * 100
+            cells = str(history.setting("adapter.rank", "-")), f"{before:.3f}", f"{after:.3f}", f"{change:+.1f} %"
+            found.append((shown_text(history.name), *cells))
+    return found
+
+
+def evaluations(histories: Sequence[History]) -> list[Evaluated]:
+    """All stored evaluations of these runs."""
+    found = []
+    for history in histories:
+        for name, tree in sorted(history.evaluations.items(), key=lambda item: _place(item[0])):
+            estimates = {shown_text(metric): value for metric in tree if (value := _estimate(tree[metric])) is not None}
+            settings = tree.get("settings")
+            said = ", ".join(f"{key} {value}" for key, value in settings.items()) if isinstance(settings, Mapping) else ""
+            if estimates:
+                run = shown_text(history.name), shown_text(name)
+                found.append(Evaluated(*run, tree.get("questions"), tree.get("samples"), shown_text(said), estimates))
+    return found
+
+
+def _place(name: str) -> tuple[int, str]:
+    """The run's own evaluations come first, in the order in which they were made."""
+    return (OWN.index(name) if name in OWN else len(OWN)), name
+
+
+def _estimate(tree: Any) -> tuple[float, float, float] | None:
+    """The mean and the interval of an estimate as it is stored; None for anything else."""
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("ci95"), list):
+        return None
+    values = [tree.get("mean"), *tree["ci95"]]
+    if len(values) != 3 or not all(isinstance(value, int | float) for value in values):
+        return None
+    mean, low, high = values
+    return mean, low, high
+
+
+def _number(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, int | float) else UNKNOWN
+
+
+def _time(hours: Any) -> str:
+    if not isinstance(hours, int | float):
+        return UNKNOWN
+    seconds = hours * 3600
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{hours:.1f} h"
+
+
+def _adapter(history: History) -> str:
+    kind, rank, alpha = (history.setting(f"adapter.{name}") for name in ("kind", "rank", "alpha"))
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or rank < 1:
+        return str(kind or UNKNOWN) + (f", rank {rank}" if rank is not None else "")
+    return f"{kind}, rank {rank}, alpha {alpha:g}, scale {alpha / rank:g}"
+
+
+def _trained(history: History) -> str:
+    count, adapter = history.environment.get("trainable_params"), history.environment.get("adapter")
+    share = adapter.get("trained_share") if isinstance(adapter, Mapping) else None
+    known = f" ({share:.2%} of the model)" if isinstance(share, float) else ""
+    return f"{count:,} parameters{known}" if isinstance(count, int) else UNKNOWN
+
+
+def _gpu(found: Any) -> str:
+    if found is None:
+        return "no GPU"
+    return str(found.get("name", "a GPU") if isinstance(found, Mapping) else found)
+
+
+def _steps(steps: Sequence[int]) -> str:
+    if not steps:
+        return ""
+    listed = ", ".join(map(str, steps[:6])) + (", ..." if len(steps) > 6 else "")
+    return f"step{'s' if len(steps) > 1 else ''} {listed}"

@@ -1,0 +1,297 @@
+"""The report: drawn from a run's folder alone, whatever is in it. In a real browser: `test_browser.py`."""
+
+import base64
+import hashlib
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from made_run import HOSTILE, make
+
+from microrl.errors import UserError
+from microrl.report import figures
+from microrl.report.history import History, load_all
+from microrl.report.page import page
+from microrl.report.words import facts, troubles, verdict
+
+
+@pytest.fixture(scope="module")
+def trained(microrl, tiny_arguments, tmp_path_factory):
+    """A real run of six steps."""
+    out = tmp_path_factory.mktemp("report") / "trained"
+    sets = ["diagnostics.kl_ref_every=2", "checkpoints.keep_every=2", "optim.lr=0.01", "reward.overlong.buffer=11"]
+    flags = [part for key in sets for part in ("--set", key)]
+    done = microrl("train", *tiny_arguments, "--steps", 6, "--out", out, "--price", "3600", *flags)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def one_axis(monkeypatch):
+    """Drawing takes most of the time."""
+    monkeypatch.setattr(figures, "AXES", {"step": "training steps"})
+
+
+class Tags(html.parser.HTMLParser):
+    """The elements and attributes of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.attributes = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(tag)
+        self.attributes += [(tag, *attribute) for attribute in attrs]
+
+
+def test_the_page_says_what_a_reader_asks(trained):
+    text = page([History.load(trained)])
+    for said in ("lora, rank 8", "held-out questions", "at $3600.0 an hour", "6, ", "Did anything go wrong?", "transformers"):
+        assert said in text, said
+    assert len(text) < 2_000_000
+    assert {"against", "training steps", "time", "US dollars"} <= set(re.findall(r">\s*([A-Za-z ]+?)\s*<", text))
+
+
+def test_the_page_loads_nothing_and_admits_its_own_script_alone(one_axis, trained):
+    text = page([History.load(trained)])
+    tags = Tags(text)
+    assert not {"link", "img", "iframe", "object", "embed", "base", "audio", "video"} & set(tags.found)
+    assert not [value for _, name, value in tags.attributes if name in ("src", "srcset", "action") or name.startswith("on")]
+    assert all(value.startswith("#") for _, name, value in tags.attributes if name.endswith("href"))
+    assert "url(" not in text.replace("url(#", "") and "@import" not in text
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    policy = next(value for _, name, value in tags.attributes if name == "content" and value.startswith("default-src 'none'"))
+    assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
+
+
+def test_hostile_text_becomes_no_element(one_axis, tmp_path):
+    texts = list(HOSTILE)
+    plain = Tags(page([History.load(make(tmp_path / "plain", prompts=8))]))
+    hostile = make(tmp_path / "hostile", prompts=8, text=lambda rng: rng.choice(texts))
+    (hostile / "events.jsonl").write_text("".join(json.dumps({"kind": "warning", "message": text}) + "\n" for text in texts))
+    config = json.loads((hostile / "config.json").read_text())
+    config["data"]["name"], config["model"]["name"] = HOSTILE[1], HOSTILE[9]
+    (hostile / "config.json").write_text(json.dumps(config))
+    moved = tmp_path / "<script>window.pwned = 1<%2Fscript> $x_{2}$"
+    shutil.move(hostile, moved)
+    found = page([History.load(moved)])
+    tags = Tags(found)
+    assert {tag: tags.found.count(tag) for tag in ("script", "style", "a", "iframe", "meta")} == {
+        tag: plain.found.count(tag) for tag in ("script", "style", "a", "iframe", "meta")
+    }
+    assert "\x1b" not in found and "\x00" not in found and "\u202e" not in found
+    assert "{{ 7 * 7 }}" in found, "a template in a text is text"
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', found, re.DOTALL)
+    assert "<" not in data and len(json.loads(data)[0]["completions"]) > 100
+
+
+def test_every_metric_that_there_is_is_drawn(trained, tmp_path):
+    history = History.load(trained)
+    drawn = figures.drawable([history])
+    assert set(drawn) >= {"accuracy", "held-out", "format", "length", "entropy", "kl", "gradient", "useful", "phases", "memory"}
+    assert set(drawn) < {spec.key for spec in figures.FIGURES}, "without vLLM there is no probe"
+    written = figures.save_all([history], tmp_path / "figures")
+    assert {path.name for path in written} == {f"{key}.{form}" for key in drawn for form in ("png", "svg")}
+    assert (tmp_path / "figures" / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_geometry_is_rounded_and_text_is_not(tmp_path):
+    history = History.load(make(tmp_path / "run"))
+    for row in history.rows:
+        row["policy/grad_norm"] = 0.00123 * row["step"]
+    with figures.style():
+        drawn = figures.figure(next(spec for spec in figures.FIGURES if spec.key == "gradient"), [history])
+        text = figures.svg(drawn, in_page=True)
+        labels = {label.get_text() for label in drawn.axes[0].get_yticklabels()}
+    shown = set(re.findall(r"<text[^>]*>([^<]*)</text>", text))
+    assert labels & shown and len(labels - shown) <= 2, "those outside the limits are not drawn"
+    assert "0.005" in shown and not re.search(r' d="[^"]*\d\.\d{3}', text)
+
+
+def test_one_colour_a_rank(one_axis, tmp_path):
+    histories = [History.load(make(tmp_path / f"run-{number}")) for number in range(4)]
+    for history, rank in zip(histories, (8, 8, 64, 256), strict=True):
+        history.config["adapter"]["rank"] = rank
+    looks = [(colour, style) for _, colour, style in figures.styled(histories)]
+    assert looks[0][0] == looks[1][0] and looks[0][1] != looks[1][1]
+    assert len({colour for colour, _ in looks}) == 3
+    assert all(history.name in page(histories) for history in histories)
+
+
+def test_long_lines_are_means_of_neighbours():
+    places, values = figures.reduced(list(range(10_000)), [float(number % 2) for number in range(10_000)])
+    assert len(places) <= figures.MAX_POINTS and all(abs(value - 0.5) < 0.02 for value in values)
+    assert figures.smoothed([1.0] * 100) == pytest.approx([1.0] * 100)
+
+
+# ---- what is not as it should be
+
+
+def damaged(folder, how):
+    if how == "torn":
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 20, "reward/me')
+    elif how == "not JSON":
+        (folder / "metrics.jsonl").write_bytes(b"\xff\n[1]\n" + (folder / "metrics.jsonl").read_bytes())
+    elif how == "an older format":
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        kept = ("step", "reward/mean", "time/step")
+        (folder / "metrics.jsonl").write_text("".join(json.dumps({key: row[key] for key in kept}) + "\n" for row in rows))
+        (folder / "config.json").write_text('{"budget": {}, "sampling": {}, "adapter": {"kind": "lora", "new": [1]}, "model": 3}')
+    elif how == "without evaluation":
+        shutil.rmtree(folder / "eval")
+        (folder / "summary.json").write_text('{"status": "done", "steps": 20, "eval": {"before": null, "after": null}}')
+    elif how == "no step":
+        (folder / "metrics.jsonl").unlink()
+        (folder / "summary.json").unlink()
+        shutil.rmtree(folder / "rollouts")
+    elif how == "rollouts cut off":
+        for path in (folder / "rollouts").iterdir():
+            path.write_bytes(path.read_bytes()[:-20])
+    elif how == "other kinds":
+        odd = {"paired_gain": {"mean": None, "ci95": 3}}
+        tree = {"status": 5, "steps": "x", "eval": odd, "forecast": [], "hours_spent": "y", "cost_usd": {}}
+        (folder / "summary.json").write_text(json.dumps(tree))
+        spectra = [3, {"index": "x", "c": [1]}]
+        (folder / "inspect.json").write_text(json.dumps({"spectra": spectra, "norms": {}, "through": [{}, {}], "start": 3}))
+        (folder / "environment.json").write_text('{"gpu": {"name": 3}, "packages": 7, "adapter": "x", "trainable_params": null}')
+        (folder / "events.jsonl").write_text('{"kind": 3, "message": null, "step": "x"}\n{"kind": "guard", "step": 99}\n')
+        (folder / "eval" / "x.json").write_text('{"avg@8": {"mean": "x", "ci95": [1]}, "settings": 4}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    "how", ["torn", "not JSON", "an older format", "without evaluation", "no step", "rollouts cut off", "other kinds"]
+)
+def test_what_is_damaged_or_missing_is_said_and_the_rest_drawn(one_axis, tmp_path, how):
+    history = History.load(damaged(make(tmp_path / "run"), how))
+    text = page([history])
+    assert "</html>" in text
+    assert len(history.rows) == (0 if how == "no step" else 20)
+    noted = {one.message for one in troubles(history)}
+    assert bool(noted) == (how in ("not JSON", "rollouts cut off", "other kinds")), noted
+    if how == "without evaluation":
+        assert "whether it helped is not known" in text
+    if how == "no step":
+        assert "no finished step yet" in text
+
+
+def test_what_is_no_run_is_refused(inside, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for target in ("folder", "nowhere"):
+        done = inside("report", target)
+        assert done.returncode == 2 and "is not a run folder" in done.stderr and "hint:" in done.stderr
+    done = inside("report")
+    assert done.returncode == 2 and "there is no run in runs/" in done.stderr
+    with pytest.raises(UserError, match="given twice"):
+        load_all([tmp_path / "folder", tmp_path / "folder"])
+
+
+def test_a_full_disk_is_said_in_one_line(inside, trained, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = inside("report", trained, "--out", tmp_path / "file" / "report.html")
+    assert done.returncode == 2 and done.stderr.count("\n") == 2 and "cannot write" in done.stderr and "--out FILE" in done.stderr
+
+
+def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
+    folder = make(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    (folder / "heartbeat.json").write_text("{}")
+    history = History.load(folder)
+    assert history.status() == "still running" and "still going" in " ".join(verdict(history))
+    old = time.time() - 3600
+    for name in ("heartbeat.json", "config.json"):
+        os.utime(folder / name, (old, old))
+    assert History.load(folder).status() == "not finished"
+    assert dict(facts(history))["time"] == "29 s"
+
+
+def test_the_command(one_axis, inside, trained, tmp_path, monkeypatch):
+    done = inside("report", trained, "--json", "--figures", tmp_path / "figures")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["report"] == str(trained / "report.html") and (trained / "report.html").stat().st_size == found["bytes"]
+    assert len(found["figures"]) == len(list((tmp_path / "figures").iterdir()))
+    monkeypatch.chdir(tmp_path)
+    other = shutil.copytree(trained, tmp_path / "other")
+    done = inside("report", trained, other)
+    assert done.returncode == 0 and done.stdout == "report.html\n" and (tmp_path / "report.html").exists()
+
+
+def test_no_torch(tmp_path):
+    make(tmp_path / "run")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from microrl.report.history import History\n"
+        "from microrl.report.page import page\n"
+        "from microrl.run import console, follow\n"
+        f"page([History.load(Path({str(tmp_path / 'run')!r}))])\n"
+        "heavy = {'torch', 'transformers', 'peft', 'datasets', 'vllm'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- what a run keeps for it
+
+
+def test_two_completions_of_a_group_are_kept_token_by_token(trained):
+    import gzip
+
+    for path in sorted((trained / "rollouts").iterdir()):
+        with gzip.open(path, "rt") as file:
+            lines = [json.loads(line) for line in file]
+        detailed = [line for line in lines if "pieces" in line]
+        assert 1 <= len(detailed) <= 8
+        for line in detailed:
+            assert len(line["pieces"]) == len(line["logprobs"]) == line["tokens"] and max(line["logprobs"]) <= 0
+            assert "".join(line["pieces"]).startswith(line["completion"].rstrip("\ufffd"))
+        assert all(isinstance(line["advantage"], float) for line in lines)
+        assert sum(bool(line["prompt"]) for line in lines) == len(lines) / 4, "the prompt's text once a group"
+
+
+def test_the_answers_before_and_after_are_kept(one_axis, trained):
+    text = page([History.load(trained)])
+    assert "with the same random numbers" in text and "turned right" in text
+
+
+def test_the_divergence_from_the_base_is_measured_outside_the_loss(trained):
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    measured = {row["step"]: row["policy/kl_ref"] for row in rows}
+    assert measured[0] < 1e-9 and measured[2] > 0 and measured[4] > 0, "B is 0 at the start"
+    assert measured[1] is None and measured[3] is None and measured[5] is None
+    assert json.loads((trained / "summary.json").read_text())["seconds_by_phase"]["diagnostics"] > 0
+
+
+def test_checkpoints_are_kept_as_often_as_asked(trained):
+    steps = {int(path.name[5:]) for path in (trained / "checkpoints").iterdir()}
+    assert {2, 4, 6} <= steps and len(steps) <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_large_run_is_drawn_in_half_a_minute(tmp_path):
+    """2,000 steps with 500,000 completions: in 30 s, 1 GB, and a page of 10 MB."""
+    make(tmp_path / "run", steps=2000, prompts=31, group=8)
+    code = (
+        "import resource, sys, time\n"
+        "from pathlib import Path\n"
+        "from microrl.report.history import History\n"
+        "from microrl.report.page import write\n"
+        "began = time.process_time()\n"
+        f"size = write([History.load(Path({str(tmp_path / 'run')!r}))], Path({str(tmp_path / 'report.html')!r}))\n"
+        "print(size, time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    size, seconds, memory = map(float, done.stdout.split())
+    print(f"{size / 1e6:.1f} MB, {seconds:.1f} s, {memory / 1e6:.0f} MB of memory")
+    assert size < 10e6 and seconds < 30 and memory < 1e9
