@@ -13,7 +13,26 @@ from typing import Annotated
 import typer
 
 from microrl import __version__
-from microrl.cli import audit, bench, compare, doctor, evaluate, guide, merge, plan, presets, regrade, sample, train, warmup
+from microrl.cli import (
+    audit,
+    bench,
+    compare,
+    diff,
+    doctor,
+    evaluate,
+    guide,
+    inspect,
+    merge,
+    plan,
+    presets,
+    regrade,
+    report,
+    sample,
+    track,
+    train,
+    warmup,
+    watch,
+)
 from microrl.cli.output import FAILED, guarded
 
 app = typer.Typer(
@@ -47,6 +66,11 @@ warmup.register(app)
 plan.register(app)
 evaluate.register(app)
 compare.register(app)
+diff.register(app)
+report.register(app)
+watch.register(app)
+inspect.register(app)
+track.register(app)
 audit.register(app)
 regrade.register(app)
 sample.register(app)

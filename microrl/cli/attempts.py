@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
-from microrl.errors import Explained
+from microrl.errors import Explained, UserError
 from microrl.terminal import lasting
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
     from microrl.run.signals import Interrupts
 
     try:
-        with lasting("stdout"), Interrupts(folder.log) as interrupts:
+        with lasting("stdout"), Interrupts(folder.log) as interrupts, tracked(config, folder):
             early.refuse(config, tries_rewards=not resume)
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):
@@ -82,6 +84,27 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
         raise
     report(summary, folder.path)
     return STOPPED if summary["status"] == "stopped" else OK
+
+
+@contextmanager
+def tracked(config: RunConfig, folder: RunFolder) -> Iterator[None]:
+    """Inside, `microrl track` sends the run's metrics, if it is to. It goes on afterwards until it has sent the last of them."""
+    from microrl.run import tracking
+
+    if (tracker := config.track) is None:
+        yield
+        return
+    process = None
+    try:
+        tracking.refuse_if_missing(tracker)
+        process = tracking.start(folder, tracker)
+    except UserError as error:
+        say(f"warning: {error.message}: the metrics are not sent")
+    try:
+        yield
+    finally:
+        if process is not None and process.poll() not in (None, 0):
+            say(f"warning: sending the metrics to {tracker} has failed; see {folder.path / tracking.log_name(tracker)}")
 
 
 def _after_a_crash(folder: RunFolder, config: RunConfig, signal_name: str) -> None:

@@ -82,7 +82,7 @@ Sets = Annotated[
 FLAGS = {
     "model.name": "--model", "adapter.rank": "--rank", "adapter.kind": "--adapter", "loss.kind": "--loss", "data.name": "--data",
     "engine.kind": "--engine", "seed": "--seed", "budget.hours": "--hours", "budget.steps": "--steps", "budget.price": "--price",
-    "sft.minutes": "--sft-minutes", "init": "--init", "reward.functions": "--reward",
+    "sft.minutes": "--sft-minutes", "init": "--init", "reward.functions": "--reward", "track": "--track",
 }  # fmt: skip
 """The flags of configuration keys."""
 NAME_BYTES = 120

@@ -68,6 +68,10 @@ def train(
             metavar="RUN|auto", help="Resume this run folder; auto: resume the run that this same command started, or start it."
         ),
     ] = None,
+    track: Annotated[
+        str | None,
+        typer.Option(metavar="wandb|trackio|tensorboard", help="Send the metrics to this tracker, from a process of its own."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print the configuration, three prompts and a forecast; do not train.")
     ] = False,
@@ -84,13 +88,17 @@ def train(
         model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
         price=price, sft_minutes=sft_minutes,
     )  # fmt: skip
-    flags |= {"init": init, **options.reward_flags(reward)}
+    flags |= {"init": init, "track": track, **options.reward_flags(reward)}
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         return go_on(RunFolder.open(Path(resume)), hours, steps)
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
         raise UserError("no budget given", "pass --hours H or --steps N")
+    if config.track is not None:
+        from microrl.run import tracking
+
+        tracking.refuse_if_missing(config.track)
     if dry_run:
         from microrl.cli import early
 

@@ -1,0 +1,49 @@
+"""`microrl track`: send a run to an experiment tracker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from microrl.cli.output import say
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl track runs/mine --to wandb               [dim]follows the run until it ends; a finished one is sent at once[/]
+
+  WANDB_MODE=offline microrl track --to wandb      [dim]the newest run, into files[/]
+
+  microrl track --to tensorboard                   [dim]then: tensorboard --logdir runs[/]
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("track", epilog=EXAMPLES)(track)
+
+
+def track(
+    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="wandb|trackio|tensorboard", help="The tracker.")],
+    project: Annotated[
+        str, typer.Option(help="Project of the tracker; tensorboard has none.")
+    ] = "microrl",
+) -> None:  # fmt: skip
+    """Send a run's metrics to an experiment tracker, while it trains or afterwards. Training never waits for it."""
+    from microrl.errors import UserError, did_you_mean
+    from microrl.run.folder import RunFolder
+    from microrl.run.tracking import TRACKERS, refuse_if_missing
+
+    if to not in TRACKERS:
+        raise UserError(f"invalid value '{to}' for --to", did_you_mean(to, TRACKERS))
+    refuse_if_missing(to)
+    folder = RunFolder.open(Path(target)) if target is not None else RunFolder.newest()
+    if target is None:
+        say(f"using the newest run: {folder.path}")
+    from microrl.commands.track import track as send
+
+    steps = send(folder, to, project, say)
+    say(f"{folder.path}: {steps} steps were sent to {to}")

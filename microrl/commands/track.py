@@ -1,0 +1,197 @@
+"""Send a run's metrics to an experiment tracker, from a process of its own that follows `metrics.jsonl`.
+
+Whatever happens to it, training neither waits for it nor ends with it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import IO, Any, Protocol
+
+from microrl import clock
+from microrl.errors import MachineFailure, UserError
+from microrl.report.history import History
+from microrl.run import follow
+from microrl.run.folder import RunFolder
+from microrl.run.tracking import log_name
+
+LOOKS_S = 2.0
+"""Seconds between two looks into the run folder."""
+HANGS_S = 600.0
+"""A tracker that has not taken a step's metrics, or has not finished, for so many seconds ends this process."""
+NICENESS = 10
+
+
+class Tracker(Protocol):
+    """Where metrics go. Any exception ends the tracking."""
+
+    def log(self, step: int, seconds: float, metrics: Mapping[str, float]) -> None:
+        """Take a step's metrics; `seconds`: since 1970, when it was finished."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Take the run's summary, and wait until everything has been sent."""
+
+
+class _Wandb:
+    """Weights & Biases. A run that is sent again goes to the same page: what it has already is ignored there."""
+
+    def __init__(self, history: History, project: str) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=project, name=history.name, id=_identity(history), resume="allow", config=dict(history.config),
+            settings=wandb.Settings(console="off"),
+        )  # fmt: skip
+
+    def log(self, step: int, seconds: float, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._run.summary.update(_flat(summary))
+        self._run.finish()
+
+
+class _Trackio:
+    """Trackio. A run that is sent again becomes another one of the same name."""
+
+    def __init__(self, history: History, project: str) -> None:
+        import trackio
+
+        self._module = trackio
+        trackio.init(project=project, name=history.name, config=_flat(history.config), embed=False, auto_log_gpu=False,
+                     auto_log_cpu=False)  # fmt: skip
+
+    def log(self, step: int, seconds: float, metrics: Mapping[str, float]) -> None:
+        self._module.log(dict(metrics), step=step)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._module.finish()
+
+
+class _TensorBoard:
+    """Event files in the run's folder `tensorboard/`, for `tensorboard --logdir runs`. Sent again, they replace the old ones."""
+
+    def __init__(self, history: History, project: str) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        place = history.path / "tensorboard"
+        for old in place.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = EventFileWriter(str(place), flush_secs=5)
+
+    def log(self, step: int, seconds: float, metrics: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(self._event(wall_time=seconds, step=step, summary=self._summary(value=values)))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._writer.close()
+
+
+TRACKERS: Mapping[str, Callable[[History, str], Tracker]] = {
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+    "tensorboard": _TensorBoard,
+}
+
+
+def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None]) -> int:
+    """Send what the run has, and what comes, until it has ended; returns the number of steps sent. Raises UserError and
+    MachineFailure."""
+    lock = _locked(folder, to)
+    with suppress(OSError):
+        os.nice(NICENESS)  # the processors are for training
+    tracker: Tracker | None = None
+    sent = 0
+    last = -1
+    began_s = clock.wall_s()
+    with suppress(OSError):
+        began_s = (folder.path / "config.json").stat().st_mtime
+    try:
+        for rows, _ in follow.steps(folder.path, looks_s=LOOKS_S):
+            _watchdog()
+            for row in rows:
+                step = row.get("step")
+                if not isinstance(step, int) or step <= last:
+                    continue  # damaged; or a resumed run has repeated it
+                if tracker is None:
+                    tracker = TRACKERS[to](History.load(folder.path), project)
+                    say(f"sending {folder.path} to {to}, project {project}")
+                tracker.log(step, began_s + (row.get("budget/elapsed_s") or 0.0), _numbers(row))
+                _watchdog()
+                last, sent = step, sent + 1
+        if tracker is not None:
+            tracker.finish(History.load(folder.path).summary)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MachineFailure(
+            f"{to} failed after {sent} steps: {text}", f"training is not affected; to send it again: microrl track {folder.path} "
+            f"--to {to}"
+        ) from error  # fmt: skip
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if lock is not None:
+            lock.close()
+    return sent
+
+
+def _watchdog() -> None:
+    """From now on, HANGS_S seconds without another call end this process."""
+    with suppress(AttributeError, ValueError, OSError):  # standard error has been closed
+        faulthandler.dump_traceback_later(HANGS_S, exit=True, file=sys.__stderr__ or 2)
+
+
+def _locked(folder: RunFolder, to: str) -> IO[bytes] | None:
+    """The lock against a second process that sends this run to the same tracker; None where nothing can be written. Raises
+    UserError."""
+    try:
+        file = (folder.path / log_name(to)).open("ab")
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.close()
+        raise UserError(f"another process is sending {folder.path} to {to}", "wait for its end, or stop it") from None
+    except OSError:
+        pass  # a file system without locks
+    return file
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in row.items()
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree by dotted names; lists as text."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str | int | float | None) else str(value)
+    return found
+
+
+def _identity(history: History) -> str:
+    """The same for the same run, wherever its folder lies, and another one for every other run."""
+    digest = hashlib.sha256(history.name.encode())
+    with suppress(OSError):
+        digest.update((history.path / "config.json").read_bytes())
+    with suppress(OSError):
+        digest.update((history.path / "environment.json").read_bytes())
+    return digest.hexdigest()[:16]
