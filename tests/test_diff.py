@@ -57,7 +57,7 @@ def test_answers_are_paired_by_question_and_sample(run):
     (name, sides), *others = transcripts.evaluations(run).items()
     assert name == "held-out-after" and not others
     found = list(transcripts.pairs(*sides, []))
-    assert [pair.kind for pair in found] == ["turned right", "turned wrong", "same text", "other text"]
+    assert [pair.kind for pair in found] == ["became right", "became wrong", "same text", "other text"]
     assert (found[0].same, found[0].base, found[0].trained) == ("so 2 and 2 is ", "5", "4")
     assert transcripts.counts(found) == dict.fromkeys(transcripts.KINDS, 1)
 
@@ -66,12 +66,12 @@ def test_the_command(inside, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     done = inside("diff", run)
     assert done.returncode == 0, done.stderr
-    assert "1 turned right, 1 turned wrong, 1 other text, 1 same text" in done.stdout
+    assert "1 became right, 1 became wrong, 1 other text, 1 same text" in done.stdout
     assert "base, wrong" in done.stdout and "trained, right" in done.stdout and "other text:" not in done.stdout
     assert "it is 41" in done.stdout and "a b d" not in done.stdout
     assert "a b d" in inside("diff", run, "--only", "changed").stdout
     only = json.loads(inside("diff", run, "--only", "wrong", "--json").stdout)
-    assert [pair["kind"] for pair in only["pairs"]] == ["turned wrong"] and only["answers"] == 4
+    assert [pair["kind"] for pair in only["pairs"]] == ["became wrong"] and only["answers"] == 4
     monkeypatch.setenv("COLUMNS", "40")
     assert max(map(len, inside("diff", run).stdout.splitlines()[1:])) <= 40
 
@@ -109,5 +109,5 @@ def test_hostile_answers_are_only_text(inside, run):
 
 def test_the_page_shows_what_turned(run):
     text = page([History.load(run)])
-    assert "4 answers to held-out questions" in text and "1 turned right, 1 turned wrong" in text
+    assert "4 answers to held-out questions" in text and "1 became right, 1 became wrong" in text
     assert '<span class="same">so 2 and 2 is </span>4' in text

@@ -68,7 +68,7 @@ def test_tensorboard_gets_every_number(inside, run):
 
     for _ in range(2):  # the second time replaces the first
         done = inside("track", run, "--to", "tensorboard")
-        assert done.returncode == 0 and f"{STEPS} steps were sent" in done.stderr, done.stderr
+        assert done.returncode == 0 and f"sent {STEPS} steps" in done.stderr, done.stderr
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     expected = rows(run)
@@ -83,7 +83,7 @@ def test_tensorboard_gets_every_number(inside, run):
 def test_wandb_gets_every_number(microrl, run, tmp_path):
     pytest.importorskip("wandb")
     done = microrl("track", run, "--to", "wandb", cwd=tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
-    assert done.returncode == 0 and f"{STEPS} steps were sent" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"sent {STEPS} steps" in done.stderr, done.stderr
     (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     found = [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items} for items in history(path)]
     assert [{name: line[name] for name in numbers(row)} for line, row in zip(found, rows(run), strict=True)] == [
@@ -96,7 +96,7 @@ def test_wandb_gets_every_number(microrl, run, tmp_path):
 def test_trackio_gets_every_number(microrl, run, tmp_path):
     pytest.importorskip("trackio")
     done = microrl("track", run, "--to", "trackio", "--project", "mine", cwd=tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"))
-    assert done.returncode == 0 and f"{STEPS} steps were sent" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"sent {STEPS} steps" in done.stderr, done.stderr
     (path,) = (tmp_path / "trackio").glob("mine*.db")
     with sqlite3.connect(path) as database:
         found = [(step, json.loads(text)) for step, text in database.execute("SELECT step, metrics FROM metrics ORDER BY step")]
@@ -256,6 +256,6 @@ def test_training_sends_its_metrics(inside, tiny_arguments, tmp_path):
     assert done.returncode == 0, done.stderr
     log = out / tracking.log_name("tensorboard")
     deadline = time.monotonic() + 60
-    while "steps were sent" not in log.read_text() and time.monotonic() < deadline:
+    while "sent 2 steps" not in log.read_text() and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert "2 steps were sent to tensorboard" in log.read_text()
+    assert "sent 2 steps to tensorboard" in log.read_text()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 [bold]Examples[/]
 
-  microrl diff                                     [dim]the newest run: what turned right, and what turned wrong[/]
+  microrl diff                                     [dim]the newest run: answers that became right or wrong[/]
 
   microrl diff runs/mine --only wrong --count 20
 
@@ -44,10 +44,10 @@ def diff(
         ),
     ] = None,
     only: Annotated[
-        str, typer.Option(metavar="turned|right|wrong|changed|all", help="Show answers whose verdict turned, that turned right, "
-        "that turned wrong, whose text differs, or all.")
+        str, typer.Option(metavar="turned|right|wrong|changed|all", help="turned: became right or wrong; right: became right; "
+        "wrong: became wrong; changed: the text differs; all: every answer.")
     ] = "turned",
-    count: Annotated[int, typer.Option(min=1, help="Answers to show of each kind.")] = 5,
+    count: Annotated[int, typer.Option(min=1, help="Most answers to show of each kind; --json has all.")] = 5,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
@@ -67,8 +67,8 @@ def diff(
     stored = transcripts.evaluations(folder.path)
     if not stored:
         raise UserError(
-            f"{folder.path} has no evaluation with the answers of both models",
-            f"make one: microrl eval {folder.path} --base BASE, with the name of the base model",
+            f"no evaluation in {folder.path} has the answers of both models",
+            f"make one: microrl eval {folder.path} --base BASE_MODEL",
         )
     name = next(iter(stored)) if evaluation is None else evaluation
     if name not in stored:
@@ -87,7 +87,9 @@ def diff(
         of_kind = [pair for pair in chosen if pair.kind == kind]
         if of_kind:
             shown = of_kind[:count]
-            print(f"\n{kind}" + (f": {len(shown)} of {len(of_kind)} (--count shows more)" if len(shown) < len(of_kind) else ""))
+            print(
+                f"\n{kind}" + (f": {len(shown)} of {len(of_kind)} (raise --count for more)" if len(shown) < len(of_kind) else "")
+            )
             _show(shown)
 
 

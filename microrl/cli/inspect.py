@@ -35,7 +35,7 @@ def inspect(
         str | None,
         typer.Argument(
             metavar="ADAPTER",
-            help="A run, a part of it (RUN/best, RUN/step-000100), an adapter's folder in PEFT's format, or kl-bound.",
+            help="A run, one of its checkpoints (RUN/best, RUN/step-000100), a PEFT adapter folder, or kl-bound.",
             show_default="the newest run",
         ),
     ] = None,
@@ -43,9 +43,7 @@ def inspect(
         str | None,
         typer.Option(help="Decoder layers by number, comma-separated; -1 is the last.", show_default="first, middle, last"),
     ] = None,
-    projections: Annotated[
-        str, typer.Option(help="Projections of which spectra are measured, comma-separated.")
-    ] = "q_proj,o_proj",
+    projections: Annotated[str, typer.Option(help="Projections whose spectra to measure, comma-separated.")] = "q_proj,o_proj",
     html: Annotated[bool, typer.Option("--html", help="Also write the run's report, with the figures in it.")] = False,
     pictures: Annotated[
         Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")
@@ -55,7 +53,7 @@ def inspect(
     clip: Annotated[str, typer.Option(help="kl-bound: clip gradients by value or by norm.")] = "value",
     as_json: options.Json = False,
 ) -> None:
-    """Measure an update against the weights it changes: its spectrum, its norm by layer, and what its start was."""
+    """Measure an update against the weights it changes: its spectrum, its norm by layer and its initialization."""
     from microrl.report.figures import save
     from microrl.report.inspected import kl_bound, save_all
 
@@ -78,7 +76,7 @@ def inspect(
 
     numbers = _integers(layers, "--layers")
     if html and chosen.run is None:
-        raise UserError(f"{target} is no part of a run, so there is no report of it", "pass --figures DIR instead")
+        raise UserError(f"{target} does not belong to a run, so there is no report to write", "pass --figures DIR instead")
     found = measure(chosen.config, chosen.run, folder, layers=numbers, projections=projections.split(","))
     if chosen.run is not None:
         chosen.run.write_json(FILE, found)
@@ -114,10 +112,10 @@ def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
     try:
         import sklearn  # noqa: F401
     except ImportError:
-        raise UserError("kl-bound needs scikit-learn, for its digits", "pip install 'microrl[study]'") from None
+        raise UserError("kl-bound needs scikit-learn, for its digits data set", "pip install scikit-learn") from None
     from microrl.diagnostics.kl_bound import study
 
-    say(f"theorem 1 on the digits: {len(ranks)} ranks, {seeds} seeds")
+    say(f"theorem 1 on scikit-learn's digits: {len(ranks)} ranks, {seeds} seeds")
     rows: list[dict[str, Any]] = [
         {
             "rank": one.rank,
@@ -159,10 +157,10 @@ def _show(found: dict[str, Any]) -> None:
         print(f"{kind:<14} {len(rows):>8}  {norm:>10.4g}  {relative:>12.3g}")
     for row in found["spectra"]:
         half = next((at for at, energy in zip(row["index"], row["energy"], strict=True) if energy >= 0.5), None)
-        where = "no change" if half is None else f"half of the energy by singular value {half + 1} of {row['index'][-1] + 1}"
+        where = "no change" if half is None else f"50 % of the energy within {half + 1} of {row['index'][-1] + 1} singular values"
         print(f"{row['module']}: {where}")
     for row in found["similarity"]:
         print(
-            f"{row['module']}: {row['top']:.3f} of A lies in the {row['rank']} largest singular directions, {row['bottom']:.3f} "
-            f"in the smallest; {row['by_chance']:.3f} would by chance"
+            f"{row['module']}: overlap of A with the top {row['rank']} singular directions {row['top']:.3f}, the bottom ones "
+            f"{row['bottom']:.3f}; {row['by_chance']:.3f} is expected by chance"
         )

@@ -14,7 +14,7 @@ EXAMPLES = """
 
   microrl track runs/mine --to wandb               [dim]follows the run until it ends; a finished one is sent at once[/]
 
-  WANDB_MODE=offline microrl track --to wandb      [dim]the newest run, into files[/]
+  WANDB_MODE=offline microrl track --to wandb      [dim]the newest run, written to local files[/]
 
   microrl track --to tensorboard                   [dim]then: tensorboard --logdir runs[/]
 """
@@ -29,7 +29,7 @@ def track(
     *,
     to: Annotated[str, typer.Option("--to", metavar="wandb|trackio|tensorboard", help="The tracker.")],
     project: Annotated[
-        str, typer.Option(help="Project of the tracker; tensorboard has none.")
+        str, typer.Option(help="Project name in the tracker; tensorboard has none.")
     ] = "microrl",
 ) -> None:  # fmt: skip
     """Send a run's metrics to an experiment tracker, while it trains or afterwards. Training never waits for it."""
@@ -46,4 +46,4 @@ def track(
     from microrl.commands.track import track as send
 
     steps = send(folder, to, project, say)
-    say(f"{folder.path}: {steps} steps were sent to {to}")
+    say(f"{folder.path}: sent {steps} steps to {to}")

@@ -70,7 +70,7 @@ def train(
     ] = None,
     track: Annotated[
         str | None,
-        typer.Option(metavar="wandb|trackio|tensorboard", help="Send the metrics to this tracker, from a process of its own."),
+        typer.Option(metavar="wandb|trackio|tensorboard", help="Send metrics to this tracker from a separate process."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print the configuration, three prompts and a forecast; do not train.")

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 def watch(
     target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
 ) -> None:
-    """Watch a run in progress until it ends. It reads the run's folder alone; Ctrl-C leaves the run as it is."""
+    """Watch a run in progress until it ends. Ctrl-C stops watching; the run continues."""
     from microrl.report.history import History
     from microrl.run import follow
     from microrl.run.console import RunConsole
@@ -39,9 +39,12 @@ def watch(
             for row in filter(follow.is_row, rows):
                 said = follow.completion(folder.path, row["step"])
                 console.step(row, progress=_progress(row, bound, hours), completion=said)
-                console.status(f"step {row['step'] + 1} is finished")
+                console.status(f"finished step {row['step'] + 1}")
     ended = History.load(folder.path)
-    say(f"{folder.path}: {ended.status()}" + ("" if ended.summary else "; it has given no sign of life for two minutes"))
+    say(
+        f"{folder.path}: {ended.status()}"
+        + ("" if ended.summary else "; nothing has been written for two minutes; it may have been killed")
+    )
 
 
 def _progress(row: dict[str, Any], steps: int | None, hours: Any) -> float:

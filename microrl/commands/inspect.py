@@ -47,9 +47,9 @@ def inspect(
     with RunConsole() as console:
         model, _ = load_model(config, console, check=False)  # nothing is computed with it
         snapshot = trained(folder, config, model)
-        names = _changed(snapshot)
+        names = _changed(snapshot, model)
         if not names:
-            raise UserError(f"{folder} changes no weight matrix", "inspect an adapter that does")
+            raise UserError(f"{folder} changes no weight matrix", "pass another adapter")
         chosen = _chosen(names, model.config.num_hidden_layers, layers, projections)
         bases = {}
         for name in console.progress(chosen, len(chosen), "decomposing weights"):
@@ -69,10 +69,10 @@ def inspect(
     return found
 
 
-def _changed(snapshot: AdapterSnapshot) -> list[str]:
+def _changed(snapshot: AdapterSnapshot, model: PreTrainedModel) -> list[str]:
     """The modules of which a weight matrix is changed; gains of norms are vectors."""
-    merged = [name.removesuffix(".weight") for name in snapshot.merged if name.endswith(".weight")]
-    return [*snapshot.pairs, *merged]
+    merged = [name for name in snapshot.merged if name.endswith(".weight") and model.get_parameter(name).dim() == 2]
+    return [*snapshot.pairs, *(name.removesuffix(".weight") for name in merged)]
 
 
 def _chosen(names: Sequence[str], count: int, layers: Sequence[int] | None, projections: Sequence[str]) -> list[str]:
@@ -107,8 +107,6 @@ def _update(model: PreTrainedModel, snapshot: AdapterSnapshot, name: str) -> tor
 def _norms(model: PreTrainedModel, snapshot: AdapterSnapshot, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     for name in names:
         weight = _weight(model, name)
-        if weight.dim() != 2:
-            continue
         size = float(torch.linalg.matrix_norm(_update(model, snapshot, name)))
         relative = size / float(torch.linalg.matrix_norm(weight))
         yield {"module": name, "layer": _layer(name), "kind": name.rpartition(".")[2], "norm": size, "relative": relative}

@@ -135,7 +135,7 @@ def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None]) 
     except Exception as error:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MachineFailure(
-            f"{to} failed after {sent} steps: {text}", f"training is not affected; to send it again: microrl track {folder.path} "
+            f"{to} failed after {sent} steps: {text}", f"training was not affected; send it again: microrl track {folder.path} "
             f"--to {to}"
         ) from error  # fmt: skip
     finally:
@@ -162,7 +162,7 @@ def _locked(folder: RunFolder, to: str) -> IO[bytes] | None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.close()
-        raise UserError(f"another process is sending {folder.path} to {to}", "wait for its end, or stop it") from None
+        raise UserError(f"another process is sending {folder.path} to {to}", "wait until it finishes, or stop it") from None
     except OSError:
         pass  # a file system without locks
     return file

@@ -117,7 +117,7 @@ def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
     label, unit_s = unit_of_time(histories)
     for history, colour, style in styled(histories):
         steps, seconds = history.series("budget/elapsed_s")
-        axes.plot(*reduced(steps, [s / unit_s for s in seconds]), style, color=colour, label="as it came")
+        axes.plot(*reduced(steps, [s / unit_s for s in seconds]), style, color=colour, label="actual")
         made, pace, count = (
             history.outcome("forecast", name) for name in ("made_after_steps", "planned_step_s", "planned_steps")
         )
@@ -147,24 +147,24 @@ def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
 
 
 FIGURES = (
-    Spec("accuracy", "Accuracy on the training questions", "fraction right", (("reward/accuracy", ""),), 0, 1),
-    Spec("held-out", "Validation and held-out accuracy", "fraction right", (("validate/accuracy", ""),), 0, 1, draw=_held_out),
-    Spec("format", "Format", "fraction with the format", (("reward/format", ""),), 0, 1),
+    Spec("accuracy", "Accuracy on the training questions", "accuracy", (("reward/accuracy", ""),), 0, 1),
+    Spec("held-out", "Validation and held-out accuracy", "accuracy", (("validate/accuracy", ""),), 0, 1, draw=_held_out),
+    Spec("format", "Format compliance", "fraction in the format", (("reward/format", ""),), 0, 1),
     Spec("reward", "Mean reward", "reward", (("reward/mean", ""),)),
     Spec("length", "Completion length", "tokens", (("length/mean", "mean"), ("length/max", "longest")), 0),
     Spec("truncated", "Truncated completions", "fraction", (("length/truncated", ""),), 0, 1),
     Spec("entropy", "Entropy", "nats per token", (("policy/entropy", ""),), 0),
-    Spec("entropy-change", "Change of the entropy", "per cent", (("policy/entropy_change_pct", ""),)),
-    Spec("kl", "KL divergence", "nats per token", (("policy/kl_sampler", "to the engine"), ("policy/kl_ref", "to the base")),
+    Spec("entropy-change", "Change in entropy since step 1", "per cent", (("policy/entropy_change_pct", ""),)),
+    Spec("kl", "KL divergence", "nats per token", (("policy/kl_sampler", "trainer, engine"), ("policy/kl_ref", "policy, base")),
          log=True),
     Spec("kl-rank", "Mean KL divergence to the base", "nats per token", (("policy/kl_ref", ""),), 0, draw=_by_rank),
     Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
     Spec("useful", "Useful groups", "fraction", (("groups/useful", ""),), 0, 1),
-    Spec("phases", "Time of a step by phase", "seconds", (("time/step", ""),), 0, draw=_phases),
+    Spec("phases", "Step time by phase", "seconds", (("time/step", ""),), 0, draw=_phases),
     Spec("memory", "Peak memory", "GB", (("memory/peak_gb", ""),), 0),
     Spec("probe", "Sync check: gap after each swap", "nats", (("sync/probe_gap", ""),), log=True),
     Spec("slope", "Sync check: slope (1 is right)", "slope", (("sync/slope", ""),)),
-    Spec("forecast", "Forecast and time taken", "hours", (("budget/elapsed_s", ""),), 0, draw=_forecast),
+    Spec("forecast", "Elapsed time and forecast", "hours", (("budget/elapsed_s", ""),), 0, draw=_forecast),
 )  # fmt: skip
 
 

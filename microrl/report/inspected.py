@@ -63,7 +63,7 @@ def kl_bound(found: Mapping[str, Any], **size: float) -> Figure:
 
 def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, bool, Lines]]:
     """(key, title, name of the horizontal axis, of the vertical one, whether that is logarithmic, lines)."""
-    spectra, index = _rows(found, "spectra"), "number of the singular value"
+    spectra, index = _rows(found, "spectra"), "singular value index"
     yield "spectrum", "Strength of the update in the weight's basis", index, "c = |u' dW v|", True, _curves(spectra, "c")
     yield "energy", "Cumulative energy of the update", index, "fraction", False, _curves(spectra, "energy")
     yield "singular", "Singular values of the base's MLP", index, "singular value", True, _curves(_rows(found, "mlp"), "singular")
@@ -71,7 +71,7 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, boo
     near = _rows(found, "similarity")
     names = [_short(row) if len(near) <= MANY // 2 else number for number, row in enumerate(near)]
     yield (
-        "similarity", "Part of A in the weight's directions", "layer and projection", "fraction", False,
+        "similarity", "Overlap of A with singular subspaces", "layer and projection", "fraction", False,
         [(name, names, _column(near, key)) for name, key in _NEAR if len(_column(near, key)) == len(near)],
     )  # fmt: skip
     through = _rows(found, "through")
@@ -81,7 +81,7 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, boo
         growth = [("", steps, norms)] if len(norms) == len(steps) else []
         yield "growth", "Mean norm of the update", "training steps", "||dW||", False, growth
         yield (
-            "turning", "Part of A in the weight's directions", "training steps", "fraction", False,
+            "turning", "Overlap of A with singular subspaces", "training steps", "fraction", False,
             [(name, steps, values) for name, values in parts if len(values) == len(steps)],
         )  # fmt: skip
 

@@ -26,7 +26,7 @@ RUNS_WITH_COMPLETIONS = 6
 """Of more runs, only so many have their completions in the page."""
 COMPLETIONS_BYTES = 1_200_000
 PAIRS = 6
-"""Answers that turned right, and as many that turned wrong, that are shown of a run."""
+"""Answers that became right, and as many that became wrong, that are shown of a run."""
 
 
 def page(histories: Sequence[History]) -> str:
@@ -87,7 +87,7 @@ def _inspected(histories: Sequence[History]) -> list[tuple[str, str, list[tuple[
 
 
 def _turned(history: History) -> tuple[list[tuple[str, list[Pair], int]], int] | None:
-    """([(kind, shown pairs, number of all of them)], number of answers) of the answers that turned right or wrong; None where the
+    """([(kind, shown pairs, number of all of them)], number of answers) of the answers that became right or wrong; None where the
     run has not kept what both models answered."""
     for base, trained in transcripts.evaluations(history.path).values():
         found = list(transcripts.pairs(base, trained, history.notes))

@@ -21,7 +21,7 @@ BASE = "-base"
 SUFFIX = ".jsonl.gz"
 MAX_ANSWERS = 400_000
 """Lines of a file that are read."""
-RIGHT, WRONG, OTHER, SAME = "turned right", "turned wrong", "other text", "same text"
+RIGHT, WRONG, OTHER, SAME = "became right", "became wrong", "other text", "same text"
 KINDS = (RIGHT, WRONG, OTHER, SAME)
 _WORD = re.compile(r"\w*\Z")
 

@@ -50,17 +50,19 @@ def verdict(history: History) -> list[str]:
             return ["The run is still going: this is what there is so far."]
         return ["Held-out questions were not evaluated both before and after training, so whether it helped is not known."]
     mean, low, high = estimate
-    moved = "rose" if mean > 0 else "fell" if mean < 0 else "stayed the same,"
+    samples = history.evaluations.get("held-out-after", {}).get("samples")
     first, last = (_number(side.get("accuracy"), ".3f") for side in (before, after))
     said = (
-        f"Accuracy on {after.get('questions', 'the')} held-out questions {moved} from {first} to {last}: a gain of {mean:+.3f}, "
-        f"95 % interval [{low:+.3f}, {high:+.3f}]."
+        f"Accuracy on {after.get('questions', 'the')} held-out questions"
+        + (f" ({samples} samples each)" if isinstance(samples, int) else "")
+        + f": {first} before, {last} after training. Paired gain {mean:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}], from one "
+        "training run."
     )
     if low > 0:
         return [said, "The interval lies above zero: the training helped."]
     if high < 0:
-        return [said, "The interval lies below zero: the training did harm."]
-    return [said, "The interval includes zero: it is not shown that the training helped."]
+        return [said, "The interval lies below zero: the training made it worse."]
+    return [said, "The interval includes zero: there is no clear evidence that the training helped."]
 
 
 def facts(history: History) -> list[tuple[str, str]]:
@@ -86,8 +88,8 @@ def facts(history: History) -> list[tuple[str, str]]:
         "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {setting('optim.lr', '?')}",
         "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
         "steps": f"{steps if isinstance(steps, int) else len(history.rows):,}, {tokens:,.0f} completion tokens",
-        "time": _time(spent) + (f" of {_time(hours)}" if hours is not None else ""),
-        "cost": f"${_number(cost, '.2f')}" + (f" at ${price} an hour" if price is not None else "; no price per hour was given"),
+        "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
+        "cost": f"${_number(cost, '.2f')} at ${price} an hour" if price is not None else "unknown: no price per hour was given",
         "machine": f"{_gpu(environment.get('gpu'))}, {environment.get('cpus', '?')} CPU cores, engine "
         f"{environment.get('engine', UNKNOWN)}",
         "versions": versions,
@@ -171,7 +173,7 @@ def _adapter(history: History) -> str:
     kind, rank, alpha = (history.setting(f"adapter.{name}") for name in ("kind", "rank", "alpha"))
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or rank < 1:
         return str(kind or UNKNOWN) + (f", rank {rank}" if rank is not None else "")
-    return f"{kind}, rank {rank}, alpha {alpha:g}, scale {alpha / rank:g}"
+    return f"{kind}, rank {rank}, alpha {alpha:g}"
 
 
 def _trained(history: History) -> str:
