@@ -118,12 +118,17 @@ def refuse_links(root: Path) -> None:
     """Raise BadFile where anything below `root` is neither a folder nor a regular file. `root` itself may be a link."""
 
     def unreadable(error: OSError) -> None:
+        if isinstance(error, FileNotFoundError):
+            return  # renamed or removed meanwhile, by the run that writes here
         raise BadFile(f"{error.filename} cannot be read: {error.strerror}", READABLE) from error
 
     for folder, folders, files in os.walk(root, onerror=unreadable):
         for name in (*folders, *files):
             path = Path(folder, name)
-            mode = path.lstat().st_mode
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                continue
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
                 raise BadFile(

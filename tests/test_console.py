@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import threading
 import time
 
@@ -126,6 +127,19 @@ def test_a_run_is_followed_to_its_end(tmp_path):
     rest = [row["step"] for rows, _ in looks for row in rows]
     thread.join()
     assert rest == [2, 3, 4, 5]
+
+
+def test_a_line_of_any_length_stops_nothing(tmp_path, rows):
+    path = tmp_path / "made" / "metrics.jsonl"
+    path.write_text("".join([json.dumps(rows[0]) + "\n", "x" * (2**24 + 5) + "\n", json.dumps(rows[1]) + "\n"]))
+    lines = follow.Lines(path)
+    assert [row["step"] for row in (*lines.new(), *lines.new())] == [0, 1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "x", True, 10**400])
+def test_a_row_that_the_panel_could_not_draw_is_no_row(rows, value):
+    assert follow.is_row(rows[0]) and not follow.is_row(rows[0] | {"reward/mean": value})
+    assert not follow.is_row(rows[0] | {"budget/elapsed_s": None}) and follow.is_row(rows[0] | {"sync/probe_gap": None})
 
 
 def test_a_dead_run_is_not_waited_for(inside, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 
 import pytest
 from made_run import HOSTILE, make
@@ -51,6 +52,13 @@ def run(tmp_path):
 )
 def test_what_two_texts_share_is_cut_at_a_word(one, other, shared):
     assert one[: transcripts.common(one, other)] == shared == other[: transcripts.common(other, one)]
+
+
+def test_long_words_take_no_time():
+    began = time.process_time()
+    assert transcripts.common("9" * 200_000 + " a", "9" * 200_000 + " b") == 200_001
+    assert transcripts.common("9" * 200_000, "9" * 199_999 + "8") == 0
+    assert time.process_time() - began < 2
 
 
 def test_answers_are_paired_by_question_and_sample(run):

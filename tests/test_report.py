@@ -1,24 +1,30 @@
 """The report: drawn from a run's folder alone, whatever is in it. In a real browser: `test_browser.py`."""
 
 import base64
+import gzip
 import hashlib
 import html.parser
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from made_run import HOSTILE, make
 
+from microrl import files
 from microrl.errors import UserError
 from microrl.report import figures
+from microrl.report.completions import sample
 from microrl.report.history import History, load_all
 from microrl.report.page import page
 from microrl.report.words import facts, troubles, verdict
+from microrl.run.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +122,52 @@ def test_geometry_is_rounded_and_text_is_not(tmp_path):
     assert "0.005" in shown and not re.search(r' d="[^"]*\d\.\d{3}', text)
 
 
+def test_long_completions_are_shown(tmp_path):
+    folder = make(tmp_path / "run", steps=50, group=4, text=lambda rng: "so " * 2000)
+    for path in (folder / "rollouts").iterdir():
+        with gzip.open(path, "rt") as file:
+            lines = [json.loads(line) for line in file]
+        with gzip.open(path, "wt") as file:
+            for line in lines:
+                detail = {"pieces": ["so "] * 2000, "logprobs": [-0.5] * 2000} if "pieces" in line else {}
+                file.write(json.dumps(line | detail) + "\n")
+    for limit in (1_200_000, 200_000):
+        found = sample(History.load(folder), limit)
+        assert len({entry["step"] for entry in found.shown}) >= min(limit // 60_000, 20)
+        assert len(json.dumps(found.shown)) <= limit * 1.1
+
+
+def test_runs_without_a_figures_metric_change_nothing_for_the_others(tmp_path):
+    """One colour a run, and one unit of time for all of them."""
+    histories = [History.load(make(tmp_path / f"run-{number}")) for number in range(2)]
+    for row in histories[0].rows:
+        row["validate/accuracy"], row["budget/elapsed_s"] = None, row["budget/elapsed_s"] * 1000
+    spec = next(spec for spec in figures.FIGURES if spec.key == "held-out")
+    with figures.style():
+        (axes,) = figures.figure(spec, histories, "time").axes
+    assert axes.get_xlabel() == "hours"
+    lines = [line for line in axes.lines if len(line.get_xdata()) > 1]
+    assert {line.get_color() for line in lines} == {figures.COLOURS[1]} and max(lines[0].get_xdata()) < 0.01
+
+
+def test_a_folder_that_is_being_written_can_be_opened(tmp_path):
+    folder, stop = make(tmp_path / "run"), threading.Event()
+
+    def write_on():
+        while not stop.is_set():
+            with files.written_whole(folder / "rollouts" / "step-000003.jsonl.gz") as temporary:
+                temporary.write_bytes(b"x")
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    try:
+        for _ in range(300):
+            RunFolder.open(folder)
+    finally:
+        stop.set()
+        writer.join()
+
+
 def test_one_colour_a_rank(few_figures, tmp_path):
     histories = [History.load(make(tmp_path / f"run-{number}")) for number in range(4)]
     for history, rank in zip(histories, (8, 8, 64, 256), strict=True):
@@ -157,7 +209,20 @@ def damaged(folder, how):
         for path in (folder / "rollouts").iterdir():
             path.write_bytes(path.read_bytes()[:-20])
     elif how == "other kinds":
-        odd = {"paired_gain": {"mean": None, "ci95": 3}}
+        odd = {"paired_gain": {"mean": None, "ci95": 3}, "before": {"accuracy": 0.1, "ci95": [None, None]}}
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"adapter": {"kind": "lora", "rank": [1]}}))
+        whole = (folder / "metrics.jsonl").read_text().splitlines()[:-1]
+        last = '{"step": 19, "reward/mean": NaN, "time/step": 1' + "0" * 400 + ', "budget/elapsed_s": true}'
+        (folder / "metrics.jsonl").write_text("\n".join([*whole, last, ""]))
+        for path in (folder / "rollouts").iterdir():
+            with gzip.open(path, "rt") as file:
+                lines = [json.loads(line) for line in file]
+            with gzip.open(path, "wt") as file:
+                for line in lines:
+                    file.write(
+                        json.dumps(line | {"reward": math.nan, "parts": {"x": math.inf}, "logprobs": [math.nan] * 3}) + "\n"
+                    )
         tree = {"status": 5, "steps": "x", "eval": odd, "forecast": [], "hours_spent": "y", "cost_usd": {}}
         (folder / "summary.json").write_text(json.dumps(tree))
         spectra = [3, {"index": "x", "c": [1]}]

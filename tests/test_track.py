@@ -156,6 +156,15 @@ def test_a_run_in_progress_is_followed_to_its_end(recorder, run, monkeypatch):
     assert recorder.last.steps == list(range(STEPS)) and recorder.last.summary["status"] == "done"
 
 
+def test_a_run_has_a_name_of_its_own_for_ever(run, tmp_path):
+    from microrl.report.history import History
+
+    name = track._identity(History.load(run))
+    (run / "environment.json").write_text("{}")
+    other = make(tmp_path / "other" / "made", steps=STEPS, kept=[])
+    assert track._identity(History.load(run)) == name != track._identity(History.load(other))
+
+
 def test_a_run_that_is_refused_makes_no_page(recorder, tmp_path):
     folder = make(tmp_path / "made", steps=1, kept=[])
     (folder / "metrics.jsonl").unlink()
@@ -249,13 +258,14 @@ def test_a_tracker_that_hangs_is_given_up(run, tmp_path):
     assert done.returncode == 1 and "Timeout" in done.stderr
 
 
-def test_training_sends_its_metrics(inside, tiny_arguments, tmp_path):
+def test_training_sends_its_metrics_and_a_resumed_run_the_rest(microrl, tiny_arguments, tmp_path):
     pytest.importorskip("tensorboard")
     out = tmp_path / "run"
-    done = inside("train", *tiny_arguments, "--steps", 2, "--out", out, "--track", "tensorboard")
-    assert done.returncode == 0, done.stderr
     log = out / tracking.log_name("tensorboard")
-    deadline = time.monotonic() + 60
-    while "sent 2 steps" not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert "sent 2 steps to tensorboard" in log.read_text()
+    for steps, arguments in ((2, [*tiny_arguments, "--out", out, "--track", "tensorboard"]), (3, ["--resume", out])):
+        done = microrl("train", *arguments, "--steps", steps)
+        assert done.returncode == 0, done.stderr
+        deadline = time.monotonic() + 60
+        while f"sent {steps} steps" not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert f"sent {steps} steps to tensorboard" in log.read_text()

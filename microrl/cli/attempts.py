@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,9 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
     in_run(folder)
     is_forked = fallback.may_be_needed(config) and child.can_fork()
     began, before_s = clock.process_started_s(), heartbeat.last_s(folder.path)
-    try:
+    with ExitStack() as until_done:
+        until_done.callback(folder.unlock)
+        until_done.enter_context(tracked(config, folder))
         while True:
             # The seconds between two attempts count too: the next one knows the run's time by its heartbeat alone.
             started = began + heartbeat.last_s(folder.path) - before_s
@@ -51,8 +53,6 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
             elif status != AGAIN:
                 return status
             resume, is_extended = True, False
-    finally:
-        folder.unlock()
 
 
 def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool) -> int:
@@ -64,7 +64,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
     from microrl.run.signals import Interrupts
 
     try:
-        with lasting("stdout"), Interrupts(folder.log) as interrupts, tracked(config, folder):
+        with lasting("stdout"), Interrupts(folder.log) as interrupts:
             early.refuse(config, tries_rewards=not resume)
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):

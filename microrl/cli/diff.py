@@ -54,6 +54,7 @@ def diff(
     from microrl.errors import UserError, did_you_mean
     from microrl.report import transcripts
     from microrl.run.folder import RunFolder
+    from microrl.terminal import printable
 
     kinds = {
         "turned": (transcripts.RIGHT, transcripts.WRONG), "right": (transcripts.RIGHT,), "wrong": (transcripts.WRONG,),
@@ -82,7 +83,10 @@ def diff(
     if as_json:
         emit({"evaluation": name, "answers": len(found), "counts": counts, "pairs": [pair.to_json() for pair in chosen]})
         return
-    print(f"{name}: {len(found)} answers of each model; " + ", ".join(f"{number} {kind}" for kind, number in counts.items()))
+    print(
+        f"{printable(name)}: {len(found)} answers of each model; "
+        + ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    )
     for kind in kinds[only]:
         of_kind = [pair for pair in chosen if pair.kind == kind]
         if of_kind:

@@ -58,7 +58,7 @@ def inspect(
     from microrl.report.inspected import kl_bound, save_all
 
     if target == KL_BOUND:
-        found = _kl_bound(_integers(ranks, "--ranks") or list(RANKS), seeds, clip)
+        found = _kl_bound(_integers(ranks, "--ranks", least=1) or list(RANKS), seeds, clip)
         if pictures is not None:
             _save(lambda folder: save(lambda: [("kl-bound", kl_bound(found, width=3.3, height=2.2))], folder), pictures)
         emit(found) if as_json else _show_kl_bound(found)
@@ -79,15 +79,22 @@ def inspect(
         raise UserError(f"{target} does not belong to a run, so there is no report to write", "pass --figures DIR instead")
     found = measure(chosen.config, chosen.run, folder, layers=numbers, projections=projections.split(","))
     if chosen.run is not None:
-        chosen.run.write_json(FILE, found)
+        try:
+            chosen.run.write_json(FILE, found)
+        except OSError as error:
+            say(f"warning: the result could not be stored in {chosen.run.path}: {error.strerror}")
     if pictures is not None:
         _save(lambda folder: save_all(found, folder), pictures)
     if html and chosen.run is not None:
         from microrl.report.history import History
         from microrl.report.page import write
 
-        write([History.load(chosen.run.path)], chosen.run.path / "report.html")
-        say(f"report: {chosen.run.path / 'report.html'}")
+        target_file = chosen.run.path / "report.html"
+        try:
+            write([History.load(chosen.run.path)], target_file)
+        except OSError as error:
+            raise UserError(f"cannot write {target_file}: {error.strerror}", "pass --figures DIR instead") from None
+        say(f"report: {target_file}")
     emit(found) if as_json else _show(found)
 
 
@@ -137,11 +144,14 @@ def _show_kl_bound(found: dict[str, Any]) -> None:
     say("the divergence grows with the rank" if found["grows"] else "the divergence does not grow with every rank")
 
 
-def _integers(text: str | None, flag: str) -> list[int] | None:
+def _integers(text: str | None, flag: str, least: int = -(10**6)) -> list[int] | None:
     from microrl.errors import UserError
 
     try:
-        return None if text is None else [int(part) for part in text.split(",")]
+        found = None if text is None else [int(part) for part in text.split(",")]
+        if found and min(found) < least:
+            raise ValueError
+        return found
     except ValueError:
         raise UserError(f"invalid value '{text}' for {flag}", f"whole numbers, comma-separated: {flag} 0,1") from None
 

@@ -44,6 +44,7 @@ def report(
     from microrl.report.history import load_all
     from microrl.report.page import write
     from microrl.run.folder import RunFolder
+    from microrl.terminal import printable
 
     if targets:
         paths = [Path(target) for target in targets]
@@ -62,4 +63,4 @@ def report(
         emit({"report": str(target), "bytes": size, "figures": [str(path) for path in written]})
         return
     say(f"{size / 1e6:.2f} MB" + (f"; {len(written)} figures in {pictures}" if written else ""))
-    print(target)
+    print(printable(str(target)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ def track(
     project: Annotated[
         str, typer.Option(help="Project name in the tracker; tensorboard has none.")
     ] = "microrl",
+    beside: Annotated[bool, typer.Option("--beside", hidden=True, help="Follow the run until the parent process ends.")] = False,
 ) -> None:  # fmt: skip
     """Send a run's metrics to an experiment tracker, while it trains or afterwards. Training never waits for it."""
     from microrl.errors import UserError, did_you_mean
@@ -45,5 +47,5 @@ def track(
         say(f"using the newest run: {folder.path}")
     from microrl.commands.track import track as send
 
-    steps = send(folder, to, project, say)
+    steps = send(folder, to, project, say, parent=os.getppid() if beside else None)
     say(f"{folder.path}: sent {steps} steps to {to}")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
-import hashlib
 import os
+import re
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -103,10 +104,14 @@ TRACKERS: Mapping[str, Callable[[History, str], Tracker]] = {
 }
 
 
-def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None]) -> int:
-    """Send what the run has, and what comes, until it has ended; returns the number of steps sent. Raises UserError and
-    MachineFailure."""
-    lock = _locked(folder, to)
+def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None], *, parent: int | None = None) -> int:
+    """Send what the run has, and what comes, until it has ended; returns the number of steps sent.
+
+    `parent`: the process that trains and has started this one. The run goes on as long as it lives, whatever its folder holds
+    of an earlier end. Raises UserError and MachineFailure.
+    """
+    is_going = None if parent is None else lambda: os.getppid() == parent
+    lock = _locked(folder, to, waits=is_going is not None)
     with suppress(OSError):
         os.nice(NICENESS)  # the processors are for training
     tracker: Tracker | None = None
@@ -116,7 +121,7 @@ def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None]) 
     with suppress(OSError):
         began_s = (folder.path / "config.json").stat().st_mtime
     try:
-        for rows, _ in follow.steps(folder.path, looks_s=LOOKS_S):
+        for rows, _ in follow.steps(folder.path, looks_s=LOOKS_S, is_going=is_going):
             _watchdog()
             for row in rows:
                 step = row.get("step")
@@ -151,15 +156,17 @@ def _watchdog() -> None:
         faulthandler.dump_traceback_later(HANGS_S, exit=True, file=sys.__stderr__ or 2)
 
 
-def _locked(folder: RunFolder, to: str) -> IO[bytes] | None:
-    """The lock against a second process that sends this run to the same tracker; None where nothing can be written. Raises
-    UserError."""
+def _locked(folder: RunFolder, to: str, *, waits: bool) -> IO[bytes] | None:
+    """The lock against a second process that sends this run to the same tracker; None where nothing can be written.
+
+    `waits`: for that process to end, which has been given the end of the run before it was resumed. Else raises UserError.
+    """
     try:
         file = (folder.path / log_name(to)).open("ab")
     except OSError:
         return None
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except (BlockingIOError, PermissionError):
         file.close()
         raise UserError(f"another process is sending {folder.path} to {to}", "wait until it finishes, or stop it") from None
@@ -188,10 +195,15 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _identity(history: History) -> str:
-    """The same for the same run, wherever its folder lies, and another one for every other run."""
-    digest = hashlib.sha256(history.name.encode())
-    with suppress(OSError):
-        digest.update((history.path / "config.json").read_bytes())
-    with suppress(OSError):
-        digest.update((history.path / "environment.json").read_bytes())
-    return digest.hexdigest()[:16]
+    """A name of this run that no other run has: made at random the first time, and kept in its folder."""
+    path, made = history.path / "track-wandb.id", secrets.token_hex(8)
+    try:
+        with path.open("x") as file:
+            file.write(made)
+    except FileExistsError:
+        with suppress(OSError, UnicodeError):
+            found = path.read_text()[:64].strip()
+            return found if re.fullmatch(r"[0-9a-f]{16}", found) else made
+    except OSError:
+        pass
+    return made

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl.files import BadFile, open_regular
-from microrl.report.history import History
+from microrl.report.history import History, finite
 from microrl.run import rollouts
 from microrl.terminal import printable
 
@@ -40,14 +40,16 @@ def sample(history: History, limit: int = MAX_BYTES) -> Sample:
     found = rollouts.steps(history.path)
     chosen = spread(found, STEPS)
     shown: list[dict[str, Any]] = []
+    space = 0
     for step, path in chosen:
-        space = limit // max(len(chosen), 1)
+        space += limit // len(chosen)  # what a step has left over is the next one's
         for line in _chosen(list(read_lines(path, history.notes)), seed=step):
             entry = _entry(step, line)
-            space -= len(json.dumps(entry))
-            if space < 0:
-                break
-            shown.append(entry)
+            if len(json.dumps(entry)) > space:
+                entry.pop("pieces", None), entry.pop("logprobs", None)
+            if (size := len(json.dumps(entry))) <= space:
+                shown.append(entry)
+                space -= size
     return Sample(shown, len(chosen), len(found))
 
 
@@ -91,19 +93,18 @@ def _entry(step: int, line: Mapping[str, Any]) -> dict[str, Any]:
         if line.get(name) is not None:
             entry[name] = shown_text(str(line[name]))
     for name in ("reward", "accuracy", "format", "overlong", "tokens", "advantage"):
-        value = line.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if (value := finite(line.get(name))) is not None:
             entry[name] = round(value, 4)
     entry["finish"] = "length" if line.get("finish") == "length" else "stop"
     parts = line.get("parts")
     if isinstance(parts, dict) and parts:
-        entry["parts"] = {shown_text(str(name)): value for name, value in parts.items() if isinstance(value, int | float)}
+        entry["parts"] = {shown_text(str(name)): value for name, value in parts.items() if finite(value) is not None}
     if line.get("killed") is True:
         entry["killed"] = True
     pieces, values = line.get("pieces"), line.get("logprobs")
     if isinstance(pieces, list) and isinstance(values, list) and len(pieces) == len(values) <= MAX_TEXT // 4:
         entry["pieces"] = [shown_text(str(piece)) for piece in pieces]
-        entry["logprobs"] = [value if isinstance(value, int | float) else None for value in values]
+        entry["logprobs"] = [finite(value) for value in values]
     return entry
 
 

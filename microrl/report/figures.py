@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from microrl.report.completions import shown_text
-from microrl.report.history import Event, History
+from microrl.report.history import Event, History, finite
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,6 +69,8 @@ class Spec:
 
     def has(self, history: History) -> bool:
         """Whether there is anything to draw."""
+        if self.key == "held-out" and any(_evaluated(history, side) is not None for side in ("before", "after")):
+            return True
         return any(row.get(metric) is not None for metric, _ in self.lines for row in history.rows)
 
 
@@ -85,8 +87,8 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
         )
         places, _ = positions(history, "step", by, histories)
         for side, place in (("before", 0.0), ("after", places[-1] if places else 1.0)):
-            found, interval = history.outcome("eval", side, "accuracy"), history.outcome("eval", side, "ci95")
-            if isinstance(found, int | float) and isinstance(interval, list) and len(interval) == 2:
+            if (values := _evaluated(history, side)) is not None:
+                found, *interval = values
                 width = (places[-1] if places else 1.0) / 60
                 shifted = place + (number - (len(histories) - 1) / 2) * width
                 axes.errorbar(
@@ -95,9 +97,19 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
                 )  # fmt: skip
 
 
+def _evaluated(history: History, side: str) -> tuple[float, float, float] | None:
+    """Held-out accuracy and the ends of its interval; `side`: before or after."""
+    interval = history.outcome("eval", side, "ci95")
+    values = [finite(history.outcome("eval", side, "accuracy")), *map(finite, interval if isinstance(interval, list) else [])]
+    if len(values) != 3 or None in values:
+        return None
+    found, low, high = (value or 0.0 for value in values)
+    return found, low, high
+
+
 def _phases(axes: Axes, histories: Sequence[History], by: str) -> None:
     """Seconds of a step by phase, stacked; of the first run."""
-    history = histories[0]
+    history = next(history for history in histories if history.series("time/step", COLUMNS[by])[0])
     places, _ = positions(history, "time/step", by, histories)
     rows = [row for row in history.rows if row.get(COLUMNS[by]) is not None and row.get("time/step") is not None]
     names = [*PHASES, "other"]
@@ -119,9 +131,9 @@ def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
         steps, seconds = history.series("budget/elapsed_s")
         axes.plot(*reduced(steps, [s / unit_s for s in seconds]), style, color=colour, label="actual")
         made, pace, count = (
-            history.outcome("forecast", name) for name in ("made_after_steps", "planned_step_s", "planned_steps")
+            finite(history.outcome("forecast", name)) for name in ("made_after_steps", "planned_step_s", "planned_steps")
         )
-        if all(isinstance(value, int | float) for value in (made, pace, count)):
+        if seconds and made is not None and pace is not None and count is not None:
             start = next((s for step, s in zip(steps, seconds) if step >= made), seconds[-1])
             ends = [start / unit_s, (start + (count - made) * pace) / unit_s]
             axes.plot([made, count], ends, ":", color=colour, label="forecast")
@@ -136,7 +148,7 @@ def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
     points: dict[int, list[float]] = {}
     for history in histories:
         _, values = history.series("policy/kl_ref")
-        if isinstance(rank := history.setting("adapter.rank"), int) and values:
+        if (rank := history.rank) is not None and values:
             points.setdefault(rank, []).append(_mean(values))
     ranks = sorted(points)
     for rank in ranks:
@@ -170,13 +182,13 @@ FIGURES = (
 
 def styled(histories: Sequence[History]) -> list[tuple[History, str, str]]:
     """Each run with a colour and a line style: one colour a rank, where ranks differ, and else one a run."""
-    ranks = [history.setting("adapter.rank") for history in histories]
-    distinct = sorted({rank for rank in ranks if isinstance(rank, int)})
+    ranks = [history.rank for history in histories]
+    distinct = sorted({rank for rank in ranks if rank is not None})
     by_rank = len(distinct) > 1 and None not in ranks
     seen: dict[Any, itertools.count[int]] = {}
     found = []
     for number, (history, rank) in enumerate(zip(histories, ranks)):
-        colour = distinct.index(rank) if by_rank else number
+        colour = distinct.index(rank) if by_rank and rank is not None else number
         style = next(seen.setdefault(colour, itertools.count())) if by_rank else 0
         found.append((history, COLOURS[colour % len(COLOURS)], STYLES[(style + colour // len(COLOURS)) % len(STYLES)]))
     return found
@@ -260,10 +272,10 @@ def figure(spec: Spec, histories: Sequence[History], by: str = "step", *, with_n
     drawn, axes = framed(spec.title, unit_of_time(histories)[0] if by == "time" else AXES[by], spec.unit, **size)
     shown = [history for history in histories if spec.has(history)]
     if spec.draw is not None:
-        spec.draw(axes, shown, by)
+        spec.draw(axes, histories, by)
     else:
         _lines(axes, spec, histories, by)
-    if spec.log and all(np.asarray(line.get_ydata(), dtype=float).min(initial=1.0) > 0 for line in axes.lines):
+    if spec.log and any(np.asarray(line.get_ydata(), dtype=float).max(initial=0.0) > 0 for line in axes.lines):
         logarithmic(axes)
     elif spec.low is not None:
         axes.set_ylim(bottom=spec.low, top=None if spec.high is None else 1.03 * spec.high)
@@ -356,6 +368,6 @@ def save(figures: Callable[[], Iterable[tuple[str, Figure]]], folder: Path) -> l
 
 def drawable(histories: Sequence[History]) -> Mapping[str, Spec]:
     """The figures for which at least one of the runs has something. That against the rank needs several ranks."""
-    ranks = {history.setting("adapter.rank") for history in histories}
+    ranks = {history.rank for history in histories}
     some = [spec for spec in FIGURES if spec.key != "kl-rank" or len(ranks) > 1]
     return {spec.key: spec for spec in some if any(map(spec.has, histories))}

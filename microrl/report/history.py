@@ -85,8 +85,7 @@ class History:
         )
         for row in history.rows:
             for name, value in row.items():
-                if not _is_number(value):
-                    row[name] = None
+                row[name] = finite(value)
         if not (path / rollouts.FOLDER).is_dir() and history.rows:
             notes.append("there are no rollouts: completions cannot be shown")
         assert folder.path == path
@@ -104,6 +103,12 @@ class History:
                 return default
             found = found[part]
         return found
+
+    @property
+    def rank(self) -> int | None:
+        """The adapter's rank, if it has one."""
+        rank = self.setting("adapter.rank")
+        return rank if isinstance(rank, int) and 0 < rank < 2**31 else None
 
     def outcome(self, *keys: str) -> Any:
         """A value of `summary.json`, None where there is none."""
@@ -133,8 +138,12 @@ def load_all(paths: Sequence[Path]) -> list[History]:
     return [History.load(path) for path in paths]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def finite(value: Any) -> float | None:
+    """A finite number of a file; None for anything else."""
+    try:
+        return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    except OverflowError:
+        return None  # an integer of hundreds of digits
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microrl.report.completions import shown_text
 from microrl.report.figures import COLOURS, INK, STYLES, framed, logarithmic, save
-from microrl.report.history import History
+from microrl.report.history import History, finite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +40,7 @@ def starts(history: History) -> list[tuple[str, str]]:
         return []
     forms = {"norm": ("mean ||B0 A0||_F", ".4g"), "seconds": ("seconds", ".3g"), "peak_gb": ("peak memory, GB", ".3g")}
     return [
-        (label, format(value, form)) for name, (label, form) in forms.items() if isinstance(value := start.get(name), int | float)
+        (label, format(value, form)) for name, (label, form) in forms.items() if (value := finite(start.get(name))) is not None
     ]
 
 
@@ -123,7 +122,7 @@ def _by_kind(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """A line for each kind of projection: the relative norm against the layer."""
     kinds: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        layer, value = _number(row.get("layer")), _number(row.get("relative"))
+        layer, value = finite(row.get("layer")), finite(row.get("relative"))
         if layer is not None and value is not None:
             kinds.setdefault(str(row.get("kind")), []).append((layer, 100 * value))
     return [(kind, *map(list, zip(*sorted(points)))) for kind, points in kinds.items()]  # type: ignore[misc]
@@ -141,14 +140,9 @@ def _rows(found: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [value for row in rows if (value := _number(row.get(key))) is not None]
+    return [value for row in rows if (value := finite(row.get(key))) is not None]
 
 
 def _numbers(values: Any) -> list[float]:
-    found = [_number(value) for value in values] if isinstance(values, list) else []
+    found = [finite(value) for value in values] if isinstance(values, list) else []
     return [value for value in found if value is not None]
-
-
-def _number(value: Any) -> float | None:
-    is_one = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_one else None

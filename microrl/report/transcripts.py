@@ -6,7 +6,6 @@ first mattered.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ MAX_ANSWERS = 400_000
 """Lines of a file that are read."""
 RIGHT, WRONG, OTHER, SAME = "became right", "became wrong", "other text", "same text"
 KINDS = (RIGHT, WRONG, OTHER, SAME)
-_WORD = re.compile(r"\w*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,9 @@ def common(one: str, other: str) -> int:
     length = next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
     if length == len(one) == len(other):
         return length
-    begun = _WORD.search(one[:length])  # the word within which they part
-    return length if begun is None else begun.start()
+    while length and (one[length - 1].isalnum() or one[length - 1] == "_"):  # back to the beginning of the word
+        length -= 1
+    return length
 
 
 def counts(found: Sequence[Pair]) -> dict[str, int]:

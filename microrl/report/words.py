@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from microrl.report.completions import shown_text
-from microrl.report.history import History
+from microrl.report.history import History, finite
 
 TROUBLE = ("guard", "rolled back", "failed", "sync check failed", "swap retried", "engine fallback", "out of memory", "disk full",
            "interrupted", "resumed", "bad checkpoint", "checks killed", "reward failed", "update skipped", "warning")  # fmt: skip
@@ -121,7 +121,7 @@ def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, st
     found = []
     for history in histories:
         before, after = (history.evaluations.get(f"held-out-{side}", {}).get("entropy") for side in ("before", "after"))
-        if isinstance(before, int | float) and isinstance(after, int | float) and before > 0:
+        if (before := finite(before)) and (after := finite(after)) is not None and before > 0:
             change = (after - before) / before * 100
             cells = str(history.setting("adapter.rank", "-")), f"{before:.3f}", f"{after:.3f}", f"{change:+.1f} %"
             found.append((shown_text(history.name), *cells))
@@ -152,18 +152,19 @@ def _estimate(tree: Any) -> tuple[float, float, float] | None:
     if not isinstance(tree, Mapping) or not isinstance(tree.get("ci95"), list):
         return None
     values = [tree.get("mean"), *tree["ci95"]]
-    if len(values) != 3 or not all(isinstance(value, int | float) for value in values):
+    known = [value for value in map(finite, values) if value is not None]
+    if len(values) != 3 or len(known) != 3:
         return None
-    mean, low, high = values
+    mean, low, high = known
     return mean, low, high
 
 
 def _number(value: Any, form: str) -> str:
-    return format(value, form) if isinstance(value, int | float) else UNKNOWN
+    return UNKNOWN if (known := finite(value)) is None else format(known, form)
 
 
 def _time(hours: Any) -> str:
-    if not isinstance(hours, int | float):
+    if finite(hours) is None:
         return UNKNOWN
     seconds = hours * 3600
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{hours:.1f} h"

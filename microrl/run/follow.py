@@ -6,7 +6,7 @@ import gzip
 import json
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ CHUNK = 2**24
 ALIVE_S = 120.0
 """A run whose heartbeat is younger is taken to be going on; it beats every few seconds."""
 LOOKS_S = 0.5
+NEEDED = ("step", "time/step", "budget/elapsed_s", "budget/cost_usd")
+"""Metrics that every step has, and that the console computes with."""
+MOST = 1e300
+"""A larger number, or an integer of hundreds of digits, is damage."""
 
 
 class Lines:
@@ -43,8 +47,10 @@ class Lines:
                 file.seek(self._offset)
                 while block := file.read(CHUNK):
                     whole = block[: block.rfind(b"\n") + 1]
-                    if not whole:
+                    if not whole and len(block) < CHUNK:
                         break
+                    if not whole:  # a line longer than any that is written: damage, up to its end
+                        whole = block
                     self._offset += len(whole)
                     file.seek(self._offset)
                     found += filter(None, map(_object, whole.splitlines()))
@@ -76,8 +82,14 @@ def is_over(folder: Path) -> bool:
 
 
 def is_row(line: dict[str, Any]) -> bool:
-    """Whether a line of `metrics.jsonl` has all that the console shows, as numbers or null."""
-    return all(name in line and isinstance(line[name], int | float | None) for name in METRICS) and isinstance(line["step"], int)
+    """Whether a line of `metrics.jsonl` has all that the console shows: finite numbers, or null where a step may lack it."""
+    for name in METRICS:
+        value = line.get(name, "")
+        if value is None and name not in NEEDED:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
+            return False
+    return isinstance(line["step"], int)
 
 
 def completion(folder: Path, step: int) -> str:
@@ -89,11 +101,15 @@ def completion(folder: Path, step: int) -> str:
         return ""
 
 
-def steps(folder: Path, *, looks_s: float = LOOKS_S) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """(rows, events) since the last look, every `looks_s` seconds, until the run has ended or gives no sign of life."""
+def steps(
+    folder: Path, *, looks_s: float = LOOKS_S, is_going: Callable[[], bool] | None = None
+) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """(rows, events) since the last look, every `looks_s` seconds, until the run has ended or gives no sign of life; or, where
+    that is known better, as long as `is_going`."""
     metrics, events = Lines(folder / "metrics.jsonl"), Lines(folder / "events.jsonl")
     while True:
-        ended = is_over(folder) or not is_alive(folder)  # before the files are read: what is written last is not missed
+        # Before the files are read: what is written last is not missed.
+        ended = not is_going() if is_going is not None else is_over(folder) or not is_alive(folder)
         yield metrics.new(), events.new()
         if ended:
             return

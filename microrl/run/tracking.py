@@ -28,7 +28,7 @@ def refuse_if_missing(tracker: str) -> None:
 def start(folder: RunFolder, tracker: str) -> subprocess.Popen[bytes] | None:
     """Send the run's metrics to a tracker from a process of its own, which goes on after this one ends; None if it cannot be
     started, which the run survives."""
-    command = [sys.executable, "-m", "microrl", "track", str(folder.path.absolute()), "--to", tracker]
+    command = [sys.executable, "-m", "microrl", "track", str(folder.path.absolute()), "--to", tracker, "--beside"]
     log: IO[bytes] | int = subprocess.DEVNULL
     with suppress(OSError):
         log = (folder.path / log_name(tracker)).open("ab")

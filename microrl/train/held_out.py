@@ -103,8 +103,9 @@ def _evaluate(
         result = run.with_smaller_cache_if_needed(work)
     if result is not None:
         with run.folder.tolerate_write_errors("evaluations", run.announce):
-            write_completions(run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz", scored)
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
+        with run.folder.tolerate_write_errors("answers to held-out questions", run.announce):
+            write_completions(run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz", scored)
         accuracy = result.accuracy()
         run.console.note(
             f"{LABELS[name]}: accuracy {accuracy.mean:.3f} 95 % CI [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on "

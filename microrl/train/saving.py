@@ -156,14 +156,16 @@ def _save(run: Run) -> None:
 
 
 def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
-    """If the disk is full, delete the older checkpoint and try once more."""
-    try:
-        work()
-    except Exception as error:
-        if not disk.is_full(error):
-            raise
-        checkpoint.prune(run.folder.path / FOLDER, kept=1)
-        work()
+    """If the disk is full, delete the older checkpoint and try once more; and then, if it is full still, those that were kept."""
+    for keep_every in dict.fromkeys((run.config.checkpoints.keep_every, None)):
+        try:
+            work()
+            return
+        except Exception as error:
+            if not disk.is_full(error):
+                raise
+            checkpoint.prune(run.folder.path / FOLDER, kept=1, keep_every=keep_every)
+    work()
 
 
 def save_if_due(run: Run, *, step: int, steps: int | None) -> None:

@@ -93,7 +93,7 @@ def _begin(run: Run, *, resume: bool) -> None:
     if resume:
         sft = run.state.sft
         at = f"SFT step {sft.steps + 1}" if _is_in_sft(run) else f"step {run.state.step + 1}"
-        run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s)
+        run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s, step=run.state.step)
 
 
 def _is_in_sft(run: Run) -> bool:
@@ -154,7 +154,7 @@ def recorded(run: Run) -> Iterator[None]:
         with run.signals.held("saving"):
             saving.save_consistent_state(run)
             done = f"{run.state.sft.steps} finished SFT steps" if _is_in_sft(run) else f"{run.state.step} finished steps"
-            run.folder.event("interrupted", f"stopped by a signal after {done}")
+            run.folder.event("interrupted", f"stopped by a signal after {done}", step=run.state.step)
         raise
     except SyncNotProved as error:
         run.status = "unproved"

@@ -42,7 +42,7 @@ def sft_phase(run: Run) -> None:
         run.policy.forget_moments()
     state.is_done = True
     said = f"{state.steps} SFT steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
-    run.folder.event("sft finished", said, steps=state.steps)
+    run.folder.event("sft finished", said, steps=state.steps, step=0)
     run.console.note(f"SFT finished: {said}")
     saving.save_checkpoint(run)
 
