@@ -249,6 +249,12 @@ def test_what_is_damaged_or_missing_is_said_and_the_rest_drawn(few_figures, tmp_
         assert "no finished step yet" in text
 
 
+def test_a_run_without_times_is_drawn_against_each_axis(tmp_path):
+    history = History.load(make(tmp_path / "run"))
+    damaged(history.path, "an older format")
+    assert "Step time by phase" in page([History.load(history.path)])
+
+
 def test_what_is_no_run_is_refused(inside, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

@@ -121,8 +121,11 @@ def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
     except ImportError:
         raise UserError("kl-bound needs scikit-learn, for its digits data set", "pip install scikit-learn") from None
     from microrl.diagnostics.kl_bound import study
+    from microrl.run.console import RunConsole
 
-    say(f"theorem 1 on scikit-learn's digits: {len(ranks)} ranks, {seeds} seeds")
+    label = f"theorem 1 on scikit-learn's digits, {seeds} seeds: ranks"
+    with RunConsole() as console:
+        done = list(console.progress(study(sorted(ranks), seeds, clip="norm" if clip == "norm" else "value"), len(ranks), label))
     rows: list[dict[str, Any]] = [
         {
             "rank": one.rank,
@@ -130,7 +133,7 @@ def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
             "bound": {"mean": float(one.bound_S.mean()), "sd": float(one.bound_S.std()) if seeds > 1 else None},
             "holds": int((one.kl_S <= one.bound_S).sum()),
         }
-        for one in study(sorted(ranks), seeds, clip="norm" if clip == "norm" else "value")
+        for one in done
     ]
     means: list[float] = [row["kl"]["mean"] for row in rows]
     return {"seeds": seeds, "clip": clip, "ranks": rows, "grows": means == sorted(means)}

@@ -39,6 +39,8 @@ def report(
     as_json: options.Json = False,
 ) -> None:
     """Write a page about runs: did it help, what went wrong, figures, completions. One HTML file that loads nothing else."""
+    from rich.console import Console
+
     from microrl.errors import UserError
     from microrl.report.figures import save_all
     from microrl.report.history import load_all
@@ -51,14 +53,16 @@ def report(
     else:
         paths = [RunFolder.newest().path]
         say(f"using the newest run: {paths[0]}")
-    histories = load_all(paths)
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
-    try:
-        size = write(histories, target)
-        written = save_all(histories, pictures) if pictures is not None else []
-    except OSError as error:
-        where = "--figures DIR" if pictures is not None and target.exists() else "--out FILE"
-        raise UserError(f"cannot write {error.filename or target}: {error.strerror}", f"choose another place: {where}") from None
+    with Console(stderr=True).status("reading, and drawing the figures"):  # on a terminal only
+        histories = load_all(paths)
+        try:
+            size = write(histories, target)
+            written = save_all(histories, pictures) if pictures is not None else []
+        except OSError as error:
+            where = "--figures DIR" if pictures is not None and target.exists() else "--out FILE"
+            why = f"cannot write {error.filename or target}: {error.strerror}"
+            raise UserError(why, f"choose another place: {where}") from None
     if as_json:
         emit({"report": str(target), "bytes": size, "figures": [str(path) for path in written]})
         return

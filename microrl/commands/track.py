@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 
 from microrl import clock
 from microrl.errors import MachineFailure, UserError
-from microrl.report.history import History
+from microrl.report.history import History, finite
 from microrl.run import follow
 from microrl.run.folder import RunFolder
 from microrl.run.tracking import log_name
@@ -176,11 +176,7 @@ def _locked(folder: RunFolder, to: str, *, waits: bool) -> IO[bytes] | None:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in row.items()
-        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    return {name: known for name, value in row.items() if name != "step" and (known := finite(value)) is not None}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ factors, since they are too small to be seen in their sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,11 +36,12 @@ class RankStudy:
     pretrained_accuracy_S: torch.Tensor
 
 
-def study(ranks: Sequence[int], seeds: int, *, clip: Clip = "value") -> list[RankStudy]:
-    """The study for each rank, with seeds 0 to `seeds` - 1. Needs scikit-learn."""
+def study(ranks: Sequence[int], seeds: int, *, clip: Clip = "value") -> Iterator[RankStudy]:
+    """The study for each rank, one after the other, with seeds 0 to `seeds` - 1. Needs scikit-learn."""
     features_NK, labels_N = digits()
     networks = [pretrained(features_NK, labels_N, seed) for seed in range(seeds)]
-    return [_fine_tuned(rank, networks, features_NK, labels_N, clip) for rank in ranks]
+    for rank in ranks:
+        yield _fine_tuned(rank, networks, features_NK, labels_N, clip)
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,12 +30,11 @@ MOST = 1e300
 class Lines:
     """The complete lines of a growing file of JSON objects.
 
-    A run that goes back to a checkpoint cuts its files: they are then read again from their beginning, and `restarts` grows.
+    A run that goes back to a checkpoint cuts its files: they are then read again from their beginning.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
-        self.restarts = 0
 
     def new(self) -> list[dict[str, Any]]:
         """The objects of the lines since the last call; lines that are damaged are left out."""
@@ -43,7 +42,7 @@ class Lines:
         try:
             with files.open_regular(self._path) as file:
                 if file.seek(0, 2) < self._offset:
-                    self._offset, self.restarts = 0, self.restarts + 1
+                    self._offset = 0
                 file.seek(self._offset)
                 while block := file.read(CHUNK):
                     whole = block[: block.rfind(b"\n") + 1]
