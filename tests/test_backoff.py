@@ -85,6 +85,18 @@ def marks(place):
     return (pytest.mark.slow, pytest.mark.one_of_each) if place in ONE_OF_EACH else (pytest.mark.slow,)
 
 
+def test_a_diagnostic_that_runs_out_of_memory_is_left_out(inside, tiny_arguments, tmp_path, monkeypatch):
+    raising(monkeypatch, Policy, "kl_to_base", CARD, lambda number: number == 2)
+    done = inside("train", *tiny_arguments, "--steps", 3, "--set", "diagnostics.kl_ref_every=1", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    measured = [row["policy/kl_ref"] for row in rows(tmp_path / "run")]
+    assert measured[1] is None and None not in (measured[0], measured[2])
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(event["step"], event["message"]) for event in events if event["kind"] == "out of memory"] == [
+        (1, "in the diagnostics: this step has no policy/kl_ref")
+    ]
+
+
 @pytest.mark.parametrize(
     ("place", "error"),
     [

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import threading
 import time
 
@@ -127,6 +128,19 @@ def test_a_run_is_followed_to_its_end(tmp_path):
     rest = [row["step"] for rows, _ in looks for row in rows]
     thread.join()
     assert rest == [2, 3, 4, 5]
+
+
+def test_a_resumed_run_is_waited_for_while_it_loads(tmp_path):
+    folder = make(tmp_path / "run", steps=3)
+    old = time.time() - 3600
+    for name in ("summary.json", "config.json"):
+        os.utime(folder / name, (old, old))
+    assert follow.is_over(folder)
+    (folder / ".lock").write_text("123")
+    looks = follow.steps(folder, looks_s=0.01)
+    assert len(next(looks)[0]) == 3 and next(looks) == ([], [])
+    (folder / "summary.json").write_text("{}")
+    assert list(looks) == [([], [])]
 
 
 def test_a_line_of_any_length_stops_nothing(tmp_path, rows):

@@ -115,6 +115,18 @@ def test_hostile_answers_are_only_text(inside, run):
     assert "<img src=x" not in text and "onload=window" not in text.replace("&lt;svg onload=window", "")
 
 
+def test_json_has_the_answers_as_they_were_given(inside, run):
+    """The console and the page cut long texts and write control characters out; a program wants neither."""
+    texts = ["a " + "x" * 20_000 + "\x1b[31m", "it \x9b is \u202e \t 4"]
+    record(run / "eval/held-out-before.jsonl.gz", [("a b", False), ("it c", False)])
+    record(run / "eval/held-out-after.jsonl.gz", [(text, True) for text in texts])
+    done = inside("diff", run, "--json")
+    assert not {"\x1b", "\x9b", "\u202e"} & set(done.stdout)
+    assert [pair["same"] + pair["trained"]["rest"] for pair in json.loads(done.stdout)["pairs"]] == texts
+    shown = inside("diff", run).stdout
+    assert not {"\x1b", "\x9b", "\u202e"} & set(shown) and "more characters" in shown
+
+
 def test_the_page_shows_what_turned(run):
     text = page([History.load(run)])
     assert "4 answers to held-out questions" in text and "1 became right, 1 became wrong" in text

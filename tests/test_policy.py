@@ -390,6 +390,29 @@ def ragged_batch(groups, size=4):
     return Batch(tuple(rows), groups, 0)
 
 
+def test_the_divergence_from_the_base_is_measured_on_rows_of_every_length(monkeypatch):
+    policy, batch = with_adapter(random_model("qwen2")), ragged_batch(groups=12)
+    policy.max_tokens = 10**6
+    with policy.adapter.off():
+        base = policy.logprobs(batch.rows)
+    ratios = torch.cat(base) - torch.cat(policy.logprobs(batch.rows))
+    k3 = float((ratios.expm1() - ratios).mean(dtype=torch.float64))
+    assert k3 > 1e-3 and policy.kl_to_base(batch) == pytest.approx(k3, rel=1e-5), "one micro-batch holds all"
+
+    policy.max_tokens, measured, pad = 300, [], policy_module.pad
+
+    def padded(rows, positions, *args, **kwargs):
+        measured.extend(len(rows[position].completion_ids) for position in positions)
+        return pad(rows, positions, *args, **kwargs)
+
+    monkeypatch.setattr(policy_module, "pad", padded)
+    part = policy.kl_to_base(batch)
+    lengths = [len(row.completion_ids) for row in batch.rows]
+    assert len(measured) < len(lengths) / 4 and part == pytest.approx(k3, rel=0.5)
+    assert statistics.mean(measured) == pytest.approx(statistics.mean(lengths), rel=0.1)
+    assert min(measured) < 12 and max(measured) > 30
+
+
 @pytest.mark.parametrize(
     ("loss", "failing", "recomputing"),
     [

@@ -28,12 +28,14 @@ from microrl.run.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
-def trained(microrl, tiny_arguments, tmp_path_factory):
+def trained(tiny_arguments, tmp_path_factory):
     """A real run of six steps."""
+    from conftest import in_process
+
     out = tmp_path_factory.mktemp("report") / "trained"
     sets = ["diagnostics.kl_ref_every=2", "checkpoints.keep_every=2", "optim.lr=0.01", "reward.overlong.buffer=11"]
     flags = [part for key in sets for part in ("--set", key)]
-    done = microrl("train", *tiny_arguments, "--steps", 6, "--out", out, "--price", "3600", *flags)
+    done = in_process("train", *tiny_arguments, "--steps", 6, "--out", out, "--price", "3600", *flags)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -168,6 +170,22 @@ def test_a_folder_that_is_being_written_can_be_opened(tmp_path):
         writer.join()
 
 
+def test_runs_of_one_name_are_told_apart(few_figures, tmp_path):
+    paths = [make(tmp_path / parent / "seed-0") for parent in ("lora", "dora")] + [make(tmp_path / "lora" / "seed-1")]
+    histories = load_all(paths)
+    assert [history.name for history in histories] == ["lora/seed-0", "dora/seed-0", "seed-1"]
+    assert "<title>lora/seed-0, dora/seed-0, seed-1 - microrl report</title>" in page(histories)
+    (tmp_path / "link").symlink_to(paths[0])
+    with pytest.raises(UserError, match="given twice"):
+        load_all([paths[0], tmp_path / "link"])
+
+
+def test_a_figure_with_an_axis_of_its_own_is_drawn_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(figures, "FIGURES", [spec for spec in figures.FIGURES if spec.key in ("forecast", "format")])
+    text = page([History.load(make(tmp_path / "run"))])
+    assert text.count('data-figure="forecast"') == 1 and text.count('data-figure="format"') == 3
+
+
 def test_one_colour_a_rank(few_figures, tmp_path):
     histories = [History.load(make(tmp_path / f"run-{number}")) for number in range(4)]
     for history, rank in zip(histories, (8, 8, 64, 256), strict=True):
@@ -267,7 +285,7 @@ def test_what_is_no_run_is_refused(inside, tmp_path, monkeypatch):
         load_all([tmp_path / "folder", tmp_path / "folder"])
 
 
-def test_a_full_disk_is_said_in_one_line(inside, trained, tmp_path):
+def test_a_full_disk_is_said_in_one_line(few_figures, inside, trained, tmp_path):
     (tmp_path / "file").write_text("")
     done = inside("report", trained, "--out", tmp_path / "file" / "report.html")
     assert done.returncode == 2 and done.stderr.count("\n") == 2 and "cannot write" in done.stderr and "--out FILE" in done.stderr
@@ -283,6 +301,12 @@ def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     for name in ("heartbeat.json", "config.json"):
         os.utime(folder / name, (old, old))
     assert History.load(folder).status() == "not finished"
+    for name in (".lock", "summary.json"):
+        (folder / name).write_text('{"status": "done"}')
+    os.utime(folder / "summary.json", (old, old))  # resumed after its end, and loading
+    assert History.load(folder).status() == "still running"
+    os.utime(folder / ".lock", (old - 60, old - 60))
+    assert History.load(folder).status() == "done"
     assert dict(facts(history))["time"] == "29 s"
 
 
@@ -298,27 +322,27 @@ def test_the_command(few_figures, inside, trained, tmp_path, monkeypatch):
     assert done.returncode == 0 and done.stdout == "report.html\n" and (tmp_path / "report.html").exists()
 
 
-def test_no_torch(tmp_path):
-    make(tmp_path / "run")
+def test_no_torch(trained, tmp_path):
+    run, out = str(trained), str(tmp_path / "report.html")
+    commands = [["report", run, "--out", out], ["watch", run], ["diff", run], ["compare", run]]
     code = (
         "import sys\n"
-        "from pathlib import Path\n"
-        "from microrl.report.history import History\n"
-        "from microrl.report.page import page\n"
-        "from microrl.run import console, follow\n"
-        f"page([History.load(Path({str(tmp_path / 'run')!r}))])\n"
-        "heavy = {'torch', 'transformers', 'peft', 'datasets', 'vllm'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "from microrl.cli import app\n"
+        "from microrl.report import figures\n"
+        "figures.FIGURES = figures.FIGURES[:2]\n"
+        f"for words in {commands!r}:\n"
+        "    app(words, standalone_mode=False)\n"
+        "    heavy = {'torch', 'transformers', 'peft', 'datasets', 'vllm'} & set(sys.modules)\n"
+        "    assert not heavy, (words, heavy)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "became right" in done.stdout and (tmp_path / "report.html").exists(), done.stderr
 
 
 # ---- what a run keeps for it
 
 
 def test_two_completions_of_a_group_are_kept_token_by_token(trained):
-    import gzip
-
     for path in sorted((trained / "rollouts").iterdir()):
         with gzip.open(path, "rt") as file:
             lines = [json.loads(line) for line in file]

@@ -102,12 +102,15 @@ def _show(pairs: Sequence[Pair]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from microrl.terminal import printable
+
     console = Console(highlight=False)
     is_wide = console.width >= NARROW
-    for pair in pairs:
+    for one in pairs:
+        pair = one.shown()
+        begin = ("... " if len(one.same) > SHOWN_BEFORE else "") + printable(one.same[-SHOWN_BEFORE:])
         heading = Text.assemble((pair.question, "bold"), f"  right answer: {pair.gold}")
         sides = [("base", pair.base, pair.base_right), ("trained", pair.trained, pair.trained_right)]
-        begin = ("... " if len(pair.same) > SHOWN_BEFORE else "") + pair.same[-SHOWN_BEFORE:]
         texts = [
             Text.assemble((f"{name}, {'right' if right else 'wrong'}\n", "green" if right else "red"), (begin, "dim"), rest)
             for name, rest, right in sides

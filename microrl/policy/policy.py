@@ -110,14 +110,20 @@ class Policy:
 
     @torch.no_grad()
     def kl_to_base(self, batch: Batch) -> float:
-        """KL of the current weights to the untouched model by k3, nats per token, on one micro-batch of these rows."""
-        parts = [part for _, part in self.microbatches(batch.rows)]
-        for part in parts[len(parts) // 2 :]:  # they are sorted by length: the middle one is like the whole
+        """KL of the current weights to the untouched model by k3, nats per token, on about as many of the rows as one
+        micro-batch holds: every n-th by length, so that short and long completions are there in their proportion."""
+        share_prompts = not self.checkpoints_activations
+        count = len(plan(batch.rows, self.max_tokens, share_prompts=share_prompts))
+        rows = sorted(batch.rows, key=lambda row: len(row.completion_ids))[(count - 1) // 2 :: count]
+        total, tokens = 0.0, 0
+        for positions in plan(rows, self.max_tokens, share_prompts=share_prompts):
+            part = pad(rows, positions, self._model.device, share_prompts=share_prompts)
             new_BT, _ = self.token_scores(part)
             with self.adapter.off():
                 ref_BT, _ = self.token_scores(part)
-            return float(k3(ref_BT, new_BT)[part.mask_BT].mean(dtype=torch.float64))
-        raise AssertionError("a batch has a row")
+            total += float(k3(ref_BT, new_BT)[part.mask_BT].sum(dtype=torch.float64))
+            tokens += int(part.mask_BT.sum())
+        return total / tokens
 
     def update(
         self, batch: Batch, lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0

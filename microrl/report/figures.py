@@ -38,6 +38,8 @@ WINDOWS = 40
 """A line is smoothed over a moving window of this fraction of its points."""
 AXES = {"step": "training steps", "time": "time", "dollars": "US dollars"}
 """What a figure can be drawn against."""
+OWN_AXIS = "own"
+"""Of the figures that are drawn against one thing only."""
 MARKS = {
     "guard": ("#d6453d", "guard"),
     "rolled back": ("#d6453d", "rolled back"),
@@ -66,6 +68,7 @@ class Spec:
     log: bool = False
     draw: Callable[[Axes, Sequence[History], str], None] | None = None
     """Draws it in place of lines."""
+    has_own_axis: bool = False
 
     def has(self, history: History) -> bool:
         """Whether there is anything to draw."""
@@ -171,14 +174,15 @@ FIGURES = (
     Spec("entropy-change", "Change in entropy since step 1", "per cent", (("policy/entropy_change_pct", ""),)),
     Spec("kl", "KL divergence", "nats per token", (("policy/kl_sampler", "trainer, engine"), ("policy/kl_ref", "policy, base")),
          log=True),
-    Spec("kl-rank", "Mean KL divergence to the base", "nats per token", (("policy/kl_ref", ""),), 0, draw=_by_rank),
+    Spec("kl-rank", "Mean KL divergence to the base", "nats per token", (("policy/kl_ref", ""),), 0, draw=_by_rank,
+         has_own_axis=True),
     Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
     Spec("useful", "Useful groups", "fraction", (("groups/useful", ""),), 0, 1),
     Spec("phases", "Step time by phase", "seconds", (("time/step", ""),), 0, draw=_phases),
     Spec("memory", "Peak memory", "GB", (("memory/peak_gb", ""),), 0),
     Spec("probe", "Sync check: gap after each swap", "nats", (("sync/probe_gap", ""),), log=True),
     Spec("slope", "Sync check: slope (1 is right)", "slope", (("sync/slope", ""),)),
-    Spec("forecast", "Elapsed time and forecast", "hours", (("budget/elapsed_s", ""),), 0, draw=_forecast),
+    Spec("forecast", "Elapsed time and forecast", "hours", (("budget/elapsed_s", ""),), 0, draw=_forecast, has_own_axis=True),
 )  # fmt: skip
 
 
@@ -281,7 +285,7 @@ def figure(spec: Spec, histories: Sequence[History], by: str = "step", *, with_n
         logarithmic(axes)
     elif spec.low is not None:
         axes.set_ylim(bottom=spec.low, top=None if spec.high is None else 1.03 * spec.high)
-    if spec.key != "forecast" and len(shown) == 1:
+    if not spec.has_own_axis and len(shown) == 1:
         _mark(axes, shown[0], by)
     if with_names and len(histories) > 1:
         for history, colour, dashes in styled(histories):

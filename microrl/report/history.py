@@ -41,6 +41,8 @@ class History:
     """All that is drawn of a run. `config` and `summary` are the trees of their files, empty where there is none."""
 
     path: Path
+    name: str
+    """Of the folder; of runs that are shown together, as much of its path as tells them apart."""
     config: Mapping[str, Any]
     rows: list[Row]
     events: list[Event]
@@ -73,6 +75,7 @@ class History:
         summary = tree("summary.json")
         history = cls(
             path=path,
+            name=path.absolute().name,
             config=tree("config.json"),
             rows=[row for row in _lines(path / "metrics.jsonl", notes) if isinstance(row.get("step"), int)],
             events=[_event(line) for line in _lines(path / "events.jsonl", notes)],
@@ -81,7 +84,7 @@ class History:
             evaluations={file.stem: tree(f"eval/{file.name}") for file in sorted((path / "eval").glob("*.json"))},
             inspection=tree("inspect.json"),
             notes=notes,
-            is_running=not summary and follow.is_alive(path),
+            is_running=not follow.is_over(path) and follow.is_alive(path),
         )
         for row in history.rows:
             for name, value in row.items():
@@ -90,10 +93,6 @@ class History:
             notes.append("there are no rollouts: completions cannot be shown")
         assert folder.path == path
         return history
-
-    @property
-    def name(self) -> str:
-        return self.path.absolute().name
 
     def setting(self, key: str, default: Any = None) -> Any:
         """The value of a key such as `adapter.rank`; `default` where the run's version had no such key."""
@@ -133,9 +132,22 @@ class History:
 
 def load_all(paths: Sequence[Path]) -> list[History]:
     """The histories of these runs. Raises UserError for what is no run, or given twice."""
-    if len({path.absolute() for path in paths}) < len(paths):
+    if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("a run is given twice", "name each run once")
-    return [History.load(path) for path in paths]
+    histories = [History.load(path) for path in paths]
+    for history, name in zip(histories, _names([path.absolute() for path in paths]), strict=True):
+        history.name = name
+    return histories
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The end of each path: its last part, or as many as tell it from the other paths."""
+    ends = []
+    for path in paths:
+        lengths = range(1, len(path.parts) + 1)
+        length = next(length for length in lengths if [one.parts[-length:] for one in paths].count(path.parts[-length:]) == 1)
+        ends.append("/".join(path.parts[-length:]))
+    return ends
 
 
 def finite(value: Any) -> float | None:

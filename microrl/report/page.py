@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ def page(histories: Sequence[History]) -> str:
         runs=[(name, verdict(history), facts(history)) for name, history in zip(names, histories, strict=True)],
         figures=_drawn(histories, axes),
         axes=[(by, figures.AXES[by]) for by in axes],
+        own_axis=figures.OWN_AXIS,
         legend=[(shown_text(history.name), *look) for history, *look in figures.styled(histories)],
         marks=[(*figures.mark_of(event), event.step) for event in figures.marks(histories[0])] if len(histories) == 1 else [],
         turned=[(shown_text(history.name), *found) for history in detailed if (found := _turned(history)) is not None],
@@ -93,7 +94,7 @@ def _turned(history: History) -> tuple[list[tuple[str, list[Pair], int]], int] |
         found = list(transcripts.pairs(base, trained, history.notes))
         if found:
             kinds = {kind: [pair for pair in found if pair.kind == kind] for kind in (transcripts.RIGHT, transcripts.WRONG)}
-            return [(kind, spread(some, PAIRS), len(some)) for kind, some in kinds.items()], len(found)
+            return [(kind, [pair.shown() for pair in spread(some, PAIRS)], len(some)) for kind, some in kinds.items()], len(found)
     return None
 
 
@@ -109,15 +110,16 @@ def _costs(history: History) -> bool:
     return any(row.get("budget/cost_usd") for row in history.rows)
 
 
-def _drawn(histories: Sequence[History], axes: Iterable[str]) -> list[tuple[str, str, Any]]:
+def _drawn(histories: Sequence[History], axes: Sequence[str]) -> list[tuple[str, str, Any]]:
     """(axis, key, SVG) of every figure."""
     from markupsafe import Markup
 
     with figures.style():
         return [
-            (by, key, Markup(figures.svg(figures.figure(spec, histories, by), in_page=True)))
-            for by in axes
+            (by, key, Markup(figures.svg(figures.figure(spec, histories, by if by in axes else "step"), in_page=True)))
+            for by in (*axes, figures.OWN_AXIS)
             for key, spec in figures.drawable(histories).items()
+            if spec.has_own_axis is (by == figures.OWN_AXIS)
         ]
 
 

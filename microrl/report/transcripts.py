@@ -7,7 +7,7 @@ first mattered.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ KINDS = (RIGHT, WRONG, OTHER, SAME)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The answers of the two models to one question, `sample` being the number of the answer. Texts are safe to show.
+    """The answers of the two models to one question, `sample` being the number of the answer.
 
-    `same` is how both begin, up to the first word that differs; `base` and `trained` are the rests.
+    The texts are as the models wrote them: `shown` makes them safe. `same` is how both begin, up to the first word that
+    differs; `base` and `trained` are the rests.
     """
 
     question: str
@@ -46,6 +47,11 @@ class Pair:
         if self.base_right != self.trained_right:
             return RIGHT if self.trained_right else WRONG
         return OTHER if self.base or self.trained else SAME
+
+    def shown(self) -> Pair:
+        """The pair with its texts safe to show, and not too long."""
+        texts = {name: shown_text(getattr(self, name)) for name in ("question", "gold", "same", "base", "trained")}
+        return replace(self, **texts)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,9 +81,8 @@ def pairs(base: Path, trained: Path, notes: list[str]) -> Iterator[Pair]:
         shared = common(before, after)
         sample = line.get("sample")
         yield Pair(
-            shown_text(str(line.get("question") or "")), shown_text(str(line.get("answer") or "")),
-            sample if isinstance(sample, int) else 0, shown_text(before[:shared]), shown_text(before[shared:]),
-            shown_text(after[shared:]), other.get("right") is True, line.get("right") is True,
+            str(line.get("question") or ""), str(line.get("answer") or ""), sample if isinstance(sample, int) else 0,
+            before[:shared], before[shared:], after[shared:], other.get("right") is True, line.get("right") is True,
         )  # fmt: skip
 
 

@@ -49,6 +49,8 @@ class RunFolder:
         """Lines that could not be written yet, by file; they are written first at the next attempt."""
         self._left_out: set[str] = set()
         self._lock: BinaryIO | None = None
+        self.step: int | None = None
+        """The step in progress, which events carry."""
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
@@ -325,9 +327,10 @@ class RunFolder:
             self._left_out.discard(what)
 
     def event(self, kind: str, message: str, **details: Any) -> None:
-        """Append an event to `events.jsonl`: a warning, a skipped update, an interruption."""
+        """Append an event to `events.jsonl`: a warning, a skipped update, an interruption. In training it has a step."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.append("events.jsonl", {"time": now, "kind": kind, "message": message, **details})
+        step = {} if self.step is None else {"step": self.step}
+        self.append("events.jsonl", {"time": now, "kind": kind, "message": message} | step | details)
 
     def log_rollouts(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
         """Write all completions of a step, compressed, one per line; see `rollouts.lines`. Raises OSError."""

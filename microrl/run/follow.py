@@ -14,6 +14,7 @@ from typing import Any
 from microrl import clock, files
 from microrl.files import BadFile
 from microrl.run import rollouts
+from microrl.run.folder import LOCK
 from microrl.run.metrics import METRICS
 
 CHUNK = 2**24
@@ -21,6 +22,8 @@ CHUNK = 2**24
 ALIVE_S = 120.0
 """A run whose heartbeat is younger is taken to be going on; it beats every few seconds."""
 LOOKS_S = 0.5
+SAME_S = 1.0
+"""Files whose times differ by less may have been copied together."""
 NEEDED = ("step", "time/step", "budget/elapsed_s", "budget/cost_usd")
 """Metrics that every step has, and that the console computes with."""
 MOST = 1e300
@@ -69,15 +72,22 @@ def _object(line: bytes) -> dict[str, Any] | None:
 def is_alive(folder: Path) -> bool:
     """Whether the run's process has given a sign of life lately, or has only just begun."""
     times = []
-    for name in ("heartbeat.json", "config.json"):
+    for name in ("heartbeat.json", LOCK, "config.json"):
         with suppress(OSError):
             times.append((folder / name).lstat().st_mtime)
     return bool(times) and clock.wall_s() - max(times) < ALIVE_S
 
 
 def is_over(folder: Path) -> bool:
-    """Whether the run has ended, well or not."""
-    return (folder / "summary.json").exists()
+    """Whether the run has ended, well or not, and has not been resumed since."""
+    try:
+        ended = (folder / "summary.json").lstat().st_mtime
+    except OSError:
+        return False
+    try:
+        return (folder / LOCK).lstat().st_mtime <= ended + SAME_S  # taken anew by every process that trains
+    except OSError:
+        return True
 
 
 def is_row(line: dict[str, Any]) -> bool:

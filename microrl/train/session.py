@@ -91,6 +91,7 @@ def _begin(run: Run, *, resume: bool) -> None:
         run.folder.log_environment(engine=run.engine.name, trainable_params=run.policy.trainable, gpu=gpu.name(), adapter=adapter)
     run.console.note(f"{adapter['name']}: {adapter['line']}")
     if resume:
+        run.folder.step = run.state.step
         sft = run.state.sft
         at = f"SFT step {sft.steps + 1}" if _is_in_sft(run) else f"step {run.state.step + 1}"
         run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s, step=run.state.step)

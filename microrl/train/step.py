@@ -8,7 +8,7 @@ from typing import Any
 
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
-from microrl.models.gpu import peak_gb
+from microrl.models import gpu
 from microrl.policy.schedule import learning_rate
 from microrl.policy.update_metrics import Update
 from microrl.rewards.scorer import gdpo_weights
@@ -31,6 +31,7 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
     MachineFailure.
     """
     budget, began_s = run.budget, run.budget.elapsed_s()
+    run.folder.step = step
     progress = budget.progress(step)
     lr = learning_rate(run.config.optim, progress, after=budget.progress(step + 1)) * run.guard.lr_factor
     run.watch.restart()
@@ -94,8 +95,17 @@ def diagnose(run: Run, batch: Batch, step: int) -> dict[str, Any]:
     every = run.config.diagnostics.kl_ref_every
     if every is None or step % every or run.config.loss.beta > 0:
         return {}
-    with run.watch.phase("diagnostics"):
-        return {"policy/kl_ref": run.policy.kl_to_base(batch)}
+    try:
+        with run.watch.phase("diagnostics"):
+            return {"policy/kl_ref": run.policy.kl_to_base(batch)}
+    except Exception as error:
+        if not gpu.is_out_of_memory(error):
+            raise
+        why = gpu.first_line(error)
+    # A diagnostic must not end training, and must not change its micro-batches either.
+    gpu.empty_cache()
+    run.announce("out of memory", "in the diagnostics: this step has no policy/kl_ref", error=why)
+    return {}
 
 
 def record(
@@ -126,7 +136,7 @@ def record(
                 "optim/lr": lr,
                 "validate/accuracy": accuracy,
                 "groups/missing": missing_groups,
-                "memory/peak_gb": peak_gb(),
+                "memory/peak_gb": gpu.peak_gb(),
                 "budget/elapsed_s": budget.elapsed_s(),
                 "budget/left_s": budget.left_s(),
                 "budget/cost_usd": budget.cost_usd(),
