@@ -128,6 +128,8 @@ def test_bad_input(inside, trained, tmp_path):
     assert inspected(inside, broken)["through"] == []
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_study_of_the_digits_by_the_command(inside, tmp_path):
     pytest.importorskip("sklearn")
     done = inside("inspect", "kl-bound", "--seeds", 1, "--ranks", "2,4", "--json", "--figures", tmp_path)

@@ -180,6 +180,13 @@ def test_runs_of_one_name_are_told_apart(few_figures, tmp_path):
         load_all([paths[0], tmp_path / "link"])
 
 
+def test_a_dollar_sign_in_a_runs_name_is_no_mathematics(few_figures, tmp_path):
+    names = ["$x_{", "cheap $1 and $2"]
+    figures.save_all([History.load(make(tmp_path / name)) for name in names], tmp_path / "figures")
+    text = (tmp_path / "figures/kl.svg").read_text()
+    assert all(f">{name}</text>" in text for name in names)
+
+
 def test_a_figure_with_an_axis_of_its_own_is_drawn_once(monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "FIGURES", [spec for spec in figures.FIGURES if spec.key in ("forecast", "format")])
     text = page([History.load(make(tmp_path / "run"))])

@@ -258,6 +258,8 @@ def test_a_tracker_that_hangs_is_given_up(run, tmp_path):
     assert done.returncode == 1 and "Timeout" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_training_sends_its_metrics_and_a_resumed_run_the_rest(microrl, tiny_arguments, tmp_path):
     pytest.importorskip("tensorboard")
     out = tmp_path / "run"
