@@ -9,11 +9,14 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from microrl.config.section import Decay, Fraction, Positive, Section
+
+ALPHA_FROM_RANK = {"rank": 1.0, "2rank": 2.0}
+"""What alpha can be instead of a number, and the factor of the rank that it then is."""
 
 
 class BaseAdapterConfig(Section):
@@ -72,7 +75,16 @@ class LowRankConfig(RankedConfig):
 
     is_one_product: ClassVar[bool] = True
     alpha: Annotated[float, Field(gt=0)] = 64.0
-    """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank))."""
+    """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank)). `rank` and `2rank` become once and twice the rank."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alpha_from_rank(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("alpha") not in ALPHA_FROM_RANK:
+            return given
+        rank = given.get("rank", cls.model_fields["rank"].default)
+        # A rank that is no number has an error of its own.
+        return {**given, "alpha": ALPHA_FROM_RANK[given["alpha"]] * rank if isinstance(rank, int) else 1.0}
 
     @property
     def scale(self) -> float:
