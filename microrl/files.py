@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -142,6 +143,35 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(target: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Inside, no other process is inside for the same `target`, which need not exist; `on_wait` is called before waiting.
+
+    For caches: on a file system without locks, or without room for the file of the lock, nobody waits.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = target.with_name(f".{target.name}.lock")
+        file = lock.open("ab")
+    except OSError:
+        yield
+        return
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            on_wait()
+            with suppress(OSError):
+                fcntl.lockf(file, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # whoever waits has it open; who comes now does not wait for them, and does the work twice
+                lock.unlink()
 
 
 @contextmanager

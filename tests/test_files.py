@@ -1,6 +1,8 @@
 """Files of strangers: links, pipes, devices, sizes and types are said in one line, and nothing is followed or waited for."""
 
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,3 +89,27 @@ def test_too_large_a_file_is_not_read_whole(tmp_path):
 
 def test_the_process_began_before_now_on_the_same_clock():
     assert 0 < clock.now_s() - clock.process_started_s() < 3600
+
+
+def test_one_process_at_a_time_makes_what_is_cached(tmp_path):
+    """The second finds what the first has made."""
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom microrl.files import one_at_a_time\n"
+        "target = Path(sys.argv[1])\n"
+        "with one_at_a_time(target, lambda: print('waits')):\n"
+        "    print('found' if target.exists() else 'made')\n"
+        "    time.sleep(0.5)\n"
+        "    target.write_text('x')\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "new" / "model")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(process.communicate(timeout=60)[0] for process in both)
+    assert said in (["found\n", "made\n"], ["made\n", "waits\nfound\n"]) and [
+        path.name for path in (tmp_path / "new").iterdir()
+    ] == ["model"]
+
+
+def test_where_no_lock_can_be_nobody_waits(tmp_path):
+    (tmp_path / "file").write_text("")
+    with files.one_at_a_time(tmp_path / "file" / "model"):
+        pass

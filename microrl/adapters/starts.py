@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeGuard
 
@@ -36,6 +37,7 @@ from microrl.config.adapters import (
     TinyLoraConfig,
     WaveletConfig,
 )  # fmt: skip
+from microrl.files import one_at_a_time
 from microrl.models.hub import cache_folder
 from microrl.models.tensors import dequantize
 
@@ -127,8 +129,18 @@ def compute(
 ) -> Start:
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
     began, before = clock.now_s(), _memory_mark()
-    end, from_spectrum = SPECTRAL.get(type(config), (None, None))
+    end, _ = SPECTRAL.get(type(config), (None, None))
     cache = _cache_path(layers, end, config.rank) if end is not None else None
+    # Trials that begin together compute it once: on a large model that takes minutes.
+    with one_at_a_time(cache) if cache is not None else nullcontext():
+        return _computed(layers, config, seed, progress, cache, began, before)
+
+
+def _computed(
+    layers: Mapping[str, torch.nn.Linear], config: RankedConfig, seed: int, progress: Progress, cache: Path | None, began: float,
+    before: float,
+) -> Start:  # fmt: skip
+    end, from_spectrum = SPECTRAL.get(type(config), (None, None))
     spectra = _read_cache(cache, layers) if cache is not None else None
     cached = spectra is not None
     if spectra is None:

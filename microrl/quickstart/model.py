@@ -28,6 +28,7 @@ from microrl.data.prompts import render
 from microrl.data.sft_examples import sft_example
 from microrl.errors import MachineFailure
 from microrl.evaluation.evaluate import evaluate
+from microrl.files import one_at_a_time
 from microrl.models import tiny
 from microrl.models.hub import cache_folder
 from microrl.quickstart.pretrain import PretrainingSettings, pretrain
@@ -53,8 +54,11 @@ def ensure_model(console: RunConsole) -> Path:
     parts = [asdict(SETTINGS), WORKED_SHARE, VALIDATION, SAMPLES, tiny.WORDS, tiny.CHAT_TEMPLATE, torch.__version__]
     recipe = json.dumps(parts)
     folder = cache_folder() / f"quickstart-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
-    if (folder / "config.json").is_file():
-        return folder
+    with one_at_a_time(folder, lambda: console.status("waiting for another process that is pretraining the quickstart's model")):
+        return folder if (folder / "config.json").is_file() else _made(folder, console)
+
+
+def _made(folder: Path, console: RunConsole) -> Path:
     with _kept_in(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
