@@ -19,7 +19,7 @@ LAYERS = [
     {"run"},
     {"quickstart", "guide", "report"},
     {"train"},
-    {"commands"},
+    {"commands", "sweep"},
     {"cli"},
 ]
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}

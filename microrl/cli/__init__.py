@@ -28,6 +28,7 @@ from microrl.cli import (
     regrade,
     report,
     sample,
+    sweep,
     track,
     train,
     warmup,
@@ -62,6 +63,7 @@ def _options(
 
 
 train.register(app)
+sweep.register(app)
 warmup.register(app)
 plan.register(app)
 evaluate.register(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from microrl.commands.compare import Row
     from microrl.evaluation.intervals import Estimate
+    from microrl.sweep.table import Setting, Spread
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -38,7 +40,8 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     targets: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs, or parts of them (RUN/best), that were evaluated.")
+        list[str],
+        typer.Argument(metavar="RUN|SWEEP...", help="Runs, or parts of them (RUN/best), that were evaluated; or sweeps."),
     ],
     form: Annotated[str, typer.Option("--as", metavar="table|markdown|csv|latex", help="Form of the table.")] = "table",
     published: Annotated[
@@ -55,9 +58,20 @@ def compare(
         raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, forms))
     from microrl.commands.compare import Entry
     from microrl.commands.compare import compare as rows_of
+    from microrl.plan.show import print_lines
+    from microrl.run.folder import RunFolder
+    from microrl.sweep.folder import SweepFolder
+    from microrl.sweep.table import ended, settings
 
     entries: list[Entry] = []
+    sweeps = [SweepFolder.open(Path(target)) for target in targets if SweepFolder.is_one(Path(target))]
+    for sweep in sweeps:
+        entries += [Entry.of(RunFolder.open(path), None, method) for method, path in ended(sweep)]
+        if not any(entry.run.path.parent == sweep.path for entry in entries):
+            raise UserError(f"no trial of {sweep.path} has ended", f"go on: microrl sweep --resume {sweep.path}")
     for target in targets:
+        if SweepFolder.is_one(Path(target)):
+            continue
         found = find_adapter(target)
         if found.run is None:
             raise UserError(f"{target} is not a run", "pass run folders that `microrl eval` has evaluated")
@@ -67,11 +81,37 @@ def compare(
         entries.append(entry)
     rows = rows_of(entries, published=published)
     if as_json:
-        emit({"rows": [row.to_json() for row in rows]})
+        by_setting = {"settings": [one.to_json() for sweep in sweeps for one in settings(sweep)]} if sweeps else {}
+        emit({"rows": [row.to_json() for row in rows], **by_setting})
         return
     print(forms[form](rows))
+    for sweep in sweeps if form == "table" else ():
+        print()
+        print_lines(*_settings(settings(sweep)))
     if any(row.is_selected for row in rows):
         say("selected: several checkpoints of the run were evaluated on this benchmark; the best of them may be best by chance")
+
+
+def _settings(found: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
+    """What the settings of a sweep took and did, beside their accuracy: means and standard deviations over seeds."""
+    from microrl.sweep.table import Spread
+
+    def shown(value: Spread | None, form: str, factor: float = 1.0) -> str:
+        if value is None:
+            return ""
+        spread = "" if value.deviation is None else f" ± {factor * value.deviation:{form}}"
+        return f"{factor * value.mean:{form}}{spread}"
+
+    head = ["method", "seeds", "scale", "trained %", "minutes", "steps", "$", "entropy change %", "KL to base"]
+    rows = []
+    for one in found:
+        scale, trained = (None if value is None else Spread(value, None) for value in (one.scale, one.trained))
+        costs = one.usd if one.usd and one.usd.mean else None
+        rows.append([
+            one.method, str(one.seeds), shown(scale, "g"), shown(trained, ".3g", 100), shown(one.hours, ".2f", 60),
+            shown(one.steps, ".0f"), shown(costs, ".2f"), shown(one.entropy_change, ".1f", 100), shown(one.kl_to_base, ".2g"),
+        ])  # fmt: skip
+    return head, rows
 
 
 def _cells(row: Row) -> list[str]:

@@ -9,6 +9,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
+from microrl.errors import UserError
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -27,7 +28,10 @@ def register(app: typer.Typer) -> None:
 
 def report(
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN...", help="Run folders.", show_default="the newest run")
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|SWEEP...", help="Run folders, or sweeps with all their trials.", show_default="the newest run"
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -41,7 +45,6 @@ def report(
     """Write a page about runs: did it help, what went wrong, figures, completions. One HTML file that loads nothing else."""
     from rich.console import Console
 
-    from microrl.errors import UserError
     from microrl.report.figures import save_all
     from microrl.report.history import load_all
     from microrl.report.page import write
@@ -49,7 +52,7 @@ def report(
     from microrl.terminal import printable
 
     if targets:
-        paths = [Path(target) for target in targets]
+        paths = [path for target in targets for path in _runs(Path(target))]
     else:
         paths = [RunFolder.newest().path]
         say(f"using the newest run: {paths[0]}")
@@ -68,3 +71,15 @@ def report(
         return
     say(f"{size / 1e6:.2f} MB" + (f"; {len(written)} figures in {pictures}" if written else ""))
     print(printable(str(target)))
+
+
+def _runs(path: Path) -> list[Path]:
+    """The runs of a sweep's folder; else the folder itself."""
+    from microrl.sweep.folder import SweepFolder
+
+    if not SweepFolder.is_one(path):
+        return [path]
+    found = SweepFolder.open(path).runs()
+    if not found:
+        raise UserError(f"no trial of {path} has begun", f"go on: microrl sweep --resume {path}")
+    return found

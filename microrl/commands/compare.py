@@ -34,16 +34,17 @@ IS_HELD_OUT, PART = re.compile(r"held-out-n\d+-t\d"), re.compile(r"-s\d+(?:-q\d+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run, and the part of it that is compared: None for its final adapter."""
+    """A run, and the part of it that is compared: None for its final adapter. `method`: what it is called, where a sweep says."""
 
     run: RunFolder
     config: RunConfig
     part: str | None
+    method: str | None = None
 
     @classmethod
-    def of(cls, run: RunFolder, part: str | None) -> Entry:
+    def of(cls, run: RunFolder, part: str | None, method: str | None = None) -> Entry:
         """Raises UserError for a damaged configuration."""
-        return cls(run, run.settings(), part)
+        return cls(run, run.settings(), part, method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +166,8 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
 
     Raises UserError where a run was not evaluated, where two are one method and one seed, and for damaged files.
     """
-    labels = [
-        label if entry.part is None else f"{label} ({entry.part})"
-        for entry, label in zip(entries, _labels([entry.config for entry in entries]), strict=True)
-    ]
+    named = zip(entries, _labels([entry.config for entry in entries]), strict=True)
+    labels = [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in named]
     groups: dict[Setup, dict[tuple[str, str | None], list[Evaluation]]] = {}
     given: dict[tuple[str, int], Entry] = {}
     for entry, label in zip(entries, labels, strict=True):

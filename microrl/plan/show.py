@@ -14,8 +14,8 @@ from microrl.plan.plan import Plan
 from microrl.plan.workload import LENGTH_FRACTION
 from microrl.terminal import printable
 
-PIPE_WIDTH = 120
-"""Characters per line without a terminal."""
+PIPE_WIDTH, WIDE = 120, 200
+"""Characters per line without a terminal, and of a wide table."""
 
 
 def page(config: RunConfig, plan: Plan) -> str:
@@ -199,3 +199,14 @@ def as_text(content: RenderableType, pipe_width: int = PIPE_WIDTH) -> str:
     with console.capture() as captured:
         console.print(content, markup=False)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def print_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of the columns in which something stands."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    shown = [number for number in range(len(head)) if any(row[number] for row in rows)]
+    for number in shown:
+        table.add_column(head[number], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(row[number])) for number in shown))
+    print(as_text(table, WIDE))

@@ -116,6 +116,12 @@ class History:
             found = found.get(key) if isinstance(found, Mapping) else None
         return found
 
+    def entropies(self) -> tuple[float, float, float] | None:
+        """Entropy on the held-out questions before and after training, nats per token, and the relative change: dH_rel of micro,
+        table 2."""
+        before, after = (finite(self.evaluations.get(f"held-out-{side}", {}).get("entropy")) for side in ("before", "after"))
+        return None if not before or before < 0 or after is None else (before, after, (after - before) / before)
+
     def series(self, metric: str, against: str = "step") -> tuple[list[float], list[float]]:
         """The values of two metrics in the steps that have both: (those of `against`, those of `metric`)."""
         found = [(row.get(against), row.get(metric)) for row in self.rows]

@@ -120,10 +120,9 @@ def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, st
     """
     found = []
     for history in histories:
-        before, after = (history.evaluations.get(f"held-out-{side}", {}).get("entropy") for side in ("before", "after"))
-        if (before := finite(before)) and (after := finite(after)) is not None and before > 0:
-            change = (after - before) / before * 100
-            cells = str(history.setting("adapter.rank", "-")), f"{before:.3f}", f"{after:.3f}", f"{change:+.1f} %"
+        if (values := history.entropies()) is not None:
+            before, after, change = values
+            cells = str(history.setting("adapter.rank", "-")), f"{before:.3f}", f"{after:.3f}", f"{100 * change:+.1f} %"
             found.append((shown_text(history.name), *cells))
     return found
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 _BY_THE_KERNEL = 128
@@ -19,11 +20,12 @@ def can_fork() -> bool:
     return "torch" not in sys.modules and hasattr(signal, "sigtimedwait")
 
 
-def in_child() -> int | None:
+def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
     """Fork. In the child this returns None at once; in the parent the child's exit status when it has ended, as
     `os.waitstatus_to_exitcode` has it: -N for a child that died of signal N.
 
-    Until then the parent passes on the signals that end a run. The child dies with its parent.
+    Until then the parent passes on the signals that end a run, and calls `on_wait` a few times a second. The child dies with its
+    parent.
     """
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]  # as under `nohup`
     waiting = [signal.SIGINT, signal.SIGTERM, *hangup]
@@ -36,12 +38,12 @@ def in_child() -> int | None:
         if pid == 0:
             _die_with(parent)
             return None
-        return _wait(pid, waiting)
+        return _wait(pid, waiting, on_wait)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(pid: int, waiting: list[signal.Signals]) -> int:
+def _wait(pid: int, waiting: list[signal.Signals], on_wait: Callable[[], None]) -> int:
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -50,6 +52,7 @@ def _wait(pid: int, waiting: list[signal.Signals]) -> int:
         if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code < _BY_THE_KERNEL:
             with suppress(ProcessLookupError):
                 os.kill(pid, arrived.si_signo)
+        on_wait()
 
 
 def _die_with(parent: int) -> None:

@@ -24,7 +24,8 @@ from microrl.files import BadFile
 from microrl.run import disk, environment, rollouts
 from microrl.terminal import printable
 
-LOCK, LOG = ".lock", "run.log"
+LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
+"""The last is in the folder of a sweep, which has a run folder for each trial."""
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "sft.jsonl", "summary.json",
          "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json", "inspect.json", "report.html",
@@ -153,13 +154,14 @@ class RunFolder:
 
     @classmethod
     def _all_in(cls, root: Path) -> list[Path]:
-        """The runs under `root`, latest first."""
+        """The runs under `root`, trials of sweeps included, latest first."""
 
         def started(path: Path) -> float:
             config = path / "config.json"
             return config.lstat().st_mtime if os.path.lexists(config) else 0.0
 
-        return sorted((path for path in root.glob("*") if cls.is_one(path)), key=started, reverse=True)
+        of_sweeps = (path for plan in root.glob(f"*/{SWEEP}") for path in plan.parent.glob("*"))
+        return sorted((path for path in (*root.glob("*"), *of_sweeps) if cls.is_one(path)), key=started, reverse=True)
 
     @classmethod
     def begun_with(cls, config: dict[str, Any], path: Path | None, root: Path = Path("runs")) -> RunFolder | None:

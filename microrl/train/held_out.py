@@ -23,7 +23,7 @@ LABELS = {"before": "before training", "after": "after training"}
 
 
 def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
-    """The evaluation before training of a resumed run; None if there is none yet.
+    """The evaluation before training, by an earlier process of the run or by its sweep; None if there is none yet.
 
     Raises BadFile if it cannot be read or was measured with other settings than the run's.
     """

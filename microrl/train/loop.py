@@ -38,6 +38,13 @@ def train(
         return run.summary
 
 
+def evaluate_base(config: RunConfig, folder: RunFolder, *, started: float) -> None:
+    """Evaluate the untouched model as a run does before it trains. Arguments and errors as for `train`."""
+    with session.opened(config, folder, started=started, resume=False, is_extended=False) as run, session.recorded(run):
+        evaluate_before(run)
+        run.status = "done"
+
+
 def rl_phase(run: Run) -> str:
     """Train until the budget is used up or the guard stops the run; returns the run's status, "done" or "stopped".
 

@@ -40,7 +40,7 @@ def opened(config: RunConfig, folder: RunFolder, *, started: float, resume: bool
 
 
 def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: float, resume: bool, is_extended: bool) -> Run:
-    before = measured_before(folder, config) if resume else None
+    before = measured_before(folder, config)
     checkpoint, state = saving.find_checkpoint(folder) if resume else (None, State())
     if is_extended:
         state.extend(sft_only=config.sft.only)

@@ -1,0 +1,345 @@
+"""`microrl sweep`: many runs under one budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from microrl.cli import options
+from microrl.cli.output import FAILED, OK, emit, guarded, say
+from microrl.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.live import Live
+
+    from microrl.config import RunConfig
+    from microrl.run import follow
+    from microrl.sweep.folder import PlannedTrial, SweepFolder
+    from microrl.sweep.grid import Grid, Trial
+    from microrl.sweep.schedule import Next
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  microrl sweep quickstart --ranks 2,4,8 --seeds 0,1,2     [dim]nine runs, each with the preset's limits[/]
+
+  microrl sweep micro-r64 --ranks 8,64,256 --alpha fixed,rank --seeds 0,1,2 --hours 24 --out runs/study
+
+  microrl sweep quickstart --vary optim.lr=5e-5,1e-4,2e-4 --vary loss.beta=0,0.05 --hours 1 --dry-run
+
+  microrl sweep --resume runs/study                        [dim]after it was interrupted or killed[/]
+"""
+
+SHOW_S = 0.5
+"""Seconds between two looks at the trial in progress."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("sweep", epilog=EXAMPLES)(sweep)
+
+
+def _several(what: str, of: str) -> Any:
+    return typer.Option(metavar=f"{what}[,...]", help=of, show_default="the preset's")
+
+
+def sweep(
+    presets: options.Presets = None,
+    models: Annotated[str | None, _several("MODEL", "Models to train.")] = None,
+    adapters: Annotated[str | None, _several("KIND", "Kinds of adapters.")] = None,
+    ranks: Annotated[str | None, _several("R", "Ranks. An adapter that has none is trained once for all of them.")] = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fixed|rank|2rank|rslora[,...]",
+            help="How the scale alpha / rank follows the rank. fixed: alpha stays, so a higher rank takes smaller steps; rank, "
+            "2rank: alpha is the rank, or twice the rank; rslora: the scale is alpha / sqrt(rank).",
+            show_default="fixed",
+        ),
+    ] = None,
+    losses: Annotated[str | None, _several("LOSS", "Losses.")] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Values of any configuration key; repeat for several keys.")
+    ] = None,
+    seeds: Annotated[str | None, _several("N", "Seeds of training: each setting is trained once for each.")] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="equal|seeds-first|halving",
+            help="equal: the same time for every trial, the first seed of every setting first; seeds-first: the same, but every "
+            "seed of the first setting first; halving: drop the worse half of the settings, by validation accuracy, again and "
+            "again.",
+        ),
+    ] = "equal",
+    hours: Annotated[
+        float | None,
+        typer.Option(help="Time limit in hours for the whole sweep.", show_default="none: each trial has the preset's limits"),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Maximum number of training steps of each trial.")] = None,
+    data: options.Data = None,
+    engine: options.Engine = None,
+    price: options.Price = None,
+    sets: options.Sets = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep.", show_default="runs/sweep-NAME-TIME")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="SWEEP", help="Resume this sweep.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="Print the trials with a forecast of time and cost; do not train.")
+    ] = False,
+    as_json: options.Json = False,
+) -> int:
+    """Train every combination of settings and seeds, within one time limit. Each trial is a run folder of its own."""
+    from microrl.sweep.folder import STRATEGIES, SweepFolder
+    from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
+    from microrl.sweep.grid import Grid
+
+    if resume is not None:
+        given = [presets, models, adapters, ranks, alpha, losses, vary, seeds, hours, steps, data, engine, price, sets, out]
+        if any(one is not None for one in given) or dry_run:
+            raise UserError("--resume uses the settings of the sweep", "pass nothing else, or start another sweep")
+        return _carry_out(SweepFolder.open(Path(resume)), as_json=as_json)
+    if strategy not in STRATEGIES:
+        raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
+    flags = options.as_flags(
+        model=None, rank=None, adapter=None, loss=None, data=data, engine=engine, seed=None, hours=hours, steps=steps,
+        price=price, sft_minutes=None,
+    )  # fmt: skip
+    axes: dict[str, Sequence[Any]] = {
+        "model": _list(models), "adapter": _list(adapters), "rank": _numbers("--ranks", ranks), "alpha": _list(alpha),
+        "loss": _list(losses), **dict(map(_varied, vary or ())), "seed": _numbers("--seeds", seeds),
+    }  # fmt: skip
+    grid = Grid(presets or (), flags, sets or (), {name: values for name, values in axes.items() if values})
+    trials = _ordered(grid, strategy, hours)
+    if dry_run:
+        return _preview(trials, strategy, hours, as_json=as_json)
+    refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)
+    name = options.run_name(presets, trials[0].config.model.name)
+    folder = SweepFolder.create(out or options.run_folder(f"sweep-{name}"), strategy, hours, trials)
+    return _carry_out(folder, as_json=as_json)
+
+
+def _list(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()] if text else []
+
+
+def _numbers(flag: str, text: str | None) -> list[int]:
+    try:
+        return [int(part) for part in _list(text)]
+    except ValueError:
+        raise UserError(f"invalid value '{text}' for {flag}", f"numbers with commas between them: {flag} 1,2,3") from None
+
+
+def _varied(text: str) -> tuple[str, list[str]]:
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip() or not _list(values):
+        raise UserError(f"--vary {text}: expected KEY=A,B", "for example: --vary optim.lr=1e-5,2e-5")
+    return key.strip(), _list(values)
+
+
+def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
+    """The trials in the order in which they begin. Raises UserError where they cannot be made, or their strategy cannot be."""
+    from microrl.sweep.grid import SEED
+
+    trials = grid.trials()
+    for trial in trials:
+        if trial.config.budget.hours is None and trial.config.budget.steps is None:
+            raise UserError("no budget given", "pass --hours H for all trials together, or --steps N for each")
+    settings = [{axis: value for axis, value in trial.values.items() if axis != SEED} for trial in trials]
+    if strategy == "seeds-first":
+        order = sorted(range(len(trials)), key=lambda number: settings.index(settings[number]))
+        return [trials[number] for number in order]
+    if strategy == "halving":
+        if hours is None:
+            raise UserError("--strategy halving divides --hours", "pass --hours H")
+        if any(trial.config.data.validation == 0 for trial in trials):
+            raise UserError("--strategy halving compares validation accuracy, and there is none", "add --set data.validation=0.1")
+        if all(one == settings[0] for one in settings):
+            raise UserError("--strategy halving needs settings to choose from", "vary something besides the seed")
+    return trials
+
+
+def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json: bool) -> int:
+    from microrl.plan.show import print_lines
+    from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
+
+    found = forecasts(trials, strategy, hours)
+    refuse_what_does_not_fit(found, hours)
+    plans = [one.plan for one in found if one.plan is not None]
+    together = {"hours": sum(plan.hours for plan in plans), "cost_usd": sum(plan.cost_usd for plan in plans)}
+    if as_json:
+        emit({"trials": [one.to_json() for one in found], "strategy": strategy, **together})
+        return OK
+    rows = [
+        [
+            one.trial.name,
+            "" if (scale := getattr(one.trial.config.adapter, "scale", None)) is None else f"{scale:g}",
+            "" if one.hours is None else _time(one.hours),
+            "" if one.plan is None else f"~{one.plan.steps}",
+            "" if one.plan is None else _time(one.plan.hours),
+            "" if one.plan is None else f"{one.plan.cost_usd:.2f}",
+            "; ".join(str(also) for also in one.trial.also),
+        ]
+        for one in found
+    ]
+    print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "also"], rows)
+    if len(plans) == len(found):
+        say(f"{len(found)} trials, about {_time(together['hours'])} and ${together['cost_usd']:.2f} together")
+    else:
+        say(f"{len(found)} trials; without the size of each model their time is unknown")
+    return OK
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.1f} min"
+
+
+class _Work:
+    """A trial in the process that was made for it."""
+
+    def train(self, path: Path, hours: float | None, *, is_fresh: bool) -> int:
+        from microrl.cli.attempts import carry_out
+        from microrl.cli.train import go_on
+        from microrl.run.folder import RunFolder
+
+        def work() -> int:
+            folder = RunFolder.open(path)
+            tree = folder.config()
+            if is_fresh:
+                return carry_out(folder, tree, resume=False)
+            return go_on(folder, None if tree["budget"]["hours"] == hours else hours, None)
+
+        return guarded(work)
+
+    def evaluate_base(self, path: Path, config: RunConfig) -> int:
+        from microrl import clock
+        from microrl.cli import early
+        from microrl.run.folder import RunFolder
+
+        def work() -> int:
+            from microrl.train.loop import evaluate_base
+
+            folder = RunFolder.create(path, config.model_dump(mode="json"))
+            early.refuse(config)
+            evaluate_base(config, folder, started=clock.process_started_s())
+            return OK
+
+        return guarded(work)
+
+
+class _Show:
+    """Lines on standard error; on a terminal, how far the trial in progress is."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        from rich.console import Console
+
+        self._folder, self._count = folder, len(folder.plan.trials)
+        self._console, self._shown_s = Console(stderr=True), 0.0
+        self._live: Live | None = None
+        self._head, self._total = "", ""
+        self._lines: follow.Lines | None = None
+
+    def started(self, following: Next, status: str) -> None:
+        from microrl.run import follow
+
+        name = following.trial.name
+        self._head = f"{[trial.name for trial in self._folder.plan.trials].index(name) + 1}/{self._count} {name}"
+        steps = following.trial.config["budget"]["steps"]
+        self._total = f"/{steps}" if steps and following.hours is None else ""
+        limit = "" if following.hours is None else f", limit {_time(following.hours)}"
+        say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}")
+        self._lines = follow.Lines(self._folder.trial(name) / "metrics.jsonl")
+
+    def waiting(self) -> None:
+        """Only here, in the process that waits: one that is forked must not have a display."""
+        from microrl import clock
+
+        if not self._console.is_terminal or clock.now_s() - self._shown_s < SHOW_S or self._lines is None:
+            return
+        self._shown_s = clock.now_s()
+        from rich.live import Live
+        from rich.text import Text
+
+        rows = self._lines.new()
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+            self._live.update(Text(f"{self._head}: loading"), refresh=True)
+        if rows:
+            row = rows[-1]
+            accuracy = row.get("reward/accuracy")
+            said = f"step {row.get('step', 0) + 1}{self._total}, accuracy {'-' if accuracy is None else f'{accuracy:.3f}'}"
+            self._live.update(Text(f"{self._head}: {said}"), refresh=True)
+
+    def ended(self, trial: PlannedTrial, status: int, why: str) -> None:
+        from microrl.sweep.table import lines
+
+        self.close()
+        (line,) = [line for line in lines(self._folder) if line.trial.name == trial.name]
+        if why:
+            again = "" if line.status == "failed" else "; it will be tried once more"
+            say(f"{trial.name} failed: {why}{again}; see {self._folder.log(trial.name)}")
+            return
+        gain, summary = line.gain, line.summary
+        said = f"{summary.steps} steps in {_time(summary.hours_spent)}" if summary else "ended"
+        if gain is not None and summary and summary.eval.after:
+            said += (
+                f", accuracy {summary.eval.after.accuracy:.3f}, gain {gain.mean:+.3f} [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]"
+            )
+        say(f"{trial.name}: {said}" + (", stopped by the guard" if line.status == "stopped" else ""))
+
+    def note(self, text: str) -> None:
+        self.close()
+        say(text)
+
+    def close(self) -> None:
+        """Take the display away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _carry_out(folder: SweepFolder, *, as_json: bool) -> int:
+    """Make the trials that are left, and print the table."""
+    from microrl import clock
+    from microrl.plan.show import print_lines
+    from microrl.sweep import sweep as local
+    from microrl.sweep.table import lines
+    from microrl.train import fallback
+
+    folder.lock()
+    say(f"sweep: {folder.path}, {len(folder.plan.trials)} trials")
+    if not any(fallback.may_be_needed(folder.config(trial)) for trial in folder.plan.trials):
+        import microrl.train.loop  # noqa: F401 - once, for all the processes that are forked from this one
+    show = _Show(folder)
+    try:
+        local.carry_out(folder, _Work(), show, started=clock.process_started_s())
+    except KeyboardInterrupt:
+        show.close()
+        say(f"resume with: microrl sweep --resume {folder.path}")
+        raise
+    found = lines(folder)
+    if as_json:
+        emit({"sweep": str(folder.path), "trials": [line.to_json() for line in found]})
+    else:
+        print_lines(*_table(found))
+        say(f"compare the settings: microrl compare {folder.path}")
+    return FAILED if any(line.status == "failed" for line in found) else OK
+
+
+def _table(found: list[Any]) -> tuple[list[str], list[list[str]]]:
+    head = ["trial", "scale", "trained", "steps", "time", "loading", "$", "before", "after", "gain", "status"]
+    rows = []
+    for line in found:
+        one, gain = line.summary, line.gain
+        before, after = (one.eval.before, one.eval.after) if one else (None, None)
+        rows.append([
+            line.trial.name, "" if line.scale is None else f"{line.scale:g}", f"{one.trainable_params:,}" if one else "",
+            f"{one.steps}" if one else "", _time(one.hours_spent) if one else "",
+            "" if line.loading is None else f"{line.loading:.0%}", f"{one.cost_usd:.2f}" if one and one.cost_usd else "",
+            "" if before is None else f"{before.accuracy:.3f}", "" if after is None else f"{after.accuracy:.3f}",
+            "" if gain is None else f"{gain.mean:+.3f} [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]",
+            line.status + (f": {line.why}" if line.why else ""),
+        ])  # fmt: skip
+    return head, rows

@@ -1,0 +1,209 @@
+"""The folder of a sweep: `sweep.json`, which says what is to be done, a run folder for each trial, and what happened to them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from microrl import files
+from microrl.config import RunConfig, check
+from microrl.errors import UserError
+from microrl.files import BadFile, Seconds
+from microrl.run.folder import SWEEP, RunFolder
+from microrl.sweep.grid import Trial
+
+PLAN, EVENTS, CLOCK, LOGS, BASES = SWEEP, "trials.jsonl", "clock.json", "logs", "bases"
+Strategy = Literal["equal", "halving", "seeds-first"]
+STRATEGIES: tuple[Strategy, ...] = ("equal", "halving", "seeds-first")
+ATTEMPTS = 2
+"""Of a trial that fails."""
+Status = Literal["waiting", "unfinished", "done", "stopped", "failed"]
+"""Of a trial: not begun; begun and to be resumed; ended; ended by the guard; failed ATTEMPTS times."""
+OVER: tuple[Status, ...] = ("done", "stopped", "failed")
+
+
+class PlannedTrial(BaseModel):
+    """A trial in `sweep.json`; see `grid.Trial`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9+_-][A-Za-z0-9.+_-]*$", max_length=250)
+    values: dict[str, Any]
+    also: tuple[dict[str, Any], ...] = ()
+    config: dict[str, Any]
+
+
+class Plan(BaseModel):
+    """`sweep.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    strategy: Strategy
+    hours: float | None = Field(default=None, gt=0)
+    """Of all trials together; None: each has a number of steps, or its preset's own bounds."""
+    trials: tuple[PlannedTrial, ...] = Field(min_length=1)
+
+
+class _Clock(BaseModel):
+    elapsed_s: Seconds
+
+
+class _Summary(BaseModel):
+    """The part of a trial's `summary.json` that the sweep needs."""
+
+    status: str
+    hours_budget: float | None = None
+
+
+class SweepFolder:
+    """A folder of a sweep, and the state of its trials, which is read from their own folders."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path, self.plan = path, plan
+        self._lock = RunFolder(path)
+
+    @classmethod
+    def create(cls, path: Path, strategy: Strategy, hours: float | None, trials: Sequence[Trial]) -> SweepFolder:
+        """A new folder. Raises UserError if it exists or cannot be created."""
+        planned = [
+            PlannedTrial(
+                name=trial.name, values=dict(trial.values), also=tuple(map(dict, trial.also)),
+                config=trial.config.model_dump(mode="json"),
+            )
+            for trial in trials
+        ]  # fmt: skip
+        plan = Plan(strategy=strategy, hours=hours, trials=tuple(planned))
+        try:
+            path.mkdir(parents=True)
+            (path / ".gitignore").write_text("*\n")
+            files.write_json(path / PLAN, plan.model_dump(mode="json"))
+        except FileExistsError:
+            is_same = cls.is_one(path) and cls.open(path).plan == plan
+            hint = f"resume it: microrl sweep --resume {path}"
+            raise UserError(
+                f"{path} already exists" + ("" if is_same else ", and is not this sweep"),
+                hint if is_same else "choose another folder: --out DIR",
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror}", "choose another folder: --out DIR") from None
+        return cls(path, plan)
+
+    @classmethod
+    def open(cls, path: Path) -> SweepFolder:
+        """An existing folder. Raises UserError, and BadFile if it is damaged."""
+        if not cls.is_one(path):
+            raise UserError(f"{path} is not the folder of a sweep", "pass one that `microrl sweep` has made")
+        files.refuse_links(path)
+        plan: Plan = files.read_json(path / PLAN, Plan)
+        if len({trial.name for trial in plan.trials}) < len(plan.trials):
+            raise BadFile(f"{path / PLAN} names a trial twice")
+        return cls(path, plan)
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether this is the folder of a sweep."""
+        return os.path.lexists(path / PLAN)
+
+    def lock(self) -> None:
+        """Lock the folder against other processes until this one ends. Raises UserError if one holds it."""
+        self._lock.lock()
+
+    def trial(self, name: str) -> Path:
+        """The run folder of a trial."""
+        return self.path / name
+
+    def config(self, trial: PlannedTrial) -> RunConfig:
+        """A trial's configuration, without the bounds that the sweep gives it. Raises UserError naming the file."""
+        try:
+            return check(trial.config)
+        except UserError as error:
+            raise BadFile(f"{self.path / PLAN}: trial {trial.name}: {error.message}", error.hint) from None
+
+    def status(self, name: str) -> Status:
+        """How a trial stands."""
+        path, ended = self.trial(name), self._summary(name)
+        if ended is not None and ended.status in ("done", "stopped"):
+            return "stopped" if ended.status == "stopped" else "done"
+        if len(self.failures(name)) >= ATTEMPTS:
+            return "failed"
+        return "unfinished" if os.path.lexists(path / "config.json") else "waiting"
+
+    def ended_with(self, name: str) -> float | None:
+        """The hours that a trial was given when it ended."""
+        ended = self._summary(name)
+        return None if ended is None else ended.hours_budget
+
+    def _summary(self, name: str) -> _Summary | None:
+        path = self.trial(name) / "summary.json"
+        with suppress(BadFile):
+            if path.is_file():
+                found: _Summary = files.read_json(path, _Summary)
+                return found
+        return None
+
+    def runs(self) -> list[Path]:
+        """The run folders that there are, in the order of the plan."""
+        return [path for trial in self.plan.trials if RunFolder.is_one(path := self.trial(trial.name))]
+
+    def failures(self, name: str) -> list[str]:
+        """What went wrong in each attempt at a trial that failed."""
+        return [
+            str(event.get("message", ""))
+            for event in self.events()
+            if (event.get("trial"), event.get("kind")) == (name, "failed")
+        ]
+
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of `trials.jsonl`; a damaged one is left out."""
+        try:
+            lines = files.read_bytes(self.path / EVENTS).splitlines()
+        except BadFile:
+            return []
+        found = []
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                if isinstance(value := json.loads(line), dict):
+                    found.append(value)
+        return found
+
+    def event(self, trial: str, kind: str, message: str = "", **details: Any) -> None:
+        """Append a line to `trials.jsonl`. Raises OSError."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        line = json.dumps({"time": now, "trial": trial, "kind": kind, "message": message, **details}, ensure_ascii=False)
+        with (self.path / EVENTS).open("a+b") as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                line = f"\n{line}"  # the process was killed in the middle of a line
+            file.write(f"{line}\n".encode(errors="replace"))
+
+    def elapsed_s(self) -> float:
+        """Seconds that earlier processes of the sweep have used; 0 where that cannot be read."""
+        try:
+            found: _Clock = files.read_json(self.path / CLOCK, _Clock)
+        except BadFile:
+            return 0.0
+        return found.elapsed_s
+
+    def save_clock(self, elapsed_s: float) -> None:
+        """Write down the seconds used so far; a full disk is tolerated."""
+        with suppress(OSError):
+            files.write_json(self.path / CLOCK, {"elapsed_s": elapsed_s})
+
+    def log(self, name: str) -> Path:
+        """The file for what a trial prints."""
+        path = self.path / LOGS / f"{name}.log"
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def forget(self, name: str) -> None:
+        """Remove the folder of a trial, which is to be made anew."""
+        shutil.rmtree(self.trial(name), ignore_errors=True)

@@ -1,0 +1,79 @@
+"""What a sweep will take, before it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from microrl.config import RunConfig
+from microrl.errors import UserError
+from microrl.limits import MIN_EVALUATION, exit_reserve_s
+from microrl.plan import here, make
+from microrl.plan.plan import Plan
+from microrl.plan.source import shape_of
+from microrl.sweep.grid import SEED, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one trial. `plan` is None where the model's size is not known here."""
+
+    trial: Trial
+    hours: float | None
+    plan: Plan | None
+
+    def to_json(self) -> dict[str, Any]:
+        found = None if self.plan is None else {
+            "steps": self.plan.steps, "hours": self.plan.hours, "cost_usd": self.plan.cost_usd, "gpu": self.plan.device.name,
+            "trainable_params": self.plan.trainable_params, "fits": self.plan.fits,
+        }  # fmt: skip
+        return {"trial": self.trial.name, "values": dict(self.trial.values), "hours": self.hours, "forecast": found}
+
+
+def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[Forecast]:
+    """A forecast of every trial, with equal parts of `hours`; for halving, those of its first rung."""
+    share = None if hours is None else hours / len(trials) / _rungs(trials, strategy)
+    plans: dict[str, Plan | None] = {}
+    found = []
+    for trial in trials:
+        budget = trial.config.budget if share is None else trial.config.budget.model_copy(update={"hours": share})
+        config = trial.config.model_copy(update={"budget": budget, "seed": 0})
+        key = config.model_dump_json()
+        if key not in plans:
+            plans[key] = _plan(config)
+        found.append(Forecast(trial, share if share is not None else budget.hours, plans[key]))
+    return found
+
+
+def _rungs(trials: Sequence[Trial], strategy: str) -> int:
+    settings = len({tuple((axis, str(value)) for axis, value in one.values.items() if axis != SEED) for one in trials})
+    return math.ceil(math.log2(settings)) + 1 if strategy == "halving" else 1
+
+
+def _plan(config: RunConfig) -> Plan | None:
+    try:
+        shape = shape_of(config.model.name)
+    except UserError:  # not on this machine, and no network
+        return None
+    device, free_gb = here.likely(shape)
+    return make(config, shape, device, free_gb=free_gb)
+
+
+def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> None:
+    """Raise UserError where a trial's part of the hours would not suffice for loading, a step and short evaluations."""
+    needed_s = max((_needed_s(one.plan) for one in found if one.plan is not None), default=0.0)
+    share = found[0].hours
+    if hours is None or share is None or share * 3600 >= needed_s:
+        return
+    fitting = int(hours * 3600 / needed_s)
+    raise UserError(
+        f"{len(found)} trials do not fit into {hours:g} hours: each needs at least {needed_s / 60:.1f} minutes, and would get "
+        f"{share * 60:.1f}",
+        f"{fitting} would fit; vary less, or pass --hours {needed_s * len(found) / 3600 * 1.1:.2g}",
+    )
+
+
+def _needed_s(plan: Plan) -> float:
+    return plan.load_s + 2 * MIN_EVALUATION * plan.evaluation_s + plan.step_s + plan.save_s + exit_reserve_s(plan.hours)

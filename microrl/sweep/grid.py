@@ -1,0 +1,126 @@
+"""The trials of a sweep: every combination of the values that are varied, as configurations."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from microrl.config import RunConfig, resolve
+from microrl.config.adapters import KINDS, LowRankConfig, RankedConfig
+from microrl.errors import UserError, did_you_mean
+
+ALPHA = ("fixed", "rank", "2rank", "rslora")
+"""Rules of how the scale follows from the rank: alpha as configured, alpha = r, alpha = 2 r; alpha as configured and the scale
+alpha / sqrt(r)."""
+SEED = "seed"
+AXES = {"model": "model.name", "adapter": "adapter.kind", "rank": "adapter.rank", "alpha": "adapter.alpha", "loss": "loss.kind"}
+"""The axes that have options of their own, in the order in which they vary, and their keys."""
+MOST = 2_000
+"""Trials of a sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of a sweep. `values` are those of the axes, by the axis; without those that do not apply.
+
+    `also` are other combinations that come to the same configuration: an alpha of 64 is the rank where that is 64.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    config: RunConfig
+    also: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is varied: values by axis. An axis is one of AXES, `seed`, or a dotted key of the configuration."""
+
+    presets: Sequence[str] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    sets: Sequence[str] = ()
+    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def trials(self) -> list[Trial]:
+        """Every combination, the first seed of all of them first. An adapter without a rank has one trial for all ranks.
+
+        Raises UserError for values that are given twice, for combinations that cannot be, and for too many of them.
+        """
+        axes = {SEED: self.axes.get(SEED) or (resolve(self.presets, self.flags, self.sets).seed,)}
+        axes |= {axis: values for axis, values in self.axes.items() if axis != SEED}
+        for axis, values in axes.items():
+            _refuse_twice(axis, values)
+        count = 1
+        for values in axes.values():
+            count *= len(values)
+        if count > MOST:
+            raise UserError(f"the sweep has {count:,} trials", f"a sweep may have {MOST:,}: vary less")
+        found: dict[str, Trial] = {}
+        names: set[str] = set()
+        for combination in itertools.product(*axes.values()):
+            trial = self._trial(dict(zip(axes, combination, strict=True)))
+            first = found.setdefault(trial.config.model_dump_json(), trial)
+            if first is not trial:
+                if trial.values not in (first.values, *first.also):
+                    first.also.append(trial.values)
+                continue
+            if trial.name in names:  # of values that differ in characters that no name of a file has
+                found[trial.config.model_dump_json()] = replace(trial, name=f"{trial.name}-{len(found)}")
+            names.add(trial.name)
+        return list(found.values())
+
+    def _trial(self, values: dict[str, Any]) -> Trial:
+        flags = {**self.flags, "seed": values[SEED]}
+        sets = [*self.sets, *(f"{key}={value}" for key, value in values.items() if key not in AXES and key != SEED)]
+        for axis in ("model", "adapter", "loss"):
+            if axis in values:
+                flags[AXES[axis]] = values[axis]
+        kind = resolve(self.presets, flags, sets).adapter
+        applied = dict(values)
+        if "rank" in values:
+            if isinstance(kind, RankedConfig):
+                flags[AXES["rank"]] = values["rank"]
+            else:
+                del applied["rank"]
+        if (rule := values.get("alpha", "fixed")) not in ALPHA:
+            raise UserError(f"invalid value '{rule}' for --alpha", did_you_mean(str(rule), ALPHA))
+        if "alpha" in values:
+            if not isinstance(kind, LowRankConfig):
+                del applied["alpha"]
+            elif rule == "rslora":
+                if type(kind) is not KINDS["lora"]:
+                    raise UserError(f"--alpha rslora changes lora only, not {kind.name}", "vary it apart: --adapters lora,rslora")
+                flags[AXES["adapter"]] = "rslora"
+            elif rule != "fixed":
+                flags[AXES["alpha"]] = rule
+        name = _name({axis: value for axis, value in applied.items() if axis == SEED or len(self.axes[axis]) > 1})
+        try:
+            config = resolve(self.presets, flags, sets)
+        except UserError as error:
+            raise UserError(f"trial {name}: {error.message}", error.hint) from None
+        return Trial(name, applied, config)
+
+
+def _refuse_twice(axis: str, values: Sequence[Any]) -> None:
+    twice = [value for value in dict.fromkeys(values) if list(values).count(value) > 1]
+    if twice:
+        raise UserError(f"{axis} {twice[0]} is given twice", "name each value once: a trial would be made twice")
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    """The name of a trial, which is that of its folder, from the values that differ between trials: `lora-r8-seed0`."""
+    parts = []
+    for axis, value in values.items():
+        if axis == SEED:
+            continue
+        text = str(value).rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # of a path, its last part
+        short = {"rank": f"r{text}", "alpha": f"alpha-{text}", "model": text, "adapter": text, "loss": text}
+        parts.append(short.get(axis, f"{axis.rpartition('.')[2]}-{text}"))
+    return "-".join(_safe(part) for part in [*parts, f"{SEED}{values[SEED]}"])
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", text)[:60].strip(".") or "_"

@@ -1,0 +1,111 @@
+"""Which trial is next, and how long it may take: how a sweep's hours are divided.
+
+Every strategy is a sequence of rungs. In a rung the trials that are left share the time up to its end equally; after it some of
+them are dropped. `equal` and `seeds-first` have one rung. Successive halving (Jamieson & Talwalkar 2016, arXiv 1502.07943) has as
+many as it takes to halve the settings down to one; all its rungs take equally long.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from microrl.run import follow, heartbeat
+from microrl.sweep.folder import PlannedTrial, SweepFolder
+from microrl.sweep.grid import SEED
+
+SPARE = 1.05
+"""A trial gets at most so many equal shares, where others have ended early: trials are compared at equal time."""
+STARTED, RUNG = "started", "rung"
+"""Events of a trial that was given its hours, and of the end of a rung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A trial that is to be started or resumed. `hours`: its limit, earlier time included; None: its own bounds."""
+
+    trial: PlannedTrial
+    hours: float | None
+    rung: int = 0
+
+
+def following(folder: SweepFolder, elapsed_s: float) -> Next | None:
+    """What is to be started or resumed now; None if all is done. `elapsed_s`: seconds of the sweep so far.
+
+    A rung that has ended is recorded, with what it keeps. Raises OSError.
+    """
+    alive = list(folder.plan.trials)
+    for rung in range(rungs(folder)):
+        events = folder.events()
+        given = {str(one["trial"]): one.get("hours") for one in events if one["kind"] == STARTED and one.get("rung") == rung}
+        left = [one for one in alive if not _is_over(folder, one.name, given)]
+        if left:
+            # What has failed is tried again after all others, so that it does not hold them up.
+            trial = min(left, key=lambda one: (len(folder.failures(one.name)), one.name not in given))
+            if folder.plan.hours is None or trial.name in given:
+                return Next(trial, given.get(trial.name), rung)
+            return Next(trial, _share(folder, rung, elapsed_s, left, given, len(alive)), rung)
+        if rung + 1 < rungs(folder):
+            recorded = next((one["kept"] for one in events if one["kind"] == RUNG and one.get("rung") == rung), None)
+            alive = _halved(folder, alive, rung) if recorded is None else [one for one in alive if one.name in recorded]
+    return None
+
+
+def rungs(folder: SweepFolder) -> int:
+    """How many rungs the strategy has."""
+    if folder.plan.strategy != "halving":
+        return 1
+    return math.ceil(math.log2(len({_setting(one) for one in folder.plan.trials}))) + 1
+
+
+def _is_over(folder: SweepFolder, name: str, given: dict[str, float | None]) -> bool:
+    """Whether a trial has used the hours that this rung gave it, or will get no others."""
+    status = folder.status(name)
+    if status != "done" or folder.plan.hours is None:
+        return status in ("done", "stopped", "failed")
+    hours, ended = given.get(name), folder.ended_with(name)
+    return hours is not None and ended is not None and ended >= hours  # more: those of a later rung
+
+
+def _share(
+    folder: SweepFolder, rung: int, elapsed_s: float, left: Sequence[PlannedTrial], given: dict[str, float | None], count: int
+) -> float:
+    """Hours of a trial that begins now, in all: an equal part of what the rung has left, beside the hours of earlier rungs."""
+    assert folder.plan.hours is not None
+    whole_s = folder.plan.hours * 3600 / rungs(folder)
+    begun_s = sum((given[one.name] or 0.0) * 3600 - heartbeat.last_s(folder.trial(one.name)) for one in left if one.name in given)
+    waiting = [one for one in left if one.name not in given]
+    share_s = ((rung + 1) * whole_s - elapsed_s - begun_s) / len(waiting)
+    spent_s = heartbeat.last_s(folder.trial(waiting[0].name))
+    return (spent_s + max(min(share_s, SPARE * whole_s / count), 1.0)) / 3600
+
+
+def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> list[PlannedTrial]:
+    """The trials of the better half of the settings, by the mean of the seeds' validation accuracy. Failed trials do not count,
+    and a trial that the guard has stopped counts but gets no more time."""
+    scores: dict[str, list[float]] = {}
+    for one in alive:
+        scores.setdefault(_setting(one), [])
+        if folder.status(one.name) != "failed" and (accuracy := validation(folder, one.name)) is not None:
+            scores[_setting(one)].append(accuracy)
+    means = {setting: fmean(found) if found else -1.0 for setting, found in scores.items()}
+    best = sorted(means, key=lambda setting: -means[setting])[: math.ceil(len(means) / 2)]
+    kept = [one for one in alive if _setting(one) in best]
+    said = f"{len(best)} of {len(means)} settings go on"
+    folder.event("", RUNG, said, rung=rung, kept=[one.name for one in kept], validation=means)
+    return kept
+
+
+def validation(folder: SweepFolder, name: str) -> float | None:
+    """A trial's last validation accuracy; None if there is none."""
+    rows = follow.Lines(folder.trial(name) / "metrics.jsonl").new()
+    found = [row["validate/accuracy"] for row in rows if isinstance(row.get("validate/accuracy"), float)]
+    return found[-1] if found else None
+
+
+def _setting(trial: PlannedTrial) -> str:
+    """What trials that differ in their seeds alone have in common."""
+    return json.dumps({axis: value for axis, value in trial.values.items() if axis != SEED}, sort_keys=True)

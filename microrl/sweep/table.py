@@ -1,0 +1,199 @@
+"""What the trials of a sweep have come to, from their run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from pydantic import BaseModel
+
+from microrl import files
+from microrl.config.adapters import LowRankConfig
+from microrl.evaluation.intervals import Estimate
+from microrl.files import BadFile
+from microrl.report.history import History, finite
+from microrl.sweep.folder import PlannedTrial, Status, SweepFolder
+from microrl.sweep.grid import SEED
+
+
+class _Evaluation(BaseModel):
+    accuracy: float
+
+
+class _Gain(BaseModel):
+    mean: float
+    ci95: tuple[float, float]
+
+
+class _Evaluations(BaseModel):
+    before: _Evaluation | None = None
+    after: _Evaluation | None = None
+    paired_gain: _Gain | None = None
+
+
+class _Summary(BaseModel):
+    """The part of `summary.json` that stands in the table."""
+
+    steps: int
+    hours_spent: float
+    cost_usd: float
+    trainable_params: int
+    seconds_by_phase: dict[str, float] = {}
+    eval: _Evaluations = _Evaluations()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A trial. Numbers are None until it has ended."""
+
+    trial: PlannedTrial
+    status: Status
+    scale: float | None
+    """What the update is multiplied with; None for an adapter that has none."""
+    summary: _Summary | None
+    why: str
+    """Of a trial that failed."""
+
+    @property
+    def gain(self) -> Estimate | None:
+        """Paired gain on the held-out problems, over problems alone."""
+        gain = None if self.summary is None else self.summary.eval.paired_gain
+        return None if gain is None else Estimate(gain.mean, gain.ci95)
+
+    @property
+    def loading(self) -> float | None:
+        """Fraction of its time that the trial has loaded."""
+        if self.summary is None or not self.summary.hours_spent:
+            return None
+        return self.summary.seconds_by_phase.get("load", 0.0) / (3600 * self.summary.hours_spent)
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.summary
+        return {
+            "trial": self.trial.name, "values": self.trial.values, "also": list(self.trial.also), "status": self.status,
+            "scale": self.scale, "steps": found and found.steps, "hours": found and found.hours_spent,
+            "cost_usd": found and found.cost_usd, "trainable_params": found and found.trainable_params,
+            "loading": self.loading, "before": found and found.eval.before and found.eval.before.accuracy,
+            "after": found and found.eval.after and found.eval.after.accuracy,
+            "paired_gain": None if self.gain is None else self.gain.to_json(), "failed": self.why or None,
+        }  # fmt: skip
+
+
+def lines(folder: SweepFolder) -> list[Line]:
+    """A line for each trial, in the order of the plan. A damaged summary counts as none."""
+    found = []
+    for trial in folder.plan.trials:
+        adapter, status = folder.config(trial).adapter, folder.status(trial.name)
+        path = folder.trial(trial.name) / "summary.json"
+        summary: _Summary | None = None
+        if path.is_file():
+            try:
+                summary = files.read_json(path, _Summary)
+            except BadFile:
+                status = "unfinished"
+        scale = adapter.scale if isinstance(adapter, LowRankConfig) else None
+        found.append(Line(trial, status, scale, summary, folder.failures(trial.name)[-1] if status == "failed" else ""))
+    return found
+
+
+# ---- settings, over seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The mean over seeds, and the standard deviation; None with one seed."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread | None:
+        """None if a seed has no value."""
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return None
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "deviation": self.deviation}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The trials that differ in their seeds alone, as far as they have ended."""
+
+    method: str
+    seeds: int
+    scale: float | None
+    trained: float | None
+    """Trained parameters over all of the model's."""
+    hours: Spread | None
+    steps: Spread | None
+    usd: Spread | None
+    entropy_change: Spread | None
+    """(H_end - H_start) / H_start on the held-out problems (micro, table 2)."""
+    kl_to_base: Spread | None
+    """Mean of `policy/kl_ref` over the steps that measured it, nats per token (kl, figure 2)."""
+
+    def to_json(self) -> dict[str, Any]:
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value.to_json() if isinstance(value, Spread) else value for name, value in found.items()}
+
+
+def ended(folder: SweepFolder) -> list[tuple[str, Path]]:
+    """(setting, run folder) of the trials that have ended."""
+    found = []
+    for trial in folder.plan.trials:
+        if folder.status(trial.name) in ("done", "stopped"):
+            found.append((method(folder, trial), folder.trial(trial.name)))
+    return found
+
+
+def method(folder: SweepFolder, trial: PlannedTrial) -> str:
+    """What a trial's setting is called: `lora rank 8, alpha fixed`, and other combinations that come to the same."""
+    return " = ".join(_method(folder, values, trial) for values in (trial.values, *trial.also))
+
+
+def _method(folder: SweepFolder, values: Mapping[str, Any], trial: PlannedTrial) -> str:
+    seen = [one for trial in folder.plan.trials for one in (trial.values, *trial.also)]
+    named = (SEED, "adapter", "rank")
+    own = {axis: value for axis, value in values.items() if axis not in named and len({str(one.get(axis)) for one in seen}) > 1}
+    kind = folder.config(trial).adapter.name
+    return ", ".join([kind, *(f"{axis.rpartition('.')[2]} {value}" for axis, value in own.items())])
+
+
+def settings(folder: SweepFolder) -> list[Setting]:
+    """A line for each setting of which a trial has ended."""
+    by_method: dict[str, list[tuple[Line, History]]] = {}
+    for line in lines(folder):
+        if line.summary is not None and line.status in ("done", "stopped"):
+            found = by_method.setdefault(method(folder, line.trial), [])
+            found.append((line, History.load(folder.trial(line.trial.name))))
+    return [_setting(name, found) for name, found in by_method.items()]
+
+
+def _setting(name: str, found: Sequence[tuple[Line, History]]) -> Setting:
+    summaries = [line.summary for line, _ in found if line.summary is not None]
+    return Setting(
+        name,
+        len(found),
+        found[0][0].scale,
+        _trained(found[0][1]),
+        Spread.of([one.hours_spent for one in summaries]),
+        Spread.of([one.steps for one in summaries]),
+        Spread.of([one.cost_usd for one in summaries]),
+        Spread.of([None if (values := history.entropies()) is None else values[2] for _, history in found]),
+        Spread.of([_mean(history.series("policy/kl_ref")[1]) for _, history in found]),
+    )
+
+
+def _trained(history: History) -> float | None:
+    adapter = history.environment.get("adapter")
+    return finite(adapter.get("trained_share")) if isinstance(adapter, Mapping) else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,334 @@
+"""`microrl sweep`: the grid, how its hours are divided, and a sweep that is killed and resumed."""
+
+import json
+import random
+import sys
+import time
+
+import processes
+import pytest
+
+from microrl.errors import UserError
+from microrl.run.folder import RunFolder
+from microrl.sweep import schedule
+from microrl.sweep.folder import SweepFolder
+from microrl.sweep.grid import Grid
+
+TIMES = ("time/", "budget/", "tokens/per_second", "memory/")
+
+
+def grid(**axes):
+    return Grid(["quickstart"], {}, [], {name.replace("__", "."): values for name, values in axes.items()})
+
+
+# ---- the grid
+
+
+def test_every_combination_is_a_trial_and_the_first_seed_comes_first():
+    names = [trial.name for trial in grid(rank=[2, 4], loss=["grpo", "dapo"], seed=[0, 5]).trials()]
+    settings = ["r2-grpo", "r2-dapo", "r4-grpo", "r4-dapo"]
+    assert names == [f"{setting}-seed{seed}" for seed in (0, 5) for setting in settings]
+
+
+def test_a_trial_has_the_values_of_its_name():
+    for trial in grid(adapter=["lora", "dora"], rank=[2, 16], optim__lr=["1e-4", "3e-4"], seed=[3]).trials():
+        config = trial.config
+        assert (config.adapter.kind, config.adapter.rank, config.optim.lr, config.seed) == (
+            trial.values["adapter"], trial.values["rank"], float(trial.values["optim.lr"]), 3,
+        )  # fmt: skip
+
+
+def test_an_adapter_without_a_rank_is_trained_once_for_all_ranks():
+    trials = grid(adapter=["lora", "full", "ia3"], rank=[2, 4], alpha=["fixed", "rank"]).trials()
+    assert [trial.name for trial in trials] == [
+        "lora-r2-alpha-fixed-seed0", "lora-r2-alpha-rank-seed0", "lora-r4-alpha-fixed-seed0", "full-seed0", "ia3-seed0",
+    ]  # fmt: skip
+    assert [dict(also) for also in trials[2].also] == [{"seed": 0, "adapter": "lora", "rank": 4, "alpha": "rank"}], (
+        "the preset's alpha is 4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "scales"),
+    [("fixed", [8.0, 1.0, 0.25]), ("rank", [1.0, 1.0, 1.0]), ("2rank", [2.0, 2.0, 2.0]), ("rslora", [64 / 8**0.5, 8.0, 4.0])],
+)
+def test_the_scale_follows_the_rule(rule, scales):
+    trials = Grid(["micro-r64"], {}, [], {"rank": [8, 64, 256], "alpha": [rule]}).trials()
+    assert [trial.config.adapter.scale for trial in trials] == pytest.approx(scales)
+
+
+def test_a_preset_can_have_alpha_follow_the_rank():
+    trials = Grid(["kl-free"], {}, [], {"rank": [4, 16, 128]}).trials()
+    assert [trial.config.adapter.alpha for trial in trials] == [8.0, 32.0, 256.0]
+
+
+def test_values_whose_names_look_alike_are_two_trials():
+    trials = Grid(["quickstart"], {}, [], {"data.system": ["a b", "a/b"]}).trials()
+    assert len({trial.name for trial in trials}) == 2 and {trial.config.data.system for trial in trials} == {"a b", "a/b"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"seed": [0, 1, 0]}, "seed 0 is given twice"),
+        ({"rank": [2, 2]}, "rank 2 is given twice"),
+        ({"alpha": ["ranks"]}, "invalid value 'ranks' for --alpha"),
+        ({"adapter": ["dora"], "alpha": ["rslora"]}, "changes lora only"),
+        ({"rank": [0]}, "trial seed0: `adapter.rank` cannot be `0`"),
+        ({"optim.rl": ["1"]}, "unknown key `optim.rl`"),
+        ({"seed": list(range(50)), "rank": list(range(1, 50))}, "has 2,450 trials"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(axes, said):
+    with pytest.raises(UserError) as error:
+        Grid(["quickstart"], {}, [], axes).trials()
+    assert said in error.value.message and error.value.hint
+
+
+# ---- the hours
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A sweep of hours whose trials end as they are told."""
+
+    def made(strategy, hours, **axes):
+        return SweepFolder.create(tmp_path / "sweep", strategy, hours, grid(**axes).trials())
+
+    return made
+
+
+def end(folder, found, *, hours=None, status="done", accuracy=None):
+    """Let a trial end; it takes `hours` of those it was given."""
+    path = folder.trial(found.trial.name)
+    folder.event(found.trial.name, schedule.STARTED, hours=found.hours, rung=found.rung)
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"budget": {"hours": found.hours}, "sampling": {}, "adapter": {}}))
+    (path / "heartbeat.json").write_text(json.dumps({"elapsed_s": 3600 * (hours or found.hours)}))
+    (path / "summary.json").write_text(json.dumps({"status": status, "hours_budget": found.hours}))
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 0, "validate/accuracy": accuracy}) + "\n")
+
+
+def test_trials_have_equal_parts_of_what_is_left(planned):
+    folder, elapsed, shares = planned("equal", 4.0, rank=[2, 4], seed=[0, 1]), 60.0, []
+    while (found := schedule.following(folder, elapsed)) is not None:
+        shares.append(found.hours)
+        end(folder, found, hours=0.99 * found.hours)
+        elapsed += 0.99 * 3600 * found.hours
+    assert len(shares) == 4 and max(shares) / min(shares) < 1.03
+    assert 0.99 < elapsed / (4 * 3600) < 1.0
+
+
+def test_a_trial_gets_hardly_more_where_another_has_ended_early(planned):
+    folder = planned("equal", 2.0, rank=[2, 4])
+    end(folder, schedule.following(folder, 0.0), hours=0.1, status="stopped")
+    assert schedule.following(folder, 360.0).hours == pytest.approx(schedule.SPARE)
+
+
+def test_what_has_begun_keeps_its_hours(planned):
+    folder = planned("equal", 2.0, rank=[2, 4])
+    found = schedule.following(folder, 0.0)
+    end(folder, found, hours=0.4, status="interrupted")
+    again = schedule.following(folder, 0.5 * 3600)
+    assert (again.trial.name, again.hours) == (found.trial.name, found.hours)
+
+
+def test_a_failed_trial_is_tried_once_more_after_all_others(planned):
+    folder, made = planned("equal", 3.0, rank=[2, 4, 8]), []
+    while (found := schedule.following(folder, 0.0)) is not None:
+        made.append(found.trial.values["rank"])
+        if found.trial.values["rank"] == 2:
+            folder.event(found.trial.name, schedule.STARTED, hours=found.hours, rung=found.rung)
+            folder.event(found.trial.name, "failed", "no")
+        else:
+            end(folder, found)
+    assert made == [2, 4, 8, 2] and folder.status("r2-seed0") == "failed"
+
+
+def test_halving_keeps_the_better_settings_at_equal_time_a_rung(planned):
+    folder, elapsed, made = planned("halving", 3.0, rank=[2, 4, 8, 16], seed=[0, 1]), 0.0, []
+    spent = {}
+    while (found := schedule.following(folder, elapsed)) is not None:
+        name, rank = found.trial.name, found.trial.values["rank"]
+        made.append((found.rung, rank))
+        elapsed += 3600 * (found.hours - spent.get(name, 0.0))
+        spent[name] = found.hours
+        end(folder, found, accuracy={2: 0.1, 4: 0.4, 8: 0.2, 16: 0.3}[rank] + 0.01 * found.trial.values["seed"])
+    assert [rank for rung, rank in made if rung == 0] == [2, 4, 8, 16] * 2
+    assert [rank for rung, rank in made if rung == 1] == [4, 16] * 2 and [rank for rung, rank in made if rung == 2] == [4] * 2
+    assert spent["r4-seed0"] == pytest.approx(1 / 8 + 1 / 4 + 1 / 2) and elapsed == pytest.approx(3 * 3600)
+    assert schedule.following(SweepFolder.open(folder.path), elapsed) is None, "after a restart too"
+
+
+# ---- the command
+
+
+@pytest.fixture(scope="module")
+def arguments(tiny_arguments):
+    """Of the smallest sweep: two ranks, two seeds."""
+    at = tiny_arguments.index("--rank")
+    rest = [*tiny_arguments[:at], *tiny_arguments[at + 2 :]]
+    rest[rest.index("--model")] = "--models"
+    return [*rest, "--ranks", "2,4", "--seeds", "0,1", "--steps", 4, "--set", "optim.lr=0.01"]
+
+
+def outcome(sweep, name):
+    """What a trial has come to, times aside."""
+    lines = [json.loads(line) for line in (sweep / name / "metrics.jsonl").read_text().splitlines()]
+    rows = [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]
+    evaluation = json.loads((sweep / name / "eval" / "held-out-after.json").read_text())
+    return rows, evaluation["right"], (sweep / name / "final" / "adapter_model.safetensors").read_bytes()
+
+
+NAMES = ["r2-seed0", "r4-seed0", "r2-seed1", "r4-seed1"]
+
+
+@pytest.fixture(scope="module")
+def swept(microrl, arguments, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep") / "study"
+    done = microrl("sweep", *arguments, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def test_each_trial_is_the_run_that_train_would_have_made(swept, inside, tiny_arguments, tmp_path):
+    """Although the untouched model was evaluated once for all."""
+    out, done = swept
+    found = json.loads(done.stdout)
+    assert [line["trial"] for line in found["trials"]] == NAMES and {line["status"] for line in found["trials"]} == {"done"}
+    assert [line["scale"] for line in found["trials"]] == [32.0, 16.0] * 2
+    assert done.stderr.count("evaluating the untouched model") == 1
+    alone = [*tiny_arguments, "--seed", 1, "--steps", 4, "--set", "optim.lr=0.01", "--out", tmp_path / "r4-seed1"]
+    alone[alone.index("--rank") + 1] = 4
+    assert inside("train", *alone).returncode == 0
+    assert outcome(out, "r4-seed1") == outcome(tmp_path, "r4-seed1")
+    before = [(path / name / "eval/held-out-before.json") for path, name in ((out, "r4-seed1"), (tmp_path, "r4-seed1"))]
+    assert json.loads(before[0].read_text())["right"] == json.loads(before[1].read_text())["right"]
+
+
+def test_the_trials_are_found_by_the_other_commands(swept, inside, tmp_path, monkeypatch):
+    out, _ = swept
+    done = inside("compare", out)
+    assert done.returncode == 0 and "lora rank 2" in done.stdout and "0, 1" in done.stdout and "entropy change %" in done.stdout
+    found = json.loads(inside("compare", out, "--json").stdout)
+    assert [one["seeds"] for one in found["settings"]] == [2, 2] and found["settings"][0]["scale"] == 32.0
+    assert {tuple(row["seeds"]) for row in found["rows"]} == {(0, 1)}
+    from microrl.report import figures
+
+    monkeypatch.setattr(figures, "FIGURES", figures.FIGURES[:1])
+    done = inside("report", out, "--out", tmp_path / "report.html")
+    assert done.returncode == 0 and all(name in (tmp_path / "report.html").read_text() for name in NAMES)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "study").symlink_to(out)
+    assert RunFolder.newest(tmp_path / "runs").path.name == "r4-seed1"
+
+
+def test_a_finished_sweep_is_shown_again(swept, inside):
+    out, _ = swept
+    done = inside("sweep", "--resume", out)
+    assert done.returncode == 0 and "started" not in done.stderr and done.stdout.count(" done") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
+def test_killed_at_random_instants_and_resumed_the_table_is_the_same(swept, arguments, tmp_path, seed):
+    whole, _ = swept
+    out, draw, kills = tmp_path / "study", random.Random(seed), 0
+    while True:
+        words = ["--resume", out] if (out / "sweep.json").exists() else [*arguments, "--out", out]
+        process = processes.popen(
+            [sys.executable, "-m", "microrl", "sweep", *words], stdout=processes.DEVNULL, stderr=processes.PIPE
+        )
+        until = time.monotonic() + (draw.uniform(0.2, 3.5) if kills < 6 else 300)
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    assert process.returncode == 0 and kills >= 1, (kills, process.communicate()[1])
+    for name in NAMES:
+        assert outcome(out, name) == outcome(whole, name)
+
+
+def test_a_trial_that_fails_is_tried_again_and_the_others_go_on(microrl, arguments, data_file, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"colour": "red"}\n')
+    arguments = list(map(str, arguments))
+    for flag in ("--ranks", "--seeds", "--data", "--steps"):
+        at = arguments.index(flag)
+        del arguments[at : at + 2]
+    varied = f"data.name={bad},{data_file}"
+    done = microrl("sweep", *arguments, "--set", "adapter.rank=2", "--steps", 1, "--vary", varied, "--out", tmp_path / "study")
+    assert done.returncode == 1
+    assert done.stderr.count("bad.jsonl-seed0 failed") == 2 and done.stderr.count("it will be tried once more") == 1
+    assert "sums.jsonl-seed0: 1 steps" in done.stderr and "failed: " in done.stdout
+    assert len(SweepFolder.open(tmp_path / "study").failures("name-bad.jsonl-seed0")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_the_hours_are_kept(microrl, tmp_path):
+    began = time.monotonic()
+    done = microrl("sweep", "quickstart", "--ranks", "2,4", "--hours", "0.014", "--out", tmp_path / "study")
+    assert done.returncode == 0, done.stderr
+    assert 0.95 * 50.4 <= json.loads((tmp_path / "study" / "clock.json").read_text())["elapsed_s"] <= 1.01 * 50.4
+    assert time.monotonic() - began < 1.05 * 50.4 + 2
+
+
+@pytest.mark.slow
+def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
+    """One pretrains the quickstart's model; the other waits for it."""
+    command = [sys.executable, "-m", "microrl", "train", "quickstart", "--steps", 1, "--out"]
+    both = [
+        processes.popen([*command, tmp_path / str(number)], env={"XDG_CACHE_HOME": str(tmp_path / "cache")},
+                        stdout=processes.DEVNULL, stderr=processes.PIPE)
+        for number in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=600)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sorted("pretraining the quickstart" in text for text in said) == [False, True] or "waiting for another" in "".join(
+        said
+    )
+    assert len(list((tmp_path / "cache").rglob("quickstart-*/config.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["quickstart", "--seeds", "0,0"], "seed 0 is given twice"),
+        (["quickstart", "--ranks", "2,x"], "invalid value '2,x' for --ranks"),
+        (["quickstart", "--vary", "optim.lr"], "expected KEY=A,B"),
+        (["quickstart", "--strategy", "halved"], "invalid value 'halved' for --strategy"),
+        (["quickstart", "--strategy", "halving", "--ranks", "2,4"], "halving divides --hours"),
+        (["quickstart", "--strategy", "halving", "--hours", "1", "--seeds", "0,1"], "needs settings to choose from"),
+        (["quickstart", "--seeds", "0,1,2,3,4,5,6,7,8,9", "--hours", "0.01"], "10 trials do not fit into 0.01 hours"),
+        (["--ranks", "2,4"], "no budget given"),
+        (["--resume", "nowhere"], "is not the folder of a sweep"),
+        (["--resume", "nowhere", "--ranks", "2"], "--resume uses the settings of the sweep"),
+    ],
+)
+def test_bad_input_is_refused_with_a_hint(inside, tmp_path, words, said):
+    done = inside("sweep", *words, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and "hint:" in done.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_the_folder_of_another_sweep_is_refused(inside, tmp_path):
+    SweepFolder.create(tmp_path / "study", "equal", None, grid(rank=[2, 4]).trials())
+    for rank, said in ((2, "and is not this sweep"), ("2,4", "resume it")):
+        done = inside("sweep", "quickstart", "--ranks", rank, "--out", tmp_path / "study")
+        assert done.returncode == 2 and said in done.stderr
+    (tmp_path / "study" / "sweep.json").write_text("{")
+    done = inside("sweep", "--resume", tmp_path / "study")
+    assert done.returncode == 2 and "damaged" in done.stderr
+
+
+def test_a_dry_run_says_what_it_will_take(inside, tmp_path):
+    done = inside("sweep", "quickstart", "--ranks", "2,4", "--hours", "1", "--dry-run", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert [one["hours"] for one in found["trials"]] == [0.5, 0.5] and found["trials"][0]["forecast"]["steps"] > 100
+    assert "r2-seed0" in inside("sweep", "quickstart", "--ranks", "2,4", "--dry-run", cwd=tmp_path).stdout
+    assert not list(tmp_path.iterdir())
