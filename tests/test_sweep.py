@@ -2,10 +2,12 @@
 
 import json
 import random
+import subprocess
 import sys
 import time
 
 import processes
+import psutil
 import pytest
 
 from microrl.errors import UserError
@@ -278,6 +280,56 @@ def test_the_hours_are_kept(microrl, tmp_path):
     assert time.monotonic() - began < 1.05 * 50.4 + 2
 
 
+@pytest.fixture
+def cluster(monkeypatch):
+    """A Ray cluster of two nodes on this machine, of one processor each."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    monkeypatch.setenv("RAY_ADDRESS", made.address)
+    yield made
+    made.shutdown()
+
+
+def workers(out):
+    """The processes that train in this sweep's folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "--resume" in words and any(word.startswith(f"{out}/") for word in words):
+            found.append(process)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_on_ray_the_table_is_the_same_though_a_worker_is_killed(swept, cluster, arguments, tmp_path):
+    whole, _ = swept
+    out = tmp_path / "study"
+    words = [*map(str, arguments), "--out", str(out), "--on", "ray", "--cpus", "1"]
+    words[words.index("--seeds") + 1] = "0"
+    command = [sys.executable, "-m", "microrl", "sweep", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until, killed = time.monotonic() + 240, None
+    while killed is None and time.monotonic() < until and process.poll() is None:
+        for running in workers(out):
+            name = next(name for name in NAMES[:2] if any(word.endswith(f"/{name}") for word in running.cmdline()))
+            if (out / name / "environment.json").exists():
+                killed = name
+                running.parent().kill()  # the worker of Ray; what it has started dies with it
+                break
+        time.sleep(0.05)
+    errors = process.communicate(timeout=400)[1]
+    assert killed is not None and process.returncode == 0, errors
+    for name in NAMES[:2]:
+        assert outcome(out, name) == outcome(whole, name)
+    assert "resumed" in (out / killed / "events.jsonl").read_text()
+    assert not SweepFolder.open(out).failures(killed), "a death of its node is not the trial's failure"
+
+
 @pytest.mark.slow
 def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
     """One pretrains the quickstart's model; the other waits for it."""
@@ -305,6 +357,8 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
         (["quickstart", "--strategy", "halving", "--hours", "1", "--seeds", "0,1"], "needs settings to choose from"),
         (["quickstart", "--seeds", "0,1,2,3,4,5,6,7,8,9", "--hours", "0.01"], "10 trials do not fit into 0.01 hours"),
         (["--ranks", "2,4"], "no budget given"),
+        (["quickstart", "--cpus", "2"], "--cpus has no effect without --on ray"),
+        (["quickstart", "--on", "slurm"], "invalid value 'slurm' for --on"),
         (["--resume", "nowhere"], "is not the folder of a sweep"),
         (["--resume", "nowhere", "--ranks", "2"], "--resume uses the settings of the sweep"),
     ],
@@ -323,6 +377,13 @@ def test_the_folder_of_another_sweep_is_refused(inside, tmp_path):
     (tmp_path / "study" / "sweep.json").write_text("{")
     done = inside("sweep", "--resume", tmp_path / "study")
     assert done.returncode == 2 and "damaged" in done.stderr
+
+
+def test_without_ray_a_hint_says_how_to_get_it(inside, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = inside("sweep", "quickstart", "--on", "ray", cwd=tmp_path)
+    assert done.returncode == 2 and "ray is not installed" in done.stderr and "pip install" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_says_what_it_will_take(inside, tmp_path):

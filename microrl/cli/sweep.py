@@ -85,6 +85,15 @@ def sweep(
     sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep.", show_default="runs/sweep-NAME-TIME")] = None,
     resume: Annotated[str | None, typer.Option(metavar="SWEEP", help="Resume this sweep.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray[://ADDRESS]",
+            help="Train the trials as tasks of a Ray cluster, side by side. --hours is then that of all machines together.",
+            show_default="here, one after the other",
+        ),
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="With --on ray: processors of a trial.", show_default="one GPU")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print the trials with a forecast of time and cost; do not train.")
     ] = False,
@@ -95,11 +104,12 @@ def sweep(
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import Grid
 
+    _refuse_places(on, cpus)
     if resume is not None:
         given = [presets, models, adapters, ranks, alpha, losses, vary, seeds, hours, steps, data, engine, price, sets, out]
         if any(one is not None for one in given) or dry_run:
             raise UserError("--resume uses the settings of the sweep", "pass nothing else, or start another sweep")
-        return _carry_out(SweepFolder.open(Path(resume)), as_json=as_json)
+        return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json)
     if strategy not in STRATEGIES:
         raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
     flags = options.as_flags(
@@ -117,7 +127,20 @@ def sweep(
     refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)
     name = options.run_name(presets, trials[0].config.model.name)
     folder = SweepFolder.create(out or options.run_folder(f"sweep-{name}"), strategy, hours, trials)
-    return _carry_out(folder, as_json=as_json)
+    return _carry_out(folder, on=on, cpus=cpus, as_json=as_json)
+
+
+def _refuse_places(on: str | None, cpus: int | None) -> None:
+    """Raise UserError for what --on and --cpus cannot be."""
+    if on is None:
+        if cpus is not None:
+            raise UserError("--cpus has no effect without --on ray", "add --on ray, or remove it")
+        return
+    if on != "ray" and not on.startswith("ray://"):
+        raise UserError(f"invalid value '{on}' for --on", "--on ray for the cluster of this machine, or --on ray://HOST:10001")
+    from microrl.sweep import on_ray
+
+    on_ray.refuse_if_missing()
 
 
 def _list(text: str | None) -> list[str]:
@@ -300,7 +323,7 @@ class _Show:
             self._live = None
 
 
-def _carry_out(folder: SweepFolder, *, as_json: bool) -> int:
+def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool) -> int:
     """Make the trials that are left, and print the table."""
     from microrl import clock
     from microrl.plan.show import print_lines
@@ -310,11 +333,16 @@ def _carry_out(folder: SweepFolder, *, as_json: bool) -> int:
 
     folder.lock()
     say(f"sweep: {folder.path}, {len(folder.plan.trials)} trials")
-    if not any(fallback.may_be_needed(folder.config(trial)) for trial in folder.plan.trials):
-        import microrl.train.loop  # noqa: F401 - once, for all the processes that are forked from this one
     show = _Show(folder)
     try:
-        local.carry_out(folder, _Work(), show, started=clock.process_started_s())
+        if on is not None:
+            from microrl.sweep import on_ray
+
+            on_ray.carry_out(folder, "" if on == on_ray.SCHEME else on, cpus, show)
+        else:
+            if not any(fallback.may_be_needed(folder.config(trial)) for trial in folder.plan.trials):
+                import microrl.train.loop  # noqa: F401 - once, for all the processes that are forked from this one
+            local.carry_out(folder, _Work(), show, started=clock.process_started_s())
     except KeyboardInterrupt:
         show.close()
         say(f"resume with: microrl sweep --resume {folder.path}")

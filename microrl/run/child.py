@@ -36,7 +36,7 @@ def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
                 stream.flush()
         pid = os.fork()
         if pid == 0:
-            _die_with(parent)
+            die_with(parent)
             return None
         return _wait(pid, waiting, on_wait)
     finally:
@@ -55,7 +55,7 @@ def _wait(pid: int, waiting: list[signal.Signals], on_wait: Callable[[], None]) 
         on_wait()
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel end this process when its parent ends, even by SIGKILL. Only Linux can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -17,6 +17,7 @@ from microrl import files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Seconds
+from microrl.run import follow
 from microrl.run.folder import SWEEP, RunFolder
 from microrl.sweep.grid import Trial
 
@@ -70,6 +71,8 @@ class SweepFolder:
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
         self._lock = RunFolder(path)
+        self._events: list[dict[str, Any]] = []
+        self._new_events = follow.Lines(path / EVENTS)
 
     @classmethod
     def create(cls, path: Path, strategy: Strategy, hours: float | None, trials: Sequence[Trial]) -> SweepFolder:
@@ -164,16 +167,8 @@ class SweepFolder:
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of `trials.jsonl`; a damaged one is left out."""
-        try:
-            lines = files.read_bytes(self.path / EVENTS).splitlines()
-        except BadFile:
-            return []
-        found = []
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                if isinstance(value := json.loads(line), dict):
-                    found.append(value)
-        return found
+        self._events += self._new_events.new()
+        return self._events
 
     def event(self, trial: str, kind: str, message: str = "", **details: Any) -> None:
         """Append a line to `trials.jsonl`. Raises OSError."""

@@ -33,21 +33,53 @@ class Next:
 
 
 def following(folder: SweepFolder, elapsed_s: float) -> Next | None:
-    """What is to be started or resumed now; None if all is done. `elapsed_s`: seconds of the sweep so far.
+    """The trial that is to be started or resumed now, where one is made at a time; None if all is done.
 
-    A rung that has ended is recorded, with what it keeps. Raises OSError.
+    `elapsed_s`: seconds of the sweep so far. A rung that has ended is recorded, with what it keeps. Raises OSError.
     """
+    if (found := _rung(folder)) is None:
+        return None
+    # What has failed is tried again after all others, so that it does not hold them up.
+    trial = min(found.left, key=lambda one: (len(folder.failures(one.name)), one.name not in found.given))
+    if folder.plan.hours is None or trial.name in found.given:
+        return Next(trial, found.given.get(trial.name), found.number)
+    return Next(trial, _share(folder, elapsed_s, found), found.number)
+
+
+def side_by_side(folder: SweepFolder) -> list[Next]:
+    """The trials that are to be started or resumed now, where each has a machine of its own; empty if all is done.
+
+    The hours are then those of all machines together, and each has an equal part of them. Otherwise as `following`.
+    """
+    if (found := _rung(folder)) is None:
+        return []
+    hours = folder.plan.hours
+    fresh = None if hours is None else hours / rungs(folder) / found.count
+    before = {one.name: heartbeat.last_s(folder.trial(one.name)) / 3600 for one in found.left}
+    return [
+        Next(one, found.given.get(one.name, None if fresh is None else before[one.name] + fresh), found.number)
+        for one in found.left
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """The rung in progress: its number, trials that are not over, hours of those that have begun, and how many trials it has."""
+
+    number: int
+    left: list[PlannedTrial]
+    given: dict[str, float | None]
+    count: int
+
+
+def _rung(folder: SweepFolder) -> _Rung | None:
     alive = list(folder.plan.trials)
     for rung in range(rungs(folder)):
         events = folder.events()
         given = {str(one["trial"]): one.get("hours") for one in events if one["kind"] == STARTED and one.get("rung") == rung}
         left = [one for one in alive if not _is_over(folder, one.name, given)]
         if left:
-            # What has failed is tried again after all others, so that it does not hold them up.
-            trial = min(left, key=lambda one: (len(folder.failures(one.name)), one.name not in given))
-            if folder.plan.hours is None or trial.name in given:
-                return Next(trial, given.get(trial.name), rung)
-            return Next(trial, _share(folder, rung, elapsed_s, left, given, len(alive)), rung)
+            return _Rung(rung, left, given, len(alive))
         if rung + 1 < rungs(folder):
             recorded = next((one["kept"] for one in events if one["kind"] == RUNG and one.get("rung") == rung), None)
             alive = _halved(folder, alive, rung) if recorded is None else [one for one in alive if one.name in recorded]
@@ -70,17 +102,16 @@ def _is_over(folder: SweepFolder, name: str, given: dict[str, float | None]) -> 
     return hours is not None and ended is not None and ended >= hours  # more: those of a later rung
 
 
-def _share(
-    folder: SweepFolder, rung: int, elapsed_s: float, left: Sequence[PlannedTrial], given: dict[str, float | None], count: int
-) -> float:
+def _share(folder: SweepFolder, elapsed_s: float, found: _Rung) -> float:
     """Hours of a trial that begins now, in all: an equal part of what the rung has left, beside the hours of earlier rungs."""
     assert folder.plan.hours is not None
+    left, given = found.left, found.given
     whole_s = folder.plan.hours * 3600 / rungs(folder)
     begun_s = sum((given[one.name] or 0.0) * 3600 - heartbeat.last_s(folder.trial(one.name)) for one in left if one.name in given)
     waiting = [one for one in left if one.name not in given]
-    share_s = ((rung + 1) * whole_s - elapsed_s - begun_s) / len(waiting)
+    share_s = ((found.number + 1) * whole_s - elapsed_s - begun_s) / len(waiting)
     spent_s = heartbeat.last_s(folder.trial(waiting[0].name))
-    return (spent_s + max(min(share_s, SPARE * whole_s / count), 1.0)) / 3600
+    return (spent_s + max(min(share_s, SPARE * whole_s / found.count), 1.0)) / 3600
 
 
 def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> list[PlannedTrial]:

@@ -1,0 +1,132 @@
+"""Carry out a sweep on a Ray cluster: each trial is a task, and Ray places, queues and retries them.
+
+The folder of the sweep must be one that every node sees under the same path. A task whose node or worker dies is started anew by
+Ray; its trial then continues from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from microrl.errors import MachineFailure, UserError
+from microrl.run import child
+from microrl.run.folder import RunFolder
+from microrl.sweep.folder import SweepFolder
+from microrl.sweep.schedule import STARTED, Next, side_by_side
+from microrl.sweep.sweep import OK, STOPPED, Show, bounded, last_error
+
+SCHEME = "ray"
+RETRIES = 5
+"""How often Ray starts a task anew whose node or worker has died. That it failed by itself is no reason."""
+LOOK_S = 0.5
+
+
+def refuse_if_missing() -> None:
+    """Raise UserError if Ray is not installed."""
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        raise UserError("ray is not installed", "pip install 'ray>=2.50', or in your clone: pip install -e '.[ray]'") from None
+
+
+def carry_out(folder: SweepFolder, address: str, cpus: int | None, show: Show) -> None:
+    """Start or resume trials until all are over. Each trial asks for one GPU, or for `cpus` processors instead.
+
+    `address`: of the cluster; empty for the one that runs on this machine, which is started where there is none.
+
+    Raises UserError where the cluster cannot be reached or has no node for a trial, and OSError.
+    """
+    import ray
+
+    with _connected(address):
+        _refuse_what_no_node_has(cpus)
+        resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1} if cpus is None else {"num_cpus": cpus, "num_gpus": 0}
+        task = ray.remote(max_retries=RETRIES, max_calls=1, **resources)(train)
+        while starting := side_by_side(folder):
+            running = {task.remote(*_made(folder, one, cpus)): one for one in starting}
+            show.note(f"{len(running)} trials are queued")
+            while running:
+                ended, _ = ray.wait(list(running), num_returns=1, timeout=LOOK_S)
+                for reference in ended:
+                    _end(folder, running.pop(reference), reference, show)
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[None]:
+    import ray
+
+    try:
+        try:
+            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError:
+            if address:
+                raise
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        shown = str(error).partition("\n")[0]
+        raise UserError(f"no Ray cluster at {address or 'this machine'}: {shown}", "start one: ray start --head") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _refuse_what_no_node_has(cpus: int | None) -> None:
+    """A task that no node can run would wait for ever."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if cpus is None and not any(node.get("GPU", 0) >= 1 for node in nodes):
+        raise UserError("no node of the Ray cluster has a GPU", "train on processors: --cpus 2, or add a node with a GPU")
+    most = max((int(node.get("CPU", 0)) for node in nodes), default=0)
+    if cpus is not None and cpus > most:
+        raise UserError(f"no node of the Ray cluster has {cpus} CPUs", f"--cpus {most} or less")
+
+
+def _made(folder: SweepFolder, found: Next, cpus: int | None) -> tuple[str, str, float | None, int | None]:
+    """The arguments of a trial's task; its run folder is made here, where there is none."""
+    name, path = found.trial.name, folder.trial(found.trial.name)
+    if not any(one["kind"] == STARTED and (one["trial"], one.get("rung")) == (name, found.rung) for one in folder.events()):
+        folder.event(name, STARTED, hours=found.hours, rung=found.rung)
+    if not RunFolder.is_one(path):
+        folder.forget(name)
+        RunFolder.create(path, bounded(folder, folder.config(found.trial), found.hours).model_dump(mode="json"))
+    had = RunFolder(path).config()["budget"]["hours"]
+    return str(path.absolute()), str(folder.log(name).absolute()), None if had == found.hours else found.hours, cpus
+
+
+def train(path: str, log: str, hours: float | None, cpus: int | None) -> int:
+    """The task: start or resume the run at `path`; returns its exit status. It dies with the worker."""
+    worker = os.getpid()
+    command = [sys.executable, "-m", "microrl", "train", "--resume", path]
+    threads = {} if cpus is None else {"OMP_NUM_THREADS": str(cpus)}
+    with open(log, "ab", buffering=0) as said:
+        return subprocess.run(
+            command + ([] if hours is None else ["--hours", repr(hours)]), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            env={**os.environ, **threads}, preexec_fn=lambda: child.die_with(worker),
+        ).returncode  # fmt: skip
+
+
+def _end(folder: SweepFolder, found: Next, reference: Any, show: Show) -> None:
+    import ray
+
+    name = found.trial.name
+    try:
+        status = int(ray.get(reference))
+    except ray.exceptions.RayError as error:
+        status, why = 1, f"Ray gave it up: {str(error).partition(chr(10))[0]}"
+    else:
+        why = "" if status in (OK, STOPPED) else last_error(folder.log(name), status)
+    if not why and folder.status(name) not in ("done", "stopped"):
+        raise MachineFailure(
+            f"trial {name} has ended on another node, and {folder.trial(name)} does not show it",
+            "put the sweep into a folder that all nodes share: --out DIR",
+        )
+    folder.event(name, "failed" if why else "ended", why, status=status)
+    show.ended(found.trial, status, why)
