@@ -10,6 +10,7 @@ import processes
 import psutil
 import pytest
 
+from microrl.config import presets
 from microrl.errors import UserError
 from microrl.run.folder import RunFolder
 from microrl.sweep import schedule
@@ -85,6 +86,33 @@ def test_what_cannot_be_varied_is_refused(axes, said):
     with pytest.raises(UserError) as error:
         Grid(["quickstart"], {}, [], axes).trials()
     assert said in error.value.message and error.value.hint
+
+
+STUDIES = {name for name in presets.available() if presets.sweep(name)}
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_has_a_small_twin_and_says_what_it_takes(name, inside, tmp_path):
+    assert {name.removesuffix("-small"), f"{name.removesuffix('-small')}-small"} <= STUDIES
+    found = json.loads(inside("sweep", name, "--dry-run", "--json", cwd=tmp_path).stdout)
+    if name.endswith("-small"):
+        seeds = {trial["values"]["seed"] for trial in found["trials"]}
+        assert len(seeds) >= 5 and found["hours"] <= 1.0
+    done = inside("train", name, cwd=tmp_path)
+    assert done.returncode == 2 and f"microrl sweep {name}" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_options_take_the_place_of_a_studys_values(inside, tmp_path):
+    found = json.loads(inside("sweep", "study-rank-small", "--ranks", "2", "--seeds", "7", "--dry-run", "--json").stdout)
+    assert [trial["trial"] for trial in found["trials"]] == ["alpha-fixed-seed7", "alpha-rank-seed7"]
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[sweep]\nrank = [2]\n")
+    done = inside("sweep", mine, "--dry-run")
+    assert done.returncode == 2 and "unknown key `sweep.rank`" in done.stderr and "ranks" in done.stderr
+    for text in ("sweep = 3", '[sweep]\nbase = "quickstart"', '[sweep]\nranks = ["x"]'):
+        mine.write_text(text)
+        done = inside("sweep", mine, "--dry-run")
+        assert done.returncode == 2 and "hint:" in done.stderr and "Traceback" not in done.stderr
 
 
 # ---- the hours

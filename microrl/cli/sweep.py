@@ -66,14 +66,15 @@ def sweep(
     ] = None,
     seeds: Annotated[str | None, _several("N", "Seeds of training: each setting is trained once for each.")] = None,
     strategy: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="equal|seeds-first|halving",
             help="equal: the same time for every trial, the first seed of every setting first; seeds-first: the same, but every "
             "seed of the first setting first; halving: drop the worse half of the settings, by validation accuracy, again and "
             "again.",
+            show_default="equal",
         ),
-    ] = "equal",
+    ] = None,
     hours: Annotated[
         float | None,
         typer.Option(help="Time limit in hours for the whole sweep.", show_default="none: each trial has the preset's limits"),
@@ -102,26 +103,31 @@ def sweep(
     """Train every combination of settings and seeds, within one time limit. Each trial is a run folder of its own."""
     from microrl.sweep.folder import STRATEGIES, SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
-    from microrl.sweep.grid import Grid
+    from microrl.sweep.grid import Grid, Study
 
     _refuse_places(on, cpus)
     if resume is not None:
-        given = [presets, models, adapters, ranks, alpha, losses, vary, seeds, hours, steps, data, engine, price, sets, out]
-        if any(one is not None for one in given) or dry_run:
+        settings = [presets, models, adapters, ranks, alpha, losses, vary, seeds, hours, steps, data, engine, price, sets, out]
+        if any(one is not None for one in [*settings, strategy]) or dry_run:
             raise UserError("--resume uses the settings of the sweep", "pass nothing else, or start another sweep")
         return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json)
+    study = Study.of(presets or ())
+    if hours is None and steps is None:
+        hours = study.hours
+    strategy = strategy or study.strategy or STRATEGIES[0]
     if strategy not in STRATEGIES:
         raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
     flags = options.as_flags(
         model=None, rank=None, adapter=None, loss=None, data=data, engine=engine, seed=None, hours=hours, steps=steps,
         price=price, sft_minutes=None,
     )  # fmt: skip
-    axes: dict[str, Sequence[Any]] = {
+    given: dict[str, Sequence[Any]] = {
         "model": _list(models), "adapter": _list(adapters), "rank": _numbers("--ranks", ranks), "alpha": _list(alpha),
         "loss": _list(losses), **dict(map(_varied, vary or ())), "seed": _numbers("--seeds", seeds),
     }  # fmt: skip
-    grid = Grid(presets or (), flags, sets or (), {name: values for name, values in axes.items() if values})
-    trials = _ordered(grid, strategy, hours)
+    # An axis that a study's preset has as well keeps its place among the others.
+    axes = {**study.axes(), **{axis: values for axis, values in given.items() if values}}
+    trials = _ordered(Grid(presets or (), flags, sets or (), axes), strategy, hours)
     if dry_run:
         return _preview(trials, strategy, hours, as_json=as_json)
     refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)

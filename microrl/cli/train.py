@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,6 +93,7 @@ def train(
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         return go_on(RunFolder.open(Path(resume)), hours, steps)
+    refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
         raise UserError("no budget given", "pass --hours H or --steps N")
@@ -113,6 +115,15 @@ def train(
         return go_on(begun, None, None)
     path = out or options.run_folder(options.run_name(presets, config.model.name))
     return carry_out(RunFolder.create(path, tree), tree, resume=False)
+
+
+def refuse_studies(names: Sequence[str]) -> None:
+    """Raise UserError for the preset of a sweep."""
+    from microrl.config import presets
+
+    for name in names:
+        if presets.sweep(name):
+            raise UserError(f"{name} is the preset of a sweep, not of a single run", f"microrl sweep {name}")
 
 
 def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:

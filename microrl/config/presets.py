@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from microrl.errors import UserError, did_you_mean
 
+SWEEP = "sweep"
 DEEPEST = 8
 """Maximum levels of nesting; the configuration has four."""
 MAX_CHARACTERS, MAX_DOTS = 1_000_000, 500
@@ -58,7 +60,30 @@ def description(path: Path) -> str:
 
 
 def load(name: str) -> dict[str, Any]:
-    """A preset as a nested dictionary, not validated yet. Raises UserError."""
+    """A preset as a nested dictionary, not validated yet, without its section `sweep`. Raises UserError."""
+    return {key: value for key, value in _load(name).items() if key != SWEEP}
+
+
+def sweep(name: str) -> dict[str, Any]:
+    """The section `sweep` of a preset, which says what `microrl sweep` varies; empty if it has none. Raises UserError."""
+    found = _load(name).get(SWEEP, {})
+    if not isinstance(found, dict):
+        raise UserError(f"`{SWEEP}` in {name} is a section, not a value", "for example: [sweep] and below it ranks = [8, 64]")
+    return found
+
+
+def with_bases(names: Iterable[str]) -> list[str]:
+    """The presets, each after those that its section `sweep` names as its `base`. Raises UserError."""
+    found: list[str] = []
+    for name in names:
+        base = sweep(name).get("base", [])
+        if not isinstance(base, list) or not all(isinstance(one, str) for one in base):
+            raise UserError(f"`sweep.base` in {name} is not a list of presets", 'for example: base = ["quickstart"]')
+        found += [*base, name]
+    return found
+
+
+def _load(name: str) -> dict[str, Any]:
     path = find(name)
     text = read(path)
     if len(text) > MAX_CHARACTERS or any(line.count(".") > MAX_DOTS for line in text.splitlines()):

@@ -29,7 +29,7 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
     tree = RunConfig().model_dump()
     for follows_from_model in ("system", "system_role"):
         del tree["data"][follows_from_model]
-    for name in preset_names:
+    for name in presets.with_bases(preset_names):
         tree = _bounded_layer(tree, presets.load(name))
     return override(tree, flags or {}, sets)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from microrl.config import RunConfig, resolve
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from microrl.config import RunConfig, presets, resolve
 from microrl.config.adapters import KINDS, LowRankConfig, RankedConfig
 from microrl.errors import UserError, did_you_mean
 
@@ -20,6 +23,49 @@ AXES = {"model": "model.name", "adapter": "adapter.kind", "rank": "adapter.rank"
 """The axes that have options of their own, in the order in which they vary, and their keys."""
 MOST = 2_000
 """Trials of a sweep."""
+
+
+class Study(BaseModel):
+    """The section `sweep` of a preset: what `microrl sweep` varies unless its options say otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base: tuple[str, ...] = ()
+    """Presets below this one."""
+    models: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    alpha: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    vary: dict[str, tuple[Any, ...]] = {}
+    """Values by configuration keys."""
+    strategy: str | None = None
+    hours: float | None = None
+    """Of all trials together."""
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Study:
+        """The sections of these presets, later ones over earlier ones. Raises UserError."""
+        tree: dict[str, Any] = {}
+        for name in names:
+            tree |= presets.sweep(name)
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = str(first["loc"][0])
+            if first["type"] == "extra_forbidden":
+                raise UserError(f"unknown key `sweep.{key}`", did_you_mean(key, cls.model_fields)) from None
+            raise UserError(f"`sweep.{key}` cannot be `{first['input']}`", first["msg"]) from None
+
+    def axes(self) -> dict[str, Sequence[Any]]:
+        """As in `Grid`."""
+        found = {
+            "model": self.models, "adapter": self.adapters, "rank": self.ranks, "alpha": self.alpha, "loss": self.losses,
+            **self.vary, SEED: self.seeds,
+        }  # fmt: skip
+        return {axis: values for axis, values in found.items() if values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +120,7 @@ class Grid:
 
     def _trial(self, values: dict[str, Any]) -> Trial:
         flags = {**self.flags, "seed": values[SEED]}
-        sets = [*self.sets, *(f"{key}={value}" for key, value in values.items() if key not in AXES and key != SEED)]
+        sets = [*self.sets, *(f"{key}={_as_toml(value)}" for key, value in values.items() if key not in AXES and key != SEED)]
         for axis in ("model", "adapter", "loss"):
             if axis in values:
                 flags[AXES[axis]] = values[axis]
@@ -104,6 +150,10 @@ class Grid:
         return Trial(name, applied, config)
 
 
+def _as_toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _refuse_twice(axis: str, values: Sequence[Any]) -> None:
     twice = [value for value in dict.fromkeys(values) if list(values).count(value) > 1]
     if twice:
@@ -118,8 +168,14 @@ def _name(values: Mapping[str, Any]) -> str:
             continue
         text = str(value).rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # of a path, its last part
         short = {"rank": f"r{text}", "alpha": f"alpha-{text}", "model": text, "adapter": text, "loss": text}
-        parts.append(short.get(axis, f"{axis.rpartition('.')[2]}-{text}"))
+        parts.append(short.get(axis, f"{key_name(axis)}-{text}"))
     return "-".join(_safe(part) for part in [*parts, f"{SEED}{values[SEED]}"])
+
+
+def key_name(key: str) -> str:
+    """What a key is called in short: its last part, or of a `kind` the section's name."""
+    *_, section, last = ["", *key.split(".")]
+    return section if last == "kind" else last
 
 
 def _safe(text: str) -> str:

@@ -16,7 +16,7 @@ from microrl.evaluation.intervals import Estimate
 from microrl.files import BadFile
 from microrl.report.history import History, finite
 from microrl.sweep.folder import PlannedTrial, Status, SweepFolder
-from microrl.sweep.grid import SEED
+from microrl.sweep.grid import SEED, key_name
 
 
 class _Evaluation(BaseModel):
@@ -162,7 +162,7 @@ def _method(folder: SweepFolder, values: Mapping[str, Any], trial: PlannedTrial)
     named = (SEED, "adapter", "rank")
     own = {axis: value for axis, value in values.items() if axis not in named and len({str(one.get(axis)) for one in seen}) > 1}
     kind = folder.config(trial).adapter.name
-    return ", ".join([kind, *(f"{axis.rpartition('.')[2]} {value}" for axis, value in own.items())])
+    return ", ".join([kind, *(f"{key_name(axis)} {value}" for axis, value in own.items())])
 
 
 def settings(folder: SweepFolder) -> list[Setting]:
