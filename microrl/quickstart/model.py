@@ -54,6 +54,8 @@ def ensure_model(console: RunConsole) -> Path:
     parts = [asdict(SETTINGS), WORKED_SHARE, VALIDATION, SAMPLES, tiny.WORDS, tiny.CHAT_TEMPLATE, torch.__version__]
     recipe = json.dumps(parts)
     folder = cache_folder() / f"quickstart-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if (folder / "config.json").is_file():
+        return folder
     with one_at_a_time(folder, lambda: console.status("waiting for another process that is pretraining the quickstart's model")):
         return folder if (folder / "config.json").is_file() else _made(folder, console)
 

@@ -147,20 +147,20 @@ class RunFolder:
     def newest(cls, root: Path = Path("runs"), *, has_final: bool = False) -> RunFolder:
         """The run under `root` that was started last, with `has_final` among those with a final adapter, if there is one. Raises
         UserError if there is none at all."""
-        found = cls._all_in(root)
+        found = cls._all_in(root, with_trials=True)
         if not found:
             raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass its folder")
         return cls.open(next((path for path in found if has_final and (path / "final").is_dir()), found[0]))
 
     @classmethod
-    def _all_in(cls, root: Path) -> list[Path]:
-        """The runs under `root`, trials of sweeps included, latest first."""
+    def _all_in(cls, root: Path, *, with_trials: bool) -> list[Path]:
+        """The runs under `root`, latest first; with or without those of sweeps."""
 
         def started(path: Path) -> float:
             config = path / "config.json"
             return config.lstat().st_mtime if os.path.lexists(config) else 0.0
 
-        of_sweeps = (path for plan in root.glob(f"*/{SWEEP}") for path in plan.parent.glob("*"))
+        of_sweeps = (path for plan in root.glob(f"*/{SWEEP}") if with_trials for path in plan.parent.glob("*"))
         return sorted((path for path in (*root.glob("*"), *of_sweeps) if cls.is_one(path)), key=started, reverse=True)
 
     @classmethod
@@ -179,7 +179,7 @@ class RunFolder:
                     f"resume it with its own settings: microrl train --resume {path}, or choose another folder: --out DIR",
                 )
             return folder
-        for found in cls._all_in(root):
+        for found in cls._all_in(root, with_trials=False):  # those belong to their sweep
             try:
                 theirs: dict[str, Any] = files.read_json(found / "config.json", dict[str, Any])
             except BadFile:
