@@ -55,8 +55,8 @@ def sweep(
         str | None,
         typer.Option(
             metavar="fixed|rank|2rank|rslora[,...]",
-            help="How the scale alpha / rank follows the rank. fixed: alpha stays, so a higher rank takes smaller steps; rank, "
-            "2rank: alpha is the rank, or twice the rank; rslora: the scale is alpha / sqrt(rank).",
+            help="How the scale alpha / rank follows the rank. fixed: alpha stays as configured; rank, 2rank: alpha is the rank, "
+            "or twice the rank, and the scale stays; rslora: the scale is alpha / sqrt(rank).",
             show_default="fixed",
         ),
     ] = None,
