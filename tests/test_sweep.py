@@ -244,11 +244,18 @@ def test_the_trials_are_found_by_the_other_commands(swept, inside, tmp_path, mon
     found = json.loads(inside("compare", out, "--json").stdout)
     assert [one["seeds"] for one in found["settings"]] == [2, 2] and found["settings"][0]["scale"] == 32.0
     assert {tuple(row["seeds"]) for row in found["rows"]} == {(0, 1)}
+    (contrast,) = found["contrasts"]
+    rows = {row["method"]: row for row in found["rows"] if row["metric"].startswith("avg@")}
+    assert (contrast["axis"], contrast["values"], contrast["setting"]) == ("rank", ["2", "4"], "lora")
+    assert contrast["accuracy"] == [rows["lora rank 2"]["value"], rows["lora rank 4"]["value"]]
+    assert contrast["difference"] == rows["lora rank 4"]["against_first"]
     from microrl.report import figures
 
     monkeypatch.setattr(figures, "FIGURES", figures.FIGURES[:1])
-    done = inside("report", out, "--out", tmp_path / "report.html")
-    assert done.returncode == 0 and all(name in (tmp_path / "report.html").read_text() for name in NAMES)
+    done = inside("report", out, "--out", tmp_path / "report.html", "--figures", tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert done.returncode == 0 and all(name in page for name in NAMES)
+    assert 'data-figure="settings"' in page and "lora rank 4" in (tmp_path / "settings.svg").read_text()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "study").symlink_to(out)
     assert RunFolder.newest(tmp_path / "runs").path.name == "r4-seed1"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from microrl.commands.compare import Row
     from microrl.evaluation.intervals import Estimate
+    from microrl.sweep.contrast import Contrast
     from microrl.sweep.table import Setting, Spread
 
 EXAMPLES = """
@@ -60,6 +61,7 @@ def compare(
     from microrl.commands.compare import compare as rows_of
     from microrl.plan.show import print_lines
     from microrl.run.folder import RunFolder
+    from microrl.sweep.contrast import contrasts
     from microrl.sweep.folder import SweepFolder
     from microrl.sweep.table import ended, settings
 
@@ -81,13 +83,17 @@ def compare(
         entries.append(entry)
     rows = rows_of(entries, published=published)
     if as_json:
-        by_setting = {"settings": [one.to_json() for sweep in sweeps for one in settings(sweep)]} if sweeps else {}
-        emit({"rows": [row.to_json() for row in rows], **by_setting})
+        by_setting = {
+            "settings": [one.to_json() for sweep in sweeps for one in settings(sweep)],
+            "contrasts": [one.to_json() for sweep in sweeps for one in contrasts(sweep)],
+        }
+        emit({"rows": [row.to_json() for row in rows], **(by_setting if sweeps else {})})
         return
     print(forms[form](rows))
     for sweep in sweeps if form == "table" else ():
         print()
         print_lines(*_settings(settings(sweep)))
+        _print_contrasts(contrasts(sweep))
     if any(row.is_selected for row in rows):
         say("selected: several checkpoints of the run were evaluated on this benchmark; the best of them may be best by chance")
 
@@ -112,6 +118,26 @@ def _settings(found: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
             shown(one.steps, ".0f"), shown(costs, ".2f"), shown(one.entropy_change, ".1f", 100), shown(one.kl_to_base, ".2g"),
         ])  # fmt: skip
     return head, rows
+
+
+def _print_contrasts(found: Sequence[Contrast]) -> None:
+    """A table for each axis of two values: accuracy and time with either of them, side by side."""
+    from microrl.plan.show import print_lines
+
+    for axis in dict.fromkeys(one.axis for one in found):
+        of_axis = [one for one in found if one.axis == axis]
+        first, second = (f"{axis} {value}" for value in of_axis[0].values)
+        print()
+        print_lines(
+            ["setting", "seeds", first, second, "difference", f"minutes, {first}", second],
+            [
+                [
+                    one.setting, str(len(one.seeds)), *map(_interval, one.accuracy), _interval(one.difference, "+"),
+                    *(f"{minutes:.2f}" for minutes in one.minutes),
+                ]
+                for one in of_axis
+            ],
+        )  # fmt: skip
 
 
 def _cells(row: Row) -> list[str]:

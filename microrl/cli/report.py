@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+
+if TYPE_CHECKING:
+    from microrl.evaluation.intervals import Estimate
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -45,13 +48,16 @@ def report(
     """Write a page about runs: did it help, what went wrong, figures, completions. One HTML file that loads nothing else."""
     from rich.console import Console
 
-    from microrl.report.figures import save_all
+    from microrl.report import settings
+    from microrl.report.figures import save, save_all
     from microrl.report.history import load_all
     from microrl.report.page import write
     from microrl.run.folder import RunFolder
     from microrl.terminal import printable
 
+    by_setting: list[tuple[str, Estimate]] = []
     if targets:
+        by_setting = [one for target in targets for one in _by_setting(Path(target))]
         paths = [path for target in targets for path in _runs(Path(target))]
     else:
         paths = [RunFolder.newest().path]
@@ -60,8 +66,10 @@ def report(
     with Console(stderr=True).status("reading, and drawing the figures"):  # on a terminal only
         histories = load_all(paths)
         try:
-            size = write(histories, target)
+            size = write(histories, target, by_setting)
             written = save_all(histories, pictures) if pictures is not None else []
+            if pictures is not None and by_setting:
+                written += save(lambda: [(settings.KEY, settings.figure(by_setting))], pictures)
         except OSError as error:
             where = "--figures DIR" if pictures is not None and target.exists() else "--out FILE"
             why = f"cannot write {error.filename or target}: {error.strerror}"
@@ -71,6 +79,14 @@ def report(
         return
     say(f"{size / 1e6:.2f} MB" + (f"; {len(written)} figures in {pictures}" if written else ""))
     print(printable(str(target)))
+
+
+def _by_setting(path: Path) -> list[tuple[str, Estimate]]:
+    """The accuracy of a sweep's settings; nothing for a run."""
+    from microrl.sweep.contrast import accuracies
+    from microrl.sweep.folder import SweepFolder
+
+    return accuracies(SweepFolder.open(path)) if SweepFolder.is_one(path) else []
 
 
 def _runs(path: Path) -> list[Path]:

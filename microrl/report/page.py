@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from microrl import __version__
+from microrl.evaluation.intervals import Estimate
 from microrl.files import written_whole
-from microrl.report import figures, inspected, transcripts
+from microrl.report import figures, inspected, settings, transcripts
 from microrl.report.completions import sample, shown_text, spread
 from microrl.report.history import History
 from microrl.report.transcripts import Pair
@@ -29,8 +30,8 @@ PAIRS = 6
 """Answers that became right, and as many that became wrong, that are shown of a run."""
 
 
-def page(histories: Sequence[History]) -> str:
-    """The report of these runs as HTML."""
+def page(histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]] = ()) -> str:
+    """The report of these runs as HTML; `by_setting`: the accuracy of a sweep's settings."""
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
@@ -47,7 +48,7 @@ def page(histories: Sequence[History]) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         title=", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
         runs=[(name, verdict(history), facts(history)) for name, history in zip(names, histories, strict=True)],
-        figures=_drawn(histories, axes),
+        figures=_drawn(histories, axes, by_setting),
         axes=[(by, figures.AXES[by]) for by in axes],
         own_axis=figures.OWN_AXIS,
         legend=[(shown_text(history.name), *look) for history, *look in figures.styled(histories)],
@@ -64,9 +65,9 @@ def page(histories: Sequence[History]) -> str:
     )
 
 
-def write(histories: Sequence[History], target: Path) -> int:
+def write(histories: Sequence[History], target: Path, by_setting: Sequence[tuple[str, Estimate]] = ()) -> int:
     """Write the page; returns its bytes. Raises OSError."""
-    text = page(histories).encode("utf-8", "replace")
+    text = page(histories, by_setting).encode("utf-8", "replace")
     target.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(target) as temporary:
         temporary.write_bytes(text)
@@ -110,12 +111,16 @@ def _costs(history: History) -> bool:
     return any(row.get("budget/cost_usd") for row in history.rows)
 
 
-def _drawn(histories: Sequence[History], axes: Sequence[str]) -> list[tuple[str, str, Any]]:
+def _drawn(
+    histories: Sequence[History], axes: Sequence[str], by_setting: Sequence[tuple[str, Estimate]]
+) -> list[tuple[str, str, Any]]:
     """(axis, key, SVG) of every figure."""
     from markupsafe import Markup
 
     with figures.style():
-        return [
+        drawn = [settings.figure(by_setting)] if by_setting else []
+        first = [(figures.OWN_AXIS, settings.KEY, Markup(figures.svg(one, in_page=True))) for one in drawn]
+        return first + [
             (by, key, Markup(figures.svg(figures.figure(spec, histories, by if by in axes else "step"), in_page=True)))
             for by in (*axes, figures.OWN_AXIS)
             for key, spec in figures.drawable(histories).items()

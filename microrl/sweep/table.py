@@ -154,15 +154,19 @@ def ended(folder: SweepFolder) -> list[tuple[str, Path]]:
 
 def method(folder: SweepFolder, trial: PlannedTrial) -> str:
     """What a trial's setting is called: `lora rank 8, alpha fixed`, and other combinations that come to the same."""
-    return " = ".join(_method(folder, values, trial) for values in (trial.values, *trial.also))
+    return " = ".join(label(folder, values, trial) for values in (trial.values, *trial.also))
 
 
-def _method(folder: SweepFolder, values: Mapping[str, Any], trial: PlannedTrial) -> str:
+def label(folder: SweepFolder, values: Mapping[str, Any], trial: PlannedTrial, *, without: str = "") -> str:
+    """What a combination of values is called: the adapter, and those of the other axes that vary, except the axis `without`."""
     seen = [one for trial in folder.plan.trials for one in (trial.values, *trial.also)]
-    named = (SEED, "adapter", "rank")
+    named = (SEED, "rank", "adapter")
     own = {axis: value for axis, value in values.items() if axis not in named and len({str(one.get(axis)) for one in seen}) > 1}
-    kind = folder.config(trial).adapter.name
-    return ", ".join([kind, *(f"{key_name(axis)} {value}" for axis, value in own.items())])
+    adapter = folder.config(trial).adapter
+    kind = adapter.kind if without == "rank" else "" if without == "adapter" else adapter.name
+    if without == "adapter" and "rank" in values:
+        kind = f"rank {values['rank']}"
+    return ", ".join(filter(None, [kind, *(f"{key_name(axis)} {value}" for axis, value in own.items())]))
 
 
 def settings(folder: SweepFolder) -> list[Setting]:

@@ -1,0 +1,124 @@
+"""The accuracy of a sweep's settings, and what an axis of two values changes: with and without a KL term, one rule or another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from microrl.errors import UserError
+from microrl.evaluation.intervals import Estimate
+from microrl.evaluation.result import Result
+from microrl.evaluation.seeds import hierarchical, hierarchical_gain
+from microrl.sweep.folder import SweepFolder
+from microrl.sweep.grid import SEED, key_name
+from microrl.sweep.table import Line, label, lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A trial that has ended and was evaluated after training."""
+
+    line: Line
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A setting with either value of an axis, over the seeds that both have. Accuracy on the held-out problems."""
+
+    axis: str
+    values: tuple[str, str]
+    setting: str
+    seeds: tuple[int, ...]
+    accuracy: tuple[Estimate, Estimate]
+    difference: Estimate
+    """Second value less first, paired by problem; its interval is over seeds and problems."""
+    minutes: tuple[float, float]
+    """Mean time of a run, evaluations included."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "axis": self.axis, "values": list(self.values), "setting": self.setting, "seeds": list(self.seeds),
+            "accuracy": [one.to_json() for one in self.accuracy], "difference": self.difference.to_json(),
+            "minutes": list(self.minutes),
+        }  # fmt: skip
+
+
+def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
+    """Held-out accuracy after training of each setting that has one, with its interval over seeds and problems.
+
+    Raises UserError for a damaged evaluation.
+    """
+    by_setting: dict[str, list[Result]] = {}
+    for combinations, one in _ended(folder):
+        name = " = ".join(label(folder, values, one.line.trial) for values in combinations)
+        by_setting.setdefault(name, []).append(one.result)
+    return [(name, found) for name, results in by_setting.items() if (found := _accuracy(results)) is not None]
+
+
+def contrasts(folder: SweepFolder) -> list[Contrast]:
+    """One for each axis of two values and each setting of the other axes. A configuration that both values come to has none.
+
+    Raises UserError for a damaged evaluation.
+    """
+    ended = [(values, one) for combinations, one in _ended(folder) for values in combinations]
+    planned = [values for trial in folder.plan.trials for values in (trial.values, *trial.also)]
+    axes = dict.fromkeys(axis for values in planned for axis in values if axis != SEED)
+    found = []
+    for axis in axes:
+        pair = list(dict.fromkeys(str(values[axis]) for values in planned if axis in values))
+        if len(pair) != 2:
+            continue
+        settings: dict[str, tuple[str, dict[int, _Ended], dict[int, _Ended]]] = {}
+        for values, one in ended:
+            if axis in values:
+                rest = {name: value for name, value in values.items() if name not in (axis, SEED)}
+                named = label(folder, rest, one.line.trial, without=axis)
+                setting = settings.setdefault(str(rest), (named, {}, {}))
+                setting[1 + pair.index(str(values[axis]))][values[SEED]] = one  # type: ignore[index]
+        for named, *sides in settings.values():
+            contrast = _contrast(axis, (pair[0], pair[1]), named, *sides)
+            if contrast is not None:
+                found.append(contrast)
+    return found
+
+
+def _contrast(
+    axis: str, values: tuple[str, str], setting: str, first: Mapping[int, _Ended], second: Mapping[int, _Ended]
+) -> Contrast | None:
+    seeds = tuple(seed for seed in first if seed in second and first[seed].line.trial != second[seed].line.trial)
+    if not seeds:
+        return None
+    sides = [[side[seed].result for seed in seeds] for side in (first, second)]
+    before, after = ([one.by_question() for one in side] for side in sides)
+    accuracy = [_accuracy(side) for side in sides]
+    difference = hierarchical_gain(before, after, samples=sides[0][0].samples)
+    if accuracy[0] is None or accuracy[1] is None or difference is None:
+        return None  # no problem in common: their hours were too short
+    hours = [fmean(one.hours_spent for seed in seeds if (one := side[seed].line.summary)) for side in (first, second)]
+    return Contrast(
+        key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), difference, (60 * hours[0], 60 * hours[1])
+    )
+
+
+def _accuracy(results: list[Result]) -> Estimate | None:
+    return hierarchical([one.by_question() for one in results], samples=results[0].samples)
+
+
+def _ended(folder: SweepFolder) -> list[tuple[tuple[Mapping[str, Any], ...], _Ended]]:
+    """(combinations that come to this trial, trial) of those that have ended."""
+    found: list[tuple[tuple[Mapping[str, Any], ...], _Ended]] = []
+    for line in lines(folder):
+        path = folder.trial(line.trial.name) / "eval" / "held-out-after.json"
+        if line.status in ("done", "stopped") and line.summary is not None and path.is_file():
+            try:
+                result = Result.read(path)
+            except ValueError:  # pydantic's are some
+                raise UserError(
+                    f"{path} is damaged", f"remove {path.parent.parent}, and make the trial again with --resume"
+                ) from None
+            if result.right:
+                found.append(((line.trial.values, *line.trial.also), _Ended(line, result)))
+    return found
