@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hostile_answers import ALGEBRA_GOLDS, GOLDS, NEAR, completion, near
 
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.rewards.scorer import RewardScorer
 from microrl.types import Completion, Group, Prompt
 

@@ -10,7 +10,7 @@ import time
 import judged
 import pytest
 
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.own import process
 from microrl.rewards.own.functions import OwnRewards
@@ -112,7 +112,7 @@ def test_a_confined_function_that_hangs_is_killed(make):
 def test_no_confined_process_is_left_when_the_run_is_killed(make, tmp_path):
     make("hangs")
     code = (
-        "from microrl.config.schema import RewardConfig; from microrl.rewards.own.functions import OwnRewards\n"
+        "from microrl.config.reward import RewardConfig; from microrl.rewards.own.functions import OwnRewards\n"
         f"rewards = OwnRewards(RewardConfig(functions=('mine:hangs',), path={str(tmp_path)!r}, confine_functions=True))\n"
         "rewards.import_all(); print('up', flush=True); list(rewards.values_of(['p'], ['c'], ['']))"
     )

@@ -10,6 +10,7 @@ from microrl.config import resolve
 from microrl.config.data import DataConfig
 from microrl.data import gym as problems
 from microrl.data.load import check_source, load_questions, split
+from microrl.data.sft_examples import load_solutions, to_sft_examples
 from microrl.errors import UserError
 from microrl.rewards.judges import gym
 from microrl.sandbox.host import Host
@@ -182,6 +183,21 @@ def test_hostile_answers_are_wrong_or_killed(answer, ask):
     for task in ("countdown", "polynomial_multiplication", "simple_integration", "spiral_matrix"):
         gold = load_questions(DataConfig(name=f"reasoning-gym:{task}", problems=1))[0].answer
         assert ask({"gold": gold, "answer": answer}, 2.0) in (False, None)
+
+
+@needs_library
+def test_sft_trains_on_the_tasks_own_answers_but_not_on_those_of_held_out_problems(tokenizer):
+    config = resolve((), {"data.name": "reasoning-gym:chain_sum,gcd", "data.problems": 60, "data.held_out": 0.2})
+    questions = load_questions(config.data)
+    for question in questions[::20]:
+        answer = gym.answer_of(problems.solution(question.answer))
+        assert answer and gym.handle({"gold": question.answer, "answer": answer})
+    solutions = load_solutions(config)
+    assert len(solutions) == 120 and all(one.text.startswith("<answer>") for one in solutions)
+    found = to_sft_examples(solutions, tokenizer, config)
+    trained = {one.prompt.question for one in found.examples}
+    held = {question.text for question in split(questions, 0.2, config.data.validation).held_out}
+    assert held and trained and not held & trained and found.left_out["held out"] >= len(held)
 
 
 @slow

@@ -13,7 +13,7 @@ import processes
 import pytest
 
 from microrl.config import resolve
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.data.load import Question
 from microrl.errors import MachineFailure, UserError
 from microrl.evaluation.evaluate import evaluate

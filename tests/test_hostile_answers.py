@@ -12,7 +12,7 @@ import judged
 import pytest
 from hostile_answers import ALGEBRA_GOLDS, GOLDS
 
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.rewards.scorer import RewardScorer
 from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt

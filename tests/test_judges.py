@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from microrl.config import resolve
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.judges import judge
 from microrl.rewards.scorer import RewardScorer, make_scorer

@@ -17,8 +17,9 @@ from microrl.algorithm.advantages import advantages, advantages_apart
 from microrl.algorithm.batch import assemble
 from microrl.cli import early
 from microrl.config import resolve
+from microrl.config.data import DataConfig
 from microrl.config.own_rewards import parse_functions
-from microrl.config.schema import DataConfig, RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.data.load import load_questions
 from microrl.errors import UserError
 from microrl.rewards.own.functions import KILLS, OwnRewards
@@ -368,7 +369,7 @@ def test_no_process_is_left_behind(folder):
     """Not when it is closed in the middle of a call, and not when the parent is killed."""
     code = textwrap.dedent(f"""
         import sys, threading, time
-        from microrl.config.schema import RewardConfig
+        from microrl.config.reward import RewardConfig
         from microrl.rewards.own.functions import OwnRewards
         rewards = OwnRewards(RewardConfig(functions=("own:never_ends",), path={str(folder)!r}))
         rewards.import_all()

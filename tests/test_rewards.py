@@ -5,7 +5,7 @@ import time
 import pytest
 
 from microrl.answers import has_format, last_boxed
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.rewards.answer_checker import AnswerChecker
 from microrl.rewards.scorer import RewardScorer
 from microrl.sandbox import levels

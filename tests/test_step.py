@@ -90,9 +90,25 @@ def test_a_step_asks_at_most_ten_batches_and_counts_what_is_missing():
         parts, kept, sampled = run(questions, "dapo", **{"sampling.prompts_per_step": 4})
         assert len(sampled) == 40 and refill.missing(parts.config, kept) == lacking
     parts, kept, _ = run([USELESS], "dapo")
-    batch = with_advantages(parts.config, kept)
+    batch = with_advantages(parts.config, kept, 0)
     assert batch.groups == 2 and all(row.advantage == 0 for row in batch.rows if row.group == 9), "it says what it saw"
     assert refill.missing(resolve((), {"loss.kind": "grpo"}), kept) is None
+
+
+def test_shuffled_rewards_are_the_same_in_each_group_and_independent_of_the_completions():
+    parts, kept, _ = run([f"{RIGHT}|{WRONG}", f"{WRONG}|{RIGHT}"], "grpo", **{"reward.shuffle": True})
+    right = [[score.accuracy == 1 for score in group.scores] for group in kept]
+    seen = []
+    for step in range(400):
+        batch = with_advantages(parts.config, kept, step)
+        by_group = [[row.advantage > 0 for row in batch.rows if row.group == number] for number in range(2)]
+        assert all(sum(one) == 1 for one in by_group)
+        seen += [one == own for one, own in zip(by_group, right, strict=True)]
+    assert 0.43 < sum(seen) / len(seen) < 0.57
+    again = with_advantages(parts.config, kept, 3)
+    assert [row.advantage for row in again.rows] == [row.advantage for row in with_advantages(parts.config, kept, 3).rows]
+    true = with_advantages(resolve((), {"sampling.group_size": 2}), kept, 3)
+    assert [[row.advantage > 0 for row in true.rows if row.group == number] for number in range(2)] == right
 
 
 def test_the_clock_bounds_refilling_only_where_it_ends_the_run():

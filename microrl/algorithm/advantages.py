@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -54,6 +56,12 @@ def advantages_apart(parts_KPG: torch.Tensor, weights: Sequence[float], *, count
     if counted_N.numel() < 2:
         return total_PG
     return total_PG / (counted_N.std() + STD_FLOOR)
+
+
+def shuffled(groups: Sequence[Group], seed: str) -> list[Group]:
+    """The groups, each with its scores in a random order: the same rewards, which say nothing about the completions any more."""
+    draw = random.Random(seed)
+    return [replace(group, scores=tuple(draw.sample(group.scores, len(group.scores)))) for group in groups]
 
 
 def has_mixed_accuracy(group: Group) -> bool:

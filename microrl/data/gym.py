@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import microrl
+from microrl import plain
 from microrl.config.data import GYM, DataConfig
 from microrl.errors import UserError, did_you_mean
 
@@ -79,6 +80,13 @@ def problems(config: DataConfig) -> Iterator[tuple[str, str, str]]:
         yield row["question"], json.dumps(gold), f"{row['task']} {row['index']}"
 
 
+def solution(gold: str) -> str:
+    """The task's own answer as a completion, without any working; empty where it has none. `gold`: as in `problems`."""
+    problem = json.loads(gold)
+    entry = plain.decode(problem["entry"], _no_value) if problem["has_answer"] else {"answer": ""}
+    return entry["answer"] and f"<answer>{entry['answer']}</answer>"
+
+
 def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:
     """What `microrl.data.gym_rows` prints. Raises UserError where it takes too long or dies."""
     asked = {"tasks": wanted, "count": config.problems, "seed": config.seed}
@@ -100,6 +108,11 @@ def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:
     if done.returncode != 0:
         raise UserError("reasoning-gym ended while it generated the problems", "try fewer tasks, to find the one")
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _no_value(data: list) -> Any:
+    """For `plain.decode`: an entry holds plain data only, as `gym_rows` has made sure."""
+    raise plain.BadValue("not a value")
 
 
 def _refused(task: str, why: str) -> UserError:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from microrl.config import RunConfig, catalogue
 from microrl.config.data import GYM, DataConfig
-from microrl.data import arithmetic, code
+from microrl.data import arithmetic, code, gym
 from microrl.data.cells import NotText, as_text
 from microrl.data.load import (
     ARITHMETIC,
@@ -54,7 +54,7 @@ def load_solutions(config: RunConfig) -> list[Solution]:
     if data.name == ARITHMETIC:
         return [Solution(question, arithmetic.solve(question).worked) for question, _ in arithmetic.problems()]
     if data.name.lower().startswith(GYM):
-        raise UserError(f"SFT needs worked solutions, and {data.name} has none", "name a file that has: --set sft.data=FILE")
+        return [Solution(question.text, gym.solution(question.answer)) for question in load_questions(data)]
     if data.answer_kind == "code" and settings.solution is None:
         return [Solution(question.text, code.worked(row)) for question, row in code_questions(rows_of(data), data)]
     rows = list(rows_of(data))

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.data.prompts import render

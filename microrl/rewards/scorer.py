@@ -10,7 +10,8 @@ from functools import partial
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.answers import has_format
 from microrl.config.own_rewards import parse_functions
-from microrl.config.schema import RewardConfig, RunConfig
+from microrl.config.reward import RewardConfig
+from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
 from microrl.rewards.answer_checker import AnswerChecker, Verdict
 from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined

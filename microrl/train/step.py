@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from microrl.algorithm.advantages import shuffled
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
 from microrl.models import gpu
@@ -39,7 +40,7 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
     with run.signals.held("this micro-batch"):
         run.console.status(f"step {step + 1}: update")
         with run.watch.phase("update"):
-            batch = with_advantages(run.config, groups)
+            batch = with_advantages(run.config, groups, step)
         diagnosed = diagnose(run, batch, step)
         with run.watch.phase("update"):
             update = run.policy.update(batch, lr, run.check_deadline, progress=progress)
@@ -84,8 +85,10 @@ def sample_groups(parts: Components, step: int, show: Show, may_refill: MayRefil
     return rounds.batch, rounds.sampled
 
 
-def with_advantages(config: RunConfig, groups: list[Group]) -> Batch:
+def with_advantages(config: RunConfig, groups: list[Group], step: int) -> Batch:
     """The groups as a batch: one row a completion, with its group-relative advantage."""
+    if config.reward.shuffle:
+        groups = shuffled(groups, f"{config.seed}/{step}")
     loss, weights = config.loss, gdpo_weights(config.reward)
     return assemble(groups, scale_by_std=loss.scale_by_std, mask_truncated=loss.mask_truncated, weights=weights)
 

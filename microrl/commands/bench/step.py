@@ -57,7 +57,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             began = clock.now_s()
             groups, _ = sample_groups(parts, step, _unseen)
             with parts.watch.phase("update"):
-                batch = with_advantages(config, [every_useful(group) for group in groups])
+                batch = with_advantages(config, [every_useful(group) for group in groups], step)
                 update = parts.policy.update(batch, learning_rate(config.optim, 0.0, after=1.0))
             assert update.skipped == 0, update.reason
             seconds.append(clock.now_s() - began)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from microrl.clock import now_s
 from microrl.config.own_rewards import RewardFunction, parse_functions
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.own.process import FunctionProcess, NoReply
 from microrl.sandbox.pipes import LOOK_S, Gone, never

@@ -17,7 +17,7 @@ from typing import Any
 
 from microrl.clock import now_s
 from microrl.config.own_rewards import EXAMPLE, GROUP, RewardFunction, parse_functions
-from microrl.config.schema import RewardConfig
+from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean, nearest
 from microrl.sandbox import levels
 from microrl.sandbox.pipes import Gone, never, wait_for
