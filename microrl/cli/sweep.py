@@ -12,7 +12,7 @@ from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.live import Live
 
@@ -122,8 +122,9 @@ def sweep(
         price=price, sft_minutes=None,
     )  # fmt: skip
     given: dict[str, Sequence[Any]] = {
-        "model": _list(models), "adapter": _list(adapters), "rank": _numbers("--ranks", ranks), "alpha": _list(alpha),
-        "loss": _list(losses), **dict(map(_varied, vary or ())), "seed": _numbers("--seeds", seeds),
+        "model": _list("--models", models), "adapter": _list("--adapters", adapters), "rank": _numbers("--ranks", ranks),
+        "alpha": _list("--alpha", alpha), "loss": _list("--losses", losses), **_varied(vary or ()),
+        "seed": _numbers("--seeds", seeds),
     }  # fmt: skip
     # An axis that a study's preset has as well keeps its place among the others.
     axes = {**study.axes(), **{axis: values for axis, values in given.items() if values}}
@@ -149,22 +150,33 @@ def _refuse_places(on: str | None, cpus: int | None) -> None:
     on_ray.refuse_if_missing()
 
 
-def _list(text: str | None) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()] if text else []
+def _list(flag: str, text: str | None) -> list[str]:
+    parts = [part.strip() for part in (text or "").split(",")]
+    if text is not None and not all(parts):
+        raise UserError(f"invalid value '{text}' for {flag}", "values with commas between them")
+    return parts if text is not None else []
 
 
 def _numbers(flag: str, text: str | None) -> list[int]:
     try:
-        return [int(part) for part in _list(text)]
+        return [int(part) for part in _list(flag, text)]
     except ValueError:
         raise UserError(f"invalid value '{text}' for {flag}", f"numbers with commas between them: {flag} 1,2,3") from None
 
 
-def _varied(text: str) -> tuple[str, list[str]]:
-    key, equals, values = text.partition("=")
-    if not equals or not key.strip() or not _list(values):
-        raise UserError(f"--vary {text}: expected KEY=A,B", "for example: --vary optim.lr=1e-5,2e-5")
-    return key.strip(), _list(values)
+def _varied(texts: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not values.strip():
+            raise UserError(f"--vary {text}: expected KEY=A,B", "for example: --vary optim.lr=1e-5,2e-5")
+        if "." not in key:
+            raise UserError(f"--vary {key}: a key has a section", "for example optim.lr; seeds are varied by --seeds 0,1,2")
+        if key in found:
+            raise UserError(f"--vary {key} is given twice", f"list all values together: --vary {key}=A,B")
+        found[key] = _list(f"--vary {key}", values)
+    return found
 
 
 def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
@@ -208,15 +220,16 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
             "" if one.plan is None else f"~{one.plan.steps}",
             "" if one.plan is None else _time(one.plan.hours),
             "" if one.plan is None else f"{one.plan.cost_usd:.2f}",
-            "; ".join(str(also) for also in one.trial.also),
+            "; ".join(one.trial.also_named()),
         ]
         for one in found
     ]
     print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "also"], rows)
+    counted = f"{len(found)} trial" + "s" * (len(found) != 1)
     if len(plans) == len(found):
-        say(f"{len(found)} trials, about {_time(together['hours'])} and ${together['cost_usd']:.2f} together")
+        say(f"{counted}, about {_time(together['hours'])} and ${together['cost_usd']:.2f} together")
     else:
-        say(f"{len(found)} trials; without the size of each model their time is unknown")
+        say(f"{counted}; without the size of each model their time is unknown")
     return OK
 
 

@@ -80,6 +80,10 @@ class Trial:
     config: RunConfig
     also: list[Mapping[str, Any]] = field(default_factory=list)
 
+    def also_named(self) -> list[str]:
+        """These other combinations in words: `alpha rank, rank 64`."""
+        return [", ".join(f"{key_name(axis)} {value}" for axis, value in one.items() if axis != SEED) for one in self.also]
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -99,6 +103,8 @@ class Grid:
         axes |= {axis: values for axis, values in self.axes.items() if axis != SEED}
         for axis, values in axes.items():
             _refuse_twice(axis, values)
+            if AXES.get(axis) in axes:
+                raise UserError(f"{axis} is varied twice, also as {AXES[axis]}", "vary it in one way")
         count = 1
         for values in axes.values():
             count *= len(values)
