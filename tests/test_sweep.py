@@ -76,7 +76,7 @@ def test_values_whose_names_look_alike_are_two_trials():
         ({"seed": [0, 1, 0]}, "seed 0 is given twice"),
         ({"rank": [2, 2]}, "rank 2 is given twice"),
         ({"alpha": ["ranks"]}, "invalid value 'ranks' for --alpha"),
-        ({"adapter": ["dora"], "alpha": ["rslora"]}, "changes lora only"),
+        ({"adapter": ["dora"], "alpha": ["rslora"]}, "with the adapter lora only"),
         ({"rank": [0]}, "trial seed0: `adapter.rank` cannot be `0`"),
         ({"optim.rl": ["1"]}, "unknown key `optim.rl`"),
         ({"seed": list(range(50)), "rank": list(range(1, 50))}, "has 2,450 trials"),
@@ -228,7 +228,7 @@ def test_each_trial_is_the_run_that_train_would_have_made(swept, inside, tiny_ar
     found = json.loads(done.stdout)
     assert [line["trial"] for line in found["trials"]] == NAMES and {line["status"] for line in found["trials"]} == {"done"}
     assert [line["scale"] for line in found["trials"]] == [32.0, 16.0] * 2
-    assert done.stderr.count("evaluating the untouched model") == 1
+    assert done.stderr.count("evaluating the base model") == 1
     alone = [*tiny_arguments, "--seed", 1, "--steps", 4, "--set", "optim.lr=0.01", "--out", tmp_path / "r4-seed1"]
     alone[alone.index("--rank") + 1] = 4
     assert inside("train", *alone).returncode == 0
@@ -393,13 +393,13 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
         (["quickstart", "--vary", "seed=0,1"], "--vary seed: a key has a section"),
         (["quickstart", "--vary", "adapter.rank=2,4", "--ranks", "2,4"], "rank is varied twice, also as adapter.rank"),
         (["quickstart", "--strategy", "halved"], "invalid value 'halved' for --strategy"),
-        (["quickstart", "--strategy", "halving", "--ranks", "2,4"], "halving divides --hours"),
+        (["quickstart", "--strategy", "halving", "--ranks", "2,4"], "halving needs --hours"),
         (["quickstart", "--strategy", "halving", "--hours", "1", "--seeds", "0,1"], "needs settings to choose from"),
         (["quickstart", "--seeds", "0,1,2,3,4,5,6,7,8,9", "--hours", "0.01"], "10 trials do not fit into 0.01 hours"),
         (["--ranks", "2,4"], "no budget given"),
         (["quickstart", "--cpus", "2"], "--cpus has no effect without --on ray"),
         (["quickstart", "--on", "slurm"], "invalid value 'slurm' for --on"),
-        (["--resume", "nowhere"], "is not the folder of a sweep"),
+        (["--resume", "nowhere"], "does not exist"),
         (["--resume", "nowhere", "--ranks", "2"], "--resume uses the settings of the sweep"),
     ],
 )

@@ -55,8 +55,8 @@ def sweep(
         str | None,
         typer.Option(
             metavar="fixed|rank|2rank|rslora[,...]",
-            help="How the scale alpha / rank follows the rank. fixed: alpha stays as configured; rank, 2rank: alpha is the rank, "
-            "or twice the rank, and the scale stays; rslora: the scale is alpha / sqrt(rank).",
+            help="How alpha depends on the rank (the scale is alpha / rank). fixed: alpha as configured; rank: alpha = rank, "
+            "scale 1; 2rank: alpha = 2 x rank, scale 2; rslora: scale alpha / sqrt(rank).",
             show_default="fixed",
         ),
     ] = None,
@@ -70,8 +70,8 @@ def sweep(
         typer.Option(
             metavar="equal|seeds-first|halving",
             help="equal: the same time for every trial, the first seed of every setting first; seeds-first: the same, but every "
-            "seed of the first setting first; halving: drop the worse half of the settings, by validation accuracy, again and "
-            "again.",
+            "seed of the first setting first; halving: successive halving of the settings by "
+            "validation accuracy, until one is left; needs --hours.",
             show_default="equal",
         ),
     ] = None,
@@ -90,11 +90,11 @@ def sweep(
         str | None,
         typer.Option(
             metavar="ray[://ADDRESS]",
-            help="Train the trials as tasks of a Ray cluster, side by side. --hours is then that of all machines together.",
+            help="Train the trials as tasks of a Ray cluster, side by side. --hours is then the sum over all trials.",
             show_default="here, one after the other",
         ),
     ] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="With --on ray: processors of a trial.", show_default="one GPU")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="With --on ray: CPU cores of a trial.", show_default="one GPU")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print the trials with a forecast of time and cost; do not train.")
     ] = False,
@@ -109,7 +109,9 @@ def sweep(
     if resume is not None:
         settings = [presets, models, adapters, ranks, alpha, losses, vary, seeds, hours, steps, data, engine, price, sets, out]
         if any(one is not None for one in [*settings, strategy]) or dry_run:
-            raise UserError("--resume uses the settings of the sweep", "pass nothing else, or start another sweep")
+            raise UserError(
+                "--resume uses the settings of the sweep", "only --on, --cpus and --json can be added; or start another sweep"
+            )
         return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json)
     study = Study.of(presets or ())
     if hours is None and steps is None:
@@ -193,7 +195,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
         return [trials[number] for number in order]
     if strategy == "halving":
         if hours is None:
-            raise UserError("--strategy halving divides --hours", "pass --hours H")
+            raise UserError("--strategy halving needs --hours", "pass --hours H, of the whole sweep")
         if any(trial.config.data.validation == 0 for trial in trials):
             raise UserError("--strategy halving compares validation accuracy, and there is none", "add --set data.validation=0.1")
         if all(one == settings[0] for one in settings):
@@ -203,7 +205,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
 
 def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json: bool) -> int:
     from microrl.plan.show import print_lines
-    from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
+    from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit, rounds
 
     found = forecasts(trials, strategy, hours)
     refuse_what_does_not_fit(found, hours)
@@ -224,12 +226,14 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
         ]
         for one in found
     ]
-    print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "also"], rows)
+    print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows)
     counted = f"{len(found)} trial" + "s" * (len(found) != 1)
+    if hours is not None and (parts := rounds(trials, strategy)) > 1:
+        counted += f" in the first of {parts} rounds, which take at most {_time(hours)} together; this one"
     if len(plans) == len(found):
         say(f"{counted}, about {_time(together['hours'])} and ${together['cost_usd']:.2f} together")
     else:
-        say(f"{counted}; without the size of each model their time is unknown")
+        say(f"{counted}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
     return OK
 
 
@@ -364,7 +368,8 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
             local.carry_out(folder, _Work(), show, started=clock.process_started_s())
     except KeyboardInterrupt:
         show.close()
-        say(f"resume with: microrl sweep --resume {folder.path}")
+        where = "" if on is None else f" --on {on}" + ("" if cpus is None else f" --cpus {cpus}")
+        say(f"resume with: microrl sweep --resume {folder.path}{where}")
         raise
     found = lines(folder)
     if as_json:

@@ -201,9 +201,9 @@ def as_text(content: RenderableType, pipe_width: int = PIPE_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def print_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table of the columns in which something stands."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def print_lines(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> None:
+    """Print a table of the columns in which something stands, and a caption under it."""
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
     shown = [number for number in range(len(head)) if any(row[number] for row in rows)]
     for number in shown:
         table.add_column(head[number], overflow="fold")

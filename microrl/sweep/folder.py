@@ -93,7 +93,7 @@ class SweepFolder:
             is_same = cls.is_one(path) and cls.open(path).plan == plan
             hint = f"resume it: microrl sweep --resume {path}"
             raise UserError(
-                f"{path} already exists" + ("" if is_same else ", and is not this sweep"),
+                f"{path} already exists" + ("" if is_same else f", and is not {'this' if cls.is_one(path) else 'a'} sweep"),
                 hint if is_same else "choose another folder: --out DIR",
             ) from None
         except OSError as error:
@@ -104,7 +104,9 @@ class SweepFolder:
     def open(cls, path: Path) -> SweepFolder:
         """An existing folder. Raises UserError, and BadFile if it is damaged."""
         if not cls.is_one(path):
-            raise UserError(f"{path} is not the folder of a sweep", "pass one that `microrl sweep` has made")
+            if not path.exists():
+                raise UserError(f"{path} does not exist", "check the path, which is relative to the current folder")
+            raise UserError(f"{path} is not the folder of a sweep: it has no {PLAN}", "pass one that `microrl sweep` has created")
         files.refuse_links(path)
         plan: Plan = files.read_json(path / PLAN, Plan)
         if len({trial.name for trial in plan.trials}) < len(plan.trials):

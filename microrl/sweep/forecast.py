@@ -33,8 +33,8 @@ class Forecast:
 
 
 def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[Forecast]:
-    """A forecast of every trial, with equal parts of `hours`; for halving, those of its first rung."""
-    share = None if hours is None else hours / len(trials) / _rungs(trials, strategy)
+    """A forecast of every trial, with equal parts of `hours`; for halving, those of its first round."""
+    share = None if hours is None else hours / len(trials) / rounds(trials, strategy)
     plans: dict[str, Plan | None] = {}
     found = []
     for trial in trials:
@@ -47,7 +47,8 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
     return found
 
 
-def _rungs(trials: Sequence[Trial], strategy: str) -> int:
+def rounds(trials: Sequence[Trial], strategy: str) -> int:
+    """In how many rounds the trials are made: with halving, until one setting is left."""
     settings = len({tuple((axis, str(value)) for axis, value in one.values.items() if axis != SEED) for one in trials})
     return math.ceil(math.log2(settings)) + 1 if strategy == "halving" else 1
 
@@ -68,10 +69,11 @@ def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> 
     if hours is None or share is None or share * 3600 >= needed_s:
         return
     fitting = int(hours * 3600 / needed_s)
+    what = "1 trial does" if len(found) == 1 else f"{len(found)} trials do"
+    enough = f"--hours {needed_s * hours / share / 3600 * 1.1:.2g}"
     raise UserError(
-        f"{len(found)} trials do not fit into {hours:g} hours: each needs at least {needed_s / 60:.1f} minutes, and would get "
-        f"{share * 60:.1f}",
-        f"{fitting} would fit; vary less, or pass --hours {needed_s * len(found) / 3600 * 1.1:.2g}",
+        f"{what} not fit into {hours:g} hours: each needs at least {needed_s:.2g} s, and would get {share * 3600:.2g} s",
+        f"{fitting} would fit; vary less, or pass {enough}" if fitting else f"pass {enough}",
     )
 
 

@@ -144,7 +144,10 @@ class Grid:
                 del applied["alpha"]
             elif rule == "rslora":
                 if type(kind) is not KINDS["lora"]:
-                    raise UserError(f"--alpha rslora changes lora only, not {kind.name}", "vary it apart: --adapters lora,rslora")
+                    raise UserError(
+                        f"--alpha rslora works with the adapter lora only, not with {kind.name}",
+                        "add it as an adapter: --adapters lora,rslora",
+                    )
                 flags[AXES["adapter"]] = "rslora"
             elif rule != "fixed":
                 flags[AXES["alpha"]] = rule

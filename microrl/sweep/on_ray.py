@@ -50,7 +50,7 @@ def carry_out(folder: SweepFolder, address: str, cpus: int | None, show: Show) -
         task = ray.remote(max_retries=RETRIES, max_calls=1, **resources)(train)
         while starting := side_by_side(folder):
             running = {task.remote(*_made(folder, one, cpus)): one for one in starting}
-            show.note(f"{len(running)} trials are queued")
+            show.note(f"{len(running)} trial{'s are' if len(running) != 1 else ' is'} queued")
             while running:
                 ended, _ = ray.wait(list(running), num_returns=1, timeout=LOOK_S)
                 for reference in ended:
@@ -70,7 +70,10 @@ def _connected(address: str) -> Iterator[None]:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         shown = str(error).partition("\n")[0]
-        raise UserError(f"no Ray cluster at {address or 'this machine'}: {shown}", "start one: ray start --head") from None
+        where, hint = f"at {address}", "check address and port; 10001 is Ray's default for clients"
+        if not address:
+            where, hint = "on this machine", "start one: ray start --head"
+        raise UserError(f"no Ray cluster {where}: {shown}", hint) from None
     try:
         yield
     finally:

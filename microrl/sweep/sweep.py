@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -118,7 +119,8 @@ def last_error(log: Path, status: int) -> str:
     """Why a trial failed: the last error that it printed, or how it died."""
     lines = log.read_bytes()[-20_000:].decode(errors="replace").splitlines() if log.exists() else []
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    died = f"signal {-status}" if status < 0 else f"exit status {status}"
+    killed = " (often: out of memory)" if status == -signal.SIGKILL else ""
+    died = f"killed by signal {-status}{killed}" if status < 0 else f"exit status {status}"
     return f"{said[-1]} ({died})" if said and status > 0 else died
 
 
@@ -147,7 +149,7 @@ def _evaluate_base(folder: SweepFolder, found: Next, work: Work, show: Show, on_
         return False
     if sum(base_key(folder.config(one)) == key for one in folder.plan.trials) < 2:
         return False
-    show.note("evaluating the untouched model, for all trials that share it")
+    show.note("evaluating the base model, for all trials that share it")
     files.remove(base)
     limited = bounded(folder, config, found.hours)
     status = _in_child(folder, name, lambda: work.evaluate_base(base, limited), on_wait)
@@ -155,7 +157,7 @@ def _evaluate_base(folder: SweepFolder, found: Next, work: Work, show: Show, on_
         raise KeyboardInterrupt
     if status != OK or not _before(base):
         folder.event(name, "failed", last_error(folder.log(name), status), status=status)
-        show.note("that failed: each trial will do it itself")
+        show.note(f"could not evaluate the base model (see {folder.log(name)}): each trial will do it itself")
     return True
 
 
