@@ -29,6 +29,8 @@ EXAMPLES = """
   microrl compare runs/mine runs/warm --as markdown
 
   microrl compare runs/mine/best runs/warm/best --as latex --no-published
+
+  microrl compare runs/study                       [dim]a sweep, by setting[/]
 """
 HEAD = ("method", "seeds", "benchmark", "settings", "metric", "value", "base", "gain", "p", "against first", "$ a point", "note")
 PIPE_WIDTH = 200
@@ -42,9 +44,11 @@ def register(app: typer.Typer) -> None:
 def compare(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="RUN|SWEEP...", help="Runs, or parts of them (RUN/best), that were evaluated; or sweeps."),
+        typer.Argument(
+            metavar="RUN|SWEEP", help="Evaluated runs, their checkpoints (RUN/best), or sweeps. Differences are to the first."
+        ),
     ],
-    form: Annotated[str, typer.Option("--as", metavar="table|markdown|csv|latex", help="Form of the table.")] = "table",
+    form: Annotated[str, typer.Option("--as", metavar="table|markdown|csv|latex", help="Output format.")] = "table",
     published: Annotated[
         bool, typer.Option("--published/--no-published", help="Add the papers' numbers for the same model and benchmark.")
     ] = True,

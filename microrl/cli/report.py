@@ -32,13 +32,14 @@ def register(app: typer.Typer) -> None:
 def report(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="RUN|SWEEP...", help="Run folders, or sweeps with all their trials.", show_default="the newest run"
-        ),
+        typer.Argument(metavar="RUN|SWEEP", help="Run folders, or sweeps with all their trials.", show_default="the newest run"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write.", show_default="report.html in the run's folder; for several runs, in this folder"),
+        typer.Option(
+            help="File to write.",
+            show_default="report.html in the run's folder; for several runs or a sweep, in the current folder",
+        ),
     ] = None,
     pictures: Annotated[
         Path | None, typer.Option("--figures", help="Folder for the figures as PNG and SVG.", show_default="none")
