@@ -191,6 +191,45 @@ def test_halving_keeps_the_better_settings_at_equal_time_a_rung(planned):
     assert schedule.following(SweepFolder.open(folder.path), elapsed) is None, "after a restart too"
 
 
+def test_a_trial_that_is_killed_in_a_later_round_of_halving_keeps_its_hours(planned):
+    folder, elapsed = planned("halving", 3.0, rank=[2, 4], seed=[0]), 0.0
+    for accuracy in (0.1, 0.4):
+        found = schedule.following(folder, elapsed)
+        elapsed += 3600 * found.hours
+        end(folder, found, accuracy=accuracy)
+    found = schedule.following(folder, elapsed)
+    assert (found.trial.name, found.rung, found.hours) == ("r4-seed0", 1, pytest.approx(0.75 + 1.5))
+    folder.event(found.trial.name, schedule.STARTED, hours=found.hours, rung=found.rung)
+    (folder.trial(found.trial.name) / "summary.json").unlink()
+    again = schedule.following(SweepFolder.open(folder.path), elapsed + 60)
+    assert (again.trial.name, again.rung, again.hours) == (found.trial.name, 1, found.hours)
+    (beside,) = schedule.side_by_side(SweepFolder.open(folder.path))
+    assert (beside.trial.name, beside.rung, beside.hours) == (found.trial.name, 1, found.hours)
+
+
+def test_a_failed_trial_has_its_attempts_again_once_it_is_allowed_them(planned):
+    folder = planned("equal", 3.0, rank=[2])
+    for _ in range(2):
+        folder.event("seed0", "failed", "no")
+    assert folder.status("seed0") == "failed" and schedule.following(folder, 0.0) is None
+    (folder.path / "trials.jsonl").open("a").write('{"a": 1}\n')
+    folder = SweepFolder.open(folder.path)
+    folder.retry_failed()
+    assert folder.failures("seed0") == [] and schedule.following(folder, 0.0).trial.name == "seed0"
+    folder.event("seed0", "failed", "no")
+    assert SweepFolder.open(folder.path).failures("seed0") == ["no"]
+
+
+def test_an_alpha_that_is_set_is_the_one_of_the_fixed_rule():
+    found = Grid(["quickstart"], {}, ["adapter.alpha=64"], {"rank": [2, 4], "alpha": ["fixed", "rank"]}).trials()
+    assert [trial.config.adapter.scale for trial in found] == [32, 1, 16, 1]
+
+
+def test_lists_can_be_varied_by_a_preset():
+    found = Grid(["quickstart"], {}, [], {"evaluation.pass_k": [[1], [8]], "reward.shuffle": [False, True]}).trials()
+    assert len({trial.name for trial in found}) == 4 and [one.config.evaluation.pass_k for one in found[::2]] == [(1,), (8,)]
+
+
 # ---- the command
 
 
@@ -392,6 +431,10 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
         (["quickstart", "--vary", "optim.lr=1e-4", "--vary", "optim.lr=1e-5"], "--vary optim.lr is given twice"),
         (["quickstart", "--vary", "seed=0,1"], "--vary seed: a key has a section"),
         (["quickstart", "--vary", "adapter.rank=2,4", "--ranks", "2,4"], "rank is varied twice, also as adapter.rank"),
+        (["quickstart", "--set", "adapter.rank=8", "--ranks", "2,4"], "adapter.rank is both set and varied"),
+        (["quickstart", "--set", "seed=3", "--seeds", "0,1"], "seed is both set and varied"),
+        (["quickstart", "--hours", "1", "--vary", "budget.hours=0.1,0.2"], "budget.hours is both set and varied"),
+        (["quickstart", "--steps", "1", "--models", "quickstart,./nowhere"], "there is no model `./nowhere`"),
         (["quickstart", "--strategy", "halved"], "invalid value 'halved' for --strategy"),
         (["quickstart", "--strategy", "halving", "--ranks", "2,4"], "halving needs --hours"),
         (["quickstart", "--strategy", "halving", "--hours", "1", "--seeds", "0,1"], "needs settings to choose from"),

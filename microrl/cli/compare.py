@@ -67,7 +67,7 @@ def compare(
     from microrl.run.folder import RunFolder
     from microrl.sweep.contrast import contrasts
     from microrl.sweep.folder import SweepFolder
-    from microrl.sweep.table import ended, settings
+    from microrl.sweep.table import ended, left_out, settings
 
     entries: list[Entry] = []
     sweeps = [SweepFolder.open(Path(target)) for target in targets if SweepFolder.is_one(Path(target))]
@@ -85,6 +85,9 @@ def compare(
         if any((entry.run.path.resolve(), entry.part) == (other.run.path.resolve(), other.part) for other in entries):
             raise UserError(f"{target} is given twice", "name each run once: it would count as two seeds")
         entries.append(entry)
+    for sweep in sweeps:
+        if said := left_out(sweep):
+            say(said)
     rows = rows_of(entries, published=published)
     if as_json:
         by_setting = {

@@ -96,7 +96,12 @@ def _runs(path: Path) -> list[Path]:
 
     if not SweepFolder.is_one(path):
         return [path]
-    found = SweepFolder.open(path).runs()
+    from microrl.sweep.table import left_out
+
+    sweep = SweepFolder.open(path)
+    found = sweep.runs()
     if not found:
         raise UserError(f"no trial of {path} has begun", f"go on: microrl sweep --resume {path}")
+    if said := left_out(sweep):
+        say(said)
     return found

@@ -9,18 +9,15 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import FAILED, OK, emit, guarded, say
+from microrl.cli.sweep_display import Display, duration
 from microrl.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.live import Live
-
     from microrl.config import RunConfig
-    from microrl.run import follow
-    from microrl.sweep.folder import PlannedTrial, SweepFolder
+    from microrl.sweep.folder import SweepFolder
     from microrl.sweep.grid import Grid, Trial
-    from microrl.sweep.schedule import Next
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -33,9 +30,6 @@ EXAMPLES = """
 
   microrl sweep --resume runs/study                        [dim]after it was interrupted or killed[/]
 """
-
-SHOW_S = 0.5
-"""Seconds between two looks at the trial in progress."""
 
 
 def register(app: typer.Typer) -> None:
@@ -101,6 +95,8 @@ def sweep(
     as_json: options.Json = False,
 ) -> int:
     """Train every combination of settings and seeds, within one time limit. Each trial is a run folder of its own."""
+    from microrl import files
+    from microrl.config.paths import local_model
     from microrl.sweep.folder import STRATEGIES, SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import Grid, Study
@@ -112,7 +108,7 @@ def sweep(
             raise UserError(
                 "--resume uses the settings of the sweep", "only --on, --cpus and --json can be added; or start another sweep"
             )
-        return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json)
+        return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json, is_resumed=True)
     study = Study.of(presets or ())
     if hours is None and steps is None:
         hours = study.hours
@@ -135,8 +131,15 @@ def sweep(
         return _preview(trials, strategy, hours, as_json=as_json)
     refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)
     name = options.run_name(presets, trials[0].config.model.name)
+    for model in {trial.config.model.name for trial in trials}:
+        local_model(model)
     folder = SweepFolder.create(out or options.run_folder(f"sweep-{name}"), strategy, hours, trials)
-    return _carry_out(folder, on=on, cpus=cpus, as_json=as_json)
+    try:
+        return _carry_out(folder, on=on, cpus=cpus, as_json=as_json)
+    except UserError:
+        if not folder.events():  # of a cluster that cannot be used: nothing has begun
+            files.remove(folder.path)
+        raise
 
 
 def _refuse_places(on: str | None, cpus: int | None) -> None:
@@ -218,9 +221,9 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
         [
             one.trial.name,
             "" if (scale := getattr(one.trial.config.adapter, "scale", None)) is None else f"{scale:g}",
-            "" if one.hours is None else _time(one.hours),
+            "" if one.hours is None else duration(one.hours),
             "" if one.plan is None else f"~{one.plan.steps}",
-            "" if one.plan is None else _time(one.plan.hours),
+            "" if one.plan is None else duration(one.plan.hours),
             "" if one.plan is None else f"{one.plan.cost_usd:.2f}",
             "; ".join(one.trial.also_named()),
         ]
@@ -229,16 +232,12 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
     print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows)
     counted = f"{len(found)} trial" + "s" * (len(found) != 1)
     if hours is not None and (parts := rounds(trials, strategy)) > 1:
-        counted += f" in the first of {parts} rounds, which take at most {_time(hours)} together; this one"
+        counted += f" in the first of {parts} rounds, which take at most {duration(hours)} together; this one"
     if len(plans) == len(found):
-        say(f"{counted}, about {_time(together['hours'])} and ${together['cost_usd']:.2f} together")
+        say(f"{counted}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} together")
     else:
         say(f"{counted}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
     return OK
-
-
-def _time(hours: float) -> str:
-    return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.1f} min"
 
 
 class _Work:
@@ -274,80 +273,8 @@ class _Work:
         return guarded(work)
 
 
-class _Show:
-    """Lines on standard error; on a terminal, how far the trial in progress is."""
-
-    def __init__(self, folder: SweepFolder) -> None:
-        from rich.console import Console
-
-        self._folder, self._count = folder, len(folder.plan.trials)
-        self._console, self._shown_s = Console(stderr=True), 0.0
-        self._live: Live | None = None
-        self._head, self._total = "", ""
-        self._lines: follow.Lines | None = None
-
-    def started(self, following: Next, status: str) -> None:
-        from microrl.run import follow
-
-        name = following.trial.name
-        self._head = f"{[trial.name for trial in self._folder.plan.trials].index(name) + 1}/{self._count} {name}"
-        steps = following.trial.config["budget"]["steps"]
-        self._total = f"/{steps}" if steps and following.hours is None else ""
-        limit = "" if following.hours is None else f", limit {_time(following.hours)}"
-        say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}")
-        self._lines = follow.Lines(self._folder.trial(name) / "metrics.jsonl")
-
-    def waiting(self) -> None:
-        """Only here, in the process that waits: one that is forked must not have a display."""
-        from microrl import clock
-
-        if not self._console.is_terminal or clock.now_s() - self._shown_s < SHOW_S or self._lines is None:
-            return
-        self._shown_s = clock.now_s()
-        from rich.live import Live
-        from rich.text import Text
-
-        rows = self._lines.new()
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
-            self._live.update(Text(f"{self._head}: loading"), refresh=True)
-        if rows:
-            row = rows[-1]
-            accuracy = row.get("reward/accuracy")
-            said = f"step {row.get('step', 0) + 1}{self._total}, accuracy {'-' if accuracy is None else f'{accuracy:.3f}'}"
-            self._live.update(Text(f"{self._head}: {said}"), refresh=True)
-
-    def ended(self, trial: PlannedTrial, status: int, why: str) -> None:
-        from microrl.sweep.table import lines
-
-        self.close()
-        (line,) = [line for line in lines(self._folder) if line.trial.name == trial.name]
-        if why:
-            again = "" if line.status == "failed" else "; it will be tried once more"
-            say(f"{trial.name} failed: {why}{again}; see {self._folder.log(trial.name)}")
-            return
-        gain, summary = line.gain, line.summary
-        said = f"{summary.steps} steps in {_time(summary.hours_spent)}" if summary else "ended"
-        if gain is not None and summary and summary.eval.after:
-            said += (
-                f", accuracy {summary.eval.after.accuracy:.3f}, gain {gain.mean:+.3f} [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]"
-            )
-        say(f"{trial.name}: {said}" + (", stopped by the guard" if line.status == "stopped" else ""))
-
-    def note(self, text: str) -> None:
-        self.close()
-        say(text)
-
-    def close(self) -> None:
-        """Take the display away."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-
-def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool) -> int:
-    """Make the trials that are left, and print the table."""
+def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool, is_resumed: bool = False) -> int:
+    """Make the trials that are left, and print the table. Those that have failed are tried again where the sweep is resumed."""
     from microrl import clock
     from microrl.plan.show import print_lines
     from microrl.sweep import sweep as local
@@ -355,8 +282,11 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
     from microrl.train import fallback
 
     folder.lock()
+    if is_resumed:
+        folder.retry_failed()
     say(f"sweep: {folder.path}, {len(folder.plan.trials)} trials")
-    show = _Show(folder)
+    where = "" if on is None else f" --on {on}" + ("" if cpus is None else f" --cpus {cpus}")
+    show = Display(folder)
     try:
         if on is not None:
             from microrl.sweep import on_ray
@@ -368,7 +298,6 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
             local.carry_out(folder, _Work(), show, started=clock.process_started_s())
     except KeyboardInterrupt:
         show.close()
-        where = "" if on is None else f" --on {on}" + ("" if cpus is None else f" --cpus {cpus}")
         say(f"resume with: microrl sweep --resume {folder.path}{where}")
         raise
     found = lines(folder)
@@ -377,7 +306,10 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
     else:
         print_lines(*_table(found))
         say(f"compare the settings: microrl compare {folder.path}")
-    return FAILED if any(line.status == "failed" for line in found) else OK
+    if not any(line.status == "failed" for line in found):
+        return OK
+    say(f"to try failed trials again: microrl sweep --resume {folder.path}{where}")
+    return FAILED
 
 
 def _table(found: list[Any]) -> tuple[list[str], list[list[str]]]:
@@ -388,7 +320,7 @@ def _table(found: list[Any]) -> tuple[list[str], list[list[str]]]:
         before, after = (one.eval.before, one.eval.after) if one else (None, None)
         rows.append([
             line.trial.name, "" if line.scale is None else f"{line.scale:g}", f"{one.trainable_params:,}" if one else "",
-            f"{one.steps}" if one else "", _time(one.hours_spent) if one else "",
+            f"{one.steps}" if one else "", duration(one.hours_spent) if one else "",
             "" if line.loading is None else f"{line.loading:.0%}", f"{one.cost_usd:.2f}" if one and one.cost_usd else "",
             "" if before is None else f"{before.accuracy:.3f}", "" if after is None else f"{after.accuracy:.3f}",
             "" if gain is None else f"{gain.mean:+.3f} [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]",

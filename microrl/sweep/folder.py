@@ -26,6 +26,8 @@ Strategy = Literal["equal", "halving", "seeds-first"]
 STRATEGIES: tuple[Strategy, ...] = ("equal", "halving", "seeds-first")
 ATTEMPTS = 2
 """Of a trial that fails."""
+RETRIED = "retried"
+"""Event of a trial that may be tried as often again."""
 Status = Literal["waiting", "unfinished", "done", "stopped", "failed"]
 """Of a trial: not begun; begun and to be resumed; ended; ended by the guard; failed ATTEMPTS times."""
 OVER: tuple[Status, ...] = ("done", "stopped", "failed")
@@ -160,16 +162,25 @@ class SweepFolder:
         return [path for trial in self.plan.trials if RunFolder.is_one(path := self.trial(trial.name))]
 
     def failures(self, name: str) -> list[str]:
-        """What went wrong in each attempt at a trial that failed."""
-        return [
-            str(event.get("message", ""))
-            for event in self.events()
-            if (event.get("trial"), event.get("kind")) == (name, "failed")
-        ]
+        """What went wrong in each attempt at a trial that failed, since it was last allowed others."""
+        found: list[str] = []
+        for event in self.events():
+            if event["trial"] == name and event["kind"] == RETRIED:
+                found = []
+            elif event["trial"] == name and event["kind"] == "failed":
+                found.append(str(event.get("message", "")))
+        return found
+
+    def retry_failed(self) -> None:
+        """Allow the trials that have failed as many attempts again: the cause may be repaired. Raises OSError."""
+        for trial in self.plan.trials:
+            if self.status(trial.name) == "failed":
+                self.event(trial.name, RETRIED)
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of `trials.jsonl`; a damaged one is left out."""
-        self._events += self._new_events.new()
+        new = self._new_events.new()
+        self._events += [one for one in new if isinstance(one.get("kind"), str) and isinstance(one.get("trial"), str)]
         return self._events
 
     def event(self, trial: str, kind: str, message: str = "", **details: Any) -> None:

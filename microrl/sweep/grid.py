@@ -101,8 +101,13 @@ class Grid:
         """
         axes = {SEED: self.axes.get(SEED) or (resolve(self.presets, self.flags, self.sets).seed,)}
         axes |= {axis: values for axis, values in self.axes.items() if axis != SEED}
+        given = {text.partition("=")[0].strip() for text in self.sets}
+        given |= {key for key, value in self.flags.items() if value is not None}
         for axis, values in axes.items():
             _refuse_twice(axis, values)
+            key = AXES.get(axis, axis)
+            if axis != "alpha" and axis in self.axes and key in given:
+                raise UserError(f"{key} is both set and varied", "remove one of the two")
             if AXES.get(axis) in axes:
                 raise UserError(f"{axis} is varied twice, also as {AXES[axis]}", "vary it in one way")
         count = 1
@@ -150,7 +155,7 @@ class Grid:
                     )
                 flags[AXES["adapter"]] = "rslora"
             elif rule != "fixed":
-                flags[AXES["alpha"]] = rule
+                sets.append(f"{AXES['alpha']}={rule}")  # over an alpha that is set, which is the one of `fixed`
         name = _name({axis: value for axis, value in applied.items() if axis == SEED or len(self.axes[axis]) > 1})
         try:
             config = resolve(self.presets, flags, sets)
@@ -164,9 +169,9 @@ def _as_toml(value: Any) -> str:
 
 
 def _refuse_twice(axis: str, values: Sequence[Any]) -> None:
-    twice = [value for value in dict.fromkeys(values) if list(values).count(value) > 1]
-    if twice:
-        raise UserError(f"{axis} {twice[0]} is given twice", "name each value once: a trial would be made twice")
+    twice = next((value for number, value in enumerate(values) if value in values[:number]), None)
+    if twice is not None:
+        raise UserError(f"{axis} {twice} is given twice", "name each value once: a trial would be made twice")
 
 
 def _name(values: Mapping[str, Any]) -> str:

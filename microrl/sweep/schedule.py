@@ -76,13 +76,16 @@ def _rung(folder: SweepFolder) -> _Rung | None:
     alive = list(folder.plan.trials)
     for rung in range(rungs(folder)):
         events = folder.events()
+        kept = next((one["kept"] for one in events if one["kind"] == RUNG and one.get("rung") == rung), None)
+        if kept is not None:  # closed for good: whoever was killed in a later rung has no summary, but has been through this one
+            alive = [one for one in alive if one.name in kept]
+            continue
         given = {str(one["trial"]): one.get("hours") for one in events if one["kind"] == STARTED and one.get("rung") == rung}
         left = [one for one in alive if not _is_over(folder, one.name, given)]
         if left:
             return _Rung(rung, left, given, len(alive))
         if rung + 1 < rungs(folder):
-            recorded = next((one["kept"] for one in events if one["kind"] == RUNG and one.get("rung") == rung), None)
-            alive = _halved(folder, alive, rung) if recorded is None else [one for one in alive if one.name in recorded]
+            alive = _halved(folder, alive, rung)
     return None
 
 

@@ -99,6 +99,13 @@ def lines(folder: SweepFolder) -> list[Line]:
     return found
 
 
+def left_out(folder: SweepFolder) -> str:
+    """A sentence that names the trials without a result; empty if all have one."""
+    missing = [line for line in lines(folder) if line.status not in ("done", "stopped")]
+    names = ", ".join(f"{line.trial.name} ({line.status}{f': {line.why}' if line.why else ''})" for line in missing)
+    return f"{len(missing)} of {len(folder.plan.trials)} trials of {folder.path} have no result: {names}" if missing else ""
+
+
 # ---- settings, over seeds
 
 
