@@ -191,6 +191,7 @@ def test_sft_trains_on_the_tasks_own_answers_but_not_on_those_of_held_out_proble
     questions = load_questions(config.data)
     for question in questions[::20]:
         answer = gym.answer_of(problems.solution(question.answer))
+        assert problems.own_answer(question.answer) == answer
         assert answer and gym.handle({"gold": question.answer, "answer": answer})
     solutions = load_solutions(config)
     assert len(solutions) == 120 and all(one.text.startswith("<answer>") for one in solutions)

@@ -83,8 +83,19 @@ def problems(config: DataConfig) -> Iterator[tuple[str, str, str]]:
 def solution(gold: str) -> str:
     """The task's own answer as a completion, without any working; empty where it has none. `gold`: as in `problems`."""
     problem = json.loads(gold)
-    entry = plain.decode(problem["entry"], _no_value) if problem["has_answer"] else {"answer": ""}
-    return entry["answer"] and f"<answer>{entry['answer']}</answer>"
+    return f"<answer>{_answer(problem)}</answer>" if problem["has_answer"] else ""
+
+
+def own_answer(gold: str) -> str:
+    """The answer to show for a question's gold answer: of a procedural task, the one in what its scorer needs."""
+    try:
+        return _answer(json.loads(gold)) if gold.startswith('{"task": ') else gold
+    except (ValueError, KeyError, TypeError):
+        return gold
+
+
+def _answer(problem: dict[str, Any]) -> str:
+    return str(plain.decode(problem["entry"], _no_value)["answer"])
 
 
 def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:

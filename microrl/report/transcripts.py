@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from microrl.data.gym import own_answer
 from microrl.report.completions import read_lines, shown_text
 
 OWN = ("held-out-before", "held-out-after")
@@ -81,7 +82,7 @@ def pairs(base: Path, trained: Path, notes: list[str]) -> Iterator[Pair]:
         shared = common(before, after)
         sample = line.get("sample")
         yield Pair(
-            str(line.get("question") or ""), str(line.get("answer") or ""), sample if isinstance(sample, int) else 0,
+            str(line.get("question") or ""), own_answer(str(line.get("answer") or "")), sample if isinstance(sample, int) else 0,
             before[:shared], before[shared:], after[shared:], other.get("right") is True, line.get("right") is True,
         )  # fmt: skip
 
