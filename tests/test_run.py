@@ -217,7 +217,7 @@ def test_eval_without_argument_takes_the_newest_run(inside, tiny_arguments, tmp_
     assert done.returncode == 0 and "held-out" in json.loads(done.stdout)["benchmarks"], done.stderr
 
 
-@pytest.mark.parametrize("preset", [name for name in presets.available() if not presets.sweep(name)])
+@pytest.mark.parametrize("preset", [name for name in presets.available() if not presets.sweep(name) and name != "laptop"])
 def test_every_preset_dry_runs_without_a_network(inside, preset):
     done = inside("train", preset, "--dry-run")
     assert done.returncode == 0, done.stderr

@@ -33,6 +33,16 @@ def word_problems(tmp_path) -> Path:
 
 @pytest.mark.one_of_each
 @pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
+def test_the_laptop_preset_dry_runs_without_a_network(inside, monkeypatch):
+    pytest.importorskip("reasoning_gym", reason="the extra `gym` is not installed")
+    monkeypatch.syspath_prepend(Path(GGUF).parent.parent)
+    done = inside("train", "laptop", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(", gold answer ") == 3 and "Reverse this list of words" in done.stdout
+
+
+@pytest.mark.one_of_each
+@pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
 def test_three_steps(microrl, word_problems, tmp_path):
     out = tmp_path / "run"
     # A model this small is hardly ever right without an example; the length penalty is what its groups differ in.

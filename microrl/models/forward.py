@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,17 @@ from transformers import PreTrainedModel
 from microrl.models.onednn import times_transposed
 from microrl.models.tensors import merged, replaced
 from microrl.types import AdapterSnapshot, LowRank
+
+
+def cache_argument(backbone: torch.nn.Module, cache: object) -> dict[str, object]:
+    """A KV cache as the argument that this architecture's forward pass takes: `past_key_values`, or since transformers 5.24
+    `cache` in those that have been renamed. (The old name then warns at every call.)"""
+    return {_cache_name(type(backbone)): cache}
+
+
+@lru_cache
+def _cache_name(architecture: type[torch.nn.Module]) -> str:
+    return "cache" if "cache" in inspect.signature(architecture.forward).parameters else "past_key_values"
 
 
 def lora_forward_hook(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from microrl.algorithm.batch import Row
+from microrl.models.forward import cache_argument
 
 
 class MicroBatch(NamedTuple):
@@ -123,20 +124,19 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
         )
         return output.last_hidden_state[:, batch.prompts_PL.shape[1] - 1 :]
     cache = DynamicCache()
+    kept = cache_argument(backbone, cache)
     prompt = backbone(
         input_ids=batch.prompts_PL,
         attention_mask=prompt_mask_PL,
         position_ids=prompt_positions_PL,
-        past_key_values=cache,
         use_cache=True,
+        **kept,
     )
     first_B1D = prompt.last_hidden_state[:, -1:][batch.prompt_of_B]
     if fed_BT.shape[1] == 0:
         return first_B1D
     cache.batch_select_indices(batch.prompt_of_B)
-    completion = backbone(
-        input_ids=fed_BT, attention_mask=mask_BL, position_ids=positions_BT, past_key_values=cache, use_cache=True
-    )
+    completion = backbone(input_ids=fed_BT, attention_mask=mask_BL, position_ids=positions_BT, use_cache=True, **kept)
     return torch.cat([first_B1D, completion.last_hidden_state], dim=1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from microrl.models.forward import Bend, project
+from microrl.models.forward import Bend, cache_argument, project
 from microrl.rollout.kv_cache import InPlaceCache
 from microrl.types import Sampling
 
@@ -83,9 +83,9 @@ class DecodingBatch:
     def _forward(
         self, ids_RL: torch.Tensor, positions_RL: torch.Tensor, mask_RL: torch.Tensor | None, cache: InPlaceCache
     ) -> torch.Tensor:
-        output = self._model.base_model(
-            input_ids=ids_RL, attention_mask=mask_RL, position_ids=positions_RL, past_key_values=cache, use_cache=True
-        )
+        backbone = self._model.base_model
+        kept = cache_argument(backbone, cache)
+        output = backbone(input_ids=ids_RL, attention_mask=mask_RL, position_ids=positions_RL, use_cache=True, **kept)
         last_RD, head = output.last_hidden_state[:, -1], self._model.get_output_embeddings()
         logits_RV = project(last_RD, head.weight, head.bias, fp32=True) if self._fp32_head else head(last_RD)
         return logits_RV if self._bend is None else self._bend(logits_RV)
