@@ -19,12 +19,12 @@ from microrl.types import AdapterSnapshot, LowRank
 def cache_argument(backbone: torch.nn.Module, cache: object) -> dict[str, object]:
     """A KV cache as the argument that this architecture's forward pass takes: `past_key_values`, or since transformers 5.24
     `cache` in those that have been renamed. (The old name then warns at every call.)"""
-    return {_cache_name(type(backbone)): cache}
+    return {_cache_name(type(backbone).forward): cache}
 
 
 @lru_cache
-def _cache_name(architecture: type[torch.nn.Module]) -> str:
-    return "cache" if "cache" in inspect.signature(architecture.forward).parameters else "past_key_values"
+def _cache_name(forward: Callable[..., Any]) -> str:
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 def lora_forward_hook(pair: LowRank, device: torch.device) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
