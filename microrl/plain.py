@@ -65,8 +65,13 @@ def encode(value: Any, other: Other) -> Any:
     return _Encoder(other).encode(value, 0)
 
 
-def decode(data: Any, known: Known) -> Any:
-    """The value of a JSON text's object. Raises BadValue."""
+def _none_known(data: list) -> Any:
+    raise BadValue("not a value")
+
+
+def decode(data: Any, known: Known = _none_known) -> Any:
+    """The value of a JSON text's object. `known` makes what `other` of `encode` has named; without it, only plain values are.
+    Raises BadValue."""
     try:
         return _Decoder(known).decode(data, 0)
     except BadValue:

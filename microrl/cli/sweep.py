@@ -127,12 +127,12 @@ def sweep(
     # An axis that a study's preset has as well keeps its place among the others.
     axes = {**study.axes(), **{axis: values for axis, values in given.items() if values}}
     trials = _ordered(Grid(presets or (), flags, sets or (), axes), strategy, hours)
+    for model in {trial.config.model.name for trial in trials}:
+        local_model(model)  # one that does not exist is refused now, and not when its trial begins
     if dry_run:
         return _preview(trials, strategy, hours, as_json=as_json)
     refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)
     name = options.run_name(presets, trials[0].config.model.name)
-    for model in {trial.config.model.name for trial in trials}:
-        local_model(model)
     folder = SweepFolder.create(out or options.run_folder(f"sweep-{name}"), strategy, hours, trials)
     try:
         return _carry_out(folder, on=on, cpus=cpus, as_json=as_json)

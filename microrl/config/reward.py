@@ -48,7 +48,6 @@ class RewardConfig(Section):
     normalise: Literal["together", "apart"] = "together"
     """together: the weighted sum of the parts is normalised within its group (GRPO); apart: each part is, then their weighted
     sum over the batch (GDPO)."""
-
     shuffle: bool = False
     """Permute the rewards at random within each group, as a control run: they then say nothing about the completions. Metrics and
     evaluations still count the true ones."""

@@ -95,7 +95,7 @@ def own_answer(gold: str) -> str:
 
 
 def _answer(problem: dict[str, Any]) -> str:
-    return str(plain.decode(problem["entry"], _no_value)["answer"])
+    return str(plain.decode(problem["entry"])["answer"])
 
 
 def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:
@@ -119,11 +119,6 @@ def _generated(wanted: list[str], config: DataConfig) -> list[dict[str, Any]]:
     if done.returncode != 0:
         raise UserError("reasoning-gym ended while it generated the problems", "try fewer tasks, to find the one")
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def _no_value(data: list) -> Any:
-    """For `plain.decode`: an entry holds plain data only, as `gym_rows` has made sure."""
-    raise plain.BadValue("not a value")
 
 
 def _refused(task: str, why: str) -> UserError:

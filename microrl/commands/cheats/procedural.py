@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 
-from microrl import plain
 from microrl.answers import END_THINK, THINK
 from microrl.commands.cheats import text
 from microrl.commands.cheats.attack import QUESTIONS, Cheat, some
+from microrl.data.gym import own_answer
 from microrl.data.load import Question
 from microrl.rewards.judges.gym import EMPTY, EVALUATED, NONSENSE, answer_of
 
@@ -51,9 +51,7 @@ class Procedural:
     solutions = "gold answers"
 
     def gold(self, question: Question) -> str:
-        answer = plain.decode(json.loads(question.answer)["entry"], _refuse)["answer"]
-        assert isinstance(answer, str)  # a task without gold answers is refused before
-        return answer
+        return own_answer(question.answer)  # a task without gold answers is refused before
 
     def right(self, question: Question) -> str:
         return honest(self.gold(question))
@@ -147,7 +145,3 @@ def _tags(gold: str, wrong: str) -> Iterator[tuple[str, str]]:
     yield "capitals", f"{think}<ANSWER>{gold}</ANSWER>"
     yield "in plain text", f"{think}{gold}"
     yield "a box, and wrong tags", f"{think}{text.boxed(gold)} {tagged(wrong)}"
-
-
-def _refuse(data: list) -> None:
-    raise plain.BadValue("not a value")

@@ -94,7 +94,7 @@ def handle(request: dict[str, Any], reads: int = -1, writes: int = -1) -> Any:
     With `answer`: whether it is right. With `answers`: a list of that, and the largest processor time of one of them, in seconds.
     """
     problem = json.loads(request["gold"])
-    scorer, entry = _scorer(problem["task"]), plain.decode(problem["entry"], _refuse)
+    scorer, entry = _scorer(problem["task"]), plain.decode(problem["entry"])
     if "answers" not in request:
         return _is_right(scorer, problem["task"], entry, request["answer"])
     verdicts, slowest_s = [], 0.0
@@ -114,7 +114,7 @@ def refusal(task: str, golds: Sequence[str], ask: Ask) -> str | None:
     problems = [json.loads(gold) for gold in golds]
     if not all(problem["has_answer"] for problem in problems):
         return "its problems have no gold answer, so its scorer cannot be checked"
-    own = [plain.decode(problem["entry"], _refuse)["answer"] for problem in problems]
+    own = [plain.decode(problem["entry"])["answer"] for problem in problems]
     answers = [None, *NONSENSE, *EMPTY, *(mark.join(dict.fromkeys(own)) for mark in (" ", ", ", " or ", "\n\n"))]
     takes: dict[str | None, set[str]] = {answer: set() for answer in answers}
     for gold, right in zip(golds, own, strict=True):
@@ -155,7 +155,3 @@ def _scorer(task: str) -> Any:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     return reasoning_gym.create_dataset(task, seed=0, size=1)
-
-
-def _refuse(data: list) -> Any:
-    raise plain.BadValue("not a value")
