@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from microrl.models.forward import Bend, cache_argument, project
 from microrl.rollout.kv_cache import InPlaceCache
+from microrl.rollout.plain_step import PlainStep
 from microrl.types import Sampling
 
 PREFILL_TOKENS = 8192
@@ -27,10 +29,13 @@ class DecodingBatch:
         self._model, self._capacity, self._fp32_head = model, capacity, fp32_head
         self._bend = Bend.of(model)
         self._cache = InPlaceCache(model.config.num_hidden_layers, capacity)
+        self._plain_step = PlainStep.of(model, capacity)
         self._width = 0
         self._lengths_R = torch.zeros(0, dtype=torch.long, device=model.device)
-        self._mask_RL: torch.Tensor | None = None
-        """None where nothing is padded: attention without a mask is the faster kernel."""
+        self._mask_RC: torch.Tensor | None = None
+        """Of all positions up to the capacity. None where nothing is padded: attention without a mask is the faster kernel."""
+        self._added_R11C: torch.Tensor | None = None
+        """The same for `PlainStep`, as what is added to scores."""
         self.logits_RV: torch.Tensor
         """Of the next tokens: after `gather` of the rows that have joined, after `step` of all."""
 
@@ -58,16 +63,21 @@ class DecodingBatch:
         if logits:
             self.logits_RV = logits[0] if len(logits) == 1 else torch.cat(logits)
         self._width = int(lengths_R.max())
-        mask_RL = _mask(lengths_R, self._width)
-        self._mask_RL = None if bool(mask_RL.all()) else mask_RL
+        self._mask_RC = self._added_R11C = None
+        if int(lengths_R.min()) < self._width:
+            self._mask_RC = torch.arange(self._capacity, device=lengths_R.device) >= self._width - lengths_R[:, None]
+            self._added_R11C = torch.zeros(self._mask_RC.shape).masked_fill_(~self._mask_RC, -torch.inf)[:, None, None]
 
     def step(self, tokens_R: torch.Tensor) -> None:
         """Feed each row its token."""
-        if self._mask_RL is not None:
-            self._mask_RL = torch.cat([self._mask_RL, self._mask_RL.new_ones(len(tokens_R), 1)], dim=1)
-        self.logits_RV = self._forward(tokens_R[:, None], self._lengths_R[:, None], self._mask_RL, self._cache)
-        self._lengths_R = self._lengths_R + 1
         self._width += 1
+        if self._plain_step is not None:
+            added_R11L = None if self._added_R11C is None else self._added_R11C[..., : self._width]
+            self.logits_RV = self._logits(self._plain_step(tokens_R, self._lengths_R, added_R11L, self._cache))
+        else:
+            mask_RL = None if self._mask_RC is None else self._mask_RC[:, : self._width]
+            self.logits_RV = self._forward(tokens_R[:, None], self._lengths_R[:, None], mask_RL, self._cache)
+        self._lengths_R = self._lengths_R + 1
 
     def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[InPlaceCache, torch.Tensor, torch.Tensor]:
         """The prompts' cache, their lengths [P], and the logits of their next tokens [P, V]."""
@@ -86,7 +96,10 @@ class DecodingBatch:
         backbone = self._model.base_model
         kept = cache_argument(backbone, cache)
         output = backbone(input_ids=ids_RL, attention_mask=mask_RL, position_ids=positions_RL, use_cache=True, **kept)
-        last_RD, head = output.last_hidden_state[:, -1], self._model.get_output_embeddings()
+        return self._logits(output.last_hidden_state[:, -1])
+
+    def _logits(self, last_RD: torch.Tensor) -> torch.Tensor:
+        head: Any = self._model.get_output_embeddings()
         logits_RV = project(last_RD, head.weight, head.bias, fp32=True) if self._fp32_head else head(last_RD)
         return logits_RV if self._bend is None else self._bend(logits_RV)
 

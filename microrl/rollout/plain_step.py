@@ -1,0 +1,118 @@
+"""A decode step of Llama, Qwen2 and Qwen3 models in a few torch calls a layer, on a CPU.
+
+transformers' modules spend half a millisecond of Python on a layer and token, which for 32 rows of a small model is more than
+the arithmetic. This is the same arithmetic on the same tensors; other architectures, GPUs and 16-bit types keep transformers'.
+`microrl.policy.architecture` compares it with the model's own logits before a run begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import LlamaModel, PreTrainedModel, Qwen2Model, Qwen3Model
+
+from microrl.rollout.kv_cache import InPlaceCache
+
+MODELS = (LlamaModel, Qwen2Model, Qwen3Model)
+"""Of these exact types: a subclass may compute something else."""
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Kinds of rotary embeddings whose frequencies depend on the length: no table of positions holds them."""
+
+
+class PlainStep:
+    """The body of a model for one token a row. It is made anew for every batch, because weights are others then."""
+
+    def __init__(self, model: PreTrainedModel, capacity: int) -> None:
+        body: Any = model.base_model
+        self._embedding, self._layers = body.embed_tokens.weight, [_Layer(layer) for layer in body.layers]
+        self._norm = _Norm(body.norm)
+        positions_1C = torch.arange(capacity)[None]
+        cos_1CD, sin_1CD = body.rotary_emb(self._embedding[:1, None], positions_1C)
+        half = sin_1CD.shape[-1] // 2
+        # With the first half of sin negated, rotating a half is only an exchange of halves.
+        self._cos_C1D = cos_1CD[0][:, None]
+        self._sin_C1D = torch.cat([-sin_1CD[0, :, :half], sin_1CD[0, :, half:]], dim=-1)[:, None]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, capacity: int) -> PlainStep | None:
+        """The step of this model, with up to `capacity` tokens a row; None where it is computed by transformers."""
+        body, config = model.base_model, model.config
+        plain = (
+            type(body) in MODELS
+            and model.device.type == "cpu"
+            and all(parameter.dtype is torch.float32 for parameter in body.parameters())
+            and config.hidden_act == "silu"
+            and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+            and config.rope_parameters["rope_type"] not in LENGTH_DEPENDENT_ROPE
+            and not any(module._forward_hooks or module._forward_pre_hooks for module in body.modules())
+        )
+        return cls(model, capacity) if plain else None
+
+    def __call__(
+        self, tokens_R: torch.Tensor, positions_R: torch.Tensor, mask_R11L: torch.Tensor | None, cache: InPlaceCache
+    ) -> torch.Tensor:
+        """The last layer's states [R, D] of these tokens, whose keys and values are appended to the cache.
+
+        The mask is added to the scores of each row's L positions, this token's included; None: all of them are seen.
+        """
+        x_RD = self._embedding[tokens_R]
+        cos_R1D, sin_R1D = self._cos_C1D[positions_R], self._sin_C1D[positions_R]
+        for number, layer in enumerate(self._layers):
+            x_RD = layer(x_RD, cos_R1D, sin_R1D, mask_R11L, cache, number)
+        return self._norm(x_RD)
+
+
+class _Norm:
+    def __init__(self, module: Any) -> None:
+        self._weight, self._eps = module.weight, module.variance_epsilon
+        self._shape = tuple(self._weight.shape)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, self._shape, self._weight, self._eps)
+
+
+class _Layer:
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._before, self._after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        # Called without transformers' and torch's wrappers around a module's `forward`: there are no hooks.
+        self._q, self._k, self._v, self._o = (
+            getattr(attention, f"{name}_proj").forward for name in ("q", "k", "v", "o")
+        )  # fmt: skip
+        self._gate, self._up, self._down = (getattr(mlp, f"{name}_proj").forward for name in ("gate", "up", "down"))
+        self._q_norm, self._k_norm = (
+            (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else (None, None)
+        )
+        self._size, self._scaling = attention.head_dim, attention.scaling
+
+    def __call__(
+        self,
+        x_RD: torch.Tensor,
+        cos_R1D: torch.Tensor,
+        sin_R1D: torch.Tensor,
+        mask_R11L: torch.Tensor | None,
+        cache: InPlaceCache,
+        number: int,
+    ) -> torch.Tensor:
+        rows, size = len(x_RD), self._size
+        normed_RD = self._before(x_RD)
+        query_RHS, key_RKS = self._q(normed_RD).view(rows, -1, size), self._k(normed_RD).view(rows, -1, size)
+        if self._q_norm is not None and self._k_norm is not None:
+            query_RHS, key_RKS = self._q_norm(query_RHS), self._k_norm(key_RKS)
+        key_RKS, value_RKS = _rotated(key_RKS, cos_R1D, sin_R1D), self._v(normed_RD).view(rows, -1, size)
+        keys_RKLS, values_RKLS = cache.update(key_RKS.unsqueeze(2), value_RKS.unsqueeze(2), number)
+        # The heads that share a key stand in the place of queries: keys and values are read once for all of them.
+        query_RKGS = _rotated(query_RHS, cos_R1D, sin_R1D).view(rows, key_RKS.shape[1], -1, size)
+        seen_RKGS = functional.scaled_dot_product_attention(
+            query_RKGS, keys_RKLS, values_RKLS, attn_mask=mask_R11L, scale=self._scaling
+        )
+        x_RD = x_RD + self._o(seen_RKGS.reshape(rows, -1))
+        normed_RD = self._after(x_RD)
+        return x_RD + self._down(functional.silu(self._gate(normed_RD)) * self._up(normed_RD))
+
+
+def _rotated(x_RHS: torch.Tensor, cos_R1S: torch.Tensor, sin_R1S: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding: x cos + (the halves of x exchanged) sin, where the first half of sin is negated."""
+    return torch.addcmul(x_RHS * cos_R1S, x_RHS.roll(x_RHS.shape[-1] // 2, -1), sin_R1S)
