@@ -82,9 +82,8 @@ class _Layer:
             getattr(attention, f"{name}_proj").forward for name in ("q", "k", "v", "o")
         )  # fmt: skip
         self._gate, self._up, self._down = (getattr(mlp, f"{name}_proj").forward for name in ("gate", "up", "down"))
-        self._q_norm, self._k_norm = (
-            (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else (None, None)
-        )
+        self._q_norm: _Norm | None = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self._k_norm: _Norm | None = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self._size, self._scaling = attention.head_dim, attention.scaling
 
     def __call__(
