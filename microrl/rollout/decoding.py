@@ -34,8 +34,6 @@ class DecodingBatch:
         self._lengths_R = torch.zeros(0, dtype=torch.long, device=model.device)
         self._mask_RC: torch.Tensor | None = None
         """Of all positions up to the capacity. None where nothing is padded: attention without a mask is the faster kernel."""
-        self._added_R11C: torch.Tensor | None = None
-        """The same for `PlainStep`, as what is added to scores."""
         self.logits_RV: torch.Tensor
         """Of the next tokens: after `gather` of the rows that have joined, after `step` of all."""
 
@@ -63,19 +61,16 @@ class DecodingBatch:
         if logits:
             self.logits_RV = logits[0] if len(logits) == 1 else torch.cat(logits)
         self._width = int(lengths_R.max())
-        self._mask_RC = self._added_R11C = None
-        if int(lengths_R.min()) < self._width:
-            self._mask_RC = torch.arange(self._capacity, device=lengths_R.device) >= self._width - lengths_R[:, None]
-            self._added_R11C = torch.zeros(self._mask_RC.shape).masked_fill_(~self._mask_RC, -torch.inf)[:, None, None]
+        is_padded = int(lengths_R.min()) < self._width
+        self._mask_RC = _mask(lengths_R, self._width, self._capacity) if is_padded else None
 
     def step(self, tokens_R: torch.Tensor) -> None:
         """Feed each row its token."""
         self._width += 1
+        mask_RL = None if self._mask_RC is None else self._mask_RC[:, : self._width]
         if self._plain_step is not None:
-            added_R11L = None if self._added_R11C is None else self._added_R11C[..., : self._width]
-            self.logits_RV = self._logits(self._plain_step(tokens_R, self._lengths_R, added_R11L, self._cache))
+            self.logits_RV = self._logits(self._plain_step(tokens_R, self._lengths_R, mask_RL, self._cache))
         else:
-            mask_RL = None if self._mask_RC is None else self._mask_RC[:, : self._width]
             self.logits_RV = self._forward(tokens_R[:, None], self._lengths_R[:, None], mask_RL, self._cache)
         self._lengths_R = self._lengths_R + 1
 
@@ -104,9 +99,9 @@ class DecodingBatch:
         return logits_RV if self._bend is None else self._bend(logits_RV)
 
 
-def _mask(lengths_R: torch.Tensor, width: int) -> torch.Tensor:
-    """[R, width]: which positions are not padding, which is on the left."""
-    return torch.arange(width, device=lengths_R.device) >= width - lengths_R[:, None]
+def _mask(lengths_R: torch.Tensor, width: int, capacity: int | None = None) -> torch.Tensor:
+    """[R, capacity or width]: which positions of rows that end at `width` are not padding, which is on the left."""
+    return torch.arange(capacity or width, device=lengths_R.device) >= width - lengths_R[:, None]
 
 
 def _pieces(prompts: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:

@@ -51,12 +51,13 @@ class PlainStep:
         return cls(model, capacity) if plain else None
 
     def __call__(
-        self, tokens_R: torch.Tensor, positions_R: torch.Tensor, mask_R11L: torch.Tensor | None, cache: InPlaceCache
+        self, tokens_R: torch.Tensor, positions_R: torch.Tensor, mask_RL: torch.Tensor | None, cache: InPlaceCache
     ) -> torch.Tensor:
         """The last layer's states [R, D] of these tokens, whose keys and values are appended to the cache.
 
-        The mask is added to the scores of each row's L positions, this token's included; None: all of them are seen.
+        The mask says which of a row's L positions, this token's included, are seen; None: all of them.
         """
+        mask_R11L = None if mask_RL is None else mask_RL[:, None, None]
         x_RD = self._embedding[tokens_R]
         cos_R1D, sin_R1D = self._cos_C1D[positions_R], self._sin_C1D[positions_R]
         for number, layer in enumerate(self._layers):
