@@ -75,6 +75,15 @@ def chunk_elements(vocab: int, *, on_cpu: bool) -> int:
     return max(CPU_CHUNK_ROWS * vocab, CPU_CHUNK_ELEMENTS) if on_cpu else GPU_CHUNK_ELEMENTS
 
 
+def merging_takes_less(rows: float, inputs: int, outputs: int, rank: int) -> bool:
+    """Whether a LoRA pair that is merged into its weights for a product and its gradients takes fewer multiplications.
+
+    Both ways have two products of rows x outputs x inputs. Beside them the merged one has a third, for the gradient of the
+    weights, two merges, and the gradients of A and B; the other one three products of the rank with A's side, three with B's.
+    """
+    return (rows + 4 * rank) * outputs * inputs < 3 * rows * rank * (inputs + outputs)
+
+
 # ---- vLLM
 
 MIN_SWAP = (8, 0)

@@ -8,10 +8,9 @@ from peft.tuners.lora.layer import Linear as PeftLinear
 from test_adapters import IDS, config_of, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from microrl.adapters import lora_linear
 from microrl.adapters.adapter import tuned
 from microrl.adapters.attach import attach
-from microrl.adapters.lora_linear import LoraLinear, LoraProduct, merges
+from microrl.adapters.lora_linear import LoraLinear, LoraProduct, MergedLoraProduct, merges
 from microrl.config import resolve
 from microrl.config.adapters import KINDS, LowRankConfig, ResidualConfig
 from microrl.policy.policy import Policy
@@ -30,19 +29,14 @@ def tensors(dtype, tokens=7, width=6, height=5, rank=3, bias=True):
     return x, weight, draw(height).to(dtype) if bias else None, draw(rank, width).to(wide), draw(height, rank).to(wide)
 
 
-MERGED, BESIDE = 3, 1
-"""Ranks at which the pair of `tensors` is merged into the weights, and at which it is not."""
-
-
-@pytest.mark.parametrize("rank", [MERGED, BESIDE])
+@pytest.mark.parametrize("product", [LoraProduct, MergedLoraProduct])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("trained", ["xAB", "AB", "B", "xB", "x"])
-def test_gradients_are_exact(trained, bias, rank):
-    x, weight, b, A, B = tensors(torch.float64, bias=bias, rank=rank)
-    assert merges(x, A, B) is (rank == MERGED)
+@pytest.mark.parametrize("trained", ["xAB", "AB", "A", "B", "xB", "x"])
+def test_gradients_are_exact(trained, bias, product):
+    x, weight, b, A, B = tensors(torch.float64, bias=bias)
     for name, tensor in (("x", x), ("A", A), ("B", B)):
         tensor.requires_grad_(name in trained)
-    assert torch.autograd.gradcheck(lambda x, A, B: LoraProduct.apply(x, weight, b, A, B, 0.7), (x, A, B))
+    assert torch.autograd.gradcheck(lambda x, A, B: product.apply(x, weight, b, A, B, 0.7), (x, A, B))
 
 
 class Multiplications(TorchDispatchMode):
@@ -66,13 +60,12 @@ def test_the_form_with_fewer_multiplications_is_taken(shape):
     x, weight, b, A, B = tensors(torch.float64, bias=False, **shape)
     for tensor in (x, A, B):
         tensor.requires_grad_()
-    counts = {}
-    for merged in (True, False):
-        with pytest.MonkeyPatch.context() as patch, Multiplications() as counter:
-            patch.setattr(lora_linear, "merges", lambda *_, merged=merged: merged)
-            LoraProduct.apply(x, weight, b, A, B, 0.7).sum().backward()
-        counts[merged] = counter.count
-    assert merges(x, A, B) is (counts[True] < counts[False])
+    counts = []
+    for product in (MergedLoraProduct, LoraProduct):
+        with Multiplications() as counter:
+            product.apply(x, weight, b, A, B, 0.7).sum().backward()
+        counts.append(counter.count)
+    assert merges(x, A, B) is (counts[0] < counts[1])
 
 
 def test_in_16_bits_nothing_is_merged():
@@ -81,17 +74,16 @@ def test_in_16_bits_nothing_is_merged():
 
 
 def test_only_what_the_backward_pass_needs_is_kept():
-    x, weight, b, A, B = tensors(torch.float64, rank=BESIDE)
+    x, weight, b, A, B = tensors(torch.float64)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         LoraProduct.apply(x.requires_grad_(), weight, b, A, B.requires_grad_(), 0.7)
-        assert {tuple(tensor.shape) for tensor in kept} == {(7, 1), (1, 6), (5, 1)}, "x is for the gradient of A alone"
+        assert {tuple(tensor.shape) for tensor in kept} == {(7, 3), (3, 6), (5, 3)}, "x is for the gradient of A alone"
         kept.clear()
         LoraProduct.apply(x, weight, b, A.requires_grad_(), B, 0.7)
         assert (7, 6) in {tuple(tensor.shape) for tensor in kept}
         kept.clear()
-        *_, A, B = tensors(torch.float64, rank=MERGED)
-        LoraProduct.apply(x, weight, b, A.requires_grad_(), B, 0.7)
+        MergedLoraProduct.apply(x, weight, b, A, B, 0.7)
         assert {tuple(tensor.shape) for tensor in kept} == {(7, 6), (3, 6), (5, 3)}, "merged, neither x A^T nor the weights"
 
 

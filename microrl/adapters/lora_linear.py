@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear as PeftLinear
 
+from microrl.limits import merging_takes_less
 from microrl.models import onednn
 from microrl.models.tensors import dequantize
 
@@ -21,9 +22,6 @@ class LoraProduct(torch.autograd.Function):
 
     A and B are the trained masters (float32 or wider): rounded to the type of x for the products, with gradients of their own
     type. W and b are frozen, and W may be in 4 bits. Kept for the backward pass: x, where A is trained, and x A^T.
-
-    Where that takes fewer multiplications, y = x V^T + b with V = W + s B A, merged for this call (`merges`). Then only x is
-    kept, where A or B is trained, and with G = g^T x their gradients are s B^T G and s G A^T.
     """
 
     @staticmethod
@@ -36,53 +34,74 @@ class LoraProduct(torch.autograd.Function):
         B_OR: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        ctx.weight_OI, ctx.scale, ctx.merges = weight_OI, scale, merges(x_NI, A_RI, B_OR)
-        to_A, to_B = ctx.needs_input_grad[3:5]
-        if ctx.merges:
-            ctx.save_for_backward(x_NI if to_A or to_B else None, None, A_RI, B_OR)
-            y_NO = onednn.product(x_NI, _merged(weight_OI, A_RI, B_OR, scale).t())
-            return y_NO if bias_O is None else y_NO.add_(bias_O)
         xA_NR = onednn.product(x_NI, A_RI.to(x_NI.dtype).t())
         y_NO = onednn.times_transposed(x_NI, dequantize(weight_OI), bias_O)
         onednn.add_product_(y_NO, xA_NR, B_OR.to(x_NI.dtype).t(), scale)
-        ctx.save_for_backward(x_NI if to_A else None, xA_NR, A_RI, B_OR)
+        ctx.save_for_backward(x_NI if ctx.needs_input_grad[3] else None, xA_NR, A_RI, B_OR)
+        ctx.weight_OI, ctx.scale = weight_OI, scale
         return y_NO
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_NI, xA_NR, A_RI, B_OR = ctx.saved_tensors
-        g_NO, scale = gradients[0], ctx.scale
+        g_NO = gradients[0]
         to_x, to_A, to_B = ctx.needs_input_grad[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         to_x_NI = to_A_RI = to_B_OR = None
-        if ctx.merges:
-            if to_x:
-                to_x_NI = onednn.product(g_NO, _merged(ctx.weight_OI, A_RI, B_OR, scale))
-            if to_A or to_B:
-                G_OI = onednn.product(g_NO.t(), x_NI)
-                to_A_RI = _scaled_product(B_OR.t(), G_OI, scale) if to_A else None
-                to_B_OR = _scaled_product(G_OI, A_RI.t(), scale) if to_B else None
-            return to_x_NI, None, None, to_A_RI, to_B_OR, None
         if to_x or to_A:
             gB_NR = onednn.product(g_NO, B_OR.to(g_NO.dtype))
         if to_x:
             to_x_NI = onednn.times(g_NO, dequantize(ctx.weight_OI))
-            onednn.add_product_(to_x_NI, gB_NR, A_RI.to(g_NO.dtype), scale)
+            onednn.add_product_(to_x_NI, gB_NR, A_RI.to(g_NO.dtype), ctx.scale)
         if to_A:
-            to_A_RI = _scaled_product(gB_NR.t(), x_NI, scale).to(A_RI.dtype)
+            to_A_RI = _scaled_product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
         if to_B:
-            to_B_OR = _scaled_product(g_NO.t(), xA_NR, scale).to(B_OR.dtype)
+            to_B_OR = _scaled_product(g_NO.t(), xA_NR, ctx.scale).to(B_OR.dtype)
+        return to_x_NI, None, None, to_A_RI, to_B_OR, None
+
+
+class MergedLoraProduct(torch.autograd.Function):
+    """The same as x V^T + b with V = W + s B A, merged for this call. All in one type, float32 or wider.
+
+    Kept for the backward pass: x, where A or B is trained. With G = g^T x their gradients are s B^T G and s G A^T.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        A_RI: torch.Tensor,
+        B_OR: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        is_trained = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        ctx.save_for_backward(x_NI if is_trained else None, A_RI, B_OR)
+        ctx.weight_OI, ctx.scale = weight_OI, scale
+        y_NO = onednn.product(x_NI, _merged(weight_OI, A_RI, B_OR, scale).t())
+        return y_NO if bias_O is None else y_NO.add_(bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_NI, A_RI, B_OR = ctx.saved_tensors
+        g_NO = gradients[0]
+        to_x_NI = to_A_RI = to_B_OR = None
+        if ctx.needs_input_grad[0]:
+            to_x_NI = onednn.product(g_NO, _merged(ctx.weight_OI, A_RI, B_OR, ctx.scale))
+        if x_NI is not None:
+            G_OI = onednn.product(g_NO.t(), x_NI)
+            to_A_RI = _scaled_product(B_OR.t(), G_OI, ctx.scale) if ctx.needs_input_grad[3] else None
+            to_B_OR = _scaled_product(G_OI, A_RI.t(), ctx.scale) if ctx.needs_input_grad[4] else None
         return to_x_NI, None, None, to_A_RI, to_B_OR, None
 
 
 def merges(x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:
-    """Whether the merged form takes fewer multiplications: high ranks, small layers, many rows.
+    """Whether the merged form is taken: where it is cheaper, which is so at high ranks, in small layers, with many rows.
 
-    Both forms have two products of N x O x I. Beside them the merged one has G and four small products (two merges, the gradients
-    of A and B), the other one three products with the rank for A's side and three for B's. In 16 bits merging would round a small
-    update away. The rule depends on shapes alone, so that a run repeats.
+    In 16 bits merging would round a small update away. The rule depends on shapes alone, so that a run repeats.
     """
     (rows, inputs), (outputs, rank) = x_NI.shape, B_OR.shape
-    return x_NI.dtype is A_RI.dtype and (rows + 4 * rank) * outputs * inputs < 3 * rows * rank * (inputs + outputs)
+    return x_NI.dtype is A_RI.dtype and merging_takes_less(rows, inputs, outputs, rank)
 
 
 def _merged(weight_OI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor, scale: float) -> torch.Tensor:
@@ -99,7 +118,7 @@ def _scaled_product(left: torch.Tensor, right: torch.Tensor, scale: float) -> to
 
 
 class LoraLinear(PeftLinear):
-    """PEFT's LoRA layer with `LoraProduct` as its forward pass."""
+    """PEFT's LoRA layer with `LoraProduct` as its forward pass, or with its merged form where that is cheaper."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """x [..., I] to [..., O]; the untouched base where the adapter is off."""
@@ -107,7 +126,11 @@ class LoraLinear(PeftLinear):
         if self.disable_adapters or self.merged:
             return base(x)
         A_RI, B_OR, scale = pair_of(self)
-        y_NO = LoraProduct.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, A_RI, B_OR, scale)
+        x_NI = x.reshape(-1, x.shape[-1])
+        # Where A is frozen, it is so that no input has to be kept. A merged pair keeps it.
+        is_merged = merges(x_NI, A_RI, B_OR) and self.lora_A[self.active_adapters[0]].weight.requires_grad
+        product = MergedLoraProduct if is_merged else LoraProduct
+        y_NO = product.apply(x_NI, base.weight, base.bias, A_RI, B_OR, scale)
         return y_NO.view(*x.shape[:-1], -1)
 
 

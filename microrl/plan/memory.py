@@ -36,8 +36,9 @@ from microrl.limits import (
     TWO_BLOCKS_TOKENS,
     WORKSPACE_BYTES,
     chunk_elements,
+    merging_takes_less,
 )
-from microrl.plan.shapes import Shape
+from microrl.plan.shapes import Linear, Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
 GB = 1e9
@@ -54,6 +55,8 @@ FRAGMENTS = 0.1
 SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
 DEFAULT_LENGTH = 4096
+MANY = 1e6
+"""Tokens of a micro-batch, beside which a rank is small."""
 
 
 def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, length: int) -> int:
@@ -70,8 +73,9 @@ def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, l
 
 
 def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int:
-    """The adapter's part. A pair that is one product with its base (`adapters/lora_linear.py`) keeps inputs and rank products in
-    the base's type; the others keep, in fp32, inputs (of a narrow base a copy for each adapter), rank products, outputs."""
+    """The adapter's part. A pair that is one product with its base (`adapters/lora_linear.py`) keeps inputs and, unless it is
+    merged, rank products in the base's type. The others keep, in fp32, inputs (of a narrow base a copy for each adapter), rank
+    products, outputs."""
     linears = shape.targets(adapter)
     n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
     distinct = 2 * shape.hidden + shape.intermediate  # inputs that several layers share count once where they are not copied
@@ -93,10 +97,16 @@ def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int
         case DoraConfig():
             return inputs + products + (dtype_bytes + 4) * n_out
         case LowRankConfig() if adapter.is_one_product:
-            pairs = 2 if isinstance(adapter, ResidualConfig) else 1
-            return dtype_bytes * (distinct + pairs * adapter.rank * len(linears))
+            beside = [linear for linear in linears if dtype_bytes < 4 or not is_merged(linear, adapter)]
+            return dtype_bytes * (distinct + adapter.extra_rank * len(beside))
         case _:
             return inputs + products
+
+
+def is_merged(linear: Linear, adapter: LowRankConfig) -> bool:
+    """Whether a trainer in float32 merges the pair for its products with a layer (`adapters/lora_linear.py`): of many tokens."""
+    is_kept = isinstance(adapter, LoraFaConfig) or not adapter.is_one_product
+    return not is_kept and merging_takes_less(MANY, linear.n_in, linear.n_out, adapter.extra_rank)
 
 
 def micro_batch_tokens(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from microrl.config.adapters import FullConfig
+from microrl.config.adapters import FullConfig, LowRankConfig
 from microrl.plan import memory, starts
 from microrl.plan.calibration import Point
 from microrl.plan.memory import Memory
@@ -217,7 +217,7 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     full = isinstance(adapter, FullConfig)  # gradients of the weights, too
     base = (4 + 2 * again + 2 * full) * work.shape.body * tokens + (4.5 if again else 3.5) * _attention(work) * tokens
     head = 4 * work.shape.head * completion
-    products = (8 if again else 6) * work.shape.products(adapter) * tokens
+    products = (8 if again else 6) * _products(work) * tokens
     passes = max(tokens / sizes.micro_batch_tokens, work.minibatches, 1.0)
     elementwise = 0.0 if on_cpu else _elementwise_bytes(work, passes) * (1.5 if again else 1)
     # On a CPU the rates, which are measured, contain them.
@@ -234,6 +234,20 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     if work.minibatches > 1:
         parts["log-probabilities before"] = _forward(work, rates, work.rows)
     return Update({name: seconds for name, seconds in parts.items() if seconds}, elementwise, base + head + products)
+
+
+def _products(work: Workload) -> float:
+    """Elements of the factors that a token is multiplied with beside the base's weights, three times in an update.
+
+    A pair that is merged takes instead one more product with the size of the weights.
+    """
+    adapter, shape = work.config.adapter, work.shape
+    if work.dtype_bytes < 4 or not isinstance(adapter, LowRankConfig):
+        return shape.products(adapter)
+    return shape.layers * sum(
+        linear.n_in * linear.n_out / 3 if memory.is_merged(linear, adapter) else adapter.extra_rank * (linear.n_in + linear.n_out)
+        for linear in shape.targets(adapter)
+    )
 
 
 def elementwise_bytes_per_token(work: Workload) -> float:
