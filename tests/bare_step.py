@@ -53,7 +53,8 @@ def update(layers, adapters, head):
     for weights, pairs in zip(layers, adapters):
 
         def linear(rows, name, weights=weights, pairs=pairs):
-            return rows @ weights[name].t() + (rows @ pairs[name][0].t()) @ pairs[name][1].t()
+            A, B = pairs[name]
+            return rows @ torch.addmm(weights[name], B, A).t()  # merged: at this rank the fewest multiplications
 
         normed = norm(x)
         query, _, _ = (linear(normed, name) for name in "qkv")
