@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python tests/bare_step.py
 
 The quickstart's shape, 4 prompts x 8 completions of 64 tokens, LoRA of rank 64, float32, one thread: the work of
-`microrl bench peer --pairs 5 --steps 5`. Left out are positions, the cache's padding, attention in the update, clipping, the
-optimizer, the checks of answers, and all Python but these lines.
+`microrl bench peer --pairs 5 --steps 5`. Left out are positions, padding, entropies, clipping, the checks of answers, and all
+Python but these lines.
 """
 
 from __future__ import annotations
@@ -47,22 +47,33 @@ def sample(layers, head):
         tokens = torch.searchsorted(cumulative, torch.rand(ROWS, 1)).clamp(max=VOCABULARY - 1).squeeze(1)
 
 
-def update(layers, adapters, head):
-    """Forward and backward pass of the completions, and of each prompt once."""
-    x = torch.randn(ROWS * TOKENS + PROMPTS * PROMPT_TOKENS, WIDTH)
+def update(layers, adapters, head, optimizer):
+    """Forward and backward pass of the completions, and of each prompt once; one step of the optimizer."""
+    x, rows = torch.randn(ROWS * TOKENS + PROMPTS * PROMPT_TOKENS, WIDTH), ROWS * TOKENS
+    length = PROMPT_TOKENS + TOKENS
+    mask = torch.full((TOKENS, length), float("-inf")).triu_(PROMPT_TOKENS + 1)
     for weights, pairs in zip(layers, adapters):
 
         def linear(rows, name, weights=weights, pairs=pairs):
             A, B = pairs[name]
             return rows @ torch.addmm(weights[name], B, A).t()  # merged: at this rank the fewest multiplications
 
+        def seen(states):
+            """Of each completion: its prompt's, then its own."""
+            prompts = states[rows:].view(PROMPTS, PROMPT_TOKENS, KV_HEADS, HEAD_WIDTH).repeat_interleave(ROWS // PROMPTS, dim=0)
+            return torch.cat([prompts, states[:rows].view(ROWS, TOKENS, KV_HEADS, HEAD_WIDTH)], dim=1).transpose(1, 2)
+
         normed = norm(x)
-        query, _, _ = (linear(normed, name) for name in "qkv")
-        x = x + linear(query, "o")
+        query, keys, values = (linear(normed, name) for name in "qkv")
+        own = query[:rows].view(ROWS, TOKENS, HEADS, HEAD_WIDTH).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(own, seen(keys), seen(values), attn_mask=mask, enable_gqa=True)
+        # The prompts' own attention, a twentieth of the rows, is left out.
+        x = x + linear(torch.cat([out.transpose(1, 2).reshape(rows, -1), query[rows:]]), "o")
         normed = norm(x)
         x = x + linear(functional.silu(linear(normed, "gate")) * linear(normed, "up"), "down")
-    logprobs = (norm(x) @ head.t()).log_softmax(-1)
-    logprobs[:, 0].sum().backward()
+    (norm(x[:rows]) @ head.t()).log_softmax(-1)[:, 0].sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def least_ms(call, *arguments, times=20):
@@ -87,7 +98,8 @@ def main():
         for _ in range(LAYERS)
     ]
     head = torch.randn(VOCABULARY, WIDTH) * 0.05
-    sampling, updating = least_ms(sample, layers, head), least_ms(update, layers, adapters, head)
+    optimizer = torch.optim.AdamW([factor for pairs in adapters for pair in pairs.values() for factor in pair], fused=True)
+    sampling, updating = least_ms(sample, layers, head), least_ms(update, layers, adapters, head, optimizer)
     print(f"sampling {sampling:.0f} ms, update {updating:.0f} ms, together {sampling + updating:.0f} ms")
 
 

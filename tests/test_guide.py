@@ -27,7 +27,7 @@ def commands(text: str) -> list[str]:
             for part in re.split(r"&&|;|\|", line.partition("  #")[0]):
                 words = part.strip().removeprefix("do ")
                 if words.startswith("microrl"):
-                    found.append(words.partition(" > ")[0].replace("$seed", "1"))
+                    found.append(words.partition(" > ")[0].replace("$seed", "1").replace("$study", "rank"))
     return found
 
 

@@ -399,3 +399,34 @@ def test_a_large_run_is_drawn_in_half_a_minute(tmp_path):
     size, seconds, memory = map(float, done.stdout.split())
     print(f"{size / 1e6:.1f} MB, {seconds:.1f} s, {memory / 1e6:.0f} MB of memory")
     assert size < 10e6 and seconds < 30 and memory < 1e9
+
+
+def test_the_divergence_of_a_run_is_the_mean_of_the_steps_that_all_runs_measure(tmp_path):
+    """With a KL term every step measures it, without one every second: the mean is over the latter in both."""
+    make(tmp_path / "run", steps=6, prompts=1, group=2)
+    history = History.load(tmp_path / "run")
+    for number, row in enumerate(history.rows):
+        row.update({"step": number, "policy/kl_ref": float(10**number)})
+    history.config = {"diagnostics": {"kl_ref_every": None}}
+    assert history.kl_to_base() == pytest.approx(111_111 / 6)
+    history.config = {"diagnostics": {"kl_ref_every": 2}}
+    assert history.kl_to_base() == pytest.approx(10_101 / 3)
+    for row in history.rows:
+        row["policy/kl_ref"] = None
+    assert history.kl_to_base() is None
+
+
+def test_the_divergence_against_the_rank_has_a_line_for_each_weight_of_the_kl_term(tmp_path):
+    histories = []
+    for rank, beta, kl in ((2, 0.0, 0.1), (4, 0.0, 0.2), (2, 0.05, 0.3), (4, 0.05, 0.4)):
+        make(tmp_path / f"r{rank}-{beta}", steps=2, prompts=1, group=2)
+        history = History.load(tmp_path / f"r{rank}-{beta}")
+        history.config = {"adapter": {"rank": rank}, "loss": {"beta": beta}}
+        for row in history.rows:
+            row["policy/kl_ref"] = kl
+        histories.append(history)
+    spec = next(one for one in figures.FIGURES if one.key == "kl-rank")
+    with figures.style():
+        axes = figures.figure(spec, histories).axes[0]
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines if not line.get_label().startswith("_")}
+    assert lines == {"beta 0": [0.1, 0.2], "beta 0.05": [0.3, 0.4]}

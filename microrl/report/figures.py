@@ -32,6 +32,8 @@ _FRAME = re.compile(
     r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|(?<=>)\s+(?=<)|(?<= )id=\"[a-z]+_\d+\"", re.DOTALL
 )
 """What the page has once for all of its figures, or does without."""
+MAX_NAMES = 12
+"""Of runs in a legend: more would hide the figure."""
 MAX_POINTS = 300
 """Of a line; of more, each point is the mean of its neighbours."""
 WINDOWS = 40
@@ -149,16 +151,19 @@ def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
 
 
 def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
-    """The mean divergence from the base over the steps that measured it, against the rank (kl, figure 2)."""
-    points: dict[int, list[float]] = {}
+    """The mean divergence from the base against the rank (kl, figure 2): a point a run, a line for each weight of the KL term."""
+    points: dict[float, dict[int, list[float]]] = {}
     for history in histories:
-        _, values = history.series("policy/kl_ref")
-        if (rank := history.rank) is not None and values:
-            points.setdefault(rank, []).append(_mean(values))
-    ranks = sorted(points)
-    for rank in ranks:
-        axes.plot([rank] * len(points[rank]), points[rank], "o", color=COLOURS[0], markersize=3)
-    axes.plot(ranks, [_mean(points[rank]) for rank in ranks], color=COLOURS[0], linewidth=1.4)
+        kl, beta = history.kl_to_base(), finite(history.setting("loss.beta")) or 0.0
+        if (rank := history.rank) is not None and kl is not None:
+            points.setdefault(beta, {}).setdefault(rank, []).append(kl)
+    for (beta, found), colour in zip(sorted(points.items()), itertools.cycle(COLOURS)):
+        ranks = sorted(found)
+        for rank in ranks:
+            axes.plot([rank] * len(found[rank]), found[rank], "o", color=colour, markersize=3)
+        axes.plot(ranks, [_mean(found[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
+    if len(points) > 1:
+        axes.legend(frameon=False, fontsize=6, labelcolor=INK)
     axes.set_xlabel("rank")
     logarithmic(axes, "x", base=2)
 
@@ -274,7 +279,7 @@ def logarithmic(axes: Axes, which: str = "y", base: int = 10) -> None:
 
 
 def figure(spec: Spec, histories: Sequence[History], by: str = "step", *, with_names: bool = False, **size: float) -> Figure:
-    """A figure of these runs against `by`; `with_names`: with a legend of the runs."""
+    """A figure of these runs against `by`; `with_names`: with a legend of the runs, unless there are too many."""
     drawn, axes = framed(spec.title, unit_of_time(histories)[0] if by == "time" else AXES[by], spec.unit, **size)
     shown = [history for history in histories if spec.has(history)]
     if spec.draw is not None:
@@ -287,7 +292,7 @@ def figure(spec: Spec, histories: Sequence[History], by: str = "step", *, with_n
         axes.set_ylim(bottom=spec.low, top=None if spec.high is None else 1.03 * spec.high)
     if not spec.has_own_axis and len(shown) == 1:
         _mark(axes, shown[0], by)
-    if with_names and len(histories) > 1:
+    if with_names and spec.draw is not _by_rank and 1 < len(histories) <= MAX_NAMES:
         for history, colour, dashes in styled(histories):
             axes.plot([], [], dashes, color=colour, label=shown_text(history.name))
         handles = axes.lines[-len(histories) :]

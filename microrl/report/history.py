@@ -128,6 +128,15 @@ class History:
         points = [(place, value) for place, value in found if place is not None and value is not None]
         return [place for place, _ in points], [value for _, value in points]
 
+    def kl_to_base(self) -> float | None:
+        """Mean of `policy/kl_ref`, nats per token. With `diagnostics.kl_ref_every`, over those steps alone: a KL term measures
+        every step, and a mean over others would not be comparable."""
+        every = self.setting("diagnostics.kl_ref_every")
+        steps, values = self.series("policy/kl_ref")
+        if isinstance(every, int) and every > 0:
+            values = [value for step, value in zip(steps, values, strict=True) if step % every == 0]
+        return math.fsum(values) / len(values) if values else None
+
     def status(self) -> str:
         """How the run stands, in a word or two."""
         if self.is_running:

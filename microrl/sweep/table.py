@@ -143,7 +143,7 @@ class Setting:
     entropy_change: Spread | None
     """(H_end - H_start) / H_start on the held-out problems (micro, table 2)."""
     kl_to_base: Spread | None
-    """Mean of `policy/kl_ref` over the steps that measured it, nats per token (kl, figure 2)."""
+    """`History.kl_to_base`: nats per token (kl, figure 2)."""
 
     def to_json(self) -> dict[str, Any]:
         found = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -197,14 +197,10 @@ def _setting(name: str, found: Sequence[tuple[Line, History]]) -> Setting:
         Spread.of([one.steps for one in summaries]),
         Spread.of([one.cost_usd for one in summaries]),
         Spread.of([None if (values := history.entropies()) is None else values[2] for _, history in found]),
-        Spread.of([_mean(history.series("policy/kl_ref")[1]) for _, history in found]),
+        Spread.of([history.kl_to_base() for _, history in found]),
     )
 
 
 def _trained(history: History) -> float | None:
     adapter = history.environment.get("adapter")
     return finite(adapter.get("trained_share")) if isinstance(adapter, Mapping) else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
