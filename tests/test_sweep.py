@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -332,19 +333,21 @@ def test_killed_at_random_instants_and_resumed_the_table_is_the_same(swept, argu
         assert outcome(out, name) == outcome(whole, name)
 
 
-def test_a_trial_that_fails_is_tried_again_and_the_others_go_on(microrl, arguments, data_file, tmp_path):
+def test_a_trial_that_fails_is_tried_again_and_the_others_go_on(microrl, inside, arguments, data_file, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"colour": "red"}\n')
     arguments = list(map(str, arguments))
     for flag in ("--ranks", "--seeds", "--data", "--steps"):
         at = arguments.index(flag)
         del arguments[at : at + 2]
-    varied = f"data.name={bad},{data_file}"
+    good = shutil.copyfile(data_file, tmp_path / "sums,more.jsonl")
+    varied = f'data.name={bad},"{good}"'
     done = microrl("sweep", *arguments, "--set", "adapter.rank=2", "--steps", 1, "--vary", varied, "--out", tmp_path / "study")
     assert done.returncode == 1
     assert done.stderr.count("bad.jsonl-seed0 failed") == 2 and done.stderr.count("it will be tried once more") == 1
-    assert "sums.jsonl-seed0: 1 steps" in done.stderr and "failed: " in done.stdout
+    assert "sums_more.jsonl-seed0: 1 steps" in done.stderr and "failed: " in done.stdout
     assert len(SweepFolder.open(tmp_path / "study").failures("name-bad.jsonl-seed0")) == 2
+    assert f"name {good}" in json.loads(inside("compare", tmp_path / "study", "--json").stdout)["settings"][0]["method"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from microrl.cli.sweep_display import Display, duration
 from microrl.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from microrl.config import RunConfig
     from microrl.sweep.folder import SweepFolder
@@ -56,7 +56,12 @@ def sweep(
     ] = None,
     losses: Annotated[str | None, _several("LOSS", "Losses.")] = None,
     vary: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B", help="Values of any configuration key; repeat for several keys.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B",
+            help="Values of any configuration key; repeat for several keys. A value with commas is quoted: "
+            '\'KEY="a,b",c\'. Lists are in brackets: \'KEY=["a","b"],["c"]\'.',
+        ),
     ] = None,
     seeds: Annotated[str | None, _several("N", "Seeds of training: each setting is trained once for each.")] = None,
     strategy: Annotated[
@@ -96,6 +101,7 @@ def sweep(
 ) -> int:
     """Train every combination of settings and seeds, within one time limit. Each trial is a run folder of its own."""
     from microrl import files
+    from microrl.cli.sweep_values import numbers, values, varied
     from microrl.config.paths import local_model
     from microrl.sweep.folder import STRATEGIES, SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
@@ -120,12 +126,12 @@ def sweep(
         price=price, sft_minutes=None,
     )  # fmt: skip
     given: dict[str, Sequence[Any]] = {
-        "model": _list("--models", models), "adapter": _list("--adapters", adapters), "rank": _numbers("--ranks", ranks),
-        "alpha": _list("--alpha", alpha), "loss": _list("--losses", losses), **_varied(vary or ()),
-        "seed": _numbers("--seeds", seeds),
+        "model": values("--models", models), "adapter": values("--adapters", adapters), "rank": numbers("--ranks", ranks),
+        "alpha": values("--alpha", alpha), "loss": values("--losses", losses), **varied(vary or ()),
+        "seed": numbers("--seeds", seeds),
     }  # fmt: skip
     # An axis that a study's preset has as well keeps its place among the others.
-    axes = {**study.axes(), **{axis: values for axis, values in given.items() if values}}
+    axes = {**study.axes(), **{axis: listed for axis, listed in given.items() if listed}}
     trials = _ordered(Grid(presets or (), flags, sets or (), axes), strategy, hours)
     for model in {trial.config.model.name for trial in trials}:
         local_model(model)  # one that does not exist is refused now, and not when its trial begins
@@ -153,35 +159,6 @@ def _refuse_places(on: str | None, cpus: int | None) -> None:
     from microrl.sweep import on_ray
 
     on_ray.refuse_if_missing()
-
-
-def _list(flag: str, text: str | None) -> list[str]:
-    parts = [part.strip() for part in (text or "").split(",")]
-    if text is not None and not all(parts):
-        raise UserError(f"invalid value '{text}' for {flag}", "values with commas between them")
-    return parts if text is not None else []
-
-
-def _numbers(flag: str, text: str | None) -> list[int]:
-    try:
-        return [int(part) for part in _list(flag, text)]
-    except ValueError:
-        raise UserError(f"invalid value '{text}' for {flag}", f"numbers with commas between them: {flag} 1,2,3") from None
-
-
-def _varied(texts: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        key, equals, values = text.partition("=")
-        key = key.strip()
-        if not equals or not key or not values.strip():
-            raise UserError(f"--vary {text}: expected KEY=A,B", "for example: --vary optim.lr=1e-5,2e-5")
-        if "." not in key:
-            raise UserError(f"--vary {key}: a key has a section", "for example optim.lr; seeds are varied by --seeds 0,1,2")
-        if key in found:
-            raise UserError(f"--vary {key} is given twice", f"list all values together: --vary {key}=A,B")
-        found[key] = _list(f"--vary {key}", values)
-    return found
 
 
 def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:

@@ -25,6 +25,10 @@ MOST = 2_000
 """Trials of a sweep."""
 
 
+class Quoted(str):
+    """A value that is a string whatever it looks like. Other text stands for what `--set` makes of it: a number, a list, text."""
+
+
 class Study(BaseModel):
     """The section `sweep` of a preset: what `microrl sweep` varies unless its options say otherwise."""
 
@@ -165,7 +169,8 @@ class Grid:
 
 
 def _as_toml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    is_written = isinstance(value, str) and not isinstance(value, Quoted)
+    return value if is_written else json.dumps(value, ensure_ascii=False)  # TOML has no escapes in pairs, as JSON has
 
 
 def _refuse_twice(axis: str, values: Sequence[Any]) -> None:

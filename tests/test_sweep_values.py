@@ -1,0 +1,60 @@
+"""`microrl sweep`: values with commas, in quotes or in brackets."""
+
+import pytest
+
+from microrl.cli import sweep_values
+from microrl.sweep import table
+from microrl.sweep.folder import SweepFolder
+from microrl.sweep.grid import Grid
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1e-4, 3e-4", ["1e-4", "3e-4"]),
+        ('"gcd,lcm",gcd', ["gcd,lcm", "gcd"]),
+        ("'a, b' , c", ["a, b", "c"]),
+        (r'"a \"b\", c",\boxed{}', ['a "b", c', r"\boxed{}"]),
+        (r"'\boxed{a,b}'", [r"\boxed{a,b}"]),
+        ('["q_proj","v_proj"],["k_proj"]', ['["q_proj","v_proj"]', '["k_proj"]']),
+        ('[[1, 2], "]"] ,{a = [3, 4]}', ['[[1, 2], "]"]', "{a = [3, 4]}"]),
+        ("[INST] solve,x[1,2]", ["[INST] solve", "x[1", "2]"]),
+        ('say "a",b', ['say "a"', "b"]),
+        ('"",x', ["", "x"]),
+    ],
+)
+def test_commas_in_quotes_and_brackets_belong_to_a_value(text, found):
+    assert sweep_values.varied([f"data.name={text}"])["data.name"] == found
+
+
+def test_a_value_in_quotes_is_a_string_and_one_in_brackets_is_a_list():
+    values = sweep_values.varied(['data.system="none","[1]",null,"é 😀, 1e3"', "evaluation.pass_k=[1,8],[8]"])
+    trials = Grid(["quickstart"], {}, [], values).trials()
+    assert [trial.config.data.system for trial in trials[::2]] == ["none", "[1]", None, "é 😀, 1e3"]
+    assert [trial.config.evaluation.pass_k for trial in trials[:2]] == [(1, 8), (8,)]
+
+
+def test_a_value_with_commas_is_named_in_the_plan_and_in_tables(tmp_path):
+    values = sweep_values.varied(['data.name="reasoning-gym:gcd,lcm",arithmetic', "evaluation.pass_k=[1,8],[8]"])
+    made = SweepFolder.create(tmp_path / "sweep", "equal", None, Grid(["quickstart"], {}, [], values).trials())
+    again = SweepFolder.open(tmp_path / "sweep")
+    assert again.plan == made.plan and again.plan.trials[0].values["data.name"] == "reasoning-gym:gcd,lcm"
+    assert again.plan.trials[0].name == "name-reasoning-gym_gcd_lcm-pass_k-_1_8_-seed0"
+    assert table.method(again, again.plan.trials[0]) == "lora rank 4, name reasoning-gym:gcd,lcm, pass_k [1,8]"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["quickstart", "--vary", 'data.system="a,b'], 'the quote in `"a,b` is not closed'),
+        (["quickstart", "--vary", 'data.system="a" b,c'], 'the quote in `"a" b,c` is not closed at the end of a value'),
+        (["quickstart", "--vary", r'data.system="\d",c'], r'"\d" cannot be read'),
+        (["quickstart", "--vary", "evaluation.pass_k=[1,[2]"], "a bracket or quote in `[1,[2]` is not closed"),
+        (["quickstart", "--vary", 'data.system="a",a'], "data.system a is given twice"),
+        (["quickstart", "--steps", "1", "--models", '"./a,b",quickstart'], "there is no model `./a,b`"),
+    ],
+)
+def test_values_that_cannot_be_read_are_refused_with_a_hint(inside, tmp_path, words, said):
+    done = inside("sweep", *words, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and "hint:" in done.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
