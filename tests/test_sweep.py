@@ -335,7 +335,7 @@ def test_killed_at_random_instants_and_resumed_the_table_is_the_same(swept, argu
 
 def test_a_trial_that_fails_is_tried_again_and_the_others_go_on(microrl, inside, arguments, data_file, tmp_path):
     bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"colour": "red"}\n')
+    bad.write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')  # the first row is fine
     arguments = list(map(str, arguments))
     for flag in ("--ranks", "--seeds", "--data", "--steps"):
         at = arguments.index(flag)

@@ -65,7 +65,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
 
     try:
         with lasting("stdout"), Interrupts(folder.log) as interrupts:
-            early.refuse(config, tries_rewards=not resume)
+            early.refuse(config, is_resumed=resume)
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run

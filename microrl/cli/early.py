@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
 from microrl.cli import target
 from microrl.clock import now_s
 from microrl.config import RunConfig
-from microrl.data.load import first_questions, split
+from microrl.config.data import DataConfig
+from microrl.config.own_rewards import parse_functions
+from microrl.config.paths import local_model
+from microrl.config.reward import RewardConfig
+from microrl.data.load import check_source, first_questions, split
 from microrl.data.prompts import to_prompt
+from microrl.errors import UserError
 from microrl.rewards.compare import readable
 from microrl.rewards.judges.judge import refuse_unconfined
 from microrl.rewards.own.functions import OwnRewards
 from microrl.rewards.own.probe import probe
 from microrl.rewards.own.process import NoReply, refuse_unusable
+from microrl.run.folder import RunFolder, not_a_run
+from microrl.sweep.grid import Trial
 
 ROWS = 64
 """First rows of the data from which those for the reward functions are taken."""
@@ -19,28 +30,86 @@ IMPORT_S = 5.0
 """A function whose module takes longer to be imported is tried after torch, and not twice."""
 
 
-def refuse(config: RunConfig, *, loads_model: bool = True, tries_rewards: bool = True) -> None:
+def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = False) -> None:
     """Raise UserError for names that cannot be, for bad data, for programs that nothing would confine, and for reward functions
-    that cannot be used."""
+    that cannot be used. What only the start of a run needs is not asked of one that is resumed."""
     target.prepare_hub(config, reads_data=True, loads_model=loads_model)
     refuse_unconfined(config)
     refuse_unusable(config.reward)
-    if tries_rewards and config.reward.functions:
-        _try_rewards(config)
+    if is_resumed:
+        return
+    if loads_model:
+        _refuse_init(config.init)
+        _refuse_sft(_sft_data(config))
+    _try_rewards(config.data, config.reward)
 
 
-def _try_rewards(config: RunConfig) -> None:
+def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
+    """As `refuse`, for every trial before the first one begins; the error names the trial. What trials have in common is checked
+    once: there may be thousands.
+
+    `are_here`: they run on this machine. Otherwise its kernel is not asked, and the reward functions are not called.
+    """
+    model, data, init, sft = cache(local_model), cache(check_source), cache(_refuse_init), cache(_refuse_sft)
+    rewards, trying = cache(refuse_unusable), cache(_try_rewards)
+    for trial in trials:
+        config = trial.config
+        used = _as_probed(config.reward)
+        try:
+            model(config.model.name)
+            data(config.data)
+            init(config.init)
+            sft(_sft_data(config))
+            if are_here:
+                refuse_unconfined(config)
+                rewards(used)
+                trying(config.data, used)
+            else:
+                rewards(used.model_copy(update={"confine_functions": False}))
+        except UserError as error:
+            raise UserError(f"trial {trial.name}: {error.message}", error.hint) from None
+
+
+def _as_probed(reward: RewardConfig) -> RewardConfig:
+    """What matters of it when its functions are tried: not their weights, which are often varied."""
+    return RewardConfig(
+        functions=tuple(function.target for function in parse_functions(reward.functions)),
+        path=reward.path,
+        confine_functions=reward.confine_functions,
+        function_deadline_s=reward.function_deadline_s,
+    )
+
+
+def _refuse_init(init: str | None) -> None:
+    if init is not None and not RunFolder.is_one(Path(init)):
+        raise not_a_run(Path(init))
+
+
+def _sft_data(config: RunConfig) -> str | None:
+    """The data set of the SFT, where it is not the run's own."""
+    return config.sft.data if config.sft.is_on and config.sft.data != config.data.name else None
+
+
+def _refuse_sft(data: str | None) -> None:
+    """The columns are not asked for: not every row needs a solution, and only the first is read."""
+    if data is not None:
+        check_source(DataConfig(name=data), columns=False)
+
+
+def _try_rewards(data: DataConfig, reward: RewardConfig) -> None:
     """On rows that the run would train on, where they can be read at once. It tries them again when it has read all of them."""
-    questions = split(first_questions(config.data, ROWS), config.data.held_out, config.data.validation).training
-    if config.data.answer_kind == "math":
+    if not reward.functions:
+        return
+    questions = split(first_questions(data, ROWS), data.held_out, data.validation).training
+    if data.answer_kind == "math":
         questions = [question for question in questions if readable(question.answer) is not False]
     if not questions:
         return
-    own, until = OwnRewards(config.reward), now_s() + IMPORT_S
+    own, until = OwnRewards(reward), now_s() + IMPORT_S
     try:
         own.start()
         own.import_all(lambda: now_s() > until)
-        probe(own, [to_prompt(question) for question in questions], config.data.name)
+        probe(own, [to_prompt(question) for question in questions], data.name)
     except NoReply:
         pass
     finally:

@@ -101,8 +101,8 @@ def sweep(
 ) -> int:
     """Train every combination of settings and seeds, within one time limit. Each trial is a run folder of its own."""
     from microrl import files
+    from microrl.cli import early
     from microrl.cli.sweep_values import numbers, values, varied
-    from microrl.config.paths import local_model
     from microrl.sweep.folder import STRATEGIES, SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import Grid, Study
@@ -133,8 +133,7 @@ def sweep(
     # An axis that a study's preset has as well keeps its place among the others.
     axes = {**study.axes(), **{axis: listed for axis, listed in given.items() if listed}}
     trials = _ordered(Grid(presets or (), flags, sets or (), axes), strategy, hours)
-    for model in {trial.config.model.name for trial in trials}:
-        local_model(model)  # one that does not exist is refused now, and not when its trial begins
+    early.refuse_trials(trials, are_here=on is None)
     if dry_run:
         return _preview(trials, strategy, hours, as_json=as_json)
     refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)
