@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -360,17 +361,22 @@ def test_the_hours_are_kept(microrl, tmp_path):
     assert time.monotonic() - began < 1.05 * 50.4 + 2
 
 
-@pytest.fixture
-def cluster(monkeypatch):
-    """A Ray cluster of two nodes on this machine, of one processor each."""
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray cluster of two nodes on this machine, of one processor each; the address of its server for clients."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
+    )
     made.add_node(num_cpus=1)
     made.wait_for_nodes()
-    monkeypatch.setenv("RAY_ADDRESS", made.address)
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", made.address)
+        yield f"ray://127.0.0.1:{port}"
     made.shutdown()
 
 
@@ -411,6 +417,17 @@ def test_on_ray_the_table_is_the_same_though_a_worker_is_killed(swept, cluster, 
 
 
 @pytest.mark.slow
+@pytest.mark.one_of_each
+def test_through_the_server_for_clients_the_trial_is_the_same(swept, cluster, microrl, arguments, tmp_path):
+    whole, _ = swept
+    words = [*map(str, arguments), "--out", tmp_path / "study", "--on", cluster, "--cpus", "1"]
+    words[words.index("--ranks") + 1], words[words.index("--seeds") + 1] = "2", "0"
+    done = microrl("sweep", *words)
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "study", "seed0") == outcome(whole, NAMES[0])
+
+
+@pytest.mark.slow
 def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
     """One pretrains the quickstart's model; the other waits for it."""
     command = [sys.executable, "-m", "microrl", "train", "quickstart", "--steps", 1, "--out"]
@@ -448,6 +465,8 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
         (["--ranks", "2,4"], "no budget given"),
         (["quickstart", "--cpus", "2"], "--cpus has no effect without --on ray"),
         (["quickstart", "--on", "slurm"], "invalid value 'slurm' for --on"),
+        (["quickstart", "--on", "ray://head"], "invalid value 'ray://head' for --on"),
+        (["quickstart", "--on", "ray://head:x"], "invalid value 'ray://head:x' for --on"),
         (["--resume", "nowhere"], "does not exist"),
         (["--resume", "nowhere", "--ranks", "2"], "--resume uses the settings of the sweep"),
     ],

@@ -153,10 +153,9 @@ def _refuse_places(on: str | None, cpus: int | None) -> None:
         if cpus is not None:
             raise UserError("--cpus has no effect without --on ray", "add --on ray, or remove it")
         return
-    if on != "ray" and not on.startswith("ray://"):
-        raise UserError(f"invalid value '{on}' for --on", "--on ray for the cluster of this machine, or --on ray://HOST:10001")
     from microrl.sweep import on_ray
 
+    on_ray.refuse_address(on)
     on_ray.refuse_if_missing()
 
 

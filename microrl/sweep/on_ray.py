@@ -2,6 +2,9 @@
 
 The folder of the sweep must be one that every node sees under the same path. A task whose node or worker dies is started anew by
 Ray; its trial then continues from its last checkpoint.
+
+`ray://HOST:PORT` is the address of the cluster's server for clients, which may run anywhere. It ends the tasks of a client that
+leaves, but those of one that was killed only after 30 s, in which the client could come back.
 """
 
 from __future__ import annotations
@@ -10,10 +13,15 @@ import logging
 import os
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from microrl.clock import now_s
 from microrl.errors import MachineFailure, UserError
 from microrl.run import child
 from microrl.run.folder import RunFolder
@@ -25,6 +33,19 @@ SCHEME = "ray"
 RETRIES = 5
 """How often Ray starts a task anew whose node or worker has died. That it failed by itself is no reason."""
 LOOK_S = 0.5
+LINGER_S = 60.0
+"""How long a task waits while another process trains in its run folder: that of a killed client, which Ray has yet to end."""
+
+
+def refuse_address(on: str) -> None:
+    """Raise UserError for what --on cannot be. Ray would look for an address without a port for half a minute."""
+    try:
+        url = urlsplit(on)
+        is_address = url.scheme == SCHEME and url.hostname is not None and url.port is not None
+    except ValueError:  # the port is no number
+        is_address = False
+    if on != SCHEME and not is_address:
+        raise UserError(f"invalid value '{on}' for --on", "--on ray for the cluster of this machine, or --on ray://HOST:10001")
 
 
 def refuse_if_missing() -> None:
@@ -40,7 +61,7 @@ def carry_out(folder: SweepFolder, address: str, cpus: int | None, show: Show) -
 
     `address`: of the cluster; empty for the one that runs on this machine, which is started where there is none.
 
-    Raises UserError where the cluster cannot be reached or has no node for a trial, and OSError.
+    Raises UserError where the cluster cannot be reached or has no node for a trial, MachineFailure where it is lost, and OSError.
     """
     import ray
 
@@ -48,13 +69,26 @@ def carry_out(folder: SweepFolder, address: str, cpus: int | None, show: Show) -
         _refuse_what_no_node_has(cpus)
         resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1} if cpus is None else {"num_cpus": cpus, "num_gpus": 0}
         task = ray.remote(max_retries=RETRIES, max_calls=1, **resources)(train)
-        while starting := side_by_side(folder):
-            running = {task.remote(*_made(folder, one, cpus)): one for one in starting}
-            show.note(f"{len(running)} trial{'s are' if len(running) != 1 else ' is'} queued")
-            while running:
-                ended, _ = ray.wait(list(running), num_returns=1, timeout=LOOK_S)
-                for reference in ended:
-                    _end(folder, running.pop(reference), reference, show)
+        try:
+            _train_all(folder, task, cpus, show)
+        except ConnectionError as error:
+            on = f"--on {address or SCHEME}" + ("" if cpus is None else f" --cpus {cpus}")
+            raise MachineFailure(
+                f"the connection to the Ray cluster was lost: {str(error).partition(chr(10))[0]}",
+                f"once the cluster is back: microrl sweep --resume {folder.path} {on}",
+            ) from None
+
+
+def _train_all(folder: SweepFolder, task: Any, cpus: int | None, show: Show) -> None:
+    import ray
+
+    while starting := side_by_side(folder):
+        running = {task.remote(*_made(folder, one, cpus)): one for one in starting}
+        show.note(f"{len(running)} trial{'s are' if len(running) != 1 else ' is'} queued")
+        while running:
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=LOOK_S)
+            for reference in ended:
+                _end(folder, running.pop(reference), reference, show)
 
 
 @contextmanager
@@ -63,7 +97,9 @@ def _connected(address: str) -> Iterator[None]:
 
     try:
         try:
-            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Ray Client connection timed out")  # the error below says so
+                ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError:
             if address:
                 raise
@@ -109,11 +145,25 @@ def train(path: str, log: str, hours: float | None, cpus: int | None) -> int:
     worker = os.getpid()
     command = [sys.executable, "-m", "microrl", "train", "--resume", path]
     threads = {} if cpus is None else {"OMP_NUM_THREADS": str(cpus)}
+    _wait_for(RunFolder(Path(path)))
     with open(log, "ab", buffering=0) as said:
         return subprocess.run(
             command + ([] if hours is None else ["--hours", repr(hours)]), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             env={**os.environ, **threads}, preexec_fn=lambda: child.die_with(worker),
         ).returncode  # fmt: skip
+
+
+def _wait_for(folder: RunFolder) -> None:
+    """Wait until no other process trains in a run folder, but not for ever: whoever is to train there says what is wrong."""
+    until = now_s() + LINGER_S
+    while now_s() < until:
+        try:
+            folder.lock()
+        except UserError:
+            time.sleep(LOOK_S)
+        else:
+            folder.unlock()
+            return
 
 
 def _end(folder: SweepFolder, found: Next, reference: Any, show: Show) -> None:
