@@ -54,6 +54,16 @@ def test_what_two_texts_share_is_cut_at_a_word(one, other, shared):
     assert one[: transcripts.common(one, other)] == shared == other[: transcripts.common(other, one)]
 
 
+def test_the_first_that_are_shown_answer_different_questions(run, inside):
+    """Of questions 0, 0, 1 and 1, the second answer to the first comes after the first answer to the second."""
+    record(run / "eval/held-out-before.jsonl.gz", [("no", False)] * 4)
+    record(run / "eval/held-out-after.jsonl.gz", [(f"answer {number}", True) for number in range(4)])
+    shown = inside("diff", run, "--count", 2).stdout
+    assert "answer 0" in shown and "answer 2" in shown and "answer 1" not in shown and "answer 3" not in shown
+    shown = inside("diff", run).stdout
+    assert [shown.index(f"answer {number}") for number in (0, 2, 1, 3)] == sorted(shown.index(f"answer {n}") for n in range(4))
+
+
 def test_long_words_take_no_time():
     began = time.process_time()
     assert transcripts.common("9" * 200_000 + " a", "9" * 200_000 + " b") == 200_001

@@ -90,7 +90,7 @@ def diff(
     for kind in kinds[only]:
         of_kind = [pair for pair in chosen if pair.kind == kind]
         if of_kind:
-            shown = of_kind[:count]
+            shown = transcripts.different_first(of_kind)[:count]
             print(
                 f"\n{kind}" + (f": {len(shown)} of {len(of_kind)} (raise --count for more)" if len(shown) < len(of_kind) else "")
             )

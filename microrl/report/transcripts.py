@@ -6,7 +6,8 @@ first mattered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,16 @@ def common(one: str, other: str) -> int:
 def counts(found: Sequence[Pair]) -> dict[str, int]:
     """How many answers there are of each of KINDS."""
     return {kind: sum(pair.kind == kind for pair in found) for kind in KINDS}
+
+
+def different_first(found: Iterable[Pair]) -> list[Pair]:
+    """The first answer to each question, then the second ones, and so on: a few then show different questions."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for pair in found:
+        turns.append((seen[pair.question], pair))
+        seen[pair.question] += 1
+    return [pair for _, pair in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _key(line: Mapping[str, Any]) -> tuple[str, ...]:
