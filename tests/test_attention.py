@@ -9,6 +9,7 @@ from test_policy import relative_gap
 from microrl.algorithm.batch import Row
 from microrl.models import attention
 from microrl.policy.microbatch import hidden_states, pad
+from microrl.rollout.plain_step import PlainStep
 from microrl.rollout.transformers import TransformersEngine
 
 PROMPT = (5, 9, 17, 33, 65)
@@ -104,6 +105,7 @@ def test_in_a_decode_step_heads_that_share_a_key_are_its_queries(monkeypatch, pr
         return real(query, key, value, **rest)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(PlainStep, "of", lambda *_: None)  # it has an attention of its own
     model = small("qwen2")
     ids = [prompt.token_ids for prompt in prompts]
     completions = [[(7, 8, 9, 10), (20, 21, 22, 23)]] * len(ids)
