@@ -29,7 +29,7 @@ class Machine:
         monkeypatch.setattr(clock, "process_started_s", lambda: self._started)
         monkeypatch.setitem(Budget.__init__.__kwdefaults__, "now", lambda: self.now)
         self.takes(setup, "build", load_s)
-        self.takes(decoding.DecodingBatch, "_forward", self.FORWARD_S)
+        self.takes(decoding.DecodingBatch, "_logits", self.FORWARD_S)  # once a forward pass, of either kind
         self.takes(Policy, "_microbatch", self.MICROBATCH_S)
         self.takes(sft, "sft_step", self.MICROBATCH_S)
         self.takes(checkpoint, "save", self.SAVE_S)

@@ -55,13 +55,13 @@ VERIFY_S = 2e-3
 """A completion's check. The checks run while others still decode: only the last group's count."""
 SAVE_S = 0.2
 
-# On a CPU. Fixed by the quickstart (1 core, 2 layers of 128: 0.10 s sampling, 0.15 s update a step), and not far off for the
+# On a CPU. Fixed by the quickstart (1 core, 2 layers of 128: 0.08 s sampling, 0.13 s update a step), and not far off for the
 # README's step of SmolLM2-135M (2 cores, 30 layers of 576).
 CPU_DECODE = 0.9
 """Of the update's rate, for products with the few rows of a decode step."""
 CPU_HALF_WIDTH = 80
 """Hidden size at which products reach half of a core's rate: small ones pay for their packing."""
-CPU_DECODE_LAYER_S = 0.7e-3
+CPU_DECODE_LAYER_S = 0.35e-3
 CPU_UPDATE_LAYER_S = 10e-3
 CPU_IMPORTS_S = 7.0
 CPU_EVALUATION_S = 0.5
