@@ -468,6 +468,8 @@ def test_the_rank_is_rounded_up(served):
 def sleepy(served, monkeypatch):
     """The engine as if it slept: the real weights, pushes and proofs, with the card's memory played by a list of calls."""
     engine, calls = served.in_mode("swap"), []
+    # Whatever test came before: the engine has the base and a swapped adapter.
+    sampled(engine, served.change("lora", seed=46).snapshot(), prompts(served, 1))
 
     def as_if(level, freed_bytes):
         monkeypatch.setattr(engine, "_settings", replace(engine._settings, sleep=level))
