@@ -122,6 +122,17 @@ def test_forward_and_gradients_are_pefts(kind, dtype, tokenizer):
         assert float((ours[1][name] - gradient).norm()) < near * 10 * float(gradient.norm()), name
 
 
+@pytest.mark.parametrize(
+    ("kind", "product"), [("lora", MergedLoraProduct), ("pissa", MergedLoraProduct), ("lora-fa", LoraProduct)]
+)
+def test_a_frozen_a_is_not_merged(kind, product, tokenizer):
+    """LoRA-FA is there to keep no inputs."""
+    attached = attach(small("qwen2"), config_of(kind, rank=32), seed=0)
+    layer = next(iter(tuned(attached.model).values()))
+    y = layer(torch.randn(200, layer.in_features, requires_grad=True))
+    assert type(y.grad_fn.next_functions[0][0]).__name__ == f"{product.__name__}Backward"
+
+
 def test_other_forms_and_bases_keep_pefts(tokenizer):
     for kind in ("dora", "adalora", "miss", "vera", "ia3"):
         attached = attach(small("qwen2"), config_of(kind), seed=0)
