@@ -25,6 +25,7 @@ from microrl.files import read_json
 from microrl.limits import auto_dtype
 from microrl.models import gpu, hub
 from microrl.models.attention import use_lower_right
+from microrl.models.norms import use_norms_of_one_step
 from microrl.models.tensors import not_finite, parameter_count
 
 SMALL_PARAMETERS = 20_000_000
@@ -70,6 +71,7 @@ def load(config: ModelConfig) -> LoadedModel:
             "large weights overflow in float16: try --set model.dtype=bfloat16; if that does not help, download the model again",
         )
     use_lower_right(model)
+    use_norms_of_one_step(model)
     use_sensible_threads(model)
     return LoadedModel(model, tokenizer)
 
