@@ -48,9 +48,9 @@ CANARY_RANK = 8
 GPU_CHUNK_ELEMENTS = 2**26
 """Logits of one chunk of the log-probabilities on a GPU: 268 MB in fp32, 441 tokens of Qwen's vocabulary. Each chunk reads the
 whole head once more. Chosen by reckoning: not measured on a GPU."""
-CPU_CHUNK_ROWS, CPU_CHUNK_ELEMENTS = 256, 2**20
+CPU_CHUNK_ROWS, CPU_BLOCK_ELEMENTS = 256, 2**20
 """The same on a CPU: at least so many tokens, as fewer leave the product waiting for the head; and at least so many logits, which
-its caches nearly hold."""
+its caches nearly hold. Elementwise passes go by blocks of so many logits."""
 CPU_CACHE_BYTES = 4e9
 """At most this much cache on a CPU."""
 CPU_PACKED_BYTES = 1.5e9
@@ -72,7 +72,7 @@ def auto_dtype(capability: tuple[int, int] | None) -> str:
 
 def chunk_elements(vocab: int, *, on_cpu: bool) -> int:
     """Logits of one chunk of the log-probabilities, in whole tokens or not."""
-    return max(CPU_CHUNK_ROWS * vocab, CPU_CHUNK_ELEMENTS) if on_cpu else GPU_CHUNK_ELEMENTS
+    return max(CPU_CHUNK_ROWS * vocab, CPU_BLOCK_ELEMENTS) if on_cpu else GPU_CHUNK_ELEMENTS
 
 
 def merging_takes_less(rows: float, inputs: int, outputs: int, rank: int) -> bool:

@@ -29,8 +29,9 @@ def test_memory_and_gradients_meet_the_bar(inside):
     assert found["memory_ratio"] <= 1 / 8 and found["gradient_error"] <= 1e-5
     assert found["logprob_error"] <= 1e-5 and found["entropy_error"] <= 2e-5
     assert found["naive"]["peak_gb"] == pytest.approx(3 * 4 * 3072 * 6331 / 1e9, rel=0.02)
-    # two tensors of a chunk, the slope and the gradient, and the head packed for both products
-    assert found["ours"]["peak_gb"] == pytest.approx((2 * 4 * 256 * 6331 + 2 * 4 * 3072 * 64 + 2 * 4 * 6331 * 64) / 1e9, rel=0.1)
+    # a chunk and a block of it, the slope and the gradient, and the head packed for both products
+    elements = 256 * 6331 + MB + 2 * 3072 * 64 + 2 * 6331 * 64
+    assert found["ours"]["peak_gb"] == pytest.approx(4 * elements / 1e9, rel=0.1)
 
 
 @pytest.mark.slow
@@ -47,7 +48,7 @@ def test_a_chunk_takes_no_more_tensors_than_the_plan_counts(dtype, bend, trained
     case = logprob.make_case(torch.device("cpu"), dtype, CPU_CHUNK_ROWS * 2, 8192, 4)
     case.head.requires_grad_(trained)
     peak = logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, bend=bend), case)
-    assert 2 <= peak / (4 * chunk_elements(8192, on_cpu=True)) <= CHUNK_BUFFERS + 0.1
+    assert 1.5 <= peak / (4 * chunk_elements(8192, on_cpu=True)) <= CHUNK_BUFFERS + 0.1
 
 
 def test_chunks_by_hand():

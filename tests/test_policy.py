@@ -27,15 +27,22 @@ from microrl.train.guard_rules import RULES, Memory
 from microrl.types import Group, Sampling, Score
 
 
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of five tokens of a vocabulary of 50, and blocks of two."""
+    monkeypatch.setattr("microrl.policy.logprobs.chunk_elements", lambda vocab, on_cpu: 50 * 5)
+    monkeypatch.setattr("microrl.policy.logprobs.CPU_BLOCK_ELEMENTS", 50 * 2)
+
+
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
+def test_chunked_logprobs_equal_whole_vocabulary_ones(temperature):
     torch.manual_seed(0)
     hidden = torch.randn(37, 16, dtype=torch.float64)
     head = torch.nn.Linear(16, 50, dtype=torch.float64).requires_grad_(False)
     targets = torch.randint(50, (37,))
     weights = torch.randn(37, dtype=torch.float64)
     ours, whole = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    monkeypatch.setattr("microrl.policy.logprobs.chunk_elements", lambda vocab, on_cpu: 50 * 5)
     logprobs, entropy = chosen_logprobs(ours, targets, head, temperature)
     everything = (head(whole) / temperature).log_softmax(-1)
     assert torch.allclose(logprobs, everything.gather(1, targets[:, None])[:, 0], atol=1e-12)
@@ -46,11 +53,11 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(monkeypatch, temperature):
     assert not entropy.requires_grad
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("bend", [None, Bend(scale=0.4), Bend(cap=3.0), Bend(scale=2.5, cap=1.5)])
-def test_bent_logits_and_all_their_gradients_are_autograds(monkeypatch, bend):
+def test_bent_logits_and_all_their_gradients_are_autograds(bend):
     """States, weights and bias of the head against autograd through the whole formula, in chunks, in float64."""
     torch.manual_seed(0)
-    monkeypatch.setattr("microrl.policy.logprobs.chunk_elements", lambda vocab, on_cpu: 50 * 5)
     hidden, weights, targets = torch.randn(37, 16).double(), torch.randn(37).double(), torch.randint(50, (37,))
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
     head.weight.data *= 8

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from microrl.limits import chunk_elements
+from microrl.limits import CPU_BLOCK_ELEMENTS, chunk_elements
 from microrl.models.forward import Bend, project
 from microrl.models.onednn import times
 
@@ -58,32 +58,22 @@ class _ChosenLogprobs(torch.autograd.Function):
         slope_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         vocab = weight_VD.shape[0]
         size = max(1, chunk_elements(vocab, on_cpu=not hidden_ND.is_cuda) // vocab)
+        # The passes over a chunk's logits go by blocks that a CPU's cache holds.
+        rows = size if hidden_ND.is_cuda else max(1, CPU_BLOCK_ELEMENTS // vocab)
         for start in range(0, count, size):
             part = slice(start, start + size)
-            targets_C1 = targets_N[part].unsqueeze(1)
             logits_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head, bend=bend, frozen=is_frozen).to(wide)
-            bend_CV = 1.0 if bend is None or slope_ND is None else bend.slope(logits_CV)
-            if temperature != 1.0:
-                logits_CV /= temperature
-            # With z = logits - max: log p(v) = z_v - log S and H = log S - sum_v z_v exp(z_v) / S, where S = sum_v exp(z_v).
-            logits_CV -= logits_CV.amax(dim=1, keepdim=True)
-            exp_CV = logits_CV.exp()
-            sum_C = exp_CV.sum(dim=1)
-            logprobs_N[part] = logits_CV.gather(1, targets_C1).squeeze(1) - sum_C.log()
-            logits_CV *= exp_CV  # not `vecdot`, which makes a tensor of its own
-            entropy_N[part] = sum_C.log() - logits_CV.sum(dim=1) / sum_C
-            del logits_CV
+            for first in range(0, len(logits_CV), rows):
+                block, of = slice(first, first + rows), slice(start + first, start + min(first + rows, size))
+                _score_(
+                    logits_CV[block], targets_N[of], logprobs_N[of], entropy_N[of], temperature, bend,
+                    with_slope=slope_ND is not None,
+                )  # fmt: skip
             if slope_ND is not None:
-                # The difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's
-                # gradient would be lost in rounding.
-                exp_CV *= -1 / sum_C.unsqueeze(1)
-                slope_CV = exp_CV.scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=wide))
-                if bend is not None:
-                    slope_CV *= bend_CV
-                slope_CV = slope_CV.to(weight_VD.dtype)
+                slope_CV = logits_CV.to(weight_VD.dtype)
                 slope_ND[part] = (times(slope_CV, weight_VD) if is_frozen else slope_CV @ weight_VD) / temperature
                 del slope_CV
-            del exp_CV, bend_CV  # before the next chunk's logits are there
+            del logits_CV  # before the next chunk's logits are there
         head = (hidden_ND, targets_N, trained_VD, bias_V) if ctx.needs_input_grad[2] else ()
         ctx.save_for_backward(slope_ND, *head)
         ctx.size, ctx.temperature, ctx.fp32_head, ctx.bend = size, temperature, fp32_head, bend
@@ -112,3 +102,37 @@ class _ChosenLogprobs(torch.autograd.Function):
             if to_bias_V is not None:
                 to_bias_V += slope_CV.sum(0)
         return to_hidden_ND, None, to_weight_VD, to_bias_V, None, None, None
+
+
+def _score_(
+    logits_CV: torch.Tensor,
+    targets_C: torch.Tensor,
+    logprobs_C: torch.Tensor,
+    entropy_C: torch.Tensor,
+    temperature: float,
+    bend: Bend | None,
+    *,
+    with_slope: bool,
+) -> None:
+    """Write the targets' log-probabilities and the entropies; the logits become its slope in the head's output, times the
+    temperature.
+
+    With z = logits - max: log p(v) = z_v - log S and H = log S - sum_v z_v exp(z_v) / S, where S = sum_v exp(z_v).
+    """
+    targets_C1 = targets_C.unsqueeze(1)
+    bend_CV = bend.slope(logits_CV) if bend is not None and with_slope else None
+    if temperature != 1.0:
+        logits_CV /= temperature
+    logits_CV -= logits_CV.amax(dim=1, keepdim=True)
+    exp_CV = logits_CV.exp()
+    sum_C = exp_CV.sum(dim=1)
+    logprobs_C.copy_(logits_CV.gather(1, targets_C1).squeeze(1) - sum_C.log())
+    logits_CV *= exp_CV  # not `vecdot`, which makes a tensor of its own
+    entropy_C.copy_(sum_C.log() - logits_CV.sum(dim=1) / sum_C)
+    if with_slope:
+        # The difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's gradient would
+        # be lost in rounding.
+        torch.mul(exp_CV, -1 / sum_C.unsqueeze(1), out=logits_CV)
+        logits_CV.scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=logits_CV.dtype))
+        if bend_CV is not None:
+            logits_CV *= bend_CV
