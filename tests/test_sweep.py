@@ -458,7 +458,7 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
         (["quickstart", "--ranks", ","], "invalid value ',' for --ranks"),
         (["quickstart", "--vary", "optim.lr=1e-4,"], "invalid value '1e-4,' for --vary optim.lr"),
         (["quickstart", "--vary", "optim.lr=1e-4", "--vary", "optim.lr=1e-5"], "--vary optim.lr is given twice"),
-        (["quickstart", "--vary", "seed=0,1"], "--vary seed: a key has a section"),
+        (["quickstart", "--vary", "seed=0,1"], "--vary seed: not a full key"),
         (["quickstart", "--vary", "adapter.rank=2,4", "--ranks", "2,4"], "rank is varied twice, also as adapter.rank"),
         (["quickstart", "--set", "adapter.rank=8", "--ranks", "2,4"], "adapter.rank is both set and varied"),
         (["quickstart", "--set", "seed=3", "--seeds", "0,1"], "seed is both set and varied"),
@@ -485,7 +485,7 @@ def test_bad_input_is_refused_with_a_hint(inside, tmp_path, words, said):
 
 def test_the_folder_of_another_sweep_is_refused(inside, tmp_path):
     SweepFolder.create(tmp_path / "study", "equal", None, grid(rank=[2, 4]).trials())
-    for rank, said in ((2, "and is not this sweep"), ("2,4", "resume it")):
+    for rank, said in ((2, "and is another sweep"), ("2,4", "resume it")):
         done = inside("sweep", "quickstart", "--ranks", rank, "--out", tmp_path / "study")
         assert done.returncode == 2 and said in done.stderr
     (tmp_path / "study" / "sweep.json").write_text("{")

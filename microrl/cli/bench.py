@@ -221,7 +221,7 @@ def _show_rollout(result: dict[str, Any]) -> None:
         ),
     )
     ratios = [one["ours"] / one["plain"] for one in result["pairs"]]
-    print(f"ratio {result['ratio']:.3f} ({min(ratios):.3f}..{max(ratios):.3f})")
+    print(f"throughput ratio {result['ratio']:.3f} ({min(ratios):.3f}..{max(ratios):.3f}); above 1: faster than vLLM alone")
     print(f"syncs and sleep take {result['sync_fraction']:.1%} of a rollout")
 
 

@@ -45,7 +45,9 @@ def compare(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|SWEEP", help="Evaluated runs, their checkpoints (RUN/best), or sweeps. Differences are to the first."
+            metavar="RUN|SWEEP",
+            help="Evaluated runs, their checkpoints (RUN/best), or sweeps, which come first in the table. Differences are from "
+            "its first row.",
         ),
     ],
     form: Annotated[str, typer.Option("--as", metavar="table|markdown|csv|latex", help="Output format.")] = "table",
@@ -74,20 +76,23 @@ def compare(
     for sweep in sweeps:
         entries += [Entry.of(RunFolder.open(path), None, method) for method, path in ended(sweep)]
         if not any(entry.run.path.parent == sweep.path for entry in entries):
-            raise UserError(f"no trial of {sweep.path} has ended", f"go on: microrl sweep --resume {sweep.path}")
+            raise UserError(f"no trial of {sweep.path} has ended", f"finish it first: microrl sweep --resume {sweep.path}")
     for target in targets:
         if SweepFolder.is_one(Path(target)):
             continue
         found = find_adapter(target)
         if found.run is None:
-            raise UserError(f"{target} is not a run", "pass run folders that `microrl eval` has evaluated")
+            raise UserError(
+                f"{target} is not a run",
+                "pass run folders, which training evaluates at its end (or: microrl eval RUN), or folders of sweeps",
+            )
         entry = Entry.of(found.run, found.part)
         if any((entry.run.path.resolve(), entry.part) == (other.run.path.resolve(), other.part) for other in entries):
             raise UserError(f"{target} is given twice", "name each run once: it would count as two seeds")
         entries.append(entry)
     for sweep in sweeps:
         if said := left_out(sweep):
-            say(said)
+            say(f"{said}; to continue: microrl sweep --resume {sweep.path}")
     rows = rows_of(entries, published=published)
     if as_json:
         by_setting = {

@@ -31,7 +31,9 @@ def doctor(
     self_test: Annotated[bool, typer.Option(metavar="", help="Run one training loop with a tiny model (30 s).")] = True,
     measure: Annotated[
         bool,
-        typer.Option("--measure", metavar="", help="Also test and time this machine; `plan` and `train` then use it."),
+        typer.Option(
+            "--measure", metavar="", help="Also test and time this machine; `plan` and `train` then use the measured speeds."
+        ),
     ] = False,
     shape: Annotated[
         str | None,
@@ -47,7 +49,7 @@ def doctor(
     out: Annotated[Path, typer.Option(help="With --measure: folder for measured.json and measured.md.")] = Path(),
     as_json: options.Json = False,
 ) -> int:
-    """Check GPU, libraries, vLLM, disk and hub, and run one tiny training loop.
+    """Check GPU, libraries, vLLM, disk and the Hugging Face Hub, and run one tiny training loop.
 
     Exit status 2 if there is a problem; warnings do not count.
     """
@@ -55,7 +57,7 @@ def doctor(
 
     given = {"--shape": shape, "--rank": rank, "--peer": peer, "--out": out if out != Path() else None}
     if not measure and (unused := [name for name, value in given.items() if value is not None]):
-        raise UserError(f"{', '.join(unused)} needs --measure", f"microrl doctor --measure {unused[0]} ...")
+        raise UserError(f"{', '.join(unused)}: only with --measure", f"microrl doctor --measure {unused[0]} ...")
     words = Console(stderr=True)
     with words.status("loading"):
         from microrl.commands.doctor import examine

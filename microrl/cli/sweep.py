@@ -44,7 +44,9 @@ def sweep(
     presets: options.Presets = None,
     models: Annotated[str | None, _several("MODEL", "Models to train.")] = None,
     adapters: Annotated[str | None, _several("KIND", "Kinds of adapters.")] = None,
-    ranks: Annotated[str | None, _several("R", "Ranks. An adapter that has none is trained once for all of them.")] = None,
+    ranks: Annotated[
+        str | None, _several("R", "Adapter ranks. An adapter without a rank, such as full, is trained only once.")
+    ] = None,
     alpha: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +65,7 @@ def sweep(
             '\'KEY="a,b",c\'. Lists are in brackets: \'KEY=["a","b"],["c"]\'.',
         ),
     ] = None,
-    seeds: Annotated[str | None, _several("N", "Seeds of training: each setting is trained once for each.")] = None,
+    seeds: Annotated[str | None, _several("N", "Training seeds: each setting is trained once per seed.")] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -88,12 +90,12 @@ def sweep(
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="ray[://ADDRESS]",
+            metavar="ray[://HOST:PORT]",
             help="Train the trials as tasks of a Ray cluster, side by side. --hours is then the sum over all trials.",
             show_default="here, one after the other",
         ),
     ] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="With --on ray: CPU cores of a trial.", show_default="one GPU")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="With --on ray: CPU cores per trial, instead of one GPU.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print the trials with a forecast of time and cost; do not train.")
     ] = False,
@@ -151,7 +153,7 @@ def _refuse_places(on: str | None, cpus: int | None) -> None:
     """Raise UserError for what --on and --cpus cannot be."""
     if on is None:
         if cpus is not None:
-            raise UserError("--cpus has no effect without --on ray", "add --on ray, or remove it")
+            raise UserError("--cpus has no effect without --on ray", "add --on ray, or drop --cpus")
         return
     from microrl.sweep import on_ray
 
@@ -206,10 +208,12 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
     ]
     print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows)
     counted = f"{len(found)} trial" + "s" * (len(found) != 1)
-    if hours is not None and (parts := rounds(trials, strategy)) > 1:
-        counted += f" in the first of {parts} rounds, which take at most {duration(hours)} together; this one"
+    parts = rounds(trials, strategy)
+    if parts > 1:
+        counted = f"round 1 of {parts}: {counted}"
     if len(plans) == len(found):
-        say(f"{counted}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} together")
+        limit = f"; all rounds together take at most {duration(hours)}" if hours is not None and parts > 1 else ""
+        say(f"{counted}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} in total{limit}")
     else:
         say(f"{counted}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
     return OK

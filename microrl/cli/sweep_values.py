@@ -24,7 +24,7 @@ def values(flag: str, text: str | None) -> list[str]:
     while rest is not None:
         value, comma, after = _first(flag, rest.strip())
         if not value and not isinstance(value, Quoted):
-            raise UserError(f"invalid value '{text}' for {flag}", "values with commas between them")
+            raise UserError(f"{flag} {text}: a value is empty", "put a single comma between two values, and none at the end")
         found.append(value)
         rest = after if comma else None
     return found
@@ -47,7 +47,7 @@ def varied(texts: Iterable[str]) -> dict[str, list[str]]:
         if not equals or not key or not listed.strip():
             raise UserError(f"--vary {text}: expected KEY=A,B", "for example: --vary optim.lr=1e-5,2e-5")
         if "." not in key:
-            raise UserError(f"--vary {key}: a key has a section", "for example optim.lr; seeds are varied by --seeds 0,1,2")
+            raise UserError(f"--vary {key}: not a full key", "name its section, too, as in optim.lr; for seeds use --seeds 0,1,2")
         if key in found:
             raise UserError(f"--vary {key} is given twice", f"list all values together: --vary {key}=A,B")
         found[key] = values(f"--vary {key}", listed)

@@ -117,7 +117,7 @@ def _ended(folder: SweepFolder) -> list[tuple[tuple[Mapping[str, Any], ...], _En
                 result = Result.read(path)
             except ValueError:  # pydantic's are some
                 raise UserError(
-                    f"{path} is damaged", f"remove {path.parent.parent}, and make the trial again with --resume"
+                    f"{path} is damaged", f"delete {path.parent.parent}, then: microrl sweep --resume {folder.path}"
                 ) from None
             if result.right:
                 found.append(((line.trial.values, *line.trial.also), _Ended(line, result)))

@@ -95,7 +95,8 @@ class SweepFolder:
             is_same = cls.is_one(path) and cls.open(path).plan == plan
             hint = f"resume it: microrl sweep --resume {path}"
             raise UserError(
-                f"{path} already exists" + ("" if is_same else f", and is not {'this' if cls.is_one(path) else 'a'} sweep"),
+                f"{path} already exists"
+                + ("" if is_same else " and is " + ("another sweep" if cls.is_one(path) else "no sweep folder")),
                 hint if is_same else "choose another folder: --out DIR",
             ) from None
         except OSError as error:

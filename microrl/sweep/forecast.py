@@ -70,11 +70,20 @@ def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> 
         return
     fitting = int(hours * 3600 / needed_s)
     what = "1 trial does" if len(found) == 1 else f"{len(found)} trials do"
-    enough = f"--hours {needed_s * hours / share / 3600 * 1.1:.2g}"
+    enough = f"--hours {_rounded_up(needed_s * hours / share / 3600 * 1.1)}"
     raise UserError(
-        f"{what} not fit into {hours:g} hours: each needs at least {needed_s:.2g} s, and would get {share * 3600:.2g} s",
-        f"{fitting} would fit; vary less, or pass {enough}" if fitting else f"pass {enough}",
+        f"{what} not fit into {hours:g} hours: each needs at least {math.ceil(needed_s):,} s and would get "
+        f"{math.floor(share * 3600):,} s",
+        f"{fitting} trial{'s' * (fitting != 1)} would fit; vary fewer values, or pass {enough}" if fitting else f"pass {enough}",
     )
+
+
+def _rounded_up(hours: float) -> str:
+    """In whole hours, or with two digits below one."""
+    if hours >= 1:
+        return f"{math.ceil(hours)}"
+    digits = 1 - math.floor(math.log10(hours))
+    return f"{math.ceil(hours * 10**digits) / 10**digits:.{digits}f}"
 
 
 def _needed_s(plan: Plan) -> float:

@@ -113,12 +113,15 @@ class Grid:
             if axis != "alpha" and axis in self.axes and key in given:
                 raise UserError(f"{key} is both set and varied", "remove one of the two")
             if AXES.get(axis) in axes:
-                raise UserError(f"{axis} is varied twice, also as {AXES[axis]}", "vary it in one way")
+                raise UserError(
+                    f"{axis} is varied twice, also as {AXES[axis]}",
+                    f"give its values by its own option or by --vary {AXES[axis]}, not by both",
+                )
         count = 1
         for values in axes.values():
             count *= len(values)
         if count > MOST:
-            raise UserError(f"the sweep has {count:,} trials", f"a sweep may have {MOST:,}: vary less")
+            raise UserError(f"the sweep has {count:,} trials", f"at most {MOST:,} are allowed; vary fewer values")
         found: dict[str, Trial] = {}
         names: set[str] = set()
         for combination in itertools.product(*axes.values()):
@@ -155,7 +158,7 @@ class Grid:
                 if type(kind) is not KINDS["lora"]:
                     raise UserError(
                         f"--alpha rslora works with the adapter lora only, not with {kind.name}",
-                        "add it as an adapter: --adapters lora,rslora",
+                        "remove rslora from --alpha, and pass --adapters lora,rslora instead",
                     )
                 flags[AXES["adapter"]] = "rslora"
             elif rule != "fixed":
@@ -176,7 +179,7 @@ def _as_toml(value: Any) -> str:
 def _refuse_twice(axis: str, values: Sequence[Any]) -> None:
     twice = next((value for number, value in enumerate(values) if value in values[:number]), None)
     if twice is not None:
-        raise UserError(f"{axis} {twice} is given twice", "name each value once: a trial would be made twice")
+        raise UserError(f"{axis} {twice} is given twice", "name each value once")
 
 
 def _name(values: Mapping[str, Any]) -> str:

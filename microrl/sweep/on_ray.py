@@ -106,10 +106,11 @@ def _connected(address: str) -> Iterator[None]:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         shown = str(error).partition("\n")[0]
-        where, hint = f"at {address}", "check address and port; 10001 is Ray's default for clients"
         if not address:
-            where, hint = "on this machine", "start one: ray start --head"
-        raise UserError(f"no Ray cluster {where}: {shown}", hint) from None
+            hint = "try `ray start --head`, which shows the cause"
+            raise UserError(f"cannot use or start Ray on this machine: {shown}", hint) from None
+        hint = "check address and port (10001 is Ray's default for clients); Python and Ray must be of the cluster's versions"
+        raise UserError(f"cannot connect to a Ray cluster at {address}: {shown}", hint) from None
     try:
         yield
     finally:
@@ -173,13 +174,13 @@ def _end(folder: SweepFolder, found: Next, reference: Any, show: Show) -> None:
     try:
         status = int(ray.get(reference))
     except ray.exceptions.RayError as error:
-        status, why = 1, f"Ray gave it up: {str(error).partition(chr(10))[0]}"
+        status, why = 1, f"Ray gave up on the task: {str(error).partition(chr(10))[0]}"
     else:
         why = "" if status in (OK, STOPPED) else last_error(folder.log(name), status)
     if not why and folder.status(name) not in ("done", "stopped"):
         raise MachineFailure(
-            f"trial {name} has ended on another node, and {folder.trial(name)} does not show it",
-            "put the sweep into a folder that all nodes share: --out DIR",
+            f"trial {name} ended on another node, but left no result in {folder.trial(name)}",
+            "start the sweep again, with --out in a folder that every node sees under the same path",
         )
     folder.event(name, "failed" if why else "ended", why, status=status)
     show.ended(found.trial, status, why)

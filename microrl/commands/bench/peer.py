@@ -178,7 +178,9 @@ def _peer_steps(interpreter: str, folder: Path, work: Work, ours: dict[str, Any]
     done = _run(_script(interpreter, "--model", str(folder), *work.options(), *same))
     result = _answer(done)
     if result is None:
-        raise MachineFailure(f"TRL failed: {_last_words(done)}", f"the environment is that of {interpreter}; {INSTALL}")
+        raise MachineFailure(
+            f"TRL failed: {_last_words(done)}", f"TRL was run with {interpreter}; for a new environment: {INSTALL}"
+        )
     return result
 
 
