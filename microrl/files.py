@@ -41,6 +41,18 @@ class BadFile(UserError):
         super().__init__(message, hint or RESTORE)
 
 
+def make_folder(path: Path) -> None:
+    """A new folder. Raises OSError; parents that were made for it are then removed again."""
+    missing = [parent for parent in path.parents if not os.path.lexists(parent)]
+    try:
+        path.mkdir(parents=True)
+    except OSError:
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> BinaryIO:
     """Open a regular file without waiting for a pipe's other end, and unless `follow` without following a link at `path` itself.
 

@@ -22,7 +22,7 @@ from microrl.rewards.own.functions import OwnRewards
 from microrl.rewards.own.probe import probe
 from microrl.rewards.own.process import NoReply, refuse_unusable
 from microrl.run.folder import RunFolder, not_a_run
-from microrl.sweep.grid import Trial
+from microrl.sweep.grid import Trial, of_trial
 
 ROWS = 64
 """First rows of the data from which those for the reward functions are taken."""
@@ -67,7 +67,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
             else:
                 rewards(used.model_copy(update={"confine_functions": False}))
         except UserError as error:
-            raise UserError(f"trial {trial.name}: {error.message}", error.hint) from None
+            raise of_trial(trial.name, error) from None
 
 
 def _as_probed(reward: RewardConfig) -> RewardConfig:

@@ -117,10 +117,12 @@ def sweep(
                 "--resume uses the settings of the sweep", "only --on, --cpus and --json can be added; or start another sweep"
             )
         return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json, is_resumed=True)
+    if any(text.partition("=")[0].strip() == "budget.hours" for text in sets or ()) and hours is not None:
+        raise UserError("--hours divides the time among the trials, so --set budget.hours has no effect", "remove one of the two")
     study = Study.of(presets or ())
     if hours is None and steps is None:
         hours = study.hours
-    strategy = strategy or study.strategy or STRATEGIES[0]
+    strategy = strategy if strategy is not None else study.strategy or STRATEGIES[0]
     if strategy not in STRATEGIES:
         raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
     flags = options.as_flags(

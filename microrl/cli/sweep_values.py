@@ -7,10 +7,11 @@ import tomllib
 from collections.abc import Iterable
 
 from microrl.errors import UserError
-from microrl.sweep.grid import Quoted
+from microrl.sweep.grid import Quoted, refuse_varied_key
 
 _STRING = r""""(?:[^"\\]|\\.)*"|'[^']*'"""
 _IN_QUOTES = re.compile(rf"({_STRING})\s*(?:,|$)", re.DOTALL)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _IN_BRACKETS = re.compile(rf"{_STRING}|.", re.DOTALL)
 
 
@@ -32,10 +33,10 @@ def values(flag: str, text: str | None) -> list[str]:
 
 def numbers(flag: str, text: str | None) -> list[int]:
     """As `values`, of whole numbers."""
-    try:
-        return [int(value) for value in values(flag, text)]
-    except ValueError:
-        raise UserError(f"invalid value '{text}' for {flag}", f"numbers with commas between them: {flag} 1,2,3") from None
+    found = values(flag, text)
+    if not all(_WHOLE.fullmatch(value) for value in found):
+        raise UserError(f"invalid value '{str(text)[:60]}' for {flag}", f"whole numbers with commas between them: {flag} 1,2,3")
+    return [int(value) for value in found]
 
 
 def varied(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -46,8 +47,7 @@ def varied(texts: Iterable[str]) -> dict[str, list[str]]:
         key = key.strip()
         if not equals or not key or not listed.strip():
             raise UserError(f"--vary {text}: expected KEY=A,B", "for example: --vary optim.lr=1e-5,2e-5")
-        if "." not in key:
-            raise UserError(f"--vary {key}: not a full key", "name its section, too, as in optim.lr; for seeds use --seeds 0,1,2")
+        refuse_varied_key(key, "--vary")
         if key in found:
             raise UserError(f"--vary {key} is given twice", f"list all values together: --vary {key}=A,B")
         found[key] = values(f"--vary {key}", listed)

@@ -15,6 +15,8 @@ DEEPEST = 8
 """Maximum levels of nesting; the configuration has four."""
 MAX_CHARACTERS, MAX_DOTS = 1_000_000, 500
 """Python's TOML parser takes time quadratic in the number of dots of a key: minutes for a small file."""
+MAX_BASES = 20
+"""Presets of which each is the base of the one before: more are a circle."""
 _PACKAGE = Path(__file__).resolve().parent.parent
 # In a wheel the presets are inside the package, in a checkout next to it.
 _PLACES = (_PACKAGE / "presets", _PACKAGE.parent / "presets")
@@ -72,14 +74,19 @@ def sweep(name: str) -> dict[str, Any]:
     return found
 
 
-def with_bases(names: Iterable[str]) -> list[str]:
-    """The presets, each after those that its section `sweep` names as its `base`. Raises UserError."""
+def with_bases(names: Iterable[str], above: tuple[str, ...] = ()) -> list[str]:
+    """The presets, each after those that its section `sweep` names as its `base`, and theirs. Raises UserError.
+
+    `above` are those of which these are bases.
+    """
     found: list[str] = []
     for name in names:
+        if name in above or len(above) > MAX_BASES:
+            raise UserError(f"`sweep.base` of {above[0]} leads back to {name}", "remove it from one of the presets")
         base = sweep(name).get("base", [])
         if not isinstance(base, list) or not all(isinstance(one, str) for one in base):
             raise UserError(f"`sweep.base` in {name} is not a list of presets", 'for example: base = ["quickstart"]')
-        found += [*base, name]
+        found += [*with_bases(base, (*above, name)), name]
     return found
 
 

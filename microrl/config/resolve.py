@@ -26,16 +26,21 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
     `flags` maps dotted keys to values; None: the flag was not given. A layer that sets `hours` or `steps` replaces both bounds
     of the layers below. Raises UserError.
     """
+    return override(of_presets(preset_names), flags or {}, sets)
+
+
+def of_presets(names: Iterable[str]) -> Tree:
+    """The defaults with these presets over them, not validated yet. Raises UserError."""
     tree = RunConfig().model_dump()
     for follows_from_model in ("system", "system_role"):
         del tree["data"][follows_from_model]
-    for name in presets.with_bases(preset_names):
+    for name in presets.with_bases(names):
         tree = _bounded_layer(tree, presets.load(name))
-    return override(tree, flags or {}, sets)
+    return tree
 
 
 def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
-    """A full configuration with flags and `--set` values applied, validated. Raises UserError."""
+    """A full configuration with flags and `--set` values applied, validated; `tree` stays as it is. Raises UserError."""
     given = _nest((key, value) for key, value in flags.items() if value is not None)
     return check(_bounded_layer(tree, layer(given, _nest(_assignment(text) for text in sets))))
 
@@ -126,9 +131,11 @@ def _value(raw: str) -> Any:
     if raw.lower() in ("none", "null"):
         return None
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
+        # In brackets, too, on whose line no comment or further key goes unnoticed.
+        document, (value,) = tomllib.loads(f"value = {raw}"), tomllib.loads(f"value = [{raw}]")["value"]
     except (ValueError, RecursionError):  # not TOML, a number without end, too deep a nesting
         return raw
+    return value if len(document) == 1 else raw
 
 
 def _nest(items: Iterable[tuple[str, Any]]) -> Tree:
@@ -184,7 +191,7 @@ def _explain(error: ErrorDetails) -> UserError:
         return UserError(f"`{key}` is a section, not a value", f"set one of its keys: --set {key}.NAME=VALUE")
     return UserError(
         f"`{key}` cannot be `{_shown(error['input'])}`",
-        error["msg"].replace("Input should be", "must be").split(" or object")[0].split(", unable to parse")[0],
+        error["msg"].replace("Input should be", "must be").split(" or object")[0].split(", unable to ")[0],
     )
 
 

@@ -57,7 +57,7 @@ class RunFolder:
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
         """Create a folder with its configuration. Raises UserError if it exists or cannot be created."""
         try:
-            path.mkdir(parents=True)
+            files.make_folder(path)
         except FileExistsError:
             raise UserError(
                 f"{path} already exists", f"resume it: microrl train --resume {path}, or choose another folder: --out DIR"

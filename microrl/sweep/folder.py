@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from microrl import files
 from microrl.config import RunConfig, check
@@ -19,7 +19,7 @@ from microrl.errors import UserError
 from microrl.files import BadFile, Seconds
 from microrl.run import follow
 from microrl.run.folder import SWEEP, RunFolder
-from microrl.sweep.grid import Trial
+from microrl.sweep.grid import SEED, Trial
 
 PLAN, EVENTS, CLOCK, LOGS, BASES = SWEEP, "trials.jsonl", "clock.json", "logs", "bases"
 Strategy = Literal["equal", "halving", "seeds-first"]
@@ -30,6 +30,7 @@ RETRIED = "retried"
 """Event of a trial that may be tried as often again."""
 Status = Literal["waiting", "unfinished", "done", "stopped", "failed"]
 """Of a trial: not begun; begun and to be resumed; ended; ended by the guard; failed ATTEMPTS times."""
+UNREADABLE = "restore the file from a copy, or start another sweep: --out DIR"
 OVER: tuple[Status, ...] = ("done", "stopped", "failed")
 
 
@@ -43,6 +44,31 @@ class PlannedTrial(BaseModel):
     also: tuple[dict[str, Any], ...] = ()
     config: dict[str, Any]
 
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if name in (PLAN, EVENTS, CLOCK, LOGS, BASES):
+            raise ValueError("it is the name of a file of the sweep itself")
+        return name
+
+    @field_validator("values")
+    @classmethod
+    def _has_a_seed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if type(values.get(SEED)) is not int:
+            raise ValueError("it has no seed")
+        return values
+
+    @field_validator("config")
+    @classmethod
+    def _is_whole(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Left to the defaults, what is missing would be another experiment."""
+        if missing := sorted(RunConfig.model_fields.keys() - config.keys()):
+            raise ValueError(f"it has no `{missing[0]}`")
+        budget = config["budget"]
+        if not isinstance(budget, dict) or (budget.get("hours") is None and budget.get("steps") is None):
+            raise ValueError("its `budget` has neither hours nor steps")
+        return config
+
 
 class Plan(BaseModel):
     """`sweep.json`."""
@@ -51,13 +77,26 @@ class Plan(BaseModel):
 
     format: Literal[1] = 1
     strategy: Strategy
-    hours: float | None = Field(default=None, gt=0)
+    hours: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
     """Of all trials together; None: each has a number of steps, or its preset's own bounds."""
     trials: tuple[PlannedTrial, ...] = Field(min_length=1)
 
 
 class _Clock(BaseModel):
     elapsed_s: Seconds
+
+
+class Event(BaseModel):
+    """A line of `trials.jsonl`: something that happened to a trial."""
+
+    trial: str
+    kind: str
+    message: str = ""
+    hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """What a trial was given; None: its own bounds."""
+    rung: int | None = None
+    kept: list[str] | None = None
+    """Of a rung that has ended: the trials that go on."""
 
 
 class _Summary(BaseModel):
@@ -73,7 +112,7 @@ class SweepFolder:
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
         self._lock = RunFolder(path)
-        self._events: list[dict[str, Any]] = []
+        self._events: list[Event] = []
         self._new_events = follow.Lines(path / EVENTS)
 
     @classmethod
@@ -88,7 +127,7 @@ class SweepFolder:
         ]  # fmt: skip
         plan = Plan(strategy=strategy, hours=hours, trials=tuple(planned))
         try:
-            path.mkdir(parents=True)
+            files.make_folder(path)
             (path / ".gitignore").write_text("*\n")
             files.write_json(path / PLAN, plan.model_dump(mode="json"))
         except FileExistsError:
@@ -107,13 +146,16 @@ class SweepFolder:
     def open(cls, path: Path) -> SweepFolder:
         """An existing folder. Raises UserError, and BadFile if it is damaged."""
         if not cls.is_one(path):
-            if not path.exists():
+            if not os.path.exists(path):  # False, too, for what no file can be called
                 raise UserError(f"{path} does not exist", "check the path, which is relative to the current folder")
             raise UserError(f"{path} is not the folder of a sweep: it has no {PLAN}", "pass one that `microrl sweep` has created")
         files.refuse_links(path)
-        plan: Plan = files.read_json(path / PLAN, Plan)
+        try:
+            plan: Plan = files.read_json(path / PLAN, Plan)
+        except BadFile as error:
+            raise BadFile(error.message, UNREADABLE) from None
         if len({trial.name for trial in plan.trials}) < len(plan.trials):
-            raise BadFile(f"{path / PLAN} names a trial twice")
+            raise BadFile(f"{path / PLAN} names a trial twice", UNREADABLE)
         return cls(path, plan)
 
     @staticmethod
@@ -134,7 +176,7 @@ class SweepFolder:
         try:
             return check(trial.config)
         except UserError as error:
-            raise BadFile(f"{self.path / PLAN}: trial {trial.name}: {error.message}", error.hint) from None
+            raise BadFile(f"{self.path / PLAN}: trial {trial.name}: {error.message}", error.hint or UNREADABLE) from None
 
     def status(self, name: str) -> Status:
         """How a trial stands."""
@@ -166,10 +208,10 @@ class SweepFolder:
         """What went wrong in each attempt at a trial that failed, since it was last allowed others."""
         found: list[str] = []
         for event in self.events():
-            if event["trial"] == name and event["kind"] == RETRIED:
+            if event.trial == name and event.kind == RETRIED:
                 found = []
-            elif event["trial"] == name and event["kind"] == "failed":
-                found.append(str(event.get("message", "")))
+            elif event.trial == name and event.kind == "failed":
+                found.append(event.message)
         return found
 
     def retry_failed(self) -> None:
@@ -178,10 +220,11 @@ class SweepFolder:
             if self.status(trial.name) == "failed":
                 self.event(trial.name, RETRIED)
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """The lines of `trials.jsonl`; a damaged one is left out."""
-        new = self._new_events.new()
-        self._events += [one for one in new if isinstance(one.get("kind"), str) and isinstance(one.get("trial"), str)]
+        for line in self._new_events.new():
+            with suppress(ValidationError):
+                self._events.append(Event.model_validate(line, strict=True))
         return self._events
 
     def event(self, trial: str, kind: str, message: str = "", **details: Any) -> None:

@@ -13,7 +13,7 @@ from microrl.limits import MIN_EVALUATION, exit_reserve_s
 from microrl.plan import here, make
 from microrl.plan.plan import Plan
 from microrl.plan.source import shape_of
-from microrl.sweep.grid import SEED, Trial
+from microrl.sweep.grid import SEED, Trial, of_trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Forecast:
 def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[Forecast]:
     """A forecast of every trial, with equal parts of `hours`; for halving, those of its first round."""
     share = None if hours is None else hours / len(trials) / rounds(trials, strategy)
+    if share == 0:
+        raise UserError(f"{hours:g} hours are too short to be divided", "pass more --hours")
     plans: dict[str, Plan | None] = {}
     found = []
     for trial in trials:
@@ -42,7 +44,10 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
         config = trial.config.model_copy(update={"budget": budget, "seed": 0})
         key = config.model_dump_json()
         if key not in plans:
-            plans[key] = _plan(config)
+            try:
+                plans[key] = _plan(config)
+            except UserError as error:
+                raise of_trial(trial.name, error) from None
         found.append(Forecast(trial, share if share is not None else budget.hours, plans[key]))
     return found
 

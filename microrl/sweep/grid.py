@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
-from microrl.config import RunConfig, presets, resolve
+from microrl.config import RunConfig, of_presets, override, presets
 from microrl.config.adapters import KINDS, LowRankConfig, RankedConfig
 from microrl.errors import UserError, did_you_mean
 
@@ -23,6 +24,11 @@ AXES = {"model": "model.name", "adapter": "adapter.kind", "rank": "adapter.rank"
 """The axes that have options of their own, in the order in which they vary, and their keys."""
 MOST = 2_000
 """Trials of a sweep."""
+LONGEST_NAME = 200
+"""Characters of a trial's name, its seed apart."""
+FULL_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)+")
+"""`optim.lr`: a section and a key of it."""
+Whole = Annotated[int, Field(strict=True)]
 
 
 class Quoted(str):
@@ -36,13 +42,13 @@ class Study(BaseModel):
 
     base: tuple[str, ...] = ()
     """Presets below this one."""
-    models: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    alpha: tuple[str, ...] = ()
-    losses: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    vary: dict[str, tuple[Any, ...]] = {}
+    models: tuple[str, ...] = Field((), min_length=1)
+    adapters: tuple[str, ...] = Field((), min_length=1)
+    ranks: tuple[Whole, ...] = Field((), min_length=1)
+    alpha: tuple[str, ...] = Field((), min_length=1)
+    losses: tuple[str, ...] = Field((), min_length=1)
+    seeds: tuple[Whole, ...] = Field((), min_length=1)
+    vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     """Values by configuration keys."""
     strategy: str | None = None
     hours: float | None = None
@@ -50,18 +56,40 @@ class Study(BaseModel):
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Study:
-        """The sections of these presets, later ones over earlier ones. Raises UserError."""
+        """The sections of these presets and their bases, later ones over earlier ones, key by key. Raises UserError."""
         tree: dict[str, Any] = {}
-        for name in names:
-            tree |= presets.sweep(name)
+        for name in presets.with_bases(names):
+            above = presets.sweep(name)
+            both = tree.get("vary"), above.get("vary")
+            tree |= above
+            if isinstance(both[0], dict) and isinstance(both[1], dict):
+                tree["vary"] = both[0] | both[1]
+        if isinstance(varied := tree.get("vary"), dict):
+            for key, value in varied.items():
+                if isinstance(value, dict):
+                    inside = f'"{key}.{next(iter(value), "KEY")}"'
+                    raise UserError(
+                        f"`{key}` in the section `sweep.vary` is a section", f"put a full key in quotes: {inside} = [...]"
+                    )
+                refuse_varied_key(key, "`sweep.vary`:")
         try:
             return cls.model_validate(tree)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = str(first["loc"][0])
-            if first["type"] == "extra_forbidden":
-                raise UserError(f"unknown key `sweep.{key}`", did_you_mean(key, cls.model_fields)) from None
-            raise UserError(f"`sweep.{key}` cannot be `{first['input']}`", first["msg"]) from None
+            raise cls._explained(error.errors(include_url=False)[0]) from None
+
+    @classmethod
+    def _explained(cls, error: ErrorDetails) -> UserError:
+        where, *inside = (str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            return UserError(f"unknown key `sweep.{where}`", did_you_mean(where, cls.model_fields))
+        key = f'"{inside[0]}"' if where == "vary" and inside else where
+        if error["type"] == "tuple_type":
+            return UserError(
+                f"{key} in the section `sweep` is no list", f"a list is in brackets, also one of one value: {key} = [...]"
+            )
+        if error["type"] == "too_short":
+            return UserError(f"{key} in the section `sweep` is an empty list", "name a value, or remove the key")
+        return UserError(f"`sweep.{where}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "must be"))
 
     def axes(self) -> dict[str, Sequence[Any]]:
         """As in `Grid`."""
@@ -103,20 +131,12 @@ class Grid:
 
         Raises UserError for values that are given twice, for combinations that cannot be, and for too many of them.
         """
-        axes = {SEED: self.axes.get(SEED) or (resolve(self.presets, self.flags, self.sets).seed,)}
+        below = of_presets(self.presets)
+        axes = {SEED: self.axes.get(SEED) or (override(below, self.flags, self.sets).seed,)}
         axes |= {axis: values for axis, values in self.axes.items() if axis != SEED}
-        given = {text.partition("=")[0].strip() for text in self.sets}
-        given |= {key for key, value in self.flags.items() if value is not None}
         for axis, values in axes.items():
             _refuse_twice(axis, values)
-            key = AXES.get(axis, axis)
-            if axis != "alpha" and axis in self.axes and key in given:
-                raise UserError(f"{key} is both set and varied", "remove one of the two")
-            if AXES.get(axis) in axes:
-                raise UserError(
-                    f"{axis} is varied twice, also as {AXES[axis]}",
-                    f"give its values by its own option or by --vary {AXES[axis]}, not by both",
-                )
+        self._refuse_overlaps()
         count = 1
         for values in axes.values():
             count *= len(values)
@@ -125,7 +145,7 @@ class Grid:
         found: dict[str, Trial] = {}
         names: set[str] = set()
         for combination in itertools.product(*axes.values()):
-            trial = self._trial(dict(zip(axes, combination, strict=True)))
+            trial = self._trial(below, dict(zip(axes, combination, strict=True)))
             first = found.setdefault(trial.config.model_dump_json(), trial)
             if first is not trial:
                 if trial.values not in (first.values, *first.also):
@@ -136,13 +156,42 @@ class Grid:
             names.add(trial.name)
         return list(found.values())
 
-    def _trial(self, values: dict[str, Any]) -> Trial:
+    def _refuse_overlaps(self) -> None:
+        """Raise UserError where one setting would hide another: a key that is set and varied, or varied twice, or its section."""
+        given = {text.partition("=")[0].strip() for text in self.sets}
+        given |= {key for key, value in self.flags.items() if value is not None}
+        keys = {axis: AXES.get(axis, axis) for axis in self.axes}
+        for axis, key in keys.items():
+            for other in given if axis != "alpha" else ():  # alpha as it is set is the one of the rule `fixed`
+                if other == key:
+                    raise UserError(f"{key} is both set and varied", "remove one of the two")
+                if _contains(other, key) or _contains(key, other):
+                    raise UserError(f"{other} is set, and {key} is varied", "one contains the other: set single keys instead")
+            for other_axis, other in keys.items():
+                if axis != other_axis and other == key:
+                    axis = min(axis, other_axis, key=len)
+                    raise UserError(f"{axis} is varied twice, also as {key}", f"use its own option or --vary {key}, not both")
+                if _contains(key, other):
+                    raise UserError(f"{key} and {other} are both varied", "one contains the other: vary single keys instead")
+
+    def _trial(self, below: dict[str, Any], values: dict[str, Any]) -> Trial:
+        try:
+            applied, config = self._resolved(below, values)
+        except UserError as error:
+            raise of_trial(self._name(values), error) from None
+        return Trial(self._name(applied), applied, config)
+
+    def _name(self, values: Mapping[str, Any]) -> str:
+        return _name({axis: value for axis, value in values.items() if axis == SEED or len(self.axes[axis]) > 1})
+
+    def _resolved(self, below: dict[str, Any], values: dict[str, Any]) -> tuple[dict[str, Any], RunConfig]:
+        """The values that apply, and the configuration with them. Raises UserError."""
         flags = {**self.flags, "seed": values[SEED]}
         sets = [*self.sets, *(f"{key}={_as_toml(value)}" for key, value in values.items() if key not in AXES and key != SEED)]
         for axis in ("model", "adapter", "loss"):
             if axis in values:
                 flags[AXES[axis]] = values[axis]
-        kind = resolve(self.presets, flags, sets).adapter
+        kind = override(below, flags, sets).adapter
         applied = dict(values)
         if "rank" in values:
             if isinstance(kind, RankedConfig):
@@ -160,20 +209,33 @@ class Grid:
                         f"--alpha rslora works with the adapter lora only, not with {kind.name}",
                         "remove rslora from --alpha, and pass --adapters lora,rslora instead",
                     )
-                flags[AXES["adapter"]] = "rslora"
+                sets.append(f"{AXES['adapter']}=rslora")
             elif rule != "fixed":
                 sets.append(f"{AXES['alpha']}={rule}")  # over an alpha that is set, which is the one of `fixed`
-        name = _name({axis: value for axis, value in applied.items() if axis == SEED or len(self.axes[axis]) > 1})
-        try:
-            config = resolve(self.presets, flags, sets)
-        except UserError as error:
-            raise UserError(f"trial {name}: {error.message}", error.hint) from None
-        return Trial(name, applied, config)
+        return applied, override(below, flags, sets)
 
 
 def _as_toml(value: Any) -> str:
     is_written = isinstance(value, str) and not isinstance(value, Quoted)
-    return value if is_written else json.dumps(value, ensure_ascii=False)  # TOML has no escapes in pairs, as JSON has
+    return value if is_written else json.dumps(value, ensure_ascii=False, default=str)  # no escapes in pairs: TOML has none
+
+
+def of_trial(name: str, error: UserError) -> UserError:
+    """An error of one trial, whose hint names the options of `microrl sweep` in place of those of `train`."""
+    hint = None if error.hint is None else re.sub(r"--(rank|model|adapter)\b", r"--\1s", error.hint)
+    return UserError(f"trial {name}: {error.message}", hint)
+
+
+def refuse_varied_key(key: str, of: str) -> None:
+    """Raise UserError unless a key that is varied is a full one. `of` is what names it."""
+    if FULL_KEY.fullmatch(key) is None:
+        raise UserError(
+            f"{of} {key}: not a full key", "name its section, too, as in optim.lr; for seeds use `seeds` or --seeds 0,1,2"
+        )
+
+
+def _contains(section: str, key: str) -> bool:
+    return key.startswith(f"{section}.")
 
 
 def _refuse_twice(axis: str, values: Sequence[Any]) -> None:
@@ -191,7 +253,7 @@ def _name(values: Mapping[str, Any]) -> str:
         text = str(value).rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # of a path, its last part
         short = {"rank": f"r{text}", "alpha": f"alpha-{text}", "model": text, "adapter": text, "loss": text}
         parts.append(short.get(axis, f"{key_name(axis)}-{text}"))
-    return "-".join(_safe(part) for part in [*parts, f"{SEED}{values[SEED]}"])
+    return "-".join([*(["-".join(map(_safe, parts))[:LONGEST_NAME].strip(".")] if parts else []), f"{SEED}{values[SEED]}"])
 
 
 def key_name(key: str) -> str:

@@ -41,7 +41,8 @@ def refuse_address(on: str) -> None:
     """Raise UserError for what --on cannot be. Ray would look for an address without a port for half a minute."""
     try:
         url = urlsplit(on)
-        is_address = url.scheme == SCHEME and url.hostname is not None and url.port is not None
+        is_plain = url.username is None and not url.path and not any(map(str.isspace, on))
+        is_address = url.scheme == SCHEME and bool(url.hostname) and bool(url.port) and is_plain
     except ValueError:  # the port is no number
         is_address = False
     if on != SCHEME and not is_address:
@@ -132,7 +133,7 @@ def _refuse_what_no_node_has(cpus: int | None) -> None:
 def _made(folder: SweepFolder, found: Next, cpus: int | None) -> tuple[str, str, float | None, int | None]:
     """The arguments of a trial's task; its run folder is made here, where there is none."""
     name, path = found.trial.name, folder.trial(found.trial.name)
-    if not any(one["kind"] == STARTED and (one["trial"], one.get("rung")) == (name, found.rung) for one in folder.events()):
+    if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
         folder.event(name, STARTED, hours=found.hours, rung=found.rung)
     if not RunFolder.is_one(path):
         folder.forget(name)

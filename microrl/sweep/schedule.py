@@ -76,11 +76,11 @@ def _rung(folder: SweepFolder) -> _Rung | None:
     alive = list(folder.plan.trials)
     for rung in range(rungs(folder)):
         events = folder.events()
-        kept = next((one["kept"] for one in events if one["kind"] == RUNG and one.get("rung") == rung), None)
+        kept = next((one.kept for one in events if one.kind == RUNG and one.rung == rung and one.kept is not None), None)
         if kept is not None:  # closed for good: whoever was killed in a later rung has no summary, but has been through this one
             alive = [one for one in alive if one.name in kept]
             continue
-        given = {str(one["trial"]): one.get("hours") for one in events if one["kind"] == STARTED and one.get("rung") == rung}
+        given = {one.trial: one.hours for one in events if one.kind == STARTED and one.rung == rung}
         left = [one for one in alive if not _is_over(folder, one.name, given)]
         if left:
             return _Rung(rung, left, given, len(alive))

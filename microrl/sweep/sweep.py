@@ -74,7 +74,7 @@ def carry_out(folder: SweepFolder, work: Work, show: Show, *, started: float) ->
 
 def _make(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Callable[[], None]) -> None:
     name, path = found.trial.name, folder.trial(found.trial.name)
-    if not any(one["kind"] == STARTED and (one["trial"], one.get("rung")) == (name, found.rung) for one in folder.events()):
+    if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
         folder.event(name, STARTED, hours=found.hours, rung=found.rung)
     show.started(found, folder.status(name))
     if is_fresh := not RunFolder.is_one(path):

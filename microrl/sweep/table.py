@@ -6,26 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, FiniteFloat
 
 from microrl import files
 from microrl.config.adapters import LowRankConfig
 from microrl.evaluation.intervals import Estimate
-from microrl.files import BadFile
+from microrl.files import BadFile, Fraction, Seconds
 from microrl.report.history import History, finite
 from microrl.sweep.folder import PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, key_name
 
+Count = Annotated[int, Field(ge=0, le=10**15)]
+
 
 class _Evaluation(BaseModel):
-    accuracy: float
+    accuracy: Fraction
 
 
 class _Gain(BaseModel):
-    mean: float
-    ci95: tuple[float, float]
+    mean: FiniteFloat
+    ci95: tuple[FiniteFloat, FiniteFloat]
 
 
 class _Evaluations(BaseModel):
@@ -37,11 +39,11 @@ class _Evaluations(BaseModel):
 class _Summary(BaseModel):
     """The part of `summary.json` that stands in the table."""
 
-    steps: int
-    hours_spent: float
-    cost_usd: float
-    trainable_params: int
-    seconds_by_phase: dict[str, float] = {}
+    steps: Count
+    hours_spent: Seconds
+    cost_usd: Seconds
+    trainable_params: Count
+    seconds_by_phase: dict[str, Seconds] = {}
     eval: _Evaluations = _Evaluations()
 
 
@@ -101,8 +103,14 @@ def lines(folder: SweepFolder) -> list[Line]:
 
 def left_out(folder: SweepFolder) -> str:
     """A sentence that names the trials without a result; empty if all have one."""
-    missing = [line for line in lines(folder) if line.status not in ("done", "stopped")]
-    names = ", ".join(f"{line.trial.name} ({line.status}{f': {line.why}' if line.why else ''})" for line in missing)
+    missing = []
+    for line in lines(folder):
+        name = line.trial.name
+        if line.status not in ("done", "stopped"):
+            missing.append(f"{name} ({line.status}{f': {line.why}' if line.why else ''})")
+        elif not _is_evaluated(folder, name):
+            missing.append(f"{name} (without an evaluation)")
+    names = ", ".join(missing)
     return f"{len(missing)} of {len(folder.plan.trials)} trials of {folder.path} have no result: {names}" if missing else ""
 
 
@@ -151,12 +159,16 @@ class Setting:
 
 
 def ended(folder: SweepFolder) -> list[tuple[str, Path]]:
-    """(setting, run folder) of the trials that have ended."""
-    found = []
-    for trial in folder.plan.trials:
-        if folder.status(trial.name) in ("done", "stopped"):
-            found.append((method(folder, trial), folder.trial(trial.name)))
-    return found
+    """(setting, run folder) of the trials that have a result."""
+    return [
+        (method(folder, line.trial), folder.trial(line.trial.name))
+        for line in lines(folder)
+        if line.status in ("done", "stopped") and _is_evaluated(folder, line.trial.name)
+    ]
+
+
+def _is_evaluated(folder: SweepFolder, name: str) -> bool:
+    return any((folder.trial(name) / "eval").glob("*.json"))
 
 
 def method(folder: SweepFolder, trial: PlannedTrial) -> str:

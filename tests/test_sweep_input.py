@@ -1,0 +1,148 @@
+"""`microrl sweep` and `compare`: studies that say something wrong, and folders of sweeps that are damaged."""
+
+import json
+
+import pytest
+
+from microrl.errors import UserError
+from microrl.files import BadFile
+from microrl.sweep import schedule, table
+from microrl.sweep.folder import SweepFolder
+from microrl.sweep.grid import Grid, Study
+
+
+def study(folder, *texts):
+    """The study of preset files with these sections `sweep`."""
+    names = []
+    for number, text in enumerate(texts):
+        path = folder / f"study-{number}.toml"
+        path.write_text(f"[sweep]\n{text}\n")
+        names.append(str(path))
+    return names, Study.of(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ("ranks = 4", "ranks in the section `sweep` is no list", "ranks = [...]"),
+        ("ranks = []", "ranks in the section `sweep` is an empty list", "remove the key"),
+        ("ranks = [true]", "`sweep.ranks` cannot be `True`", "valid integer"),
+        ("seed = [1]", "unknown key `sweep.seed`", "seeds"),
+        ("[sweep.vary]\nseed = [1, 2]", "`sweep.vary`: seed: not a full key", "`seeds`"),
+        ("[sweep.vary]\n'optim.lr' = 1e-4", '"optim.lr" in the section `sweep` is no list', "brackets"),
+        ("[sweep.vary]\noptim.lr = [1e-4]", "`optim` in the section `sweep.vary` is a section", '"optim.lr" = [...]'),
+    ],
+)
+def test_a_study_that_says_something_wrong_is_refused_by_its_key(tmp_path, text, said, hint):
+    with pytest.raises(UserError) as raised:
+        study(tmp_path, text)
+    assert said in raised.value.message and hint in raised.value.hint
+
+
+def test_two_studies_vary_the_keys_of_both(tmp_path):
+    _, both = study(
+        tmp_path, "ranks = [2]\n[sweep.vary]\n'optim.lr' = [1e-4]\n'loss.beta' = [0.0]", "[sweep.vary]\n'loss.beta' = [0.1]"
+    )
+    assert both.ranks == (2,) and both.vary == {"optim.lr": (1e-4,), "loss.beta": (0.1,)}
+
+
+def test_a_study_that_is_the_base_of_another_is_varied_as_it_says(tmp_path):
+    (tmp_path / "below.toml").write_text("[sweep]\nbase = ['quickstart']\nseeds = [0, 1]\nranks = [1]\n")
+    names, above = study(tmp_path, f"base = ['{tmp_path / 'below.toml'}']\nranks = [2]")
+    trials = Grid(names, {}, [], above.axes()).trials()
+    assert [trial.name for trial in trials] == ["seed0", "seed1"]
+    assert {(trial.config.model.name, trial.config.adapter.rank) for trial in trials} == {("quickstart", 2)}
+
+
+def test_a_study_that_is_its_own_base_is_refused(tmp_path):
+    with pytest.raises(UserError, match="leads back to"):
+        study(tmp_path, f"base = ['{tmp_path / 'study-0.toml'}']")
+
+
+def test_a_date_among_the_values_is_refused_as_any_other(tmp_path):
+    names, found = study(tmp_path, "[sweep.vary]\n'optim.lr' = [1e-4, 2024-01-01]")
+    with pytest.raises(UserError, match="cannot be `2024-01-01`"):
+        Grid(["quickstart", *names], {}, [], found.axes()).trials()
+
+
+@pytest.mark.parametrize("given", [{"sets": ["adapter.kind=lora"]}, {"axes": {"adapter.kind": ["lora"]}}])
+def test_the_rule_rslora_holds_however_the_adapter_was_given(given):
+    axes = {**given.get("axes", {}), "alpha": ["fixed", "rslora"]}
+    trials = Grid(["quickstart"], {}, given.get("sets", []), axes).trials()
+    assert [trial.config.adapter.kind for trial in trials] == ["lora", "rslora"]
+
+
+def test_many_long_values_make_a_name_that_a_file_can_have(tmp_path):
+    keys = ("data.name", "data.system", "data.question", "data.answer", "model.name")
+    axes = {key: ["a" * 80, "b" * 80] for key in keys}
+    trials = Grid(["quickstart"], {}, [], axes).trials()
+    assert len({trial.name for trial in trials}) == len(trials) == 32
+    SweepFolder.create(tmp_path / "sweep", "equal", None, trials)
+
+
+@pytest.fixture
+def made(tmp_path):
+    return SweepFolder.create(tmp_path / "sweep", "halving", 1.0, Grid(["quickstart"], {}, [], {"rank": [2, 4]}).trials())
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("trials", 0, "config"), {}, "it has no `adapter`"),
+        (("trials", 0, "config", "budget"), {}, "neither hours nor steps"),
+        (("trials", 0, "config", "budget"), {"hours": None, "steps": None}, "neither hours nor steps"),
+        (("trials", 0, "name"), "logs", "a file of the sweep itself"),
+        (("trials", 0, "values"), {"rank": 2}, "it has no seed"),
+        (("trials", 0, "values"), {"rank": 2, "seed": [0]}, "it has no seed"),
+        (("hours",), float("inf"), "`hours`"),
+        (("hours",), "1", "`hours`"),
+        (("format",), 2, "`format`"),
+    ],
+)
+def test_a_plan_that_lacks_something_is_damaged(made, where, value, said):
+    plan = json.loads((made.path / "sweep.json").read_text())
+    *path, last = where
+    node = plan
+    for part in path:
+        node = node[part]
+    node[last] = value
+    (made.path / "sweep.json").write_text(json.dumps(plan))
+    with pytest.raises(BadFile) as raised:
+        SweepFolder.open(made.path)
+    assert said in raised.value.message and "--out DIR" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"trial": "", "kind": "rung", "rung": 0},
+        {"trial": "", "kind": "rung", "rung": 0, "kept": 3},
+        *({"trial": "r2-seed0", "kind": "started", "rung": 0, "hours": hours} for hours in ("x", [1], float("nan"), -5)),
+    ],
+)
+def test_a_damaged_line_of_what_happened_is_left_out(made, line):
+    fresh = schedule.following(SweepFolder.open(made.path), 0.0)
+    (made.path / "trials.jsonl").write_text(json.dumps(line) + "\n")
+    assert schedule.following(SweepFolder.open(made.path), 0.0) == fresh
+
+
+@pytest.mark.parametrize(
+    "change", [{"hours_spent": float("nan")}, {"cost_usd": float("inf")}, {"steps": 10**400}, {"steps": -1}, {"eval": []}]
+)
+def test_a_trial_whose_summary_is_damaged_has_no_result(made, change):
+    run = made.trial("r2-seed0")
+    (run / "eval").mkdir(parents=True)
+    (run / "eval" / "held-out-after.json").write_text("{}")
+    whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
+    (run / "summary.json").write_text(json.dumps(whole))
+    assert [path for _, path in table.ended(made)] == [run]
+    assert table.lines(made)[0].summary.steps == 3
+    (run / "summary.json").write_text(json.dumps(whole | change))
+    assert not table.ended(made) and "r2-seed0 (unfinished)" in table.left_out(made)
+
+
+def test_a_trial_without_an_evaluation_is_left_out_and_named(made):
+    made.trial("r2-seed0").mkdir()
+    whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
+    (made.trial("r2-seed0") / "summary.json").write_text(json.dumps(whole))
+    assert not table.ended(made) and "r2-seed0 (without an evaluation)" in table.left_out(made)
