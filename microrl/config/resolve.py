@@ -59,7 +59,7 @@ def check(tree: Tree) -> RunConfig:
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error.errors()[0]) from None
+        raise _explain(*error.errors()) from None
     _refuse_what_cannot_be_used(config.model_dump())
     return paths.absolute(config)
 
@@ -154,8 +154,8 @@ def _nest(items: Iterable[tuple[str, Any]]) -> Tree:
     return tree
 
 
-def _explain(error: ErrorDetails) -> UserError:
-    """A validation error as a UserError that names the key, and hints at what is allowed."""
+def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
+    """A validation error as a UserError that names the key, and hints at what is allowed. `others` came up with it."""
     model, path = _walk([str(part) for part in error["loc"]])
     key = _shown(".".join(path)) or "the configuration"
     context = error.get("ctx", {})
@@ -181,7 +181,10 @@ def _explain(error: ErrorDetails) -> UserError:
         )
     if error["type"] == "literal_error" and not isinstance(error["input"], dict | list):
         allowed = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
-        return UserError(f"`{key}` cannot be `{_shown(error['input'])}`", did_you_mean(_shown(error["input"]), allowed))
+        hint = did_you_mean(_shown(error["input"]), allowed)
+        if any(other["type"] == "tuple_type" and other["loc"][:-1] == error["loc"][:-1] for other in others):
+            hint += ', or a list whose entries are in quotes: ["...", "..."]'
+        return UserError(f"`{key}` cannot be `{_shown(error['input'])}`", hint)
     if error["type"] == "value_error":
         raised = context.get("error")
         return (
