@@ -50,7 +50,7 @@ GPU_CHUNK_ELEMENTS = 2**26
 whole head once more. Chosen by reckoning: not measured on a GPU."""
 CPU_CHUNK_ROWS, CPU_BLOCK_ELEMENTS = 256, 2**20
 """The same on a CPU: at least so many tokens, as fewer leave the product waiting for the head; and at least so many logits, which
-its caches nearly hold. Elementwise passes go by blocks of so many logits."""
+its caches nearly hold. Where the logits are all that is passed over, it goes by blocks of so many."""
 CPU_CACHE_BYTES = 4e9
 """At most this much cache on a CPU."""
 CPU_PACKED_BYTES = 1.5e9

@@ -85,3 +85,23 @@ def test_other_norms_are_left_to_transformers(change):
                 module.__class__ = type("Other", (type(module),), {})
     use_norms_of_one_step(model)
     assert not any(type(module) is RmsNorm for module in model.modules())
+
+
+def test_rows_of_a_narrow_type_do_not_overflow():
+    _, norm = norms(64)
+    assert torch.allclose(norm(torch.full((2, 64), 300.0, dtype=torch.float16)), norm(torch.full((2, 64), 300.0)))
+
+
+def test_a_single_row_without_a_dimension_before_it():
+    own, ours = norms(64)
+    for norm in (own, ours):
+        norm(torch.linspace(-1, 1, 64)).sum().backward()
+    assert torch.allclose(ours.weight.grad, own.weight.grad, atol=1e-6)
+
+
+def test_second_derivatives_are_refused_and_not_wrong():
+    _, norm = norms(64)
+    x = rows(4, 64)
+    (first,) = torch.autograd.grad(norm(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

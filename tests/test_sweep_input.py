@@ -25,7 +25,7 @@ def study(folder, *texts):
     ("text", "said", "hint"),
     [
         ("ranks = 4", "ranks in the section `sweep` is no list", "ranks = [...]"),
-        ("ranks = []", "ranks in the section `sweep` is an empty list", "remove the key"),
+        ("ranks = [1.5]", "`sweep.ranks` cannot be `1.5`", "valid integer"),
         ("ranks = [true]", "`sweep.ranks` cannot be `True`", "valid integer"),
         ("seed = [1]", "unknown key `sweep.seed`", "seeds"),
         ("[sweep.vary]\nseed = [1, 2]", "`sweep.vary`: seed: not a full key", "`seeds`"),
@@ -52,6 +52,24 @@ def test_a_study_that_is_the_base_of_another_is_varied_as_it_says(tmp_path):
     trials = Grid(names, {}, [], above.axes()).trials()
     assert [trial.name for trial in trials] == ["seed0", "seed1"]
     assert {(trial.config.model.name, trial.config.adapter.rank) for trial in trials} == {("quickstart", 2)}
+
+
+def test_an_empty_list_cancels_what_a_preset_below_varies(tmp_path):
+    _, both = study(
+        tmp_path, "ranks = [2]\nseeds = [0, 1]\n[sweep.vary]\n'optim.lr' = [1e-4]", "ranks = []\n[sweep.vary]\n'optim.lr' = []"
+    )
+    assert both.axes() == {"seed": (0, 1)}
+
+
+def test_tables_can_be_varied_by_a_preset(tmp_path):
+    names, found = study(tmp_path, '[sweep.vary]\n"optim.schedule" = [{kind = "cosine"}, {kind = "constant"}]')
+    trials = Grid(["quickstart", *names], {}, [], found.axes()).trials()
+    assert [trial.config.optim.schedule.kind for trial in trials] == ["cosine", "constant"]
+
+
+def test_a_table_that_leaves_the_varied_key_alone_is_set():
+    trials = Grid(["quickstart"], {}, ["adapter={alpha=8}"], {"rank": [2, 4]}).trials()
+    assert [trial.config.adapter.scale for trial in trials] == [4.0, 2.0]
 
 
 def test_a_study_that_is_its_own_base_is_refused(tmp_path):
@@ -88,9 +106,9 @@ def made(tmp_path):
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        (("trials", 0, "config"), {}, "it has no `adapter`"),
-        (("trials", 0, "config", "budget"), {}, "neither hours nor steps"),
-        (("trials", 0, "config", "budget"), {"hours": None, "steps": None}, "neither hours nor steps"),
+        (("trials", 0, "config"), {}, "has no `seed`"),
+        (("trials", 0, "config", "budget"), {}, "has no `budget.hours`"),
+        (("trials", 0, "config", "adapter"), {"kind": "lora"}, "has no `adapter.targets`"),
         (("trials", 0, "name"), "logs", "a file of the sweep itself"),
         (("trials", 0, "values"), {"rank": 2}, "it has no seed"),
         (("trials", 0, "values"), {"rank": 2, "seed": [0]}, "it has no seed"),
@@ -108,7 +126,8 @@ def test_a_plan_that_lacks_something_is_damaged(made, where, value, said):
     node[last] = value
     (made.path / "sweep.json").write_text(json.dumps(plan))
     with pytest.raises(BadFile) as raised:
-        SweepFolder.open(made.path)
+        folder = SweepFolder.open(made.path)
+        folder.config(folder.plan.trials[0])
     assert said in raised.value.message and "--out DIR" in raised.value.hint
 
 
@@ -138,11 +157,15 @@ def test_a_trial_whose_summary_is_damaged_has_no_result(made, change):
     assert [path for _, path in table.ended(made)] == [run]
     assert table.lines(made)[0].summary.steps == 3
     (run / "summary.json").write_text(json.dumps(whole | change))
-    assert not table.ended(made) and "r2-seed0 (unfinished)" in table.left_out(made)
+    assert not table.ended(made) and "summary.json is damaged; delete" in table.left_out(made)[0]
 
 
 def test_a_trial_without_an_evaluation_is_left_out_and_named(made):
     made.trial("r2-seed0").mkdir()
     whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
     (made.trial("r2-seed0") / "summary.json").write_text(json.dumps(whole))
-    assert not table.ended(made) and "r2-seed0 (without an evaluation)" in table.left_out(made)
+    # That of the base model is shared among the trials.
+    (made.trial("r2-seed0") / "eval").mkdir()
+    (made.trial("r2-seed0") / "eval" / "held-out-before.json").write_text("{}")
+    said, hint = table.left_out(made)
+    assert not table.ended(made) and "r2-seed0 (not evaluated)" in said and "microrl eval" in hint

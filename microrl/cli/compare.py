@@ -76,7 +76,7 @@ def compare(
     for sweep in sweeps:
         entries += [Entry.of(RunFolder.open(path), None, method) for method, path in ended(sweep)]
         if not any(entry.run.path.parent == sweep.path for entry in entries):
-            raise UserError(f"no trial of {sweep.path} has ended", f"finish it first: microrl sweep --resume {sweep.path}")
+            raise UserError(*left_out(sweep))
     for target in targets:
         if SweepFolder.is_one(Path(target)):
             continue
@@ -91,8 +91,8 @@ def compare(
             raise UserError(f"{target} is given twice", "name each run once: it would count as two seeds")
         entries.append(entry)
     for sweep in sweeps:
-        if said := left_out(sweep):
-            say(f"{said}; to continue: microrl sweep --resume {sweep.path}")
+        if any(missing := left_out(sweep)):
+            say("; ".join(missing))
     rows = rows_of(entries, published=published)
     if as_json:
         by_setting = {

@@ -101,7 +101,7 @@ def _runs(path: Path) -> list[Path]:
     sweep = SweepFolder.open(path)
     found = sweep.runs()
     if not found:
-        raise UserError(f"no trial of {path} has begun", f"go on: microrl sweep --resume {path}")
-    if said := left_out(sweep):
-        say(said)
+        raise UserError(f"no trial of {path} has begun", f"train them first: microrl sweep --resume {path}")
+    if any(missing := left_out(sweep)):
+        say("; ".join(missing))
     return found

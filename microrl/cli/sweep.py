@@ -117,8 +117,6 @@ def sweep(
                 "--resume uses the settings of the sweep", "only --on, --cpus and --json can be added; or start another sweep"
             )
         return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json, is_resumed=True)
-    if any(text.partition("=")[0].strip() == "budget.hours" for text in sets or ()) and hours is not None:
-        raise UserError("--hours divides the time among the trials, so --set budget.hours has no effect", "remove one of the two")
     study = Study.of(presets or ())
     if hours is None and steps is None:
         hours = study.hours
@@ -171,6 +169,11 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
     for trial in trials:
         if trial.config.budget.hours is None and trial.config.budget.steps is None:
             raise UserError("no budget given", "pass --hours H for all trials together, or --steps N for each")
+        if hours is not None and trial.config.budget.hours != hours:
+            raise UserError(
+                f"the sweep's {hours:g} hours are divided among its trials, so --set budget.hours has no effect",
+                "pass only --hours",
+            )
     settings = [{axis: value for axis, value in trial.values.items() if axis != SEED} for trial in trials]
     if strategy == "seeds-first":
         order = sorted(range(len(trials)), key=lambda number: settings.index(settings[number]))

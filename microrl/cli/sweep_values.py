@@ -11,7 +11,7 @@ from microrl.sweep.grid import Quoted, refuse_varied_key
 
 _STRING = r""""(?:[^"\\]|\\.)*"|'[^']*'"""
 _IN_QUOTES = re.compile(rf"({_STRING})\s*(?:,|$)", re.DOTALL)
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 _IN_BRACKETS = re.compile(rf"{_STRING}|.", re.DOTALL)
 
 
@@ -25,7 +25,7 @@ def values(flag: str, text: str | None) -> list[str]:
     while rest is not None:
         value, comma, after = _first(flag, rest.strip())
         if not value and not isinstance(value, Quoted):
-            raise UserError(f"{flag} {text}: a value is empty", "put a single comma between two values, and none at the end")
+            raise UserError(f"{flag} '{text}': a value is empty", "put a single comma between two values, and none at the end")
         found.append(value)
         rest = after if comma else None
     return found

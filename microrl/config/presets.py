@@ -15,8 +15,8 @@ DEEPEST = 8
 """Maximum levels of nesting; the configuration has four."""
 MAX_CHARACTERS, MAX_DOTS = 1_000_000, 500
 """Python's TOML parser takes time quadratic in the number of dots of a key: minutes for a small file."""
-MAX_BASES = 20
-"""Presets of which each is the base of the one before: more are a circle."""
+MAX_BASES, MAX_PRESETS = 20, 100
+"""Presets of which each is the base of the one before, where more are a circle, and presets in all."""
 _PACKAGE = Path(__file__).resolve().parent.parent
 # In a wheel the presets are inside the package, in a checkout next to it.
 _PLACES = (_PACKAGE / "presets", _PACKAGE.parent / "presets")
@@ -87,6 +87,8 @@ def with_bases(names: Iterable[str], above: tuple[str, ...] = ()) -> list[str]:
         if not isinstance(base, list) or not all(isinstance(one, str) for one in base):
             raise UserError(f"`sweep.base` in {name} is not a list of presets", 'for example: base = ["quickstart"]')
         found += [*with_bases(base, (*above, name)), name]
+        if len(found) > MAX_PRESETS:
+            raise UserError(f"{name} has more than {MAX_PRESETS} presets below it", "name fewer as `sweep.base`")
     return found
 
 

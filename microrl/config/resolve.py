@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -126,16 +126,34 @@ def _assignment(text: str) -> tuple[str, Any]:
     return key.strip(), _value(raw.strip())
 
 
+def keys_set(sets: Iterable[str]) -> set[str]:
+    """The keys that these `--set` options give a value, those in a table one by one: `adapter={rank=8}` sets adapter.rank."""
+
+    def leaves(tree: Tree, prefix: str) -> Iterator[str]:
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}"
+
+    return set(leaves(_nest(_assignment(text) for text in sets), ""))
+
+
 def _value(raw: str) -> Any:
     """A value parsed as TOML, or plain text if that fails; `none` is None."""
     if raw.lower() in ("none", "null"):
         return None
     try:
-        # In brackets, too, on whose line no comment or further key goes unnoticed.
-        document, (value,) = tomllib.loads(f"value = {raw}"), tomllib.loads(f"value = [{raw}]")["value"]
+        found = tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):  # not TOML, a number without end, too deep a nesting
         return raw
-    return value if len(document) == 1 else raw
+    try:
+        tomllib.loads(f"value = [{raw}]")  # fails where a comment or another line hides the bracket
+    except ValueError:
+        raise UserError(
+            f"`{_shown(raw)}` is more than one value", "a comment or another line follows the first: remove it"
+        ) from None
+    return found
 
 
 def _nest(items: Iterable[tuple[str, Any]]) -> Tree:

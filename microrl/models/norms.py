@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
@@ -31,8 +32,8 @@ class RmsNorm(torch.nn.Module):
     variance_epsilon: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., D], of any shape before the last dimension; so is what it returns."""
-        y: torch.Tensor = _Normalize.apply(x, self.weight, self.variance_epsilon)
+        """x [..., D], of any shape before the last dimension; so is what it returns, in the weight's type."""
+        y: torch.Tensor = _Normalize.apply(x.to(self.weight.dtype), self.weight, self.variance_epsilon)
         return y
 
 
@@ -46,6 +47,7 @@ class _Normalize(torch.autograd.Function):
         return (x_XD * r_X1).mul_(weight_D)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_XD, r_X1, weight_D = ctx.saved_tensors
         to_x_XD = to_weight_D = None
@@ -54,5 +56,5 @@ class _Normalize(torch.autograd.Function):
             share_X1 = torch.linalg.vecdot(u_XD, x_XD).unsqueeze(-1).mul_(r_X1.pow(3)).div_(-x_XD.shape[-1])
             to_x_XD = u_XD.mul_(r_X1).addcmul_(x_XD, share_X1)
         if ctx.needs_input_grad[1]:
-            to_weight_D = (gradients[0] * x_XD * r_X1).flatten(0, -2).sum(0)
+            to_weight_D = (gradients[0] * x_XD * r_X1).reshape(-1, len(weight_D)).sum(0)
         return to_x_XD, to_weight_D, None

@@ -114,8 +114,8 @@ def _score_(
     *,
     with_slope: bool,
 ) -> None:
-    """Write the targets' log-probabilities and the entropies; the logits become its slope in the head's output, times the
-    temperature.
+    """Write the targets' log-probabilities and the entropies. The logits are used up: `with_slope`, the log-probabilities'
+    gradient with respect to the head's output, times the temperature, stands in their place.
 
     With z = logits - max: log p(v) = z_v - log S and H = log S - sum_v z_v exp(z_v) / S, where S = sum_v exp(z_v).
     """

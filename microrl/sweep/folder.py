@@ -58,17 +58,6 @@ class PlannedTrial(BaseModel):
             raise ValueError("it has no seed")
         return values
 
-    @field_validator("config")
-    @classmethod
-    def _is_whole(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """Left to the defaults, what is missing would be another experiment."""
-        if missing := sorted(RunConfig.model_fields.keys() - config.keys()):
-            raise ValueError(f"it has no `{missing[0]}`")
-        budget = config["budget"]
-        if not isinstance(budget, dict) or (budget.get("hours") is None and budget.get("steps") is None):
-            raise ValueError("its `budget` has neither hours nor steps")
-        return config
-
 
 class Plan(BaseModel):
     """`sweep.json`."""
@@ -104,6 +93,16 @@ class _Summary(BaseModel):
 
     status: str
     hours_budget: float | None = None
+
+
+def _missing(stored: dict[str, Any], whole: dict[str, Any]) -> str | None:
+    """The first key of a whole configuration that a stored one does not have, as `adapter.rank`."""
+    for key, value in whole.items():
+        if key not in stored:
+            return key
+        if isinstance(value, dict) and isinstance(stored[key], dict) and (inside := _missing(stored[key], value)) is not None:
+            return f"{key}.{inside}"
+    return None
 
 
 class SweepFolder:
@@ -172,11 +171,20 @@ class SweepFolder:
         return self.path / name
 
     def config(self, trial: PlannedTrial) -> RunConfig:
-        """A trial's configuration, without the bounds that the sweep gives it. Raises UserError naming the file."""
+        """A trial's configuration, without the bounds that the sweep gives it. Raises UserError naming the file.
+
+        All of it has to be there: by default values, a trial would become another experiment.
+        """
+        where = f"{self.path / PLAN}: trial {trial.name}"
         try:
-            return check(trial.config)
+            found = check(trial.config)
         except UserError as error:
-            raise BadFile(f"{self.path / PLAN}: trial {trial.name}: {error.message}", error.hint or UNREADABLE) from None
+            raise BadFile(f"{where}: {error.message}", error.hint or UNREADABLE) from None
+        if (missing := _missing(trial.config, found.model_dump())) is not None:
+            raise BadFile(f"{where} has no `{missing}`: {files.OF_ANOTHER_VERSION}", UNREADABLE)
+        if self.plan.hours is None and found.budget.hours is None and found.budget.steps is None:
+            raise BadFile(f"{where} has neither hours nor steps", UNREADABLE)
+        return found
 
     def status(self, name: str) -> Status:
         """How a trial stands."""

@@ -78,16 +78,14 @@ def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> 
     enough = f"--hours {_rounded_up(needed_s * hours / share / 3600 * 1.1)}"
     raise UserError(
         f"{what} not fit into {hours:g} hours: each needs at least {math.ceil(needed_s):,} s and would get "
-        f"{math.floor(share * 3600):,} s",
+        f"{share * 3600:,.{0 if share * 3600 >= 10 else 1}f} s",
         f"{fitting} trial{'s' * (fitting != 1)} would fit; vary fewer values, or pass {enough}" if fitting else f"pass {enough}",
     )
 
 
 def _rounded_up(hours: float) -> str:
-    """In whole hours, or with two digits below one."""
-    if hours >= 1:
-        return f"{math.ceil(hours)}"
-    digits = 1 - math.floor(math.log10(hours))
+    """With two digits, or whole hours."""
+    digits = max(1 - math.floor(math.log10(hours)), 0)
     return f"{math.ceil(hours * 10**digits) / 10**digits:.{digits}f}"
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from microrl.config import RunConfig, of_presets, override, presets
+from microrl.config import RunConfig, keys_set, of_presets, override, presets
 from microrl.config.adapters import KINDS, LowRankConfig, RankedConfig
 from microrl.errors import UserError, did_you_mean
 
@@ -42,14 +42,14 @@ class Study(BaseModel):
 
     base: tuple[str, ...] = ()
     """Presets below this one."""
-    models: tuple[str, ...] = Field((), min_length=1)
-    adapters: tuple[str, ...] = Field((), min_length=1)
-    ranks: tuple[Whole, ...] = Field((), min_length=1)
-    alpha: tuple[str, ...] = Field((), min_length=1)
-    losses: tuple[str, ...] = Field((), min_length=1)
-    seeds: tuple[Whole, ...] = Field((), min_length=1)
-    vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
-    """Values by configuration keys."""
+    models: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    ranks: tuple[Whole, ...] = ()
+    alpha: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+    seeds: tuple[Whole, ...] = ()
+    vary: dict[str, tuple[Any, ...]] = {}
+    """Values by configuration keys. An empty list, here and above: what a preset below varies is not varied."""
     strategy: str | None = None
     hours: float | None = None
     """Of all trials together."""
@@ -87,8 +87,6 @@ class Study(BaseModel):
             return UserError(
                 f"{key} in the section `sweep` is no list", f"a list is in brackets, also one of one value: {key} = [...]"
             )
-        if error["type"] == "too_short":
-            return UserError(f"{key} in the section `sweep` is an empty list", "name a value, or remove the key")
         return UserError(f"`sweep.{where}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "must be"))
 
     def axes(self) -> dict[str, Sequence[Any]]:
@@ -158,14 +156,13 @@ class Grid:
 
     def _refuse_overlaps(self) -> None:
         """Raise UserError where one setting would hide another: a key that is set and varied, or varied twice, or its section."""
-        given = {text.partition("=")[0].strip() for text in self.sets}
-        given |= {key for key, value in self.flags.items() if value is not None}
+        given = keys_set(self.sets) | {key for key, value in self.flags.items() if value is not None}
         keys = {axis: AXES.get(axis, axis) for axis in self.axes}
         for axis, key in keys.items():
             for other in given if axis != "alpha" else ():  # alpha as it is set is the one of the rule `fixed`
                 if other == key:
                     raise UserError(f"{key} is both set and varied", "remove one of the two")
-                if _contains(other, key) or _contains(key, other):
+                if _contains(key, other):
                     raise UserError(f"{other} is set, and {key} is varied", "one contains the other: set single keys instead")
             for other_axis, other in keys.items():
                 if axis != other_axis and other == key:
@@ -187,7 +184,14 @@ class Grid:
     def _resolved(self, below: dict[str, Any], values: dict[str, Any]) -> tuple[dict[str, Any], RunConfig]:
         """The values that apply, and the configuration with them. Raises UserError."""
         flags = {**self.flags, "seed": values[SEED]}
-        sets = [*self.sets, *(f"{key}={_as_toml(value)}" for key, value in values.items() if key not in AXES and key != SEED)]
+        sets = list(self.sets)
+        for key, value in values.items():
+            if key in AXES or key == SEED:
+                continue
+            if isinstance(value, str) and not isinstance(value, Quoted):
+                sets.append(f"{key}={value}")
+            else:
+                flags[key] = str(value) if isinstance(value, Quoted) else value
         for axis in ("model", "adapter", "loss"):
             if axis in values:
                 flags[AXES[axis]] = values[axis]
@@ -221,9 +225,12 @@ def _as_toml(value: Any) -> str:
 
 
 def of_trial(name: str, error: UserError) -> UserError:
-    """An error of one trial, whose hint names the options of `microrl sweep` in place of those of `train`."""
-    hint = None if error.hint is None else re.sub(r"--(rank|model|adapter)\b", r"--\1s", error.hint)
-    return UserError(f"trial {name}: {error.message}", hint)
+    """An error of one trial, with the options of `microrl sweep` in place of those of `train`."""
+    message, hint = (
+        text if text is None or "microrl " in text else re.sub(r"--(rank|model|adapter)(?![\w-])", r"--\1s", text)
+        for text in (error.message, error.hint)
+    )
+    return UserError(f"trial {name}: {message}", hint)
 
 
 def refuse_varied_key(key: str, of: str) -> None:

@@ -41,7 +41,7 @@ def refuse_address(on: str) -> None:
     """Raise UserError for what --on cannot be. Ray would look for an address without a port for half a minute."""
     try:
         url = urlsplit(on)
-        is_plain = url.username is None and not url.path and not any(map(str.isspace, on))
+        is_plain = url.username is None and not (url.path or url.query or url.fragment) and not any(map(str.isspace, on))
         is_address = url.scheme == SCHEME and bool(url.hostname) and bool(url.port) and is_plain
     except ValueError:  # the port is no number
         is_address = False

@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, FiniteFloat
 
 from microrl import files
 from microrl.config.adapters import LowRankConfig
 from microrl.evaluation.intervals import Estimate
-from microrl.files import BadFile, Fraction, Seconds
+from microrl.files import BadFile, Count, Fraction, Seconds
 from microrl.report.history import History, finite
 from microrl.sweep.folder import PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, key_name
-
-Count = Annotated[int, Field(ge=0, le=10**15)]
 
 
 class _Evaluation(BaseModel):
@@ -41,7 +39,7 @@ class _Summary(BaseModel):
 
     steps: Count
     hours_spent: Seconds
-    cost_usd: Seconds
+    cost_usd: FiniteFloat
     trainable_params: Count
     seconds_by_phase: dict[str, Seconds] = {}
     eval: _Evaluations = _Evaluations()
@@ -57,7 +55,7 @@ class Line:
     """What the update is multiplied with; None for an adapter that has none."""
     summary: _Summary | None
     why: str
-    """Of a trial that failed."""
+    """Of a trial that failed, or whose summary is damaged."""
 
     @property
     def gain(self) -> Estimate | None:
@@ -91,27 +89,34 @@ def lines(folder: SweepFolder) -> list[Line]:
         adapter, status = folder.config(trial).adapter, folder.status(trial.name)
         path = folder.trial(trial.name) / "summary.json"
         summary: _Summary | None = None
+        why = folder.failures(trial.name)[-1] if status == "failed" else ""
         if path.is_file():
             try:
                 summary = files.read_json(path, _Summary)
             except BadFile:
                 status = "unfinished"
+                why = f"{path} is damaged; delete {path.parent} to have it made again"
         scale = adapter.scale if isinstance(adapter, LowRankConfig) else None
-        found.append(Line(trial, status, scale, summary, folder.failures(trial.name)[-1] if status == "failed" else ""))
+        found.append(Line(trial, status, scale, summary, why))
     return found
 
 
-def left_out(folder: SweepFolder) -> str:
-    """A sentence that names the trials without a result; empty if all have one."""
-    missing = []
+def left_out(folder: SweepFolder) -> tuple[str, str]:
+    """What trials have no result, and how to get it; empty if all have one."""
+    missing: list[str] = []
+    hints: dict[str, str] = {}
     for line in lines(folder):
         name = line.trial.name
         if line.status not in ("done", "stopped"):
             missing.append(f"{name} ({line.status}{f': {line.why}' if line.why else ''})")
+            hints["unfinished"] = f"to continue: microrl sweep --resume {folder.path}"
         elif not _is_evaluated(folder, name):
-            missing.append(f"{name} (without an evaluation)")
-    names = ", ".join(missing)
-    return f"{len(missing)} of {len(folder.plan.trials)} trials of {folder.path} have no result: {names}" if missing else ""
+            missing.append(f"{name} (not evaluated)")
+            hints["not evaluated"] = f"to evaluate one: microrl eval {folder.trial(name)}"
+    if not missing:
+        return "", ""
+    said = f"{len(missing)} of {len(folder.plan.trials)} trials of {folder.path} have no result: {', '.join(missing)}"
+    return said, "; ".join(hints.values())
 
 
 # ---- settings, over seeds
@@ -168,7 +173,8 @@ def ended(folder: SweepFolder) -> list[tuple[str, Path]]:
 
 
 def _is_evaluated(folder: SweepFolder, name: str) -> bool:
-    return any((folder.trial(name) / "eval").glob("*.json"))
+    """Whether a trial has an evaluation of its own: that of the base model may be shared."""
+    return any(path.stem != "held-out-before" for path in (folder.trial(name) / "eval").glob("[!.]*.json"))
 
 
 def method(folder: SweepFolder, trial: PlannedTrial) -> str:
