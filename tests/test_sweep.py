@@ -375,12 +375,13 @@ def cluster():
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
-    )
-    made.add_node(num_cpus=1)
-    made.wait_for_nodes()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # see `on_ray.HUNG`: half a minute each time
+        made = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
+        )
+        made.add_node(num_cpus=1)
+        made.wait_for_nodes()
         patch.setenv("RAY_ADDRESS", made.address)
         yield f"ray://127.0.0.1:{port}"
     made.shutdown()

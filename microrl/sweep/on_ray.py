@@ -32,6 +32,8 @@ from microrl.sweep.sweep import OK, STOPPED, Show, bounded, last_error
 SCHEME = "ray"
 RETRIES = 5
 """How often Ray starts a task anew whose node or worker has died. That it failed by itself is no reason."""
+HUNG = "Initialization failure from server"
+"""Ray 2.60's server for clients forks while it uses gRPC, and then may wait for its own process in vain. Tried once more."""
 LOOK_S = 0.5
 LINGER_S = 60.0
 """How long a task waits while another process trains in its run folder: that of a killed client, which Ray has yet to end."""
@@ -101,16 +103,21 @@ def _connected(address: str) -> Iterator[None]:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Ray Client connection timed out")  # the error below says so
                 ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError:
-            if address:
+        except ConnectionError as error:
+            if not address:
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+            elif HUNG in str(error):
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            else:
                 raise
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         shown = str(error).partition("\n")[0]
         if not address:
             hint = "try `ray start --head`, which shows the cause"
             raise UserError(f"cannot use or start Ray on this machine: {shown}", hint) from None
         hint = "check address and port (10001 is Ray's default for clients); Python and Ray must be of the cluster's versions"
+        if HUNG in shown:
+            hint = "try again, or start the cluster with GRPC_ENABLE_FORK_SUPPORT=0: its server for clients may hang otherwise"
         raise UserError(f"cannot connect to a Ray cluster at {address}: {shown}", hint) from None
     try:
         yield
