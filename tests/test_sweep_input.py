@@ -24,13 +24,13 @@ def study(folder, *texts):
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
-        ("ranks = 4", "ranks in the section `sweep` is no list", "ranks = [...]"),
+        ("ranks = 4", "ranks in the section `sweep` is not a list", "ranks = [...]"),
         ("ranks = [1.5]", "`sweep.ranks` cannot be `1.5`", "valid integer"),
         ("ranks = [true]", "`sweep.ranks` cannot be `True`", "valid integer"),
         ("seed = [1]", "unknown key `sweep.seed`", "seeds"),
         ("[sweep.vary]\nseed = [1, 2]", "`sweep.vary`: seed: not a full key", "`seeds`"),
-        ("[sweep.vary]\n'optim.lr' = 1e-4", '"optim.lr" in the section `sweep` is no list', "brackets"),
-        ("[sweep.vary]\noptim.lr = [1e-4]", "`optim` in the section `sweep.vary` is a section", '"optim.lr" = [...]'),
+        ("[sweep.vary]\n'optim.lr' = 1e-4", '"optim.lr" in the section `sweep.vary` is not a list', "brackets"),
+        ("[sweep.vary]\noptim.lr = [1e-4]", "`optim` in the section `sweep.vary` is a table", '"optim.lr" = [...]'),
     ],
 )
 def test_a_study_that_says_something_wrong_is_refused_by_its_key(tmp_path, text, said, hint):
@@ -157,7 +157,7 @@ def test_a_trial_whose_summary_is_damaged_has_no_result(made, change):
     assert [path for _, path in table.ended(made)] == [run]
     assert table.lines(made)[0].summary.steps == 3
     (run / "summary.json").write_text(json.dumps(whole | change))
-    assert not table.ended(made) and "summary.json is damaged; delete" in table.left_out(made)[0]
+    assert not table.ended(made) and "summary.json is damaged; to repeat the trial" in table.left_out(made)[0]
 
 
 def test_a_trial_without_an_evaluation_is_left_out_and_named(made):

@@ -171,8 +171,8 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
             raise UserError("no budget given", "pass --hours H for all trials together, or --steps N for each")
         if hours is not None and trial.config.budget.hours != hours:
             raise UserError(
-                f"the sweep's {hours:g} hours are divided among its trials, so --set budget.hours has no effect",
-                "pass only --hours",
+                f"`budget.hours` cannot be set here: the sweep's {hours:g} hours are divided among its trials",
+                "pass only --hours, and remove budget.hours from --set or --vary",
             )
     settings = [{axis: value for axis, value in trial.values.items() if axis != SEED} for trial in trials]
     if strategy == "seeds-first":

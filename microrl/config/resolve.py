@@ -150,9 +150,7 @@ def _value(raw: str) -> Any:
     try:
         tomllib.loads(f"value = [{raw}]")  # fails where a comment or another line hides the bracket
     except ValueError:
-        raise UserError(
-            f"`{_shown(raw)}` is more than one value", "a comment or another line follows the first: remove it"
-        ) from None
+        raise UserError(f"`{_shown(raw)}` is not a single value", "remove the comment or line that follows it") from None
     return found
 
 

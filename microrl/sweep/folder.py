@@ -134,7 +134,7 @@ class SweepFolder:
             hint = f"resume it: microrl sweep --resume {path}"
             raise UserError(
                 f"{path} already exists"
-                + ("" if is_same else " and is " + ("another sweep" if cls.is_one(path) else "no sweep folder")),
+                + ("" if is_same else " and is " + ("another sweep" if cls.is_one(path) else "not a sweep folder")),
                 hint if is_same else "choose another folder: --out DIR",
             ) from None
         except OSError as error:

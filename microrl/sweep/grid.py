@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,7 +68,8 @@ class Study(BaseModel):
                 if isinstance(value, dict):
                     inside = f'"{key}.{next(iter(value), "KEY")}"'
                     raise UserError(
-                        f"`{key}` in the section `sweep.vary` is a section", f"put a full key in quotes: {inside} = [...]"
+                        f"`{key}` in the section `sweep.vary` is a table, not a list",
+                        f"put a full key in quotes: {inside} = [...]",
                     )
                 refuse_varied_key(key, "`sweep.vary`:")
         try:
@@ -82,10 +82,10 @@ class Study(BaseModel):
         where, *inside = (str(part) for part in error["loc"])
         if error["type"] == "extra_forbidden":
             return UserError(f"unknown key `sweep.{where}`", did_you_mean(where, cls.model_fields))
-        key = f'"{inside[0]}"' if where == "vary" and inside else where
+        key, section = (f'"{inside[0]}"', "sweep.vary") if where == "vary" and inside else (where, "sweep")
         if error["type"] == "tuple_type":
             return UserError(
-                f"{key} in the section `sweep` is no list", f"a list is in brackets, also one of one value: {key} = [...]"
+                f"{key} in the section `{section}` is not a list", f"put values in brackets, even a single one: {key} = [...]"
             )
         return UserError(f"`sweep.{where}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "must be"))
 
@@ -217,11 +217,6 @@ class Grid:
             elif rule != "fixed":
                 sets.append(f"{AXES['alpha']}={rule}")  # over an alpha that is set, which is the one of `fixed`
         return applied, override(below, flags, sets)
-
-
-def _as_toml(value: Any) -> str:
-    is_written = isinstance(value, str) and not isinstance(value, Quoted)
-    return value if is_written else json.dumps(value, ensure_ascii=False, default=str)  # no escapes in pairs: TOML has none
 
 
 def of_trial(name: str, error: UserError) -> UserError:

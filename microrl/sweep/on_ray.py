@@ -68,7 +68,7 @@ def carry_out(folder: SweepFolder, address: str, cpus: int | None, show: Show) -
     """
     import ray
 
-    with _connected(address):
+    with _connected(address, show):
         _refuse_what_no_node_has(cpus)
         resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1} if cpus is None else {"num_cpus": cpus, "num_gpus": 0}
         task = ray.remote(max_retries=RETRIES, max_calls=1, **resources)(train)
@@ -95,21 +95,14 @@ def _train_all(folder: SweepFolder, task: Any, cpus: int | None, show: Show) -> 
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
+def _connected(address: str, show: Show) -> Iterator[None]:
     import ray
 
+    show.note(f"connecting to the Ray cluster {f'at {address}' if address else 'on this machine'}")
     try:
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Ray Client connection timed out")  # the error below says so
-                ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            if not address:
-                ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-            elif HUNG in str(error):
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            else:
-                raise
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Ray Client connection timed out")  # the error below says so
+            _connect(address, show)
     except (ConnectionError, RuntimeError, ValueError) as error:
         shown = str(error).partition("\n")[0]
         if not address:
@@ -123,6 +116,22 @@ def _connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(address: str, show: Show) -> None:
+    import ray
+
+    quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address=address or "auto", **quietly)
+    except ConnectionError as error:
+        if not address:
+            ray.init(include_dashboard=False, **quietly)
+        elif HUNG in str(error):
+            show.note("Ray's client server did not start; trying once more")
+            ray.init(address=address, **quietly)
+        else:
+            raise
 
 
 def _refuse_what_no_node_has(cpus: int | None) -> None:

@@ -95,7 +95,7 @@ def lines(folder: SweepFolder) -> list[Line]:
                 summary = files.read_json(path, _Summary)
             except BadFile:
                 status = "unfinished"
-                why = f"{path} is damaged; delete {path.parent} to have it made again"
+                why = f"{path} is damaged; to repeat the trial, delete {path.parent} and resume the sweep"
         scale = adapter.scale if isinstance(adapter, LowRankConfig) else None
         found.append(Line(trial, status, scale, summary, why))
     return found
@@ -115,7 +115,7 @@ def left_out(folder: SweepFolder) -> tuple[str, str]:
             hints["not evaluated"] = f"to evaluate one: microrl eval {folder.trial(name)}"
     if not missing:
         return "", ""
-    said = f"{len(missing)} of {len(folder.plan.trials)} trials of {folder.path} have no result: {', '.join(missing)}"
+    said = f"no result yet for {len(missing)} of {len(folder.plan.trials)} trials of {folder.path}: {', '.join(missing)}"
     return said, "; ".join(hints.values())
 
 
