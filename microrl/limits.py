@@ -78,10 +78,24 @@ def chunk_elements(vocab: int, *, on_cpu: bool) -> int:
 def merging_takes_less(rows: float, inputs: int, outputs: int, rank: int) -> bool:
     """Whether a LoRA pair that is merged into its weights for a product and its gradients takes fewer multiplications.
 
-    Both ways have two products of rows x outputs x inputs. Beside them the merged one has a third, for the gradient of the
-    weights, two merges, and the gradients of A and B; the other one three products of the rank with A's side, three with B's.
+    Both ways have two products of rows x outputs x inputs. Beside them the merged one has two merges and the gradients of A and
+    B; the other one three products of the rank with A's side, three with B's.
     """
-    return (rows + 4 * rank) * outputs * inputs < 3 * rows * rank * (inputs + outputs)
+    gradients = min(_gradients_by_pair(rows, inputs, outputs, rank), _gradients_by_weights(rows, inputs, outputs, rank))
+    return 2 * rank * inputs * outputs + gradients < 3 * rows * rank * (inputs + outputs)
+
+
+def gradients_take_less_by_weights(rows: float, inputs: int, outputs: int, rank: int) -> bool:
+    """Whether the gradients of A and B take fewer multiplications by way of the gradient of the weights."""
+    return _gradients_by_weights(rows, inputs, outputs, rank) < _gradients_by_pair(rows, inputs, outputs, rank)
+
+
+def _gradients_by_pair(rows: float, inputs: int, outputs: int, rank: int) -> float:
+    return 2 * rows * rank * (inputs + outputs)
+
+
+def _gradients_by_weights(rows: float, inputs: int, outputs: int, rank: int) -> float:
+    return (rows + 2 * rank) * inputs * outputs
 
 
 # ---- vLLM

@@ -19,16 +19,16 @@ SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma
              "phi3", "phimoe", "smollm3", "gpt_oss", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "opt", "xglm", "biogpt",
              "persimmon", "mpt", "seed_oss", "nanochat"]  # fmt: skip
 REFUSED = {
-    "qwen3_next": "one prompt's KV cache shared by its group, the model raises IndexError",
-    "lfm2": "one prompt's KV cache shared by its group, the model raises IndexError",
-    "jamba": "one prompt's KV cache shared by its group, the model raises IndexError",
-    "nemotron_h": "one prompt's KV cache shared by its group, the model raises IndexError",
-    "mamba": "one prompt's KV cache shared by its group, the model raises IndexError",
+    "qwen3_next": "one prompt shared by its group, the model raises IndexError",
+    "lfm2": "one prompt shared by its group, the model raises IndexError",
+    "jamba": "one prompt shared by its group, the model raises IndexError",
+    "nemotron_h": "one prompt shared by its group, the model raises IndexError",
+    "mamba": "one prompt shared by its group, the model raises IndexError",
     "llama4_text": "the model raises AttributeError",
     "modernbert-decoder": "backbone and output head separately, log-probabilities differ by",
     "bert": "log-probabilities differ by",
     "bert-generation": "log-probabilities differ by",
-    "rwkv": "one prompt's KV cache shared by its group, the model raises RuntimeError",
+    "rwkv": "one prompt shared by its group, the model raises RuntimeError",
 }
 BENT = {"gemma2": {}, "cohere": {}, "granite": {"logits_scaling": 8.0}, "nanochat": {}}
 """What these make of their head's output is not the identity."""

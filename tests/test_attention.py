@@ -1,4 +1,4 @@
-"""Completions behind one prompt's cache: the same states and gradients as row by row, without masks and repeated keys."""
+"""Completions of one prompt: the same states and gradients as row by row, without masks and repeated keys."""
 
 import pytest
 import torch
@@ -77,6 +77,42 @@ def test_prompts_of_different_lengths_are_masked_as_before(seen):
     assert torch.allclose(states, torch.cat([one for one, _ in alone]), atol=1e-10)
     assert relative_gap([gradient], [sum(one for _, one in alone)]) < 1e-6  # transformers' norms are in float32
     assert all(mask is not None and mask.dim() == 4 for _, mask in seen)
+
+
+@pytest.mark.parametrize(("architecture", "passes"), [("qwen2", 1), ("llama", 1), ("qwen3", 1), ("gemma3", 2)])
+def test_prompts_and_completions_are_one_pass_where_tokens_meet_in_attention_alone(architecture, passes):
+    """Gemma 3 has windows: its completions are read behind a cache."""
+    model, tokens = small(architecture), []
+    attention.use_lower_right(model)
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: tokens.append(inputs[0].numel()))
+    states_and_gradient(model, ROWS, True)
+    assert len(tokens) == passes and sum(tokens) == len(PROMPT) + 3 * 5, "the last token is not fed"
+
+
+@pytest.mark.parametrize("change", ["none", "subclass", "sliding", "eager"])
+def test_other_models_are_read_behind_a_cache(change):
+    model = small("qwen2")
+    attention.use_lower_right(model)
+    if change == "subclass":
+        model.model.__class__ = type("OtherModel", (type(model.model),), {})
+    elif change == "sliding":
+        model.config.layer_types = ["full_attention", *["sliding_attention"] * (model.config.num_hidden_layers - 1)]
+    elif change == "eager":
+        model.set_attn_implementation("eager")
+    assert attention.reads_flat(model) is (change == "none")
+
+
+def test_the_masks_of_padded_prompts_by_hand():
+    is_token = torch.tensor([[False, False, True], [True, True, True]])
+    flat = attention.Flat.of(is_token, torch.tensor([1, 0, 0]), 2, has_padding=True)
+    assert flat.prompt_mask_P1LL.int().tolist() == [
+        [[[1, 0, 0], [0, 1, 0], [0, 0, 1]]],
+        [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]],
+    ]
+    alone, full = [[0, 0, 1, 1, 0], [0, 0, 1, 1, 1]], [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert flat.mask_B1TK.int().tolist() == [[full], [alone], [alone]]
+    plain = attention.Flat.of(is_token | True, torch.tensor([1, 0, 0]), 2, has_padding=False)
+    assert plain.prompt_mask_P1LL is None and plain.mask_B1TK is None
 
 
 def test_a_window_keeps_its_mask(seen):

@@ -68,6 +68,16 @@ def test_the_form_with_fewer_multiplications_is_taken(shape):
     assert merges(x, A, B) is (counts[0] < counts[1])
 
 
+@pytest.mark.parametrize("rank", [1, 12, 17, 18, 40])
+def test_gradients_take_the_way_with_fewer_multiplications(rank):
+    """300 rows, 40 x 30: by the pair 600 r 70, by the gradient of the weights (300 + 2 r) 1200."""
+    x, weight, b, A, B = tensors(torch.float64, bias=False, tokens=300, width=40, height=30, rank=rank)
+    with Multiplications() as counter:
+        MergedLoraProduct.apply(x.requires_grad_(), weight, b, A.requires_grad_(), B.requires_grad_(), 0.7).sum().backward()
+    gradients = counter.count - 2 * 300 * 40 * 30 - 2 * rank * 40 * 30
+    assert gradients == min(2 * 300 * rank * 70, (300 + 2 * rank) * 40 * 30)
+
+
 def test_in_16_bits_nothing_is_merged():
     x, _, _, A, B = tensors(torch.bfloat16)
     assert not merges(x, A, B) and merges(x.double(), A.double(), B.double())

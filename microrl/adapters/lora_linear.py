@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear as PeftLinear
 
-from microrl.limits import merging_takes_less
+from microrl.limits import gradients_take_less_by_weights, merging_takes_less
 from microrl.models import onednn
+from microrl.models.gated_mlp import Gated, gated, to_factors
 from microrl.models.tensors import dequantize
 
 
@@ -62,7 +63,7 @@ class LoraProduct(torch.autograd.Function):
 class MergedLoraProduct(torch.autograd.Function):
     """The same as x V^T + b with V = W + s B A, merged for this call. All in one type, float32 or wider.
 
-    Kept for the backward pass: x, where A or B is trained. With G = g^T x their gradients are s B^T G and s G A^T.
+    Kept for the backward pass: x, where A or B is trained.
     """
 
     @staticmethod
@@ -75,28 +76,55 @@ class MergedLoraProduct(torch.autograd.Function):
         B_OR: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        is_trained = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
-        ctx.save_for_backward(x_NI if is_trained else None, A_RI, B_OR)
+        ctx.save_for_backward(x_NI if any(ctx.needs_input_grad[3:5]) else None, A_RI, B_OR)
         ctx.weight_OI, ctx.scale = weight_OI, scale
-        y_NO = onednn.product(x_NI, _merged(weight_OI, A_RI, B_OR, scale).t())
-        return y_NO if bias_O is None else y_NO.add_(bias_O)
+        return _times_merged(x_NI, _merged(weight_OI, A_RI, B_OR, scale), bias_O)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_NI, A_RI, B_OR = ctx.saved_tensors
         g_NO = gradients[0]
-        to_x_NI = to_A_RI = to_B_OR = None
+        to_A_RI = to_B_OR = None
+        if x_NI is not None:
+            to_A_RI, to_B_OR = _to_pair(g_NO, x_NI, A_RI, B_OR, ctx.scale, ctx.needs_input_grad[3:5])
+        to_x_NI = None
         if ctx.needs_input_grad[0]:
             to_x_NI = onednn.product(g_NO, _merged(ctx.weight_OI, A_RI, B_OR, ctx.scale))
-        if x_NI is not None:
-            G_OI = onednn.product(g_NO.t(), x_NI)
-            to_A_RI = _scaled_product(B_OR.t(), G_OI, ctx.scale) if ctx.needs_input_grad[3] else None
-            to_B_OR = _scaled_product(G_OI, A_RI.t(), ctx.scale) if ctx.needs_input_grad[4] else None
         return to_x_NI, None, None, to_A_RI, to_B_OR, None
 
 
+class GatedLoraProduct(torch.autograd.Function):
+    """`MergedLoraProduct` of x = silu(gate) * up, which is computed again in the backward pass. gate and up: [N, I]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gate_NI: torch.Tensor,
+        up_NI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        A_RI: torch.Tensor,
+        B_OR: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(gate_NI, up_NI, A_RI, B_OR)
+        ctx.weight_OI, ctx.scale = weight_OI, scale
+        return _times_merged(gated(gate_NI, up_NI), _merged(weight_OI, A_RI, B_OR, scale), bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gate_NI, up_NI, A_RI, B_OR = ctx.saved_tensors
+        g_NO = gradients[0]
+        to_A_RI, to_B_OR = _to_pair(g_NO, gated(gate_NI, up_NI), A_RI, B_OR, ctx.scale, ctx.needs_input_grad[4:6])
+        to_gate_NI = to_up_NI = None
+        if any(ctx.needs_input_grad[:2]):
+            to_x_NI = onednn.product(g_NO, _merged(ctx.weight_OI, A_RI, B_OR, ctx.scale))
+            to_gate_NI, to_up_NI = to_factors(to_x_NI, gate_NI, up_NI)
+        return to_gate_NI, to_up_NI, None, None, to_A_RI, to_B_OR, None
+
+
 def merges(x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:
-    """Whether the merged form is taken: where it is cheaper, which is so at high ranks, in small layers, with many rows.
+    """Whether the merged form is taken: where it is cheaper, which is so with many rows, and in small layers.
 
     In 16 bits merging would round a small update away. The rule depends on shapes alone, so that a run repeats.
     """
@@ -106,6 +134,28 @@ def merges(x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:
 
 def _merged(weight_OI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.addmm(dequantize(weight_OI), B_OR, A_RI, alpha=scale)
+
+
+def _times_merged(x_NI: torch.Tensor, merged_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+    y_NO = onednn.product(x_NI, merged_OI.t())
+    return y_NO if bias_O is None else y_NO.add_(bias_O)
+
+
+def _to_pair(
+    g_NO: torch.Tensor, x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor, scale: float, needed: tuple[bool, ...]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of A and B where they are needed: s (g B)^T x and s g^T (x A^T), or with G = g^T x, s B^T G and s G A^T."""
+    to_A, to_B = needed
+    if gradients_take_less_by_weights(*x_NI.shape, *B_OR.shape):
+        G_OI = onednn.product(g_NO.t(), x_NI)
+        return (
+            _scaled_product(B_OR.t(), G_OI, scale) if to_A else None,
+            _scaled_product(G_OI, A_RI.t(), scale) if to_B else None,
+        )
+    return (
+        _scaled_product(onednn.product(g_NO, B_OR).t(), x_NI, scale) if to_A else None,
+        _scaled_product(g_NO.t(), onednn.product(x_NI, A_RI.t()), scale) if to_B else None,
+    )
 
 
 def _scaled_product(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
@@ -127,11 +177,23 @@ class LoraLinear(PeftLinear):
             return base(x)
         A_RI, B_OR, scale = pair_of(self)
         x_NI = x.reshape(-1, x.shape[-1])
-        # Where A is frozen, it is so that no input has to be kept. A merged pair keeps it.
-        is_merged = merges(x_NI, A_RI, B_OR) and self.lora_A[self.active_adapters[0]].weight.requires_grad
-        product = MergedLoraProduct if is_merged else LoraProduct
+        product = MergedLoraProduct if self._merges(x_NI, A_RI, B_OR) else LoraProduct
         y_NO = product.apply(x_NI, base.weight, base.bias, A_RI, B_OR, scale)
         return y_NO.view(*x.shape[:-1], -1)
+
+    def of_gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """`forward` of silu(gate) * up, [..., I] each. A merged pair keeps these two, and not their product."""
+        base = self.get_base_layer()
+        gate_NI, up_NI = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
+        A_RI, B_OR, scale = pair_of(self)
+        if self.disable_adapters or self.merged or not self._merges(gate_NI, A_RI, B_OR):
+            return self(Gated.apply(gate, up))
+        y_NO = GatedLoraProduct.apply(gate_NI, up_NI, base.weight, base.bias, A_RI, B_OR, scale)
+        return y_NO.view(*gate.shape[:-1], -1)
+
+    def _merges(self, x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:
+        # Where A is frozen, it is so that no input has to be kept. A merged pair keeps it.
+        return merges(x_NI, A_RI, B_OR) and self.lora_A[self.active_adapters[0]].weight.requires_grad
 
 
 def pair_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -1,4 +1,4 @@
-"""Causal attention without a mask tensor, where completions are read behind the cache of their prompt.
+"""Causal attention of completions to the prompt that they share.
 
 There are fewer queries than keys, and a query sees all keys up to its own: a lower-right triangle. transformers builds it as a
 mask, for which keys and values are repeated for each group of query heads, and which a backward pass keeps for every layer.
@@ -6,18 +6,84 @@ mask, for which keys and values are repeated for each group of query heads, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaModel,
+    PreTrainedModel,
+    Qwen2Model,
+    Qwen3Model,
+)
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 NAME = "sdpa_lower_right"
 """Of this implementation, beside transformers' own "sdpa"."""
+PLAIN_DECODERS = (LlamaModel, Qwen2Model, Qwen3Model)
+"""Models whose tokens see each other in attention alone. Of these exact types: a subclass may compute something else."""
+
+
+class Flat(NamedTuple):
+    """Where the tokens of a forward pass with one long row are: P prompts of L tokens, then B completions of T.
+
+    Everything but attention is computed token by token, so that one pass serves prompts and completions.
+    """
+
+    prompts_PL: tuple[int, int]
+    completions_BT: tuple[int, int]
+    prompt_of_B: torch.Tensor
+    prompt_mask_P1LL: torch.Tensor | None = None
+    """Which keys a query sees, where prompts are padded on the left; None: all up to its own."""
+    mask_B1TK: torch.Tensor | None = None
+    """The same for completions, whose K keys are the prompt's and their own."""
+
+    @classmethod
+    def of(cls, prompt_mask_PL: torch.Tensor, prompt_of_B: torch.Tensor, length: int, *, has_padding: bool) -> Flat:
+        """Of completions of this length, to prompts of which the mask [P, L] says what is not padding."""
+        (prompts, width), device = prompt_mask_PL.shape, prompt_mask_PL.device
+        flat = cls((prompts, width), (len(prompt_of_B), length), prompt_of_B)
+        if not has_padding:
+            return flat
+        causal_KK = torch.ones(width + length, width + length, dtype=torch.bool, device=device).tril_()
+        own_BT = torch.ones(len(prompt_of_B), length, dtype=torch.bool, device=device)
+        is_token_BK = torch.cat([prompt_mask_PL[prompt_of_B], own_BT], dim=1)
+        # Padding sees itself: a query that sees nothing would be no number.
+        itself_LL = torch.eye(width, dtype=torch.bool, device=device)
+        return flat._replace(
+            prompt_mask_P1LL=(causal_KK[:width, :width] & prompt_mask_PL[:, None, None]) | itself_LL,
+            mask_B1TK=causal_KK[width:] & is_token_BK[:, None, None],
+        )
+
+
+def reads_flat(model: PreTrainedModel) -> bool:
+    """Whether the model's body takes a `Flat`, as the argument `flat`."""
+    return model.config._attn_implementation == NAME and is_plain_decoder(model)
+
+
+def is_plain_decoder(model: PreTrainedModel) -> bool:
+    """Whether all layers attend to all tokens before, and tokens are computed one by one otherwise."""
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    return type(model.base_model) in PLAIN_DECODERS and kinds == {"full_attention"}
+
+
+def last_states(
+    model: PreTrainedModel, ids_N: torch.Tensor, positions_N: torch.Tensor, flat: Flat
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last layer's states of the prompts [P, L, D] and of the completions [B, T, D], whose tokens are one long row."""
+    # transformers takes a mask of four dimensions as one that is made; `attend` does not read it.
+    made = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=ids_N.device)
+    states_ND = model.base_model(
+        input_ids=ids_N[None], position_ids=positions_N[None], attention_mask=made, use_cache=False, flat=flat
+    ).last_hidden_state[0]
+    prompts_MD, completions_MD = states_ND.split([math.prod(flat.prompts_PL), math.prod(flat.completions_BT)])
+    return prompts_MD.unflatten(0, flat.prompts_PL), completions_MD.unflatten(0, flat.completions_BT)
 
 
 def use_lower_right(model: PreTrainedModel) -> None:
@@ -56,10 +122,13 @@ def attend(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    flat: Flat | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of queries [B, H, Q, D] on keys and values [B, K, L, D]; returns [B, Q, H, D]. transformers' own with a mask, and
-    for as many queries as keys."""
+    for as many queries as keys. With `flat` there is one row, B = 1, of prompts and completions."""
+    if flat is not None:
+        return _attend_flat(module, query, key, value, flat, dropout=dropout, scaling=scaling, **others), None
     queries, keys = query.shape[2], key.shape[2]
     if queries == 1 and query.shape[1] != key.shape[1] and (attention_mask is None or attention_mask.shape[1] == 1):
         # The heads that share a key stand in the place of queries: keys and values are read once for all of them.
@@ -81,6 +150,25 @@ def attend(
         query, key, value, attn_mask=where, dropout_p=dropout, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_flat(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, flat: Flat, **others: Any
+) -> torch.Tensor:
+    """Prompts attend to themselves, completions to their prompt and themselves. Of [1, H, N, D]; returns [1, N, H, D]."""
+    sizes = (flat.prompts_PL, flat.completions_BT)
+    (query_PHLD, query_BHTD), (key_PHLD, key_BHTD), (value_PHLD, value_BHTD) = [
+        [
+            part_HND.unflatten(1, size).transpose(0, 1)
+            for part_HND, size in zip(x[0].split([math.prod(size) for size in sizes], dim=1), sizes, strict=True)
+        ]
+        for x in (query, key, value)
+    ]
+    out_PLHD, _ = attend(module, query_PHLD, key_PHLD, value_PHLD, flat.prompt_mask_P1LL, **others)
+    keys_BHKD = torch.cat([key_PHLD[flat.prompt_of_B], key_BHTD], dim=2)
+    values_BHKD = torch.cat([value_PHLD[flat.prompt_of_B], value_BHTD], dim=2)
+    out_BTHD, _ = attend(module, query_BHTD, keys_BHKD, values_BHKD, flat.mask_B1TK, **others)
+    return torch.cat([out_PLHD.flatten(0, 1), out_BTHD.flatten(0, 1)])[None]
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,7 @@ from microrl.files import read_json
 from microrl.limits import auto_dtype
 from microrl.models import gpu, hub
 from microrl.models.attention import use_lower_right
+from microrl.models.gated_mlp import use_lean_mlps
 from microrl.models.norms import use_norms_of_one_step
 from microrl.models.tensors import not_finite, parameter_count
 
@@ -72,6 +73,7 @@ def load(config: ModelConfig) -> LoadedModel:
         )
     use_lower_right(model)
     use_norms_of_one_step(model)
+    use_lean_mlps(model)
     use_sensible_threads(model)
     return LoadedModel(model, tokenizer)
 

@@ -125,7 +125,7 @@ def micro_batch_tokens(
     as it is: a micro-batch of another size changes the last bit of the gradients.
     """
     if on_cpu:
-        per_token = shape.layers * (10 * shape.hidden + 5 * shape.intermediate) * dtype_bytes
+        per_token = shape.layers * (8 * shape.hidden + 2 * shape.intermediate) * dtype_bytes
         return max(MIN_TOKENS, int(room_bytes / per_token))
     per_token = token_bytes(shape, adapter or LoraConfig(), dtype_bytes, length, checkpointing=checkpointing)
     return min(max(MIN_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MAX_TOKENS)
@@ -217,14 +217,24 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
     updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
-    packs = work.device.is_cpu and work.dtype_bytes == 4 and work.shape.hidden * work.shape.intermediate >= CPU_PACKED_MIN
-    updating["packed weights"] = min(8.0 * work.shape.parameters, CPU_PACKED_BYTES) if packs else 0.0
+    updating["packed weights"] = _packed(work)
     chunk = chunk_elements(work.shape.vocab, on_cpu=work.device.is_cpu)
     updating["log-probability chunk"] = 4.0 * CHUNK_BUFFERS * min(chunk, work.rows * work.limit * work.shape.vocab)
     tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
     updating["fragmentation"] = 0.0 if work.device.is_cpu else FRAGMENTS * updating["activations"]
     return Memory(_positive(sampling), _positive(updating), tokens, _concurrency(work, sampling["KV cache"]), sleep)
+
+
+def _packed(work: Workload) -> float:
+    """Copies of frozen weights on a CPU, which `microrl.models.onednn` keeps; those that a pair is merged into have none."""
+    shape, adapter = work.shape, work.config.adapter
+    if not work.device.is_cpu or work.dtype_bytes < 4 or shape.hidden * shape.intermediate < CPU_PACKED_MIN:
+        return 0.0
+    merged = 0
+    if isinstance(adapter, LowRankConfig):
+        merged = sum(linear.n_in * linear.n_out for linear in shape.targets(adapter) if is_merged(linear, adapter))
+    return min(8.0 * (shape.parameters - shape.layers * merged), CPU_PACKED_BYTES)
 
 
 def min_cache(work: Workload) -> float:

@@ -35,9 +35,9 @@ UPDATE_LAYER_S = 3e-3
 """Launching a layer's kernels of a micro-batch, forward and backward."""
 TOUCHES = 3
 """How often each saved activation is written or read in a pass forward and backward, by adapters that PEFT computes."""
-MASTER_TOUCHES = 4 * 6 + 2 * 6 + 12
-"""Bytes a trained parameter for each micro-batch on a 16-bit base: a prompt's pass and its completions' round the float32
-masters, forward and backward, and widen their gradients, which are then added."""
+MASTER_TOUCHES = 2 * 6 + 6
+"""Bytes a trained parameter for each micro-batch on a 16-bit base: the float32 masters are rounded, forward and backward, and
+their gradients widened."""
 LOGIT_TOUCHES = 10
 """Passes over a chunk of fp32 logits: scaling, log-softmax, entropy, slopes."""
 PROBE_S = 0.3
@@ -239,15 +239,18 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
 def _products(work: Workload) -> float:
     """Elements of the factors that a token is multiplied with beside the base's weights, three times in an update.
 
-    A pair that is merged takes instead one more product with the size of the weights.
+    A pair that is merged takes instead the products for its gradients alone: two of these three, or one with the size of the
+    weights.
     """
     adapter, shape = work.config.adapter, work.shape
     if work.dtype_bytes < 4 or not isinstance(adapter, LowRankConfig):
         return shape.products(adapter)
-    return shape.layers * sum(
-        linear.n_in * linear.n_out / 3 if memory.is_merged(linear, adapter) else adapter.extra_rank * (linear.n_in + linear.n_out)
-        for linear in shape.targets(adapter)
-    )
+    elements = 0.0
+    for linear in shape.targets(adapter):
+        pair = adapter.extra_rank * (linear.n_in + linear.n_out)
+        merged = min(2 * pair, linear.n_in * linear.n_out) / 3
+        elements += merged if memory.is_merged(linear, adapter) else pair
+    return shape.layers * elements
 
 
 def elementwise_bytes_per_token(work: Workload) -> float:
@@ -261,7 +264,7 @@ def elementwise_bytes_per_token(work: Workload) -> float:
     norms = shape.norms_a_layer // shape.hidden * shape.hidden
     if shape.norms_a_layer % shape.hidden:  # norms of queries and keys, whose gains the heads share
         norms += queries + keys
-    return (140 - 7.5 * width) * norms + width * (20 * shape.hidden + 14 * shape.intermediate + 27 * queries + 33 * keys)
+    return (140 - 7.5 * width) * norms + width * (20 * shape.hidden + 14 * shape.intermediate + 33 * queries + 45 * keys)
 
 
 def _elementwise_bytes(work: Workload, passes: float) -> float:

@@ -59,7 +59,7 @@ def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) ->
     rows = _rows(tokenizer)
     # The first is the one that most models fail which fail at all: for some of these every further one takes seconds.
     trained: dict[str, Callable[[], _Scored]] = {
-        "with one prompt's KV cache shared by its group": lambda: _scored(model, rows, fp32_head, share_prompts=True),
+        "with one prompt shared by its group": lambda: _scored(model, rows, fp32_head, share_prompts=True),
         PLAIN: lambda: _scored(model, rows, fp32_head, share_prompts=False),
     }
     if can_recompute(model):

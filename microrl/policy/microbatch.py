@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from microrl.algorithm.batch import Row
+from microrl.models import attention
 from microrl.models.forward import cache_argument
 
 
@@ -110,34 +111,53 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
     prompt_positions_PL = (batch.prompt_mask_PL.cumsum(1) - 1).clamp(min=0)
     fed_BT = batch.completions_BT[:, :-1]
     positions_BT = prompt_positions_PL[batch.prompt_of_B, -1:] + 1 + torch.arange(fed_BT.shape[1], device=fed_BT.device)
-    prompt_mask_PL = mask_BL = None
-    if batch.has_padded_prompts:
-        prompt_mask_PL = batch.prompt_mask_PL
-        mask_BL = torch.cat([prompt_mask_PL[batch.prompt_of_B], batch.mask_BT[:, :-1]], dim=1)
-    backbone = model.base_model
     if not share_prompts:
-        output = backbone(
+        output = model.base_model(
             input_ids=torch.cat([batch.prompts_PL, fed_BT], dim=1),
-            attention_mask=mask_BL,
+            attention_mask=_mask(batch),
             position_ids=torch.cat([prompt_positions_PL, positions_BT], dim=1),
             use_cache=False,
         )
         return output.last_hidden_state[:, batch.prompts_PL.shape[1] - 1 :]
-    cache = DynamicCache()
+    if attention.reads_flat(model) and fed_BT.shape[1] > 0:
+        flat = attention.Flat.of(batch.prompt_mask_PL, batch.prompt_of_B, fed_BT.shape[1], has_padding=batch.has_padded_prompts)
+        prompt_PLD, completion_BTD = attention.last_states(
+            model,
+            torch.cat([batch.prompts_PL.flatten(), fed_BT.flatten()]),
+            torch.cat([prompt_positions_PL.flatten(), positions_BT.flatten()]),
+            flat,
+        )
+        return torch.cat([prompt_PLD[batch.prompt_of_B, -1:], completion_BTD], dim=1)
+    return _behind_a_cache(model, batch, prompt_positions_PL, positions_BT)
+
+
+def _behind_a_cache(
+    model: PreTrainedModel, batch: MicroBatch, prompt_positions_PL: torch.Tensor, positions_BT: torch.Tensor
+) -> torch.Tensor:
+    """The same in two passes: prompts first, then completions that see their keys and values."""
+    backbone, cache = model.base_model, DynamicCache()
     kept = cache_argument(backbone, cache)
     prompt = backbone(
         input_ids=batch.prompts_PL,
-        attention_mask=prompt_mask_PL,
+        attention_mask=batch.prompt_mask_PL if batch.has_padded_prompts else None,
         position_ids=prompt_positions_PL,
         use_cache=True,
         **kept,
     )
     first_B1D = prompt.last_hidden_state[:, -1:][batch.prompt_of_B]
+    fed_BT = batch.completions_BT[:, :-1]
     if fed_BT.shape[1] == 0:
         return first_B1D
     cache.batch_select_indices(batch.prompt_of_B)
-    completion = backbone(input_ids=fed_BT, attention_mask=mask_BL, position_ids=positions_BT, use_cache=True, **kept)
+    completion = backbone(input_ids=fed_BT, attention_mask=_mask(batch), position_ids=positions_BT, use_cache=True, **kept)
     return torch.cat([first_B1D, completion.last_hidden_state], dim=1)
+
+
+def _mask(batch: MicroBatch) -> torch.Tensor | None:
+    """[B, L + T - 1]: what is not padding; None where nothing before it is."""
+    if not batch.has_padded_prompts:
+        return None
+    return torch.cat([batch.prompt_mask_PL[batch.prompt_of_B], batch.mask_BT[:, :-1]], dim=1)
 
 
 def stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor:

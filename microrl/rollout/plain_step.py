@@ -7,16 +7,19 @@ the arithmetic. This is the same arithmetic on the same tensors; other architect
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import LlamaModel, PreTrainedModel, Qwen2Model, Qwen3Model
+from transformers import PreTrainedModel
 
+from microrl.models import onednn
+from microrl.models.attention import is_plain_decoder
 from microrl.rollout.kv_cache import InPlaceCache
 
-MODELS = (LlamaModel, Qwen2Model, Qwen3Model)
-"""Of these exact types: a subclass may compute something else."""
+FUSED = ("q_proj", "k_proj", "v_proj")
+"""Layers that are one product here. Nothing else packs them."""
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose frequencies depend on the length: no table of positions holds them."""
 
@@ -38,17 +41,20 @@ class PlainStep:
     @classmethod
     def of(cls, model: PreTrainedModel, capacity: int) -> PlainStep | None:
         """The step of this model, with up to `capacity` tokens a row; None where it is computed by transformers."""
+        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.base_model.modules())
+        return cls(model, capacity) if cls.fits(model) and not hooked else None
+
+    @staticmethod
+    def fits(model: PreTrainedModel) -> bool:
+        """Whether the model's steps are computed here, as long as there are no hooks."""
         body, config = model.base_model, model.config
-        plain = (
-            type(body) in MODELS
+        return (
+            is_plain_decoder(model)
             and model.device.type == "cpu"
             and all(parameter.dtype is torch.float32 for parameter in body.parameters())
             and config.hidden_act == "silu"
-            and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
             and config.rope_parameters["rope_type"] not in LENGTH_DEPENDENT_ROPE
-            and not any(module._forward_hooks or module._forward_pre_hooks for module in body.modules())
         )
-        return cls(model, capacity) if plain else None
 
     def __call__(
         self, tokens_R: torch.Tensor, positions_R: torch.Tensor, mask_RL: torch.Tensor | None, cache: InPlaceCache
@@ -74,18 +80,32 @@ class _Norm:
         return functional.rms_norm(x, self._shape, self._weight, self._eps)
 
 
+class _Together:
+    """Linear layers of the same input, as one product."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._weight_OI = torch.cat([layer.weight for layer in layers])
+        self._bias_O = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        self._packed = onednn.pack(self._weight_OI)
+
+    def __call__(self, x_RI: torch.Tensor) -> torch.Tensor:
+        if self._packed is None:
+            return functional.linear(x_RI, self._weight_OI, self._bias_O)
+        return onednn.linear(x_RI, self._packed, self._bias_O)
+
+
 class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._before, self._after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._qkv = _Together([getattr(attention, name) for name in FUSED])
         # Called without transformers' and torch's wrappers around a module's `forward`: there are no hooks.
-        self._q, self._k, self._v, self._o = (
-            getattr(attention, f"{name}_proj").forward for name in ("q", "k", "v", "o")
-        )  # fmt: skip
+        self._o = attention.o_proj.forward
         self._gate, self._up, self._down = (getattr(mlp, f"{name}_proj").forward for name in ("gate", "up", "down"))
         self._q_norm: _Norm | None = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self._k_norm: _Norm | None = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self._size, self._scaling = attention.head_dim, attention.scaling
+        self._heads = attention.q_proj.out_features // self._size, attention.k_proj.out_features // self._size
 
     def __call__(
         self,
@@ -96,23 +116,22 @@ class _Layer:
         cache: InPlaceCache,
         number: int,
     ) -> torch.Tensor:
-        rows, size = len(x_RD), self._size
-        normed_RD = self._before(x_RD)
-        query_RHS, key_RKS = self._q(normed_RD).view(rows, -1, size), self._k(normed_RD).view(rows, -1, size)
+        rows, (heads, shared) = len(x_RD), self._heads
+        both_RHS, value_RKS = self._qkv(self._before(x_RD)).view(rows, -1, self._size).split([heads + shared, shared], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
-            query_RHS, key_RKS = self._q_norm(query_RHS), self._k_norm(key_RKS)
-        key_RKS, value_RKS = _rotated(key_RKS, cos_R1D, sin_R1D), self._v(normed_RD).view(rows, -1, size)
+            both_RHS = torch.cat([self._q_norm(both_RHS[:, :heads]), self._k_norm(both_RHS[:, heads:])], dim=1)
+        query_RHS, key_RKS = _rotated(both_RHS, cos_R1D, sin_R1D).split([heads, shared], dim=1)
         keys_RKLS, values_RKLS = cache.update(key_RKS.unsqueeze(2), value_RKS.unsqueeze(2), number)
         # The heads that share a key stand in the place of queries: keys and values are read once for all of them. For one token
         # a row this is faster than torch's fused attention.
-        query_RKGS = (_rotated(query_RHS, cos_R1D, sin_R1D) * self._scaling).view(rows, key_RKS.shape[1], -1, size)
+        query_RKGS = (query_RHS * self._scaling).view(rows, shared, -1, self._size)
         scores_RKGL = query_RKGS @ keys_RKLS.transpose(-1, -2)
         if hidden_R11L is not None:
             scores_RKGL.masked_fill_(hidden_R11L, -torch.inf)
         seen_RKGS = scores_RKGL.softmax(dim=-1) @ values_RKLS
         x_RD = x_RD + self._o(seen_RKGS.reshape(rows, -1))
         normed_RD = self._after(x_RD)
-        return x_RD + self._down(functional.silu(self._gate(normed_RD)) * self._up(normed_RD))
+        return x_RD + self._down(functional.silu(self._gate(normed_RD)).mul_(self._up(normed_RD)))
 
 
 def _rotated(x_RHS: torch.Tensor, cos_R1S: torch.Tensor, sin_R1S: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from microrl.models.tensors import merge_lora, merged, replaced, weight_sharing_
 from microrl.rollout.continuous import InFlight
 from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Pace, SyncReport
+from microrl.rollout.plain_step import FUSED, PlainStep
 from microrl.types import AdapterSnapshot, Group, Prompt, Sampling
 
 SLACK = 1.25
@@ -43,8 +44,9 @@ class TransformersEngine:
         self._fp32_head = fp32_head
         self._model = weight_sharing_copy(model)
         if model.device.type == "cpu":
-            for module in self._model.modules():
-                if type(module) is torch.nn.Linear:
+            fused = FUSED if PlainStep.fits(self._model) else ()
+            for name, module in self._model.named_modules():
+                if type(module) is torch.nn.Linear and not name.endswith(fused):
                     module.__class__ = _DecodingLinear
         self.tokenizer = tokenizer
         self._max_kv_bytes = _kv_room(model) if max_kv_gb is None else max_kv_gb * 1e9
