@@ -99,19 +99,19 @@ def test_other_models_are_read_behind_a_cache(change):
         model.config.layer_types = ["full_attention", *["sliding_attention"] * (model.config.num_hidden_layers - 1)]
     elif change == "eager":
         model.set_attn_implementation("eager")
-    assert attention.reads_flat(model) is (change == "none")
+    assert attention.takes_packing(model) is (change == "none")
 
 
 def test_the_masks_of_padded_prompts_by_hand():
     is_token = torch.tensor([[False, False, True], [True, True, True]])
-    flat = attention.Flat.of(is_token, torch.tensor([1, 0, 0]), 2, has_padding=True)
-    assert flat.prompt_mask_P1LL.int().tolist() == [
+    packing = attention.Packing.of(is_token, torch.tensor([1, 0, 0]), 2, has_padding=True)
+    assert packing.prompt_mask_P1LL.int().tolist() == [
         [[[1, 0, 0], [0, 1, 0], [0, 0, 1]]],
         [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]],
     ]
     alone, full = [[0, 0, 1, 1, 0], [0, 0, 1, 1, 1]], [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert flat.mask_B1TK.int().tolist() == [[full], [alone], [alone]]
-    plain = attention.Flat.of(is_token | True, torch.tensor([1, 0, 0]), 2, has_padding=False)
+    assert packing.mask_B1TK.int().tolist() == [[full], [alone], [alone]]
+    plain = attention.Packing.of(is_token | True, torch.tensor([1, 0, 0]), 2, has_padding=False)
     assert plain.prompt_mask_P1LL is None and plain.mask_B1TK is None
 
 

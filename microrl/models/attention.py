@@ -27,13 +27,13 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 NAME = "sdpa_lower_right"
 """Of this implementation, beside transformers' own "sdpa"."""
 PLAIN_DECODERS = (LlamaModel, Qwen2Model, Qwen3Model)
-"""Models whose tokens see each other in attention alone. Of these exact types: a subclass may compute something else."""
+"""Models whose tokens interact in attention alone. Of these exact types: a subclass may compute something else."""
 
 
-class Flat(NamedTuple):
-    """Where the tokens of a forward pass with one long row are: P prompts of L tokens, then B completions of T.
+class Packing(NamedTuple):
+    """Sequences packed into one long row: P prompts of L tokens, then B completions of T.
 
-    Everything but attention is computed token by token, so that one pass serves prompts and completions.
+    Everything but attention is computed token by token, so that one forward pass serves prompts and completions.
     """
 
     prompts_PL: tuple[int, int]
@@ -45,45 +45,45 @@ class Flat(NamedTuple):
     """The same for completions, whose K keys are the prompt's and their own."""
 
     @classmethod
-    def of(cls, prompt_mask_PL: torch.Tensor, prompt_of_B: torch.Tensor, length: int, *, has_padding: bool) -> Flat:
+    def of(cls, prompt_mask_PL: torch.Tensor, prompt_of_B: torch.Tensor, length: int, *, has_padding: bool) -> Packing:
         """Of completions of this length, to prompts of which the mask [P, L] says what is not padding."""
         (prompts, width), device = prompt_mask_PL.shape, prompt_mask_PL.device
-        flat = cls((prompts, width), (len(prompt_of_B), length), prompt_of_B)
+        packing = cls((prompts, width), (len(prompt_of_B), length), prompt_of_B)
         if not has_padding:
-            return flat
+            return packing
         causal_KK = torch.ones(width + length, width + length, dtype=torch.bool, device=device).tril_()
         own_BT = torch.ones(len(prompt_of_B), length, dtype=torch.bool, device=device)
         is_token_BK = torch.cat([prompt_mask_PL[prompt_of_B], own_BT], dim=1)
-        # Padding sees itself: a query that sees nothing would be no number.
+        # Padding attends to itself: attention over no keys is NaN.
         itself_LL = torch.eye(width, dtype=torch.bool, device=device)
-        return flat._replace(
+        return packing._replace(
             prompt_mask_P1LL=(causal_KK[:width, :width] & prompt_mask_PL[:, None, None]) | itself_LL,
             mask_B1TK=causal_KK[width:] & is_token_BK[:, None, None],
         )
 
 
-def reads_flat(model: PreTrainedModel) -> bool:
-    """Whether the model's body takes a `Flat`, as the argument `flat`."""
+def takes_packing(model: PreTrainedModel) -> bool:
+    """Whether the model's body takes a `Packing`, as the argument `packing`."""
     return model.config._attn_implementation == NAME and is_plain_decoder(model)
 
 
 def is_plain_decoder(model: PreTrainedModel) -> bool:
-    """Whether all layers attend to all tokens before, and tokens are computed one by one otherwise."""
+    """Whether tokens interact in attention alone, and every layer's attention reaches back to the first token."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     return type(model.base_model) in PLAIN_DECODERS and kinds == {"full_attention"}
 
 
 def last_states(
-    model: PreTrainedModel, ids_N: torch.Tensor, positions_N: torch.Tensor, flat: Flat
+    model: PreTrainedModel, ids_N: torch.Tensor, positions_N: torch.Tensor, packing: Packing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last layer's states of the prompts [P, L, D] and of the completions [B, T, D], whose tokens are one long row."""
-    # transformers takes a mask of four dimensions as one that is made; `attend` does not read it.
-    made = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=ids_N.device)
+    """The last layer's states of the packed prompts [P, L, D] and completions [B, T, D]."""
+    # transformers passes a mask with four dimensions on as it is. `attend` does not read this one.
+    unread = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=ids_N.device)
     states_ND = model.base_model(
-        input_ids=ids_N[None], position_ids=positions_N[None], attention_mask=made, use_cache=False, flat=flat
+        input_ids=ids_N[None], position_ids=positions_N[None], attention_mask=unread, use_cache=False, packing=packing
     ).last_hidden_state[0]
-    prompts_MD, completions_MD = states_ND.split([math.prod(flat.prompts_PL), math.prod(flat.completions_BT)])
-    return prompts_MD.unflatten(0, flat.prompts_PL), completions_MD.unflatten(0, flat.completions_BT)
+    prompts_MD, completions_MD = states_ND.split([math.prod(packing.prompts_PL), math.prod(packing.completions_BT)])
+    return prompts_MD.unflatten(0, packing.prompts_PL), completions_MD.unflatten(0, packing.completions_BT)
 
 
 def use_lower_right(model: PreTrainedModel) -> None:
@@ -122,13 +122,13 @@ def attend(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    flat: Flat | None = None,
+    packing: Packing | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of queries [B, H, Q, D] on keys and values [B, K, L, D]; returns [B, Q, H, D]. transformers' own with a mask, and
-    for as many queries as keys. With `flat` there is one row, B = 1, of prompts and completions."""
-    if flat is not None:
-        return _attend_flat(module, query, key, value, flat, dropout=dropout, scaling=scaling, **others), None
+    for as many queries as keys. With `packing`, B is 1: the row of all prompts and completions."""
+    if packing is not None:
+        return _attend_packed(module, query, key, value, packing, dropout=dropout, scaling=scaling, **others), None
     queries, keys = query.shape[2], key.shape[2]
     if queries == 1 and query.shape[1] != key.shape[1] and (attention_mask is None or attention_mask.shape[1] == 1):
         # The heads that share a key stand in the place of queries: keys and values are read once for all of them.
@@ -152,11 +152,11 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _attend_flat(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, flat: Flat, **others: Any
+def _attend_packed(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, **others: Any
 ) -> torch.Tensor:
     """Prompts attend to themselves, completions to their prompt and themselves. Of [1, H, N, D]; returns [1, N, H, D]."""
-    sizes = (flat.prompts_PL, flat.completions_BT)
+    sizes = (packing.prompts_PL, packing.completions_BT)
     (query_PHLD, query_BHTD), (key_PHLD, key_BHTD), (value_PHLD, value_BHTD) = [
         [
             part_HND.unflatten(1, size).transpose(0, 1)
@@ -164,10 +164,10 @@ def _attend_flat(
         ]
         for x in (query, key, value)
     ]
-    out_PLHD, _ = attend(module, query_PHLD, key_PHLD, value_PHLD, flat.prompt_mask_P1LL, **others)
-    keys_BHKD = torch.cat([key_PHLD[flat.prompt_of_B], key_BHTD], dim=2)
-    values_BHKD = torch.cat([value_PHLD[flat.prompt_of_B], value_BHTD], dim=2)
-    out_BTHD, _ = attend(module, query_BHTD, keys_BHKD, values_BHKD, flat.mask_B1TK, **others)
+    out_PLHD, _ = attend(module, query_PHLD, key_PHLD, value_PHLD, packing.prompt_mask_P1LL, **others)
+    keys_BHKD = torch.cat([key_PHLD[packing.prompt_of_B], key_BHTD], dim=2)
+    values_BHKD = torch.cat([value_PHLD[packing.prompt_of_B], value_BHTD], dim=2)
+    out_BTHD, _ = attend(module, query_BHTD, keys_BHKD, values_BHKD, packing.mask_B1TK, **others)
     return torch.cat([out_PLHD.flatten(0, 1), out_BTHD.flatten(0, 1)])[None]
 
 

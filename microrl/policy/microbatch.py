@@ -119,13 +119,15 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
             use_cache=False,
         )
         return output.last_hidden_state[:, batch.prompts_PL.shape[1] - 1 :]
-    if attention.reads_flat(model) and fed_BT.shape[1] > 0:
-        flat = attention.Flat.of(batch.prompt_mask_PL, batch.prompt_of_B, fed_BT.shape[1], has_padding=batch.has_padded_prompts)
+    if attention.takes_packing(model) and fed_BT.shape[1] > 0:
+        packing = attention.Packing.of(
+            batch.prompt_mask_PL, batch.prompt_of_B, fed_BT.shape[1], has_padding=batch.has_padded_prompts
+        )
         prompt_PLD, completion_BTD = attention.last_states(
             model,
             torch.cat([batch.prompts_PL.flatten(), fed_BT.flatten()]),
             torch.cat([prompt_positions_PL.flatten(), positions_BT.flatten()]),
-            flat,
+            packing,
         )
         return torch.cat([prompt_PLD[batch.prompt_of_B, -1:], completion_BTD], dim=1)
     return _behind_a_cache(model, batch, prompt_positions_PL, positions_BT)
