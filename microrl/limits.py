@@ -53,10 +53,9 @@ CPU_CHUNK_ROWS, CPU_BLOCK_ELEMENTS = 256, 2**20
 its caches nearly hold. Where the logits are all that is passed over, it goes by blocks of so many."""
 CPU_CACHE_BYTES = 4e9
 """At most this much cache on a CPU."""
-CPU_PACKED_BYTES = 1.5e9
-"""At most this much for packed copies of a trainer's frozen weights on a CPU, two of each."""
-CPU_PACKED_MIN = 2**16
-"""Elements of the smallest weight that is packed; a call with a packed one takes 20 microseconds."""
+CPU_PACKED_MIN, CPU_PACKED_MAX = 2**16, 2**25
+"""Elements of the smallest weight that is packed on a CPU, as a call with a packed one takes 20 microseconds, and of the largest,
+whose two copies take 270 MB."""
 NF4_BYTES = 0.5 + 4 / 64
 """A weight in 4 bits, with one float32 for each 64."""
 MIN_BF16 = (8, 0)

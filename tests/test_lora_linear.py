@@ -32,8 +32,9 @@ def tensors(dtype, tokens=7, width=6, height=5, rank=3, bias=True):
 @pytest.mark.parametrize("product", [LoraProduct, MergedLoraProduct])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("trained", ["xAB", "AB", "A", "B", "xB", "x"])
-def test_gradients_are_exact(trained, bias, product):
-    x, weight, b, A, B = tensors(torch.float64, bias=bias)
+@pytest.mark.parametrize("rank", [1, 3], ids=["gradients by the pair", "by the weights"])
+def test_gradients_are_exact(trained, bias, product, rank):
+    x, weight, b, A, B = tensors(torch.float64, bias=bias, rank=rank)
     for name, tensor in (("x", x), ("A", A), ("B", B)):
         tensor.requires_grad_(name in trained)
     assert torch.autograd.gradcheck(lambda x, A, B: product.apply(x, weight, b, A, B, 0.7), (x, A, B))
@@ -53,7 +54,13 @@ class Multiplications(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "shape", [dict(rank=3), dict(tokens=300, width=40, height=30, rank=12), dict(tokens=64, width=64, height=8)]
+    "shape",
+    [
+        dict(rank=3),
+        dict(tokens=300, width=40, height=30, rank=12),
+        dict(tokens=64, width=64, height=8),
+        dict(tokens=4, width=40, height=30),
+    ],
 )
 def test_the_form_with_fewer_multiplications_is_taken(shape):
     """Counted product by product in both forms, forward and backward."""
@@ -68,7 +75,7 @@ def test_the_form_with_fewer_multiplications_is_taken(shape):
     assert merges(x, A, B) is (counts[0] < counts[1])
 
 
-@pytest.mark.parametrize("rank", [1, 12, 17, 18, 40])
+@pytest.mark.parametrize("rank", [1, 9, 10, 40])
 def test_gradients_take_the_way_with_fewer_multiplications(rank):
     """300 rows, 40 x 30: by the pair 600 r 70, by the gradient of the weights (300 + 2 r) 1200."""
     x, weight, b, A, B = tensors(torch.float64, bias=False, tokens=300, width=40, height=30, rank=rank)

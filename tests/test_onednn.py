@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_engine import PROMPTS, collect, random_model, with_adapter
 
+from microrl.adapters.lora_linear import LoraProduct, MergedLoraProduct
 from microrl.models import onednn
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.rollout.transformers import TransformersEngine
@@ -59,15 +60,22 @@ def test_what_is_packed_goes_with_its_weights():
     assert len(onednn._PACKED) == before
 
 
-def test_packed_weights_keep_within_their_memory(monkeypatch):
-    first, second = (torch.nn.Parameter(torch.randn(OUT, IN), requires_grad=False) for _ in range(2))
-    held = sum(4 * tensor.numel() for _, both in onednn._PACKED.values() for tensor in both if tensor is not None)
-    monkeypatch.setattr(onednn, "MAX_BYTES", held + 2 * 4 * OUT * IN)
-    for weight in (first, second):
-        assert torch.allclose(onednn.times_transposed(rows(IN), weight), rows(IN) @ weight.t(), rtol=1e-4, atol=1e-4)
-    assert onednn._PACKED[first][1][0] is not None and onednn._PACKED[second][1] == [None, None]
+def test_a_large_weight_is_not_packed(weight, monkeypatch):
     monkeypatch.setattr(onednn, "MAX_ELEMENTS", OUT * IN - 1)
-    assert onednn.pack(first) is None
+    assert onednn.pack(weight) is None
+    assert torch.allclose(onednn.times_transposed(rows(IN), weight), rows(IN) @ weight.t(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(onednn.times(rows(OUT), weight), rows(OUT) @ weight, rtol=1e-4, atol=1e-4)
+
+
+def test_of_a_layer_with_a_pair_no_copy_is_kept(weight):
+    """Neither of a merged one nor of one with too few rows for that: its copies would be as large as the model, twice."""
+    before, (A, B) = len(onednn._PACKED), (torch.randn(8, IN), torch.randn(OUT, 8))
+    for product in (LoraProduct, MergedLoraProduct):
+        x = rows(IN).requires_grad_()
+        y = product.apply(x, weight, None, A.requires_grad_(), B, 1.0)
+        y.sum().backward()
+        assert torch.allclose(y, x @ (weight + B @ A).t(), rtol=1e-3, atol=1e-3)
+    assert len(onednn._PACKED) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -15,7 +15,7 @@ from microrl.adapters.attach import attach, targets
 from microrl.adapters.starts import SPECTRAL, compute
 from microrl.cli import plan as plan_command
 from microrl.config import known_models, presets, resolve
-from microrl.config.adapters import KINDS
+from microrl.config.adapters import KINDS, DoraConfig
 from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
 from microrl.limits import BEFORE_FRACTION, checkpoint_interval_s
@@ -378,6 +378,10 @@ def test_micro_batches_on_a_cpu_keep_their_rule():
     shape = shape_of("quickstart")
     size = memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=1.5e9, checkpointing=False, on_cpu=True)
     assert size == int(1.5e9 / (2 * (8 * 128 + 2 * 256) * 4)) == 122_070
+    dora = memory.micro_batch_tokens(
+        shape, dtype_bytes=4, room_bytes=1.5e9, checkpointing=False, on_cpu=True, adapter=DoraConfig()
+    )
+    assert dora == int(1.5e9 / (2 * (10 * 128 + 5 * 256) * 4)) == 73_242
     assert memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=0, checkpointing=False, on_cpu=True) == 256
 
 

@@ -14,6 +14,7 @@ from microrl.config import resolve
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
 from microrl.models.forward import Bend
+from microrl.models.load import use_own_parts
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
@@ -25,6 +26,12 @@ from microrl.run import metrics
 from microrl.run.budget import Budget
 from microrl.train.guard_rules import RULES, Memory
 from microrl.types import Group, Sampling, Score
+
+
+def as_loaded(model):
+    """The model with the parts that `load` puts in."""
+    use_own_parts(model)
+    return model
 
 
 @pytest.fixture
@@ -198,7 +205,7 @@ PRODUCT = [(architecture, loss) for architecture in ARCHITECTURES for loss in ("
 )
 def test_gradients_do_not_depend_on_the_micro_batch(architecture, loss, tokenizer, monkeypatch):
     """Micro-batches of 1, of 3 and of all sequences, in float64, with ragged lengths and the KL term on."""
-    model = random_model(architecture).double()
+    model = as_loaded(random_model(architecture)).double()
     policy = with_adapter(model, **{"loss.kind": loss, "loss.beta": 0.1})
     ragged = [
         Row(
@@ -231,7 +238,7 @@ def test_gradients_do_not_depend_on_the_micro_batch(architecture, loss, tokenize
 def test_gradient_checkpointing_and_unshared_prompts_change_nothing(tokenizer):
     found = []
     for checkpointing in (False, True):
-        model = random_model("llama").double()
+        model = as_loaded(random_model("llama")).double()
         policy = with_adapter(model, **{"model.gradient_checkpointing": checkpointing})
         batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
         found.append(gradients(policy, batch))
@@ -240,7 +247,7 @@ def test_gradient_checkpointing_and_unshared_prompts_change_nothing(tokenizer):
 
 def test_the_gradient_is_that_of_the_plain_formula(tokenizer):
     """GRPO with one update a batch: the gradient of -mean_i mean_t A_i log p, computed without any of our batching."""
-    model = random_model("qwen2").double()
+    model = as_loaded(random_model("qwen2")).double()
     policy = with_adapter(model, **{"loss.importance_cap": 1e9})
     batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
     ours = gradients(policy, batch)

@@ -36,7 +36,7 @@ class LoraProduct(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         xA_NR = onednn.product(x_NI, A_RI.to(x_NI.dtype).t())
-        y_NO = onednn.times_transposed(x_NI, dequantize(weight_OI), bias_O)
+        y_NO = onednn.unpacked_linear(x_NI, dequantize(weight_OI), bias_O)
         onednn.add_product_(y_NO, xA_NR, B_OR.to(x_NI.dtype).t(), scale)
         ctx.save_for_backward(x_NI if ctx.needs_input_grad[3] else None, xA_NR, A_RI, B_OR)
         ctx.weight_OI, ctx.scale = weight_OI, scale
@@ -51,7 +51,7 @@ class LoraProduct(torch.autograd.Function):
         if to_x or to_A:
             gB_NR = onednn.product(g_NO, B_OR.to(g_NO.dtype))
         if to_x:
-            to_x_NI = onednn.times(g_NO, dequantize(ctx.weight_OI))
+            to_x_NI = onednn.product(g_NO, dequantize(ctx.weight_OI))
             onednn.add_product_(to_x_NI, gB_NR, A_RI.to(g_NO.dtype), ctx.scale)
         if to_A:
             to_A_RI = _scaled_product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
@@ -94,7 +94,7 @@ class MergedLoraProduct(torch.autograd.Function):
 
 
 class GatedLoraProduct(torch.autograd.Function):
-    """`MergedLoraProduct` of x = silu(gate) * up, which is computed again in the backward pass. gate and up: [N, I]."""
+    """`MergedLoraProduct` of x = silu(gate) * up. Kept are gate and up, [N, I]; the backward pass computes x again."""
 
     @staticmethod
     def forward(
@@ -124,7 +124,7 @@ class GatedLoraProduct(torch.autograd.Function):
 
 
 def merges(x_NI: torch.Tensor, A_RI: torch.Tensor, B_OR: torch.Tensor) -> bool:
-    """Whether the merged form is taken: where it is cheaper, which is so with many rows, and in small layers.
+    """Whether the merged form is taken: where it is cheaper, with many rows or in small layers.
 
     In 16 bits merging would round a small update away. The rule depends on shapes alone, so that a run repeats.
     """
@@ -184,9 +184,11 @@ class LoraLinear(PeftLinear):
     def of_gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """`forward` of silu(gate) * up, [..., I] each. A merged pair keeps these two, and not their product."""
         base = self.get_base_layer()
+        if self.disable_adapters or self.merged:
+            return base(Gated.apply(gate, up))
         gate_NI, up_NI = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
         A_RI, B_OR, scale = pair_of(self)
-        if self.disable_adapters or self.merged or not self._merges(gate_NI, A_RI, B_OR):
+        if not self._merges(gate_NI, A_RI, B_OR):
             return self(Gated.apply(gate, up))
         y_NO = GatedLoraProduct.apply(gate_NI, up_NI, base.weight, base.bias, A_RI, B_OR, scale)
         return y_NO.view(*gate.shape[:-1], -1)

@@ -1,7 +1,8 @@
 """A gated MLP, down(silu(gate x) * up x), that keeps fewer activations, for float32 on a CPU.
 
 Autograd keeps four tensors of the inner width: gate x, its silu, up x and their product. In SmolLM2 they are half of what a layer
-keeps. Here gate x and up x are kept, and the rest is computed again: a few passes over them, beside three matrix products.
+keeps. Here gate x and up x are kept, and the rest is computed again: a few passes over them, beside three matrix products. The
+product too is kept where `down` needs its input and is not a merged LoRA pair.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class GatedMlp(torch.nn.Module):
 
 
 class Gated(torch.autograd.Function):
-    """silu(gate) * up, with a tensor less kept than by autograd."""
+    """silu(gate) * up, keeping one tensor fewer than autograd does."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

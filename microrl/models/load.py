@@ -71,11 +71,16 @@ def load(config: ModelConfig) -> LoadedModel:
             f"{config.name} contains weights that are not finite: `{broken}`",
             "large weights overflow in float16: try --set model.dtype=bfloat16; if that does not help, download the model again",
         )
+    use_own_parts(model)
+    use_sensible_threads(model)
+    return LoadedModel(model, tokenizer)
+
+
+def use_own_parts(model: PreTrainedModel) -> None:
+    """Have attention, norms and MLPs computed as this package does, where it has a way of its own for the model."""
     use_lower_right(model)
     use_norms_of_one_step(model)
     use_lean_mlps(model)
-    use_sensible_threads(model)
-    return LoadedModel(model, tokenizer)
 
 
 def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:

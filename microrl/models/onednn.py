@@ -10,15 +10,13 @@ from __future__ import annotations
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from microrl.limits import CPU_PACKED_BYTES, CPU_PACKED_MIN
+from microrl.limits import CPU_PACKED_MAX, CPU_PACKED_MIN
 
 MIN_WORK = 2**20
 """Multiplications below which a product is left to torch: a call of oneDNN takes 10 microseconds more."""
 MIN_ELEMENTS = CPU_PACKED_MIN
-MAX_ELEMENTS = 2**25
+MAX_ELEMENTS = CPU_PACKED_MAX
 """Larger weights, heads of large vocabularies, are not packed: their copies would take gigabytes."""
-MAX_BYTES = CPU_PACKED_BYTES
-"""For all packed weights; what comes later is not packed. The order is that of the first forward pass."""
 
 
 def product(left_NK: torch.Tensor, right_KO: torch.Tensor) -> torch.Tensor:
@@ -64,7 +62,14 @@ def times_transposed(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.
     """x W^T + b with a frozen weight, [N, O]."""
     if (packed := _packed(x_NI, weight_OI, 0)) is not None:
         return linear(x_NI, packed, bias_O)
-    if weight_OI.numel() < MIN_ELEMENTS and _gains(x_NI, len(weight_OI)):
+    if weight_OI.numel() < MIN_ELEMENTS:
+        return unpacked_linear(x_NI, weight_OI, bias_O)
+    return torch.nn.functional.linear(x_NI, weight_OI, bias_O)
+
+
+def unpacked_linear(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + b, [N, O], without a packed copy of the weights. Only for what autograd does not record."""
+    if _gains(x_NI, len(weight_OI)):
         return _multiply(x_NI, weight_OI, bias_O)
     return torch.nn.functional.linear(x_NI, weight_OI, bias_O)
 
@@ -86,9 +91,7 @@ def _packed(rows: torch.Tensor, weight_OI: torch.Tensor, side: int) -> torch.Ten
         return None
     version, sides = _PACKED.get(weight_OI, (None, []))
     if version != weight_OI._version:
-        held = sum(4.0 * other.numel() for _, both in _PACKED.values() for other in both if other is not None)
-        fits = held + 8.0 * weight_OI.numel() <= MAX_BYTES
-        sides = [pack(weight_OI), pack(weight_OI.t())] if fits else [None, None]
+        sides = [pack(weight_OI), pack(weight_OI.t())]
         _PACKED[weight_OI] = (weight_OI._version, sides)
     found: torch.Tensor | None = sides[side]
     return found

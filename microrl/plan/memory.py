@@ -27,7 +27,7 @@ from microrl.config.adapters import (
 from microrl.limits import (
     CANARY_RANK,
     CPU_CACHE_BYTES,
-    CPU_PACKED_BYTES,
+    CPU_PACKED_MAX,
     CPU_PACKED_MIN,
     GRAPH_BYTES,
     KV_SLEEP_FRACTION,
@@ -56,7 +56,7 @@ SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
 DEFAULT_LENGTH = 4096
 MANY = 1e6
-"""Tokens of a micro-batch, beside which a rank is small."""
+"""Tokens of a micro-batch, where their number is not known yet."""
 
 
 def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, length: int) -> int:
@@ -103,10 +103,10 @@ def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int
             return inputs + products
 
 
-def is_merged(linear: Linear, adapter: LowRankConfig) -> bool:
-    """Whether a trainer in float32 merges the pair for its products with a layer (`adapters/lora_linear.py`): of many tokens."""
+def is_merged(linear: Linear, adapter: LowRankConfig, tokens: float = MANY) -> bool:
+    """Whether a trainer in float32 merges the pair for its products with this many tokens (`adapters/lora_linear.py`)."""
     is_kept = isinstance(adapter, LoraFaConfig) or not adapter.is_one_product
-    return not is_kept and merging_takes_less(MANY, linear.n_in, linear.n_out, adapter.extra_rank)
+    return not is_kept and merging_takes_less(tokens, linear.n_in, linear.n_out, adapter.extra_rank)
 
 
 def micro_batch_tokens(
@@ -121,11 +121,13 @@ def micro_batch_tokens(
 ) -> int:
     """Tokens (prompts and padding included) of one forward and backward pass that fit into `room_bytes`, within bounds.
 
-    `length` is the longest row, in tokens; no adapter stands for the default one. On a CPU the rule is a plain one and stays
-    as it is: a micro-batch of another size changes the last bit of the gradients.
+    `length` is the longest row, in tokens; no adapter stands for the default one. On a CPU the rule is a plain one, by shapes
+    alone: a micro-batch of another size changes the last bit of the gradients.
     """
     if on_cpu:
-        per_token = shape.layers * (8 * shape.hidden + 2 * shape.intermediate) * dtype_bytes
+        is_lean = dtype_bytes == 4 and (adapter or LoraConfig()).is_one_product  # see `microrl.models.gated_mlp`
+        widths = 8 * shape.hidden + 2 * shape.intermediate if is_lean else 10 * shape.hidden + 5 * shape.intermediate
+        per_token = shape.layers * widths * dtype_bytes
         return max(MIN_TOKENS, int(room_bytes / per_token))
     per_token = token_bytes(shape, adapter or LoraConfig(), dtype_bytes, length, checkpointing=checkpointing)
     return min(max(MIN_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MAX_TOKENS)
@@ -227,14 +229,9 @@ def estimate_memory(work: Workload, room: float) -> Memory:
 
 
 def _packed(work: Workload) -> float:
-    """Copies of frozen weights on a CPU, which `microrl.models.onednn` keeps; those that a pair is merged into have none."""
-    shape, adapter = work.shape, work.config.adapter
-    if not work.device.is_cpu or work.dtype_bytes < 4 or shape.hidden * shape.intermediate < CPU_PACKED_MIN:
-        return 0.0
-    merged = 0
-    if isinstance(adapter, LowRankConfig):
-        merged = sum(linear.n_in * linear.n_out for linear in shape.targets(adapter) if is_merged(linear, adapter))
-    return min(8.0 * (shape.parameters - shape.layers * merged), CPU_PACKED_BYTES)
+    """The two copies of the head on a CPU that `microrl.models.onednn` keeps."""
+    is_packed = work.device.is_cpu and work.dtype_bytes == 4 and CPU_PACKED_MIN <= work.shape.head <= CPU_PACKED_MAX
+    return 8.0 * work.shape.head if is_packed else 0.0
 
 
 def min_cache(work: Workload) -> float:
@@ -311,7 +308,12 @@ def _micro_batch(work: Workload, left: float) -> int:
         tokens = config.optim.tokens_per_microbatch
     elif work.device.is_cpu:
         return micro_batch_tokens(
-            work.shape, dtype_bytes=work.dtype_bytes, room_bytes=CPU_ROOM_BYTES, checkpointing=False, on_cpu=True
+            work.shape,
+            dtype_bytes=work.dtype_bytes,
+            room_bytes=CPU_ROOM_BYTES,
+            checkpointing=False,
+            on_cpu=True,
+            adapter=config.adapter,
         )
     else:
         tokens = micro_batch_tokens(

@@ -37,7 +37,7 @@ TOUCHES = 3
 """How often each saved activation is written or read in a pass forward and backward, by adapters that PEFT computes."""
 MASTER_TOUCHES = 2 * 6 + 6
 """Bytes a trained parameter for each micro-batch on a 16-bit base: the float32 masters are rounded, forward and backward, and
-their gradients widened."""
+their gradients widened. (Models whose prompts and completions are two passes move twice as much.)"""
 LOGIT_TOUCHES = 10
 """Passes over a chunk of fp32 logits: scaling, log-softmax, entropy, slopes."""
 PROBE_S = 0.3
@@ -217,7 +217,7 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     full = isinstance(adapter, FullConfig)  # gradients of the weights, too
     base = (4 + 2 * again + 2 * full) * work.shape.body * tokens + (4.5 if again else 3.5) * _attention(work) * tokens
     head = 4 * work.shape.head * completion
-    products = (8 if again else 6) * _products(work) * tokens
+    products = (8 if again else 6) * _products(work, sizes.micro_batch_tokens) * tokens
     passes = max(tokens / sizes.micro_batch_tokens, work.minibatches, 1.0)
     elementwise = 0.0 if on_cpu else _elementwise_bytes(work, passes) * (1.5 if again else 1)
     # On a CPU the rates, which are measured, contain them.
@@ -236,7 +236,7 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     return Update({name: seconds for name, seconds in parts.items() if seconds}, elementwise, base + head + products)
 
 
-def _products(work: Workload) -> float:
+def _products(work: Workload, micro_batch_tokens: float) -> float:
     """Elements of the factors that a token is multiplied with beside the base's weights, three times in an update.
 
     A pair that is merged takes instead the products for its gradients alone: two of these three, or one with the size of the
@@ -249,7 +249,7 @@ def _products(work: Workload) -> float:
     for linear in shape.targets(adapter):
         pair = adapter.extra_rank * (linear.n_in + linear.n_out)
         merged = min(2 * pair, linear.n_in * linear.n_out) / 3
-        elements += merged if memory.is_merged(linear, adapter) else pair
+        elements += merged if memory.is_merged(linear, adapter, micro_batch_tokens) else pair
     return shape.layers * elements
 
 

@@ -156,7 +156,7 @@ def _behind_a_cache(
 
 
 def _mask(batch: MicroBatch) -> torch.Tensor | None:
-    """[B, L + T - 1]: what is not padding; None where nothing before it is."""
+    """[B, L + T - 1]: what is not padding; None where no prompt is padded."""
     if not batch.has_padded_prompts:
         return None
     return torch.cat([batch.prompt_mask_PL[batch.prompt_of_B], batch.mask_BT[:, :-1]], dim=1)

@@ -1,13 +1,14 @@
 """A decode step of Llama, Qwen2 and Qwen3 models in a few torch calls a layer, on a CPU.
 
 transformers' modules spend half a millisecond of Python on a layer and token, which for 32 rows of a small model is more than
-the arithmetic. This is the same arithmetic on the same tensors; other architectures, GPUs and 16-bit types keep transformers'.
+the arithmetic. This is the same arithmetic; other architectures, GPUs and 16-bit types keep transformers'.
 `microrl.policy.architecture` compares it with the model's own logits before a run begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,25 +81,21 @@ class _Norm:
         return functional.rms_norm(x, self._shape, self._weight, self._eps)
 
 
-class _Together:
+def _together(layers: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Linear layers of the same input, as one product."""
-
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._weight_OI = torch.cat([layer.weight for layer in layers])
-        self._bias_O = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        self._packed = onednn.pack(self._weight_OI)
-
-    def __call__(self, x_RI: torch.Tensor) -> torch.Tensor:
-        if self._packed is None:
-            return functional.linear(x_RI, self._weight_OI, self._bias_O)
-        return onednn.linear(x_RI, self._packed, self._bias_O)
+    weight_OI = torch.cat([layer.weight for layer in layers])
+    bias_O = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    packed = onednn.pack(weight_OI)
+    if packed is None:
+        return partial(functional.linear, weight=weight_OI, bias=bias_O)
+    return partial(onednn.linear, packed=packed, bias_O=bias_O)
 
 
 class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._before, self._after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
-        self._qkv = _Together([getattr(attention, name) for name in FUSED])
+        self._qkv = _together([getattr(attention, name) for name in FUSED])
         # Called without transformers' and torch's wrappers around a module's `forward`: there are no hooks.
         self._o = attention.o_proj.forward
         self._gate, self._up, self._down = (getattr(mlp, f"{name}_proj").forward for name in ("gate", "up", "down"))
