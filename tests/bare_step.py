@@ -1,4 +1,4 @@
-"""What the torch calls of one training step of a small model take by themselves: a lower bound for any step made of them.
+"""What the torch calls of one training step of a small model take by themselves: about the least that a step made of them takes.
 
     OMP_NUM_THREADS=1 python tests/bare_step.py
 
