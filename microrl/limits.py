@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 # ---- the clock
 
@@ -95,6 +96,18 @@ def _gradients_by_pair(rows: float, inputs: int, outputs: int, rank: int) -> flo
 
 def _gradients_by_weights(rows: float, inputs: int, outputs: int, rank: int) -> float:
     return (rows + 2 * rank) * inputs * outputs
+
+
+# ---- the processor
+
+
+def available_cores() -> int:
+    """The cores that this process may use; no more than OMP_NUM_THREADS, where it is set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        return max(1, min(cores, int(os.environ["OMP_NUM_THREADS"].split(",")[0])))
+    except (KeyError, ValueError):
+        return cores
 
 
 # ---- vLLM

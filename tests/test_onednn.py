@@ -87,8 +87,10 @@ def test_other_types_and_small_weights_are_left_alone(weight, dtype):
 
 @pytest.mark.parametrize("size", [4, 300])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_products_of_any_size_and_layout(size, transposed, monkeypatch):
-    """Small ones are torch's, the others oneDNN's; both are as exact."""
+@pytest.mark.parametrize("has_avx512", [False, True])
+def test_products_of_any_size_and_layout(size, transposed, has_avx512, monkeypatch):
+    """Small ones are torch's, and without AVX-512 all; the others are oneDNN's. All are as exact."""
+    monkeypatch.setattr(onednn, "_has_avx512", lambda: has_avx512)
     calls, real = [], onednn._multiply
     monkeypatch.setattr(onednn, "_multiply", lambda *factors: calls.append(factors) or real(*factors))
     left, right = torch.randn(size, IN), torch.randn(IN, size + 1)
@@ -99,7 +101,9 @@ def test_products_of_any_size_and_layout(size, transposed, monkeypatch):
     out = torch.ones(size, size + 1)
     assert onednn.add_product_(out, left, right, 0.5) is out
     assert torch.allclose(out.double(), 1 + 0.5 * exact, atol=1e-4)
-    assert len(calls) == (2 if size > 4 else 0)
+    for one, other in ((left, right), (right.t(), left.t())):  # more columns than rows, and the other way round
+        assert torch.allclose(onednn.scaled_product(one, other, 0.5).double(), 0.5 * one.double() @ other.double(), atol=1e-4)
+    assert len(calls) == (4 if size > 4 and has_avx512 else 0)
 
 
 def test_small_frozen_weights_are_not_copied(monkeypatch):

@@ -54,9 +54,9 @@ class LoraProduct(torch.autograd.Function):
             to_x_NI = onednn.product(g_NO, dequantize(ctx.weight_OI))
             onednn.add_product_(to_x_NI, gB_NR, A_RI.to(g_NO.dtype), ctx.scale)
         if to_A:
-            to_A_RI = _scaled_product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
+            to_A_RI = onednn.scaled_product(gB_NR.t(), x_NI, ctx.scale).to(A_RI.dtype)
         if to_B:
-            to_B_OR = _scaled_product(g_NO.t(), xA_NR, ctx.scale).to(B_OR.dtype)
+            to_B_OR = onednn.scaled_product(g_NO.t(), xA_NR, ctx.scale).to(B_OR.dtype)
         return to_x_NI, None, None, to_A_RI, to_B_OR, None
 
 
@@ -149,22 +149,13 @@ def _to_pair(
     if gradients_take_less_by_weights(*x_NI.shape, *B_OR.shape):
         G_OI = onednn.product(g_NO.t(), x_NI)
         return (
-            _scaled_product(B_OR.t(), G_OI, scale) if to_A else None,
-            _scaled_product(G_OI, A_RI.t(), scale) if to_B else None,
+            onednn.scaled_product(B_OR.t(), G_OI, scale) if to_A else None,
+            onednn.scaled_product(G_OI, A_RI.t(), scale) if to_B else None,
         )
     return (
-        _scaled_product(onednn.product(g_NO, B_OR).t(), x_NI, scale) if to_A else None,
-        _scaled_product(g_NO.t(), onednn.product(x_NI, A_RI.t()), scale) if to_B else None,
+        onednn.scaled_product(onednn.product(g_NO, B_OR).t(), x_NI, scale) if to_A else None,
+        onednn.scaled_product(g_NO.t(), onednn.product(x_NI, A_RI.t()), scale) if to_B else None,
     )
-
-
-def _scaled_product(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale * left right. torch does it in one pass: with beta = 0 the first argument is not read."""
-    if not onednn.is_float32_on_cpu(left):
-        return torch.addmm(torch.empty((), dtype=left.dtype, device=left.device), left, right, beta=0, alpha=scale)
-    if len(left) > right.shape[1]:  # the gradient of B: oneDNN is twice as fast where the rank is the number of rows
-        return onednn.product(right.t(), left.t()).mul_(scale).t()
-    return onednn.product(left, right).mul_(scale)
 
 
 class LoraLinear(PeftLinear):

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import ctypes
 import functools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +27,8 @@ from microrl.models.attention import use_lower_right
 from microrl.models.gated_mlp import use_lean_mlps
 from microrl.models.norms import use_norms_of_one_step
 from microrl.models.tensors import not_finite, parameter_count
+from microrl.models.threads import SMALL_PARAMETERS, use_sensible_threads
 
-SMALL_PARAMETERS = 20_000_000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 2**25
 """mallopt(3): the options' numbers, and the largest size below which memory is kept and not mapped anew."""
@@ -73,6 +72,8 @@ def load(config: ModelConfig) -> LoadedModel:
         )
     use_own_parts(model)
     use_sensible_threads(model)
+    if model.device.type == "cpu" and parameter_count(model) >= SMALL_PARAMETERS:
+        _keep_freed_memory()
     return LoadedModel(model, tokenizer)
 
 
@@ -90,19 +91,6 @@ def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
         raise UserError("model.quant=nf4: bitsandbytes is not installed", INSTALL_GPU) from error
     gpu.require_room(nf4.bytes_in_4_bits(model), name)
     nf4.quantize(model, device)
-
-
-def use_sensible_threads(model: PreTrainedModel) -> None:
-    """One thread for a tiny model, whose operations are too small to share out; otherwise one per core.
-
-    A rule and not a measurement: on a CPU the number of threads can change the last bit, and a run must repeat.
-    """
-    if parameter_count(model) < SMALL_PARAMETERS:
-        torch.set_num_threads(1)
-    else:
-        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        if model.device.type == "cpu":
-            _keep_freed_memory()
 
 
 def _keep_freed_memory() -> None:

@@ -1,11 +1,14 @@
 """float32 products on a CPU by oneDNN, which torch leaves to MKL.
 
-MKL takes slower kernels on AMD processors: on an EPYC with AVX-512 (two cores) oneDNN is 2.2 times as fast for 1,100 rows, also
-for the thin products of LoRA pairs. Frozen weights are packed besides: rearranged once and not in every call, which makes
-products with 32 rows 1.5 to 2.7 times as fast. Other types and devices, and small products, are torch's own.
+MKL takes no AVX-512 kernels on AMD processors: on an EPYC with AVX-512 (two cores) oneDNN is 2.2 times as fast for 1,100 rows,
+also for the thin products of LoRA pairs. Without AVX-512 it is MKL that is 1.1 to 1.8 times as fast. Frozen weights are packed on
+either: rearranged once and not in every call, which makes products with 32 rows 1.2 to 2.7 times as fast. Other types and
+devices, and small products, are torch's own.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -31,13 +34,29 @@ def add_product_(out_NO: torch.Tensor, left_NK: torch.Tensor, right_KO: torch.Te
     return out_NO.addmm_(left_NK, right_KO, alpha=scale)
 
 
+def scaled_product(left_NK: torch.Tensor, right_KO: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale * left right, [N, O]. Only for what autograd does not record."""
+    if not _gains(left_NK, right_KO.shape[1]):  # torch does it in one pass: with beta = 0 the first argument is not read
+        unread = torch.empty((), dtype=left_NK.dtype, device=left_NK.device)
+        return torch.addmm(unread, left_NK, right_KO, beta=0, alpha=scale)
+    if len(left_NK) > right_KO.shape[1]:  # oneDNN is twice as fast where the fewer are the rows, as in the gradient of a LoRA B
+        return _multiply(right_KO.t(), left_NK).mul_(scale).t()
+    return _multiply(left_NK, right_KO.t()).mul_(scale)
+
+
 def is_float32_on_cpu(tensor: torch.Tensor) -> bool:
     """Whether oneDNN may compute with this."""
     return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and torch.backends.mkldnn.is_available()
 
 
+@cache
+def _has_avx512() -> bool:
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
 def _gains(left_NK: torch.Tensor, columns: int) -> bool:
-    return left_NK.numel() * columns >= MIN_WORK and is_float32_on_cpu(left_NK)
+    """Whether oneDNN is the faster one for a product of which nothing is packed."""
+    return _has_avx512() and left_NK.numel() * columns >= MIN_WORK and is_float32_on_cpu(left_NK)
 
 
 def _multiply(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
+from microrl.limits import available_cores
 from microrl.models import driver
 from microrl.plan import calibration, devices
 from microrl.plan.devices import Device
@@ -61,7 +61,7 @@ def gpu() -> Here | None:
 
 def processor() -> Device:
     """This machine's cores and memory, as a card."""
-    return calibrated(devices.cpu(_cores(), psutil.virtual_memory().total / 1e9))
+    return calibrated(devices.cpu(available_cores(), psutil.virtual_memory().total / 1e9))
 
 
 def calibrated(device: Device) -> Device:
@@ -79,8 +79,4 @@ def calibration_name(device: Device) -> str:
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = platform.processor() or platform.machine()
-    return f"{model}, {_cores()} cores"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{model}, {available_cores()} cores"

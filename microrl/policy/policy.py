@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from microrl.config.schema import LossConfig, RunConfig
 from microrl.errors import UserError
 from microrl.models.forward import Bend, sequence_logprobs
 from microrl.models.tensors import not_finite
+from microrl.models.threads import more_for_update
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan, stack
@@ -83,6 +84,10 @@ class Policy:
         recompute(self._model)
         self.checkpoints_activations = True
 
+    def threads(self) -> AbstractContextManager[None]:
+        """The threads of an update, for as long as this lasts."""
+        return more_for_update(self._model)
+
     def snapshot(self) -> AdapterSnapshot:
         """What the engine needs to sample from the current weights."""
         return replace(self.adapter.snapshot(self.version), score=self.score)
@@ -101,11 +106,12 @@ class Policy:
         represent none are not scored: theirs are empty.
         """
         found: dict[int, torch.Tensor] = {}
-        for _, batch in self.microbatches(rows):
-            check_deadline()
-            logprobs_BT, _ = self.token_scores(batch)
-            for number, position in enumerate(batch.rows):
-                found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
+        with self.threads():
+            for _, batch in self.microbatches(rows):
+                check_deadline()
+                logprobs_BT, _ = self.token_scores(batch)
+                for number, position in enumerate(batch.rows):
+                    found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
         return [found.get(position, torch.empty(0)) for position in range(len(rows))]
 
     @torch.no_grad()
@@ -140,7 +146,9 @@ class Policy:
         minibatches = [
             sample_without_gradient(rows, self._carries) for rows in split_evenly(batch, self._optim.prompts_per_update)
         ]
-        metrics = retry_with_smaller_microbatches(self, minibatches, partial(self._steps, minibatches, check_deadline, progress))
+        attempt = partial(self._steps, minibatches, check_deadline, progress)
+        with self.threads():
+            metrics = retry_with_smaller_microbatches(self, minibatches, attempt)
         self.is_consistent = False
         self.version += 1
         return metrics.result()

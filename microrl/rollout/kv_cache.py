@@ -25,10 +25,10 @@ class _InPlaceLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._buffers = (self._empty_like(key_states), self._empty_like(value_states))
-        end = self._length + key_states.shape[-2]
+        count = key_states.shape[-2]
         for buffer, states in zip(self._buffers, (key_states, value_states)):
-            buffer[:, :, self._length : end] = states
-        self._set(self._buffers, end)
+            buffer.narrow(2, self._length, count).copy_(states)
+        self._set(self._buffers, self._length + count)
         return self.keys, self.values
 
     def _empty_like(self, states: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ class _InPlaceLayer(DynamicLayer):
 
     def _set(self, buffers: tuple[torch.Tensor, torch.Tensor], length: int) -> None:
         self._buffers, self._length = buffers, length
-        self.keys, self.values = (buffer[:, :, :length] for buffer in buffers)
+        self.keys, self.values = buffers[0].narrow(2, 0, length), buffers[1].narrow(2, 0, length)
 
     def gather(self, parts: Sequence[tuple[_InPlaceLayer, torch.Tensor, int]]) -> None:
         """Hold these rows of these layers (this one may be among them), each layer's from a position on.

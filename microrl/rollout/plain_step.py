@@ -33,11 +33,11 @@ class PlainStep:
         self._embedding, self._layers = body.embed_tokens.weight, [_Layer(layer) for layer in body.layers]
         self._norm = _Norm(body.norm)
         positions_1C = torch.arange(capacity)[None]
-        cos_1CD, sin_1CD = body.rotary_emb(self._embedding[:1, None], positions_1C)
-        half = sin_1CD.shape[-1] // 2
+        cos_1CS, sin_1CS = body.rotary_emb(self._embedding[:1, None], positions_1C)
+        half = sin_1CS.shape[-1] // 2
         # With the first half of sin negated, rotating a half is only an exchange of halves.
-        self._cos_C1D = cos_1CD[0][:, None]
-        self._sin_C1D = torch.cat([-sin_1CD[0, :, :half], sin_1CD[0, :, half:]], dim=-1)[:, None]
+        self._cos_C1S = cos_1CS[0][:, None]
+        self._sin_C1S = torch.cat([-sin_1CS[0, :, :half], sin_1CS[0, :, half:]], dim=-1)[:, None]
 
     @classmethod
     def of(cls, model: PreTrainedModel, capacity: int) -> PlainStep | None:
@@ -64,11 +64,11 @@ class PlainStep:
 
         The mask says which of a row's L positions, this token's included, are seen; None: all of them.
         """
-        hidden_R11L = None if mask_RL is None else ~mask_RL[:, None, None]
+        bias_RL = None if mask_RL is None else torch.zeros(mask_RL.shape).masked_fill_(~mask_RL, -torch.inf)
         x_RD = self._embedding[tokens_R]
-        cos_R1D, sin_R1D = self._cos_C1D[positions_R], self._sin_C1D[positions_R]
+        cos_R1S, sin_R1S = self._cos_C1S[positions_R], self._sin_C1S[positions_R]
         for number, layer in enumerate(self._layers):
-            x_RD = layer(x_RD, cos_R1D, sin_R1D, hidden_R11L, cache, number)
+            x_RD = layer(x_RD, cos_R1S, sin_R1S, bias_RL, cache, number)
         return self._norm(x_RD)
 
 
@@ -85,10 +85,15 @@ def _together(layers: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Linear layers of the same input, as one product."""
     weight_OI = torch.cat([layer.weight for layer in layers])
     bias_O = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    packed = onednn.pack(weight_OI)
+    packed = None if all(map(_is_small, layers)) else onednn.pack(weight_OI)
     if packed is None:
         return partial(functional.linear, weight=weight_OI, bias=bias_O)
     return partial(onednn.linear, packed=packed, bias_O=bias_O)
+
+
+def _is_small(layer: Any) -> bool:
+    """Whether the layer is too small to be packed. A call then takes longer than its arithmetic."""
+    return layer.weight.numel() < onednn.MIN_ELEMENTS
 
 
 class _Layer:
@@ -97,8 +102,10 @@ class _Layer:
         self._before, self._after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         self._qkv = _together([getattr(attention, name) for name in FUSED])
         # Called without transformers' and torch's wrappers around a module's `forward`: there are no hooks.
-        self._o = attention.o_proj.forward
-        self._gate, self._up, self._down = (getattr(mlp, f"{name}_proj").forward for name in ("gate", "up", "down"))
+        self._o, self._down = attention.o_proj.forward, mlp.down_proj.forward
+        self._gate, self._up = mlp.gate_proj.forward, mlp.up_proj.forward
+        # Large ones are packed already, and a copy of both would take as much memory again.
+        self._gate_up = _together([mlp.gate_proj, mlp.up_proj]) if _is_small(mlp.gate_proj) else None
         self._q_norm: _Norm | None = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self._k_norm: _Norm | None = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self._size, self._scaling = attention.head_dim, attention.scaling
@@ -107,28 +114,38 @@ class _Layer:
     def __call__(
         self,
         x_RD: torch.Tensor,
-        cos_R1D: torch.Tensor,
-        sin_R1D: torch.Tensor,
-        hidden_R11L: torch.Tensor | None,
+        cos_R1S: torch.Tensor,
+        sin_R1S: torch.Tensor,
+        bias_RL: torch.Tensor | None,
         cache: InPlaceCache,
         number: int,
     ) -> torch.Tensor:
         rows, (heads, shared) = len(x_RD), self._heads
-        both_RHS, value_RKS = self._qkv(self._before(x_RD)).view(rows, -1, self._size).split([heads + shared, shared], dim=1)
+        all_RHS = self._qkv(self._before(x_RD)).view(rows, -1, self._size)
+        both_RHS, value_RKS = all_RHS.split_with_sizes([heads + shared, shared], 1)
         if self._q_norm is not None and self._k_norm is not None:
             both_RHS = torch.cat([self._q_norm(both_RHS[:, :heads]), self._k_norm(both_RHS[:, heads:])], dim=1)
-        query_RHS, key_RKS = _rotated(both_RHS, cos_R1D, sin_R1D).split([heads, shared], dim=1)
+        query_RHS, key_RKS = _rotated(both_RHS, cos_R1S, sin_R1S).split_with_sizes([heads, shared], 1)
         keys_RKLS, values_RKLS = cache.update(key_RKS.unsqueeze(2), value_RKS.unsqueeze(2), number)
-        # The heads that share a key stand in the place of queries: keys and values are read once for all of them. For one token
-        # a row this is faster than torch's fused attention.
-        query_RKGS = (query_RHS * self._scaling).view(rows, shared, -1, self._size)
-        scores_RKGL = query_RKGS @ keys_RKLS.transpose(-1, -2)
-        if hidden_R11L is not None:
-            scores_RKGL.masked_fill_(hidden_R11L, -torch.inf)
-        seen_RKGS = scores_RKGL.softmax(dim=-1) @ values_RKLS
-        x_RD = x_RD + self._o(seen_RKGS.reshape(rows, -1))
-        normed_RD = self._after(x_RD)
-        return x_RD + self._down(functional.silu(self._gate(normed_RD)).mul_(self._up(normed_RD)))
+        # The G heads that share a key stand in the place of queries: keys and values are read once for all of them. N counts
+        # rows and shared heads. For one token a row this is faster than torch's fused attention.
+        query_NGS = query_RHS.reshape(rows * shared, -1, self._size)
+        keys_NSL = keys_RKLS.flatten(0, 1).transpose(1, 2)
+        if bias_RL is None:
+            scores_NGL = torch.bmm(query_NGS, keys_NSL).mul_(self._scaling)
+        else:
+            bias_N1L = bias_RL if shared == 1 else bias_RL.repeat_interleave(shared, 0)
+            scores_NGL = torch.baddbmm(bias_N1L.unsqueeze(1), query_NGS, keys_NSL, alpha=self._scaling)
+        seen_NGS = torch.bmm(scores_NGL.softmax(dim=-1), values_RKLS.flatten(0, 1))
+        x_RD = x_RD + self._o(seen_NGS.view(rows, -1))
+        return self._down(self._gated(self._after(x_RD))).add_(x_RD)
+
+    def _gated(self, x_RD: torch.Tensor) -> torch.Tensor:
+        """silu(gate x) * up x."""
+        if self._gate_up is None:
+            return functional.silu(self._gate(x_RD)).mul_(self._up(x_RD))
+        gate_RI, up_RI = self._gate_up(x_RD).chunk(2, 1)
+        return functional.silu(gate_RI).mul_(up_RI)
 
 
 def _rotated(x_RHS: torch.Tensor, cos_R1S: torch.Tensor, sin_R1S: torch.Tensor) -> torch.Tensor:

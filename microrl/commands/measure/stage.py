@@ -20,8 +20,8 @@ from microrl.commands import isolated
 from microrl.commands.bench import rollout, synthetic
 from microrl.config import resolve
 from microrl.models import gpu
-from microrl.models.load import use_sensible_threads
 from microrl.models.tensors import parameter_count
+from microrl.models.threads import use_sensible_threads
 from microrl.models.tiny import build_tokenizer
 from microrl.plan import memory, roofline
 from microrl.plan.shapes import Shape
