@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import statistics
+import weakref
 
 import pytest
 import torch
@@ -20,12 +21,13 @@ from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
+from microrl.policy.sft import sft_step
 from microrl.rollout.decoding import sample_tokens
 from microrl.rollout.transformers import TransformersEngine
 from microrl.run import metrics
 from microrl.run.budget import Budget
 from microrl.train.guard_rules import RULES, Memory
-from microrl.types import Group, Sampling, Score
+from microrl.types import Group, Sampling, Score, SftExample
 
 
 def as_loaded(model):
@@ -274,6 +276,31 @@ def test_an_update_moves_the_adapter_and_not_the_base(tokenizer):
     assert update.kl_sampler < 1e-6 and update.outside_share == 0 and update.kl_ref is None
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters))
     assert all(torch.equal(parameter, dict(model.named_parameters())[name]) for name, parameter in base.items())
+
+
+@pytest.mark.parametrize("is_sft", [False, True])
+def test_nothing_of_a_micro_batch_lives_on_in_the_next(is_sft, tokenizer):
+    """Not even the empty nodes of its graph: each takes a few bytes between two activations, and the holes do not join."""
+    model = random_model("llama")
+    policy = with_adapter(model)
+    groups = scored_groups(model, policy, tokenizer)
+    policy.max_tokens = 40
+    graphs, alive, score = [], [], policy.token_scores
+
+    def scores(batch):
+        alive.append(sum(graph() is not None for graph in graphs))
+        found, entropies = score(batch)
+        node, mark = found.grad_fn, type("Mark", (), {})()
+        node.metadata["mark"] = mark  # it lives as long as the node
+        graphs.append(weakref.ref(mark))
+        return found, entropies
+
+    policy.token_scores = scores
+    if is_sft:
+        sft_step(policy, [SftExample(group.prompt, group.completions[0].token_ids) for group in groups], 1e-3)
+    else:
+        policy.update(assemble(groups, scale_by_std=True, mask_truncated=False), 1e-3)
+    assert len(alive) > 2 and not any(alive)
 
 
 def test_a_batch_of_other_weights_is_refused(tokenizer):

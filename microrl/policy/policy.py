@@ -222,6 +222,7 @@ class Policy:
                 loss = self._microbatch(batch, rows, old, weights_NT, metrics)
                 if carries:
                     (loss * scale).backward()
+                del loss  # the nodes of its graph would lie between the next one's activations
         if has_gradient and (penalty := self.regularise(scale)) is not None:
             metrics.add_loss(penalty)
         self.optimizer_step(has_gradient, metrics, progress)

@@ -41,10 +41,10 @@ def _attempt(policy: Policy, rows: Sequence[Row], check_deadline: Callable[[], N
     scale = loss_scale(torch.tensor(1 / tokens), policy.adapter.dtype)
     for _, batch in policy.microbatches(rows):
         check_deadline()
-        logprobs_BT, _ = policy.token_scores(batch)  # 0 where there is padding
-        part = -logprobs_BT.sum() / tokens
+        part = -policy.token_scores(batch)[0].sum() / tokens  # the log-probability of padding is 0
         (part * scale).backward()
         loss += float(part.detach())
+        del part  # its graph would take memory beside the next one
     policy.regularise(scale)
     policy.optimizer_step(True, metrics, progress)
     return SftUpdate(loss, tokens, metrics.grad_norms[0] if metrics.grad_norms else None, metrics.reason)
