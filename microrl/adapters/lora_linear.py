@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora.layer import Linear as PeftLinear
+from torch.nn import functional
 
 from microrl.limits import gradients_take_less_by_weights, merging_takes_less
 from microrl.models import onednn
@@ -115,11 +116,12 @@ class GatedLoraProduct(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gate_NI, up_NI, A_RI, B_OR = ctx.saved_tensors
         g_NO = gradients[0]
-        to_A_RI, to_B_OR = _to_pair(g_NO, gated(gate_NI, up_NI), A_RI, B_OR, ctx.scale, ctx.needs_input_grad[4:6])
+        silu_NI = functional.silu(gate_NI)
+        to_A_RI, to_B_OR = _to_pair(g_NO, silu_NI * up_NI, A_RI, B_OR, ctx.scale, ctx.needs_input_grad[4:6])
         to_gate_NI = to_up_NI = None
         if any(ctx.needs_input_grad[:2]):
             to_x_NI = onednn.product(g_NO, _merged(ctx.weight_OI, A_RI, B_OR, ctx.scale))
-            to_gate_NI, to_up_NI = to_factors(to_x_NI, gate_NI, up_NI)
+            to_gate_NI, to_up_NI = to_factors(to_x_NI, gate_NI, up_NI, silu_NI)
         return to_gate_NI, to_up_NI, None, None, to_A_RI, to_B_OR, None
 
 

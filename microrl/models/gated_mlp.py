@@ -65,6 +65,8 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def to_factors(g: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of `gated`'s arguments, from that of its result."""
-    return torch.ops.aten.silu_backward(g * up, gate), functional.silu(gate).mul_(g)
+def to_factors(
+    g: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, silu: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `gated`'s arguments, from that of its result. `silu`: that of the gate, if it is there; it is used up."""
+    return torch.ops.aten.silu_backward(g * up, gate), (functional.silu(gate) if silu is None else silu).mul_(g)

@@ -58,3 +58,9 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             to_weight_D = (gradients[0] * x_XD * r_X1).reshape(-1, len(weight_D)).sum(0)
         return to_x_XD, to_weight_D, None
+
+
+def rms_norm(x_XD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same where autograd does not record, apart from rounding. torch's own is six operations on a CPU."""
+    norm_X1 = torch.linalg.vector_norm(x_XD, dim=-1, keepdim=True)
+    return (x_XD * norm_X1.square_().div_(x_XD.shape[-1]).add_(eps).rsqrt_()).mul_(weight_D)

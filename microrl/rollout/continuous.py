@@ -95,20 +95,22 @@ class InFlight:
         """Draw a token for each row from this one on, which are those that the logits are of."""
         limit = self._sampling.max_tokens
         slots_R, drawn_R = self._slots_R[first:], self._drawn_R[first:]
-        place_R = drawn_R.clamp(max=limit - 1)  # finished rows go on without consequence
+        place_R = slots_R * limit + drawn_R.clamp(max=limit - 1)  # finished rows go on without consequence
         early_R = (drawn_R < self._sampling.min_tokens).nonzero().squeeze(1)
         tokens_R, logprobs_R = sample_tokens(
             self._batch.logits_RV,
-            self._uniforms_ST[slots_R, place_R],
+            self._uniforms_ST.take(place_R),
             self._sampling,
             forbidden=(early_R, self._stops) if len(early_R) else None,
         )
-        self._tokens_ST[slots_R, place_R] = tokens_R
-        self._logprobs_ST[slots_R, place_R] = logprobs_R
+        self._tokens_ST.put_(place_R, tokens_R)
+        self._logprobs_ST.put_(place_R, logprobs_R)
         self._last_R[first:] = tokens_R
         drawn_R += 1
         stopped_R = torch.isin(tokens_R, self._stops)
         ending_R = ((stopped_R | (drawn_R == limit)) & ~self._finished_R[first:]).nonzero().squeeze(1)
+        if len(ending_R) == 0:
+            return
         self._finished_R[first + ending_R] = True
         self._finished += len(ending_R)
         for row in ending_R.tolist():

@@ -136,22 +136,23 @@ def sample_tokens(
     logits_RV = logits_RV.float() / (sampling.temperature or 1.0)
     if forbidden is not None:
         logits_RV[forbidden[0][:, None], forbidden[1]] = -torch.inf
-    logprobs_RV = logits_RV.log_softmax(dim=-1)
     if sampling.temperature == 0:
-        greedy_R = logprobs_RV.argmax(dim=-1)
-        return greedy_R, logprobs_RV.gather(1, greedy_R[:, None]).squeeze(1)
+        greedy_R1 = logits_RV.argmax(dim=-1, keepdim=True)
+        return greedy_R1.squeeze(1), logits_RV.log_softmax(dim=-1).gather(1, greedy_R1).squeeze(1)
+    probabilities_RV = logits_RV.softmax(dim=-1)
     if sampling.top_p < 1:
-        logprobs_RV = _nucleus(logprobs_RV, sampling.top_p)
+        probabilities_RV = _nucleus(probabilities_RV, sampling.top_p)
     # In fp32 the sum over a vocabulary is off by more than the probability of a rare token.
-    cumulative_RV = logprobs_RV.exp().double().cumsum(dim=-1)
+    cumulative_RV = probabilities_RV.cumsum(dim=-1, dtype=torch.float64)
     targets_R1 = uniforms_R.unsqueeze(1) * cumulative_RV[:, -1:]
     tokens_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True).clamp(max=logits_RV.shape[1] - 1)
-    return tokens_R1.squeeze(1), logprobs_RV.gather(1, tokens_R1).squeeze(1)
+    return tokens_R1.squeeze(1), probabilities_RV.gather(1, tokens_R1).log().squeeze(1)
 
 
-def _nucleus(logprobs_RV: torch.Tensor, top_p: float) -> torch.Tensor:
+def _nucleus(probabilities_RV: torch.Tensor, top_p: float) -> torch.Tensor:
     """The smallest set of most probable tokens whose probability reaches top_p, renormalised (Holtzman et al. 2020)."""
-    sorted_RV, order_RV = logprobs_RV.sort(dim=-1, descending=True)
-    before_RV = sorted_RV.exp().cumsum(dim=-1) - sorted_RV.exp()
+    sorted_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True)
+    before_RV = sorted_RV.cumsum(dim=-1) - sorted_RV
     outside_RV = torch.zeros_like(before_RV, dtype=torch.bool).scatter(1, order_RV, before_RV >= top_p)
-    return logprobs_RV.masked_fill(outside_RV, -torch.inf).log_softmax(dim=-1)
+    inside_RV = probabilities_RV.masked_fill(outside_RV, 0)
+    return inside_RV / inside_RV.sum(dim=-1, keepdim=True)

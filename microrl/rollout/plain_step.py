@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from microrl.models import onednn
 from microrl.models.attention import is_plain_decoder
+from microrl.models.norms import rms_norm
 from microrl.rollout.kv_cache import InPlaceCache
 
 FUSED = ("q_proj", "k_proj", "v_proj")
@@ -75,10 +76,9 @@ class PlainStep:
 class _Norm:
     def __init__(self, module: Any) -> None:
         self._weight, self._eps = module.weight, module.variance_epsilon
-        self._shape = tuple(self._weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, self._shape, self._weight, self._eps)
+        return rms_norm(x, self._weight, self._eps)
 
 
 def _together(layers: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor]:
