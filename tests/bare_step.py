@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python tests/bare_step.py
 
-The quickstart's shape, 4 prompts x 8 completions of 64 tokens, LoRA of rank 64, float32, one thread: the work of
+The quickstart's shape, 4 prompts x 8 completions of 64 tokens, LoRA of rank 64, float32: the work of
 `microrl bench peer --pairs 5 --steps 5`. Left out are positions, padding, entropies, clipping, the checks of answers, and all
 Python but these lines.
 """
@@ -88,7 +88,6 @@ def least_ms(call, *arguments, times=20):
 
 def main():
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     layers = [{name: torch.randn(shape) * 0.05 for name, shape in SHAPES.items()} for _ in range(LAYERS)]
     adapters = [
         {
