@@ -15,6 +15,7 @@ from microrl.commands.bench import peer as peers
 from microrl.commands.bench import rollout, sync, synthetic, trl_step
 from microrl.commands.bench.step import bench_prompts
 from microrl.errors import UserError
+from microrl.limits import SPINS_BEFORE_SLEEP
 from microrl.rollout import preflight
 
 VERSIONS = {"trl": "1.16.0", "torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2", "datasets": "5.2.0"}
@@ -111,6 +112,14 @@ def test_both_sides_alternate_and_do_the_same_work(inside, model_folder, peer, o
     assert set(called) == {
         f"microrl {model_folder} {work}", f"peer --model {model_folder} {work} --device cpu --threads 3"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "seen"), [(SPINS_BEFORE_SLEEP, "None"), ("7", "7")])
+def test_the_peer_waits_as_it_would_without_microrl(given, seen, monkeypatch):
+    """microrl's own number of spins is not handed on; one that the user has set is."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", given)
+    done = peers._run([sys.executable, "-c", "import os; print(os.environ.get('GOMP_SPINCOUNT'))"])
+    assert done.stdout.strip() == seen
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from microrl.cli import (
     watch,
 )
 from microrl.cli.output import FAILED, guarded
+from microrl.limits import SPINS_BEFORE_SLEEP
 
 app = typer.Typer(
     name="microrl",
@@ -88,7 +89,7 @@ def main() -> None:
     # Threads that wait spin for some microseconds, which bridges the gaps between two operations, and then sleep: where another
     # process wants a core, spinning ones make a step several times slower. It is read when torch is first imported.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS_BEFORE_SLEEP)
     # At import it warns of a CPU kernel that it could not load; 4-bit weights are used on a GPU only.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     status = FAILED

@@ -72,8 +72,7 @@ def load(config: ModelConfig) -> LoadedModel:
         )
     use_own_parts(model)
     use_sensible_threads(model)
-    if model.device.type == "cpu" and parameter_count(model) >= SMALL_PARAMETERS:
-        _keep_freed_memory()
+    keep_freed_memory(model)
     return LoadedModel(model, tokenizer)
 
 
@@ -93,9 +92,11 @@ def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
     nf4.quantize(model, device)
 
 
-def _keep_freed_memory() -> None:
-    """Have malloc keep what a step frees for the next one. Given back, each step asks the kernel for it anew, page by page:
-    350,000 page faults in an update of SmolLM2-135M, an eighth of its time. glibc only."""
+def keep_freed_memory(model: PreTrainedModel) -> None:
+    """Have malloc keep what a step of a large model on a CPU frees for the next one. Given back, each step asks the kernel for it
+    anew, page by page: 350,000 page faults in an update of SmolLM2-135M, an eighth of its time. glibc only."""
+    if model.device.type != "cpu" or parameter_count(model) < SMALL_PARAMETERS:
+        return
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)

@@ -16,7 +16,7 @@ from microrl.models.tensors import parameter_count
 
 SMALL_PARAMETERS = 20_000_000
 SMALL_UPDATE_THREADS = 2
-"""Of an update of a small model. All of the cores would make the last bit depend on the machine."""
+"""Of an update of a small model, on two cores or more. All of the cores would make the last bit differ between more machines."""
 
 
 def use_sensible_threads(model: PreTrainedModel) -> None:

@@ -21,6 +21,7 @@ from microrl.commands.bench import trl_step
 from microrl.config import known_models
 from microrl.config.paths import local_model
 from microrl.errors import MachineFailure, UserError
+from microrl.limits import SPINS_BEFORE_SLEEP
 
 INSTALL = "python -m venv ENV && ENV/bin/pip install 'trl>=1.16' 'torch<2.14' peft datasets; then --peer ENV/bin/python"
 ANSWER_S = 120.0
@@ -53,8 +54,9 @@ def compare(
 ) -> dict[str, Any]:
     """Time `pairs` pairs of processes: `microrl bench step`, and TRL in the environment of the interpreter `peer`.
 
-    Both load the same float32 weights, and use the same device and number of threads. Which side is first alternates, too.
-    `model` is a local folder, a .gguf file or the quickstart's. Ratios are microrl's value divided by TRL's:
+    Both load the same float32 weights, and use the same device. TRL has as many threads as microrl's update, and OpenMP's
+    default of how long threads wait. Which side is first alternates, too. `model` is a local folder, a .gguf file or the
+    quickstart's. Ratios are microrl's value divided by TRL's:
 
     - `pairs`: for each side `step_s` (median of the timed steps), `steps_s` (with the untimed first one) and `peak_rss_gb`
       (peak resident memory of the process, 1e9 bytes), and the pair's `step_ratio` and `memory_ratio`;
@@ -191,6 +193,8 @@ def _script(interpreter: str, *arguments: str) -> list[str]:
 
 def _run(command: list[str], timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if environment.get("GOMP_SPINCOUNT") == SPINS_BEFORE_SLEEP:  # microrl's own choice: the peer keeps its default
+        del environment["GOMP_SPINCOUNT"]
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=environment, stdin=subprocess.DEVNULL, timeout=timeout_s
     )

@@ -20,6 +20,7 @@ from microrl.commands import isolated
 from microrl.commands.bench import rollout, synthetic
 from microrl.config import resolve
 from microrl.models import gpu
+from microrl.models.load import keep_freed_memory
 from microrl.models.tensors import parameter_count
 from microrl.models.threads import use_sensible_threads
 from microrl.models.tiny import build_tokenizer
@@ -94,6 +95,7 @@ def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, 
     tokenizer = build_tokenizer()
     model = synthetic.build(tokenizer, shape=shape)
     use_sensible_threads(model)
+    keep_freed_memory(model)
     flags = _flags(rank=rank, prompts=max(prompts), group=group, tokens=tokens)
     flags |= {"engine.kind": "transformers"} if sync == "shared" else {"engine.kind": "vllm", "engine.sync": sync}
     config = resolve((), flags)
@@ -130,6 +132,7 @@ def update(*, shape: str, rank: int, prompts: int, group: int, tokens: int, reco
     tokenizer = build_tokenizer()
     model = synthetic.build(tokenizer, shape=shape)
     use_sensible_threads(model)
+    keep_freed_memory(model)
     flags = _flags(rank=rank, prompts=prompts, group=group, tokens=tokens) | {"model.gradient_checkpointing": recompute}
     policy = Policy(model, resolve((), flags))
     _move(policy)
