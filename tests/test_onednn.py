@@ -42,13 +42,18 @@ def test_rows_of_any_layout(weight):
     assert torch.allclose(onednn.times_transposed(x, weight), x @ weight.t(), rtol=1e-4, atol=1e-4)
 
 
-def test_changed_weights_are_packed_again(weight):
+@pytest.mark.parametrize("has_avx512", [False, True])
+def test_changed_weights_are_packed_again(weight, has_avx512, monkeypatch):
+    """Without AVX-512 only for x W^T: for g W MKL is as fast without a copy, and a head's copy can be as large as the model."""
+    monkeypatch.setattr(onednn, "_has_avx512", lambda: has_avx512)
     x = rows(IN)
+    onednn.times(rows(OUT), weight)
     onednn.times_transposed(x, weight)
     with torch.no_grad():
         weight.mul_(2)
     assert torch.allclose(onednn.times_transposed(x, weight), x @ weight.t(), rtol=1e-4, atol=1e-4)
     assert torch.allclose(onednn.times(rows(OUT), weight), rows(OUT) @ weight, rtol=1e-4, atol=1e-4)
+    assert set(onednn._PACKED[weight][1]) == ({0, 1} if has_avx512 else {0})
 
 
 def test_what_is_packed_goes_with_its_weights():
