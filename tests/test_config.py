@@ -252,12 +252,16 @@ def test_usage_errors_come_fast_and_without_torch():
         pytest.param("train quickstart --data nowhere.jsonl", "there is no data file", marks=pytest.mark.slow),
         ("train quickstart --data rows.jsonl --set data.question=x", "the data has no column `x`"),
         pytest.param("train quickstart --data other.csv", "cannot tell which column is the question", marks=pytest.mark.slow),
-        ("train quickstart --data programs.jsonl", "programming problems with tests: --set data.answer_kind=code"),
+        pytest.param(
+            "train quickstart --data programs.jsonl",
+            "programming problems with tests: --set data.answer_kind=code",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "train quickstart --data other.csv --dry-run", "cannot tell which column is the question", marks=pytest.mark.slow
         ),
         pytest.param("train quickstart --data nothing", "unknown data set `nothing`", marks=pytest.mark.slow),
-        ("train quickstart --data /etc/hostname", "/etc/hostname is no file of a known type"),
+        pytest.param("train quickstart --data /etc/hostname", "/etc/hostname is no file of a known type", marks=pytest.mark.slow),
         ("eval quickstart --data nowhere.jsonl", "there is no data file"),
         pytest.param("eval quickstart --base nothing", "there is no model `nothing`", marks=pytest.mark.slow),
         pytest.param("bench step --model nothing", "there is no model `nothing`", marks=pytest.mark.slow),

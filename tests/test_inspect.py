@@ -70,7 +70,7 @@ def test_the_numbers_are_numpys(inside, trained, model_folder):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in ("lora", "dora", "full") else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(KINDS)]
+    "kind", [kind if kind in ("lora", "full") else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(KINDS)]
 )
 def test_every_adapter_can_be_inspected(inside, trained, kind, tmp_path):
     run = trained(kind)

@@ -534,7 +534,9 @@ def test_a_bad_reward_ends_with_status_2_before_a_model_is_loaded(inside, tiny_a
     assert not out.exists(), "its name is free again"
 
 
-@pytest.mark.parametrize("command", ["train", "train --dry-run", "audit"])
+@pytest.mark.parametrize(
+    "command", ["train", *(pytest.param(command, marks=pytest.mark.slow) for command in ("train --dry-run", "audit"))]
+)
 def test_it_is_told_before_torch_is_imported(folder, data_file, tmp_path, command):
     code = (
         "import sys; from microrl.cli import app; from microrl.cli.output import guarded\n"

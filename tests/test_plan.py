@@ -368,10 +368,10 @@ def test_saved_activations_are_what_torch_saves(dtype, rank, kind):
     network = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False)
     adapter = KINDS[kind].model_validate({"rank": rank} if "rank" in KINDS[kind].model_fields else {})
     attached = attach(network, adapter, seed=0)
-    few, more = (saved_by_torch(network, attached.precision(), rows) for rows in (8, 16))
+    few, more = (saved_by_torch(network, attached.precision(), rows) for rows in (2, 4))
     shape = Shape.from_config(config.to_dict())
     expected = memory.saved_bytes(adapter, shape, dtype_bytes=dtype.itemsize, length=128)
-    assert expected == pytest.approx((more - few) / (8 * 128 * 4), rel=0.03 if kind in ("full", "ln") else 0.005)
+    assert expected == pytest.approx((more - few) / (2 * 128 * 4), rel=0.03 if kind in ("full", "ln") else 0.005)
 
 
 def test_micro_batches_on_a_cpu_keep_their_rule():
