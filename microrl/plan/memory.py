@@ -229,7 +229,7 @@ def estimate_memory(work: Workload, room: float) -> Memory:
 
 
 def _packed(work: Workload) -> float:
-    """The two copies of the head on a CPU that `microrl.models.onednn` keeps."""
+    """The copies of the head on a CPU that `microrl.models.onednn` keeps: two with AVX-512, one without. Counted as two."""
     is_packed = work.device.is_cpu and work.dtype_bytes == 4 and CPU_PACKED_MIN <= work.shape.head <= CPU_PACKED_MAX
     return 8.0 * work.shape.head if is_packed else 0.0
 
