@@ -69,9 +69,11 @@ def test_the_numbers_are_numpys(inside, trained, model_folder):
     assert json.loads((trained("lora") / "inspect.json").read_text())["norms"] == found["norms"]
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in ("lora", "full") else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(KINDS)]
-)
+SLOW = {kind: [pytest.mark.slow] for kind in KINDS if kind not in ("lora", "full")}
+SLOW["dora"].append(pytest.mark.one_of_each)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW.get(kind, [])) for kind in sorted(KINDS)])
 def test_every_adapter_can_be_inspected(inside, trained, kind, tmp_path):
     run = trained(kind)
     done = inside("inspect", run, "--json", "--layers", "0,-1", "--figures", tmp_path / "figures")

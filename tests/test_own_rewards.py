@@ -535,7 +535,12 @@ def test_a_bad_reward_ends_with_status_2_before_a_model_is_loaded(inside, tiny_a
 
 
 @pytest.mark.parametrize(
-    "command", ["train", *(pytest.param(command, marks=pytest.mark.slow) for command in ("train --dry-run", "audit"))]
+    "command",
+    [
+        "train",
+        pytest.param("train --dry-run", marks=pytest.mark.slow),
+        pytest.param("audit", marks=[pytest.mark.slow, pytest.mark.one_of_each]),
+    ],
 )
 def test_it_is_told_before_torch_is_imported(folder, data_file, tmp_path, command):
     code = (

@@ -460,7 +460,7 @@ def test_the_divergence_from_the_base_is_measured_on_rows_of_every_length(monkey
         *((loss, "never", False) for loss in ("grpo", "gspo")),
         *(pytest.param(loss, "never", False, marks=pytest.mark.slow) for loss in ("dapo", "dr_grpo")),
         ("gspo", "in the second step", False),
-        pytest.param("gspo", "in the second step", True, marks=pytest.mark.slow),
+        pytest.param("gspo", "in the second step", True, marks=[pytest.mark.slow, pytest.mark.one_of_each]),
         *(pytest.param(loss, "never", True, marks=pytest.mark.slow) for loss in ("grpo", "dapo", "dr_grpo", "gspo")),
         *(
             pytest.param("gspo", place, recomputing, marks=pytest.mark.slow)
