@@ -112,6 +112,21 @@ def available_cores() -> int:
         return cores
 
 
+CPU_SMALL_PARAMETERS = 20_000_000
+"""Base models below this size have one thread, as their operations are too small to share out, and two in an update, where an
+operation has thousands of tokens. All of the cores would make the last bit differ between more machines."""
+
+
+def cpu_threads(parameters: int, cores: int, *, updating: bool) -> int:
+    """How many of so many cores a base model of this size computes with.
+
+    A rule and not a measurement: the number of threads can change the last bit, and a run must repeat.
+    """
+    if parameters >= CPU_SMALL_PARAMETERS:
+        return cores
+    return min(2, cores) if updating else 1
+
+
 # ---- vLLM
 
 MIN_SWAP = (8, 0)

@@ -21,13 +21,13 @@ from microrl.config.paths import local_model
 from microrl.config.schema import ModelConfig
 from microrl.errors import INSTALL_GPU, UserError
 from microrl.files import read_json
-from microrl.limits import auto_dtype
+from microrl.limits import CPU_SMALL_PARAMETERS, auto_dtype
 from microrl.models import gpu, hub
 from microrl.models.attention import use_lower_right
 from microrl.models.gated_mlp import use_lean_mlps
 from microrl.models.norms import use_norms_of_one_step
 from microrl.models.tensors import not_finite, parameter_count
-from microrl.models.threads import SMALL_PARAMETERS, use_sensible_threads
+from microrl.models.threads import use_sensible_threads
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 2**25
@@ -95,7 +95,7 @@ def _to_4_bits(model: PreTrainedModel, device: torch.device, name: str) -> None:
 def keep_freed_memory(model: PreTrainedModel) -> None:
     """Have malloc keep what a step of a large model on a CPU frees for the next one. Given back, each step asks the kernel for it
     anew, page by page: 350,000 page faults in an update of SmolLM2-135M, an eighth of its time. glibc only."""
-    if model.device.type != "cpu" or parameter_count(model) < SMALL_PARAMETERS:
+    if model.device.type != "cpu" or parameter_count(model) < CPU_SMALL_PARAMETERS:
         return
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)

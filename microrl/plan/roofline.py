@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from microrl.config.adapters import FullConfig, LowRankConfig
+from microrl.limits import cpu_threads
 from microrl.plan import memory, starts
 from microrl.plan.calibration import Point
+from microrl.plan.devices import CPU_CORE_TFLOPS
 from microrl.plan.memory import Memory
 from microrl.plan.workload import LENGTH_FRACTION, LONGEST_FRACTION, Workload
 
@@ -65,8 +67,6 @@ CPU_DECODE_LAYER_S = 0.35e-3
 CPU_UPDATE_LAYER_S = 10e-3
 CPU_IMPORTS_S = 7.0
 CPU_EVALUATION_S = 0.5
-CPU_SMALL = 20_000_000
-"""Models below this many parameters run on one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,9 +328,9 @@ def start_s(work: Workload) -> float:
 
 
 def _cpu_flops(work: Workload) -> float:
-    """float32 operations a second; a small model runs on one core."""
-    flops = work.device.tflops * 1e12
-    return min(flops, 0.05e12) if work.shape.parameters < CPU_SMALL else flops
+    """float32 operations a second. The second core that a small model has in updates is not counted: it saves a fifth of one."""
+    cores = round(work.device.tflops / CPU_CORE_TFLOPS)
+    return cpu_threads(work.shape.parameters, cores, updating=False) * CPU_CORE_TFLOPS * 1e12
 
 
 def _load(work: Workload) -> float:

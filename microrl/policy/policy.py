@@ -24,7 +24,7 @@ from microrl.config.schema import LossConfig, RunConfig
 from microrl.errors import UserError
 from microrl.models.forward import Bend, sequence_logprobs
 from microrl.models.tensors import not_finite
-from microrl.models.threads import more_for_update
+from microrl.models.threads import threads, update_threads
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan, stack
@@ -57,6 +57,7 @@ class Policy:
         self._fp32_head = config.model.head_dtype == "float32"
         self._bend = Bend.of(model)
         self._max_completion = config.sampling.max_completion_tokens
+        self.update_threads = update_threads(model)
         self.adapter = attach(model, config.adapter, seed=config.seed, fresh=fresh, progress=progress)
         self._model = model.eval()
         self.parameters = list(self.adapter.parameters.values())
@@ -86,7 +87,7 @@ class Policy:
 
     def threads(self) -> AbstractContextManager[None]:
         """The threads of an update, for as long as this lasts."""
-        return more_for_update(self._model)
+        return threads(self.update_threads)
 
     def snapshot(self) -> AdapterSnapshot:
         """What the engine needs to sample from the current weights."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import psutil
 import torch
 
 from microrl.config.schema import TransformersEngineConfig
@@ -30,4 +29,4 @@ def this_device() -> Device:
         memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9
         device = devices.of_device(torch.cuda.get_device_name(), memory_gb, torch.cuda.get_device_capability())
         return here.calibrated(replace(device, memory_gb=memory_gb))  # as the engine's sleep level is chosen
-    return here.calibrated(devices.cpu(torch.get_num_threads(), psutil.virtual_memory().total / 1e9))
+    return here.processor()

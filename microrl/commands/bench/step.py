@@ -13,7 +13,6 @@ from microrl.commands.bench.trl_step import peak_rss_gb
 from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
-from microrl.models.threads import update_threads
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.policy.schedule import learning_rate
@@ -73,7 +72,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
         "tokens_per_step": len(groups) * parts.sampling.group_size * parts.sampling.max_tokens,
         "peak_rss_gb": peak_rss_gb(),
         "device": model.device.type,
-        "threads": update_threads(model),
+        "threads": parts.policy.update_threads,
     }
 
 
