@@ -57,7 +57,7 @@ CPU_CACHE_BYTES = 4e9
 CPU_PACKED_MIN, CPU_PACKED_MAX = 2**16, 2**25
 """Elements of the smallest weight that is packed on a CPU, as a call with a packed one takes 20 microseconds, and of the largest,
 whose two copies take 270 MB."""
-SPINS_BEFORE_SLEEP = "3000"
+SPINS_BEFORE_SLEEP = "6000"
 """`GOMP_SPINCOUNT` of a run: how often one of OpenMP's threads looks for work before it sleeps."""
 NF4_BYTES = 0.5 + 4 / 64
 """A weight in 4 bits, with one float32 for each 64."""
