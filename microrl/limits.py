@@ -19,7 +19,7 @@ CHECKPOINT_MINUTES = 15.0
 SAVING_FRACTION = 0.02
 """At most this much of the time goes to checkpoints."""
 MIN_EVALUATION = 0.25
-"""Fraction of the final evaluation for which a step that takes too long is given up."""
+"""A step that would leave the final evaluation less than this fraction of its time is abandoned."""
 
 
 def checkpoint_interval_s(hours: float | None, save_s: float) -> float:
@@ -30,7 +30,7 @@ def checkpoint_interval_s(hours: float | None, save_s: float) -> float:
 
 
 def exit_reserve_s(hours: float | None) -> float:
-    """Seconds kept back for closing the engine and leaving the process: 0.7, and half a per cent of the hours, at most ten."""
+    """Seconds kept back for closing the engine and leaving the process: 0.7 s and half a per cent of the hours, at most 10 s."""
     return 0.7 + min(0.005 * (hours or 0.0) * 3600, 9.3)
 
 
@@ -41,22 +41,22 @@ GRAPH_BYTES = 1.0e9
 WORKSPACE_BYTES = 2.0e9
 """CUDA context, libraries' workspaces, vLLM's own activations. With the graphs: what the engine leaves free beside its cache."""
 KV_SLEEP_FRACTION = 0.15
-"""Up to this fraction of the card `engine.sleep=auto` keeps the engine's weights while it sleeps."""
+"""`engine.sleep=auto` keeps the engine's weights on the GPU during sleep if they take at most this fraction of its memory."""
 TWO_BLOCKS_TOKENS = 256
-"""Two blocks of the engine's cache, which a completion may leave unfilled: vLLM's have 16 tokens on a GPU, 128 on a CPU."""
+"""Two blocks of the KV cache, which a completion may leave unfilled: vLLM's have 16 tokens on a GPU, 128 on a CPU."""
 CANARY_RANK = 8
-"""Of the proof's test adapter, where the run's own is no pair."""
+"""Rank of the sync check's test adapter, where the run's own adapter is not a LoRA pair."""
 GPU_CHUNK_ELEMENTS = 2**26
-"""Logits of one chunk of the log-probabilities on a GPU: 268 MB in fp32, 441 tokens of Qwen's vocabulary. Each chunk reads the
-whole head once more. Chosen by reckoning: not measured on a GPU."""
+"""Logits of one chunk of the log-probabilities on a GPU: 268 MB in float32, 441 tokens of Qwen's vocabulary. Each chunk reads the
+whole head once more. Calculated: not measured on a GPU."""
 CPU_CHUNK_ROWS, CPU_BLOCK_ELEMENTS = 256, 2**20
-"""The same on a CPU: at least so many tokens, as fewer leave the product waiting for the head; and at least so many logits, which
-its caches nearly hold. Where the logits are all that is passed over, it goes by blocks of so many."""
+"""The same on a CPU. A chunk has at least 256 tokens, because with fewer, reading the head takes longer than the arithmetic, and
+at least 2**20 logits (4 MB), about what a processor's caches hold. Purely elementwise operations go in blocks of 2**20."""
 CPU_CACHE_BYTES = 4e9
-"""At most this much cache on a CPU."""
+"""Largest KV cache on a CPU, in bytes."""
 CPU_PACKED_MIN, CPU_PACKED_MAX = 2**16, 2**25
-"""Elements of the smallest weight that is packed on a CPU, as a call with a packed one takes 20 microseconds, and of the largest,
-whose two copies take 270 MB."""
+"""Elements of the smallest weight that is prepacked on a CPU, as a call with such a weight takes at least 20 microseconds, and of
+the largest, whose two copies take 270 MB."""
 SPINS_BEFORE_SLEEP = "6000"
 """`GOMP_SPINCOUNT` of a run: how often one of OpenMP's threads looks for work before it sleeps."""
 NF4_BYTES = 0.5 + 4 / 64
@@ -113,14 +113,14 @@ def available_cores() -> int:
 
 
 CPU_SMALL_PARAMETERS = 20_000_000
-"""Base models below this size have one thread, as their operations are too small to share out, and two in an update, where an
-operation has thousands of tokens. All of the cores would make the last bit differ between more machines."""
+"""Base models below this size use one thread, because their operations are too small to split, and two in an update, where an
+operation covers thousands of tokens. With all cores, results would differ in the last bit between more machines."""
 
 
 def cpu_threads(parameters: int, cores: int, *, updating: bool) -> int:
-    """How many of so many cores a base model of this size computes with.
+    """Threads that a base model of this size uses on a machine with so many cores.
 
-    A rule and not a measurement: the number of threads can change the last bit, and a run must repeat.
+    A fixed rule, not a timing: the number of threads can change the last bit of a result, and a run must repeat.
     """
     if parameters >= CPU_SMALL_PARAMETERS:
         return cores

@@ -1,9 +1,9 @@
-"""float32 products on a CPU by oneDNN, which torch leaves to MKL.
+"""float32 matrix products on a CPU with oneDNN. torch itself uses MKL for them.
 
-MKL takes no AVX-512 kernels on AMD processors: on an EPYC with AVX-512 (two cores) oneDNN is 2.2 times as fast for 1,100 rows,
-also for the thin products of LoRA pairs. Without AVX-512 it is MKL that is 1.1 to 1.8 times as fast. Frozen weights are packed on
-either, for x W^T: rearranged once and not in every call, which makes products with 32 rows 1.2 to 2.7 times as fast. Other types
-and devices, and small products, are torch's own.
+On AMD processors MKL does not use AVX-512. On two EPYC machines with AVX-512 (two threads), oneDNN is 1.1 and about 2 times as
+fast for 1,100 rows, also for LoRA's thin products. Without AVX-512, MKL is 1.1 to 1.8 times as fast as oneDNN with weights as
+they are. With or without AVX-512, frozen weights are packed for x W^T, that is, rearranged once and not in every call. This makes
+products with 32 rows 1.2 to 2.7 times as fast. Other types and devices, and small products, are left to torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def scaled_product(left_NK: torch.Tensor, right_KO: torch.Tensor, scale: float) 
     if not _gains(left_NK, right_KO.shape[1]):  # torch does it in one pass: with beta = 0 the first argument is not read
         unread = torch.empty((), dtype=left_NK.dtype, device=left_NK.device)
         return torch.addmm(unread, left_NK, right_KO, beta=0, alpha=scale)
-    if len(left_NK) > right_KO.shape[1]:  # oneDNN is twice as fast where the fewer are the rows, as in the gradient of a LoRA B
+    if len(left_NK) > right_KO.shape[1]:  # oneDNN is twice as fast with the smaller dimension as rows: the gradient of LoRA's B
         return _multiply(right_KO.t(), left_NK).mul_(scale).t()
     return _multiply(left_NK, right_KO.t()).mul_(scale)
 
@@ -94,7 +94,7 @@ def unpacked_linear(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.T
 
 
 def times(g_NO: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-    """g W with a frozen weight, [N, I]. Without AVX-512 MKL is as fast with the weights as they are: no copy is kept."""
+    """g W with a frozen weight, [N, I]. Without AVX-512, packing W gains nothing over MKL: no copy is kept."""
     if _has_avx512() and (packed := _packed(g_NO, weight_OI, 1)) is not None:
         return linear(g_NO, packed)
     return product(g_NO, weight_OI) if weight_OI.numel() < MIN_ELEMENTS else g_NO @ weight_OI

@@ -1,4 +1,4 @@
-"""How many of a CPU's cores torch uses: the rule is `microrl.limits.cpu_threads`."""
+"""How many CPU threads torch uses: the rule is `microrl.limits.cpu_threads`."""
 
 from __future__ import annotations
 
