@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from microrl.models.forward import Bend, cache_argument, project
@@ -16,7 +17,9 @@ from microrl.types import Sampling
 PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, in one forward pass."""
 SAMPLED_LOGITS = 2**25
-"""Logits from which tokens are drawn at once: in float64, and with copies, they take a GB."""
+"""Logits from which tokens are drawn at once: with copies they take a GB."""
+DRAW_BLOCK = 128
+"""Tokens whose probabilities are summed before one of them is drawn."""
 
 
 class DecodingBatch:
@@ -142,11 +145,37 @@ def sample_tokens(
     probabilities_RV = logits_RV.softmax(dim=-1)
     if sampling.top_p < 1:
         probabilities_RV = _nucleus(probabilities_RV, sampling.top_p)
-    # In fp32 the sum over a vocabulary is off by more than the probability of a rare token.
-    cumulative_RV = probabilities_RV.cumsum(dim=-1, dtype=torch.float64)
-    targets_R1 = uniforms_R.unsqueeze(1) * cumulative_RV[:, -1:]
-    tokens_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True).clamp(max=logits_RV.shape[1] - 1)
+    tokens_R1 = _inverted(probabilities_RV, uniforms_R.unsqueeze(1))
     return tokens_R1.squeeze(1), probabilities_RV.gather(1, tokens_R1).log().squeeze(1)
+
+
+def _inverted(probabilities_RV: torch.Tensor, uniforms_R1: torch.Tensor) -> torch.Tensor:
+    """The first token of each row at which the cumulative distribution exceeds the uniform number, [R, 1].
+
+    It is looked for among blocks of tokens, then in one block: float64 sums over a whole vocabulary take as long as a layer of a
+    small model.
+    """
+    vocab = probabilities_RV.shape[1]
+    if vocab <= DRAW_BLOCK:
+        return _located(probabilities_RV, uniforms_R1)[0]
+    if missing := -vocab % DRAW_BLOCK:  # most vocabularies are multiples of it, and are not copied
+        probabilities_RV = functional.pad(probabilities_RV, (0, missing))
+    blocks_RNB = probabilities_RV.unflatten(1, (-1, DRAW_BLOCK))
+    block_R1, within_R1 = _located(blocks_RNB.sum(dim=-1), uniforms_R1)
+    token_R1, _ = _located(blocks_RNB.take_along_dim(block_R1.unsqueeze(2), dim=1).squeeze(1), within_R1)
+    return (block_R1 * DRAW_BLOCK + token_R1).clamp(max=vocab - 1)
+
+
+def _located(weights_RN: torch.Tensor, uniforms_R1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the weights, where the cumulative share exceeds the uniform number, and how far into that weight this is, in [0, 1)."""
+    # In fp32 a cumulative sum is off by more than the probability of a rare token.
+    ends_RN = weights_RN.cumsum(dim=-1, dtype=torch.float64)
+    targets_R1 = uniforms_R1 * ends_RN[:, -1:]
+    # NaN sorts last. It is kept in range, here and above; the log-probability shows it.
+    found_R1 = torch.searchsorted(ends_RN, targets_R1, right=True).clamp(max=weights_RN.shape[1] - 1)
+    weight_R1 = weights_RN.gather(1, found_R1).double()
+    # The target is at least one rounding step below the end, so that this is below 1: nothing of probability 0 is drawn.
+    return found_R1, (1 - (ends_RN.gather(1, found_R1) - targets_R1) / weight_R1).clamp(min=0)
 
 
 def _nucleus(probabilities_RV: torch.Tensor, top_p: float) -> torch.Tensor:
