@@ -21,7 +21,7 @@ from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.models.forward import sequence_logprobs
 from microrl.policy.policy import Policy
-from microrl.rollout.decoding import sample_tokens
+from microrl.rollout.decoding import _nucleus, sample_tokens
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import BASE, Prompt, Sampling
 
@@ -196,50 +196,41 @@ def test_choose_inverts_the_distribution():
     assert logprobs.exp().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25])
 
 
-@pytest.mark.parametrize("vocab", [3, 288, 1025, 4096])
+@pytest.mark.parametrize("vocab", [288, 4097, 8192])
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
 def test_a_draw_in_blocks_is_the_one_over_the_whole_vocabulary(vocab, top_p):
     generator = torch.Generator().manual_seed(vocab)
-    logits = 4 * torch.randn(500, vocab, generator=generator)
+    logits = 4 * torch.randn(200, vocab, generator=generator)
     logits[:, 1::3] = -torch.inf
-    uniforms = torch.rand(500, generator=generator, dtype=torch.float64)
-    uniforms[:2] = torch.tensor([0.0, 1 - 2**-53])
+    uniforms = torch.rand(200, generator=generator, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     tokens, logprobs = sample_tokens(logits, uniforms, Sampling(1, 1, top_p=top_p))
-    probabilities = logprobs_of_all(logits, top_p).exp()
-    ends = probabilities.cumsum(1)
-    at = tokens.unsqueeze(1)
-    # Rounding may move a boundary between two tokens, but not by more than fp32 rounds a probability.
-    assert (uniforms < ends.gather(1, at).squeeze(1) + 1e-6).all()
-    assert (uniforms >= (ends - probabilities).gather(1, at).squeeze(1) - 1e-6).all()
-    torch.testing.assert_close(logprobs.double(), probabilities.gather(1, at).log().squeeze(1), rtol=1e-5, atol=1e-5)
-    expected = torch.searchsorted(ends, uniforms.unsqueeze(1) * ends[:, -1:], right=True)
-    assert (tokens != expected.squeeze(1)).sum() <= 1
-
-
-def logprobs_of_all(logits, top_p):
-    """In float64, of the nucleus."""
-    logprobs = logits.double().log_softmax(1)
-    order = logprobs.argsort(dim=1, descending=True)
-    ranked = logprobs.gather(1, order).exp()
-    inside = torch.zeros_like(ranked, dtype=torch.bool).scatter(1, order, ranked.cumsum(1) - ranked < top_p)
-    return logprobs.masked_fill(~inside, -torch.inf).log_softmax(1)
+    probabilities = logits.softmax(1) if top_p == 1 else _nucleus(logits.softmax(1), top_p)
+    ends = probabilities.cumsum(1, dtype=torch.float64)
+    targets, drawn = uniforms.unsqueeze(1) * ends[:, -1:], tokens.unsqueeze(1)
+    # The fp32 sum of a block moves its boundaries by less than 1e-6: another token is drawn at most where one is that near.
+    begins = (ends - probabilities).gather(1, drawn)
+    assert (begins - 1e-6 <= targets).all() and (targets < ends.gather(1, drawn) + 1e-6).all()
+    assert (torch.searchsorted(ends, targets, right=True) != drawn).sum() <= 1
+    assert torch.equal(logprobs, probabilities.gather(1, drawn).log().squeeze(1)) and logprobs.isfinite().all()
 
 
 def test_nothing_impossible_is_drawn():
-    """Where the sums of blocks and of their tokens round apart, the end of a block is drawn too often, if anything is."""
-    logits = torch.full((2, 2048), -torch.inf)
-    logits[:, [0, 126, 128, 254, 256, 382]] = torch.tensor([0.1, 0.7, 0.3, 0.2, 0.9, 0.4])
+    """A block's sum and the sums within it round differently: near a block's end no token of probability 0 may come of it."""
+    possible = [0, 126, 128, 254, 256, 382]
+    logits = torch.full((2, 8192), -torch.inf)
+    logits[:, possible] = torch.tensor([0.1, 0.7, 0.3, 0.2, 0.9, 0.4])
     ends = logits.double().softmax(1).cumsum(1)
     for edge in ends[0, [126, 254, 382]].tolist():
         for step in range(-20, 21):
             uniforms = torch.tensor([edge + step * 2e-9, edge * (1 + step * 2**-53)], dtype=torch.float64).clamp(0, 1 - 2**-53)
             tokens, logprobs = sample_tokens(logits, uniforms, Sampling(1, 1))
-            assert logprobs.isfinite().all() and set(tokens.tolist()) <= {0, 126, 128, 254, 256, 382}
+            assert logprobs.isfinite().all() and set(tokens.tolist()) <= set(possible)
 
 
 def test_logits_that_are_not_numbers_show_in_the_logprob():
-    tokens, logprobs = sample_tokens(torch.full((2, 1300), torch.nan), torch.tensor([0.0, 0.9]).double(), Sampling(1, 1))
-    assert tokens.max() < 1300 and logprobs.isnan().all()
+    tokens, logprobs = sample_tokens(torch.full((2, 5000), torch.nan), torch.tensor([0.0, 0.9]).double(), Sampling(1, 1))
+    assert tokens.max() < 5000 and logprobs.isnan().all()
 
 
 def test_sampling_follows_the_probabilities():

@@ -17,7 +17,7 @@ from microrl.types import Sampling
 PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, in one forward pass."""
 SAMPLED_LOGITS = 2**25
-"""Logits from which tokens are drawn at once: with copies they take a GB."""
+"""Logits from which tokens are drawn at once: with the copies that top-p needs, they take a GB."""
 DRAW_BLOCK = 128
 """Tokens whose probabilities are summed before one of them is drawn."""
 
@@ -156,7 +156,7 @@ def _inverted(probabilities_RV: torch.Tensor, uniforms_R1: torch.Tensor) -> torc
     small model.
     """
     vocab = probabilities_RV.shape[1]
-    if vocab <= 8 * DRAW_BLOCK:  # quicker than more calls
+    if vocab <= 32 * DRAW_BLOCK:  # on a CPU, one search is then the quicker one
         return _located(probabilities_RV, uniforms_R1)[0]
     if missing := -vocab % DRAW_BLOCK:  # most vocabularies are multiples of it, and are not copied
         probabilities_RV = functional.pad(probabilities_RV, (0, missing))
