@@ -390,6 +390,8 @@ def costly():
     yield "A. " * 600
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_comparison_costs_much():
     """Whatever a text is compared with: others, itself spelled otherwise, and something like it."""
     golds = ["42", r"\sqrt{2}+\pi", "x^2+1", "(1,2)", r"\{1,2\}", "east", "A", "[0,1]", "x>3", "y=2x+1", r"\sin x"]

@@ -94,6 +94,8 @@ def test_the_child_dies_with_its_parent():
     os.close(handle)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_nothing_is_forked_once_torch_is_imported():
     code = "from microrl.run import child\nassert child.can_fork()\nimport torch\nassert not child.can_fork()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

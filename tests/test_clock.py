@@ -57,6 +57,8 @@ def ended_well(out, budget_s):
 MARKED = [pytest.param(pace, marks=() if pace == "stalling" else pytest.mark.slow) for pace in PACES]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("pace", MARKED)
 def test_hours_bound_the_whole_process(inside, arguments, tmp_path, monkeypatch, pace):
     """An hour is used to at least 95 % and passed by 1 % at the most, exit included, whatever the machine does."""
@@ -105,6 +107,8 @@ def test_too_small_a_budget_names_the_least_and_that_is_enough(inside, arguments
     assert summary["hours_spent"] <= hours
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_resumed_run_has_what_was_left_of_its_hours(inside, arguments, tmp_path, monkeypatch):
     """Interrupted in the middle and resumed with half as much again, an hour later: that hour is not counted."""
     machine, out, write = Machine(monkeypatch), tmp_path / "run", RunFolder.log_rollouts

@@ -112,6 +112,8 @@ def test_a_gpu_that_torch_sees_is_no_problem(proc, monkeypatch):
     assert driver.problem() is None
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_command_runs_a_model_on_the_cpu_in_silence(microrl, wares, tool, tmp_path, model_folder, tiny_arguments):
     """The real commands beside an `nvidia-smi` with an old driver: status 2, and nothing is loaded."""
     path = tool()

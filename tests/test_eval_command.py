@@ -53,6 +53,8 @@ def texts(folder, pattern="*.jsonl.gz"):
     return [line["completion"] for line in completions(folder, pattern)]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_run_its_parts_and_its_adapter_elsewhere_are_the_same_weights(inside, run, data_file, tmp_path):
     here = copied(run, tmp_path)
     shutil.copytree(here / "final", tmp_path / "adapter")
@@ -130,6 +132,8 @@ def killed(*arguments):
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("torn", [False, True], ids=["between lines", "within a line"])
 def test_a_killed_evaluation_goes_on_where_it_died_and_ends_as_a_whole_one(microrl, inside, run, tmp_path, torn):
     """With room for one group at a time, so that questions are answered one after the other."""

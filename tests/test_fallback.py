@@ -172,6 +172,8 @@ def survived(done: subprocess.CompletedProcess, out: Path) -> list[tuple[str, st
     return [(event["doing"], event["change"]) for event in said]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_run_survives_errors_of_its_engine(tiny_arguments, tmp_path):
     done, out = script(tmp_path, [{"at": "starting"}, {"at": "sampling"}], *tiny_arguments)
     assert survived(done, out) == [("starting", "sync"), ("sampling", "restart")]

@@ -313,6 +313,8 @@ def never():
     raise AssertionError("it waits")
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scorer):
     same = [(n, group(GOLD, *[HOSTILE] * 8)) for n in range(8)]
     for _ in range(2):

@@ -73,6 +73,8 @@ SLOW = {kind: [pytest.mark.slow] for kind in KINDS if kind not in ("lora", "full
 SLOW["dora"].append(pytest.mark.one_of_each)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW.get(kind, [])) for kind in sorted(KINDS)])
 def test_every_adapter_can_be_inspected(inside, trained, kind, tmp_path):
     run = trained(kind)

@@ -84,6 +84,8 @@ def greedy(model, ids):
 FORMS = [pytest.param(kind, marks=() if kind in ("lora", "dora") else pytest.mark.slow) for kind in [*LOW_RANK, *MERGED]]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("kind", FORMS)
 def test_both_forms_compute_what_was_trained(kind, inside, run_of, model_folder, tmp_path):
     run = run_of(kind)
@@ -166,6 +168,8 @@ def test_the_best_of_a_run_and_a_folder_of_its_own(kind, inside, run_of, tmp_pat
     assert all(torch.equal(tensor, same[1][name]) for name, tensor in same[0].items())
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_type_is_the_bases_own_unless_another_is_wanted(inside, run_of, tmp_path, model_folder):
     """A base in bfloat16 is loaded in float32 on a CPU; what is written is in bfloat16 again, rounded once."""
     narrow = tmp_path / "narrow"

@@ -42,6 +42,8 @@ def test_a_cluster_that_is_lost_is_told_with_how_to_resume(inside, lost, tmp_pat
     assert f"microrl sweep --resume {tmp_path / 'study'} --on ray://head:10001 --cpus 1" in done.stderr.partition("hint: ")[2]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_task_waits_for_the_one_before_it_to_leave_the_run(tmp_path, monkeypatch):
     """Of a client that was killed, Ray ends the tasks only after a while."""
     path = tmp_path / "run"

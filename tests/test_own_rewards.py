@@ -365,6 +365,8 @@ def until_gone(pid):
     return not is_alive(pid)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_process_is_left_behind(folder):
     """Not when it is closed in the middle of a call, and not when the parent is killed."""
     code = textwrap.dedent(f"""

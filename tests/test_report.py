@@ -101,6 +101,8 @@ def test_hostile_text_becomes_no_element(few_figures, tmp_path):
     assert "<" not in data and len(json.loads(data)[0]["completions"]) > 100
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_every_metric_that_there_is_is_drawn(trained, tmp_path):
     history = History.load(trained)
     drawn = figures.drawable([history])
@@ -124,6 +126,8 @@ def test_geometry_is_rounded_and_text_is_not(tmp_path):
     assert "0.005" in shown and not re.search(r' d="[^"]*\d\.\d{3}', text)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_long_completions_are_shown(tmp_path):
     folder = make(tmp_path / "run", steps=50, group=4, text=lambda rng: "so " * 2000)
     for path in (folder / "rollouts").iterdir():
@@ -193,6 +197,8 @@ def test_a_figure_with_an_axis_of_its_own_is_drawn_once(monkeypatch, tmp_path):
     assert text.count('data-figure="forecast"') == 1 and text.count('data-figure="format"') == 3
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_one_colour_a_rank(few_figures, tmp_path):
     histories = [History.load(make(tmp_path / f"run-{number}")) for number in range(4)]
     for history, rank in zip(histories, (8, 8, 64, 256), strict=True):
@@ -329,6 +335,8 @@ def test_the_command(few_figures, inside, trained, tmp_path, monkeypatch):
     assert done.returncode == 0 and done.stdout == "report.html\n" and (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_torch(trained, tmp_path):
     run, out = str(trained), str(tmp_path / "report.html")
     commands = [["report", run, "--out", out], ["watch", run], ["diff", run], ["compare", run]]

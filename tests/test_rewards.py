@@ -106,6 +106,8 @@ def test_text_answers_ignore_case_and_space():
     assert checker.parses("see the figure")
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_check_that_hangs_is_killed_at_its_deadline_and_the_next_one_works():
     checker = AnswerChecker(deadline_s=30.0, children=1)
     try:
@@ -119,6 +121,8 @@ def test_a_check_that_hangs_is_killed_at_its_deadline_and_the_next_one_works():
         checker.close()
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_an_infinite_sum_is_worked_out_in_confinement():
     """sympy would import numpy for it, whose threads are not allowed there."""
     checker = AnswerChecker(deadline_s=60.0, children=1)

@@ -144,6 +144,8 @@ def test_the_other_side_has_a_folder_of_its_own(host, outside):
     assert ask(host, "talk", {"says": "again"}) == "again, my own folder, PermissionError, PermissionError, succeeded"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_whatever_a_job_does_the_next_one_works(host):
     assert ask(host, "die") is None and ask(host, "die", hard=True) is None
     assert ask(host, "memory") is None and ask(host, "large") is None

@@ -137,6 +137,8 @@ def traces_file(tmp_path_factory):
     return solved(tmp_path_factory.mktemp("traces") / "traces.jsonl")
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_nothing_that_is_measured_is_imitated(tokenizer):
     config = resolve((), {"data.name": "arithmetic", "data.held_out": 0.2, "data.validation": 0.1})
     found = to_sft_examples(load_solutions(config), tokenizer, config)
