@@ -14,6 +14,11 @@ def now_s() -> float:
     return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
+def awake_s() -> float:
+    """As `now_s`, without the time in which the machine was suspended."""
+    return time.monotonic()
+
+
 def wall_s() -> float:
     """Seconds since 1970 on the clock that can be set: only to compare with the times of files."""
     return time.time()

@@ -12,13 +12,21 @@ INSTALL_GPU = "in your clone of microrl: pip install -e '.[gpu]'"
 
 
 Doing = Literal[
-    "importing", "starting", "receiving weights", "sampling", "going to sleep", "restarting with a smaller cache", "running"
+    "importing",
+    "starting",
+    "receiving weights",
+    "sampling",
+    "going to sleep",
+    "restarting with a smaller cache",
+    "running",
+    "hanging",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFault:
-    """Where vLLM failed: what it was doing, and with which settings. "running": its process died, and could not say more."""
+    """Where vLLM failed: what it was doing, and with which settings. "running": its process died, and could not say more. "hanging": it was
+    ended by the watchdog, whatever it was doing."""
 
     doing: Doing
     sync: str

@@ -2,7 +2,7 @@
 
     python failing_engine.py FAULTS.json train|eval ...
 
-FAULTS.json lists what goes wrong next, across all processes of the run: {"at": PLACE} or {"at": PLACE, "abort": true}. What has
+FAULTS.json lists what goes wrong next, across all processes of the run: {"at": PLACE}, with "abort" or "hang": true. What has
 happened is taken off the list. Where vLLM is not installed, the transformers engine stands in for it, with vLLM's name.
 """
 
@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from types import SimpleNamespace
 from microrl.cli import main, target
 from microrl.errors import UserError
 from microrl.rollout import preflight
+from microrl.run import heartbeat
 
 FAULTS = Path(sys.argv.pop(1))
 
@@ -32,6 +34,9 @@ def happens(at: str) -> None:
     FAULTS.write_text(json.dumps(rest))
     if fault.get("abort"):
         os.abort()
+    if fault.get("hang"):
+        heartbeat.SILENT_S, heartbeat.FIRST_FACTOR, heartbeat.FACTOR = 1.0, 1.0, 0.0  # only now: the machine may be slow
+        time.sleep(10_000)
     raise RuntimeError(fault.get("error", "CUDA error: an illegal memory access was encountered"))
 
 

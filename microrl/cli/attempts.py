@@ -45,7 +45,9 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
             started = began + heartbeat.last_s(folder.path) - before_s
             status = child.in_child() if is_forked else None
             if status is None:
-                status = _attempt(folder, config, started=started, resume=resume, is_extended=is_extended)
+                status = _attempt(
+                    folder, config, started=started, resume=resume, is_extended=is_extended, may_hang=is_forked
+                )
                 if is_forked or status != AGAIN:
                     return status
             elif status < 0:
@@ -55,10 +57,25 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
             resume, is_extended = True, False
 
 
-def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool) -> int:
-    """Carry out the run in this process; returns the exit status, or AGAIN after a failure that other settings may avoid."""
+def _attempt(
+    folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool, may_hang: bool
+) -> int:
+    """Carry out the run in this process; returns the exit status, or AGAIN after a failure that other settings may avoid.
+
+    `may_hang`: whether another process waits for this one, and resumes the run if this one is ended because it hangs.
+    """
     from microrl.cli import early
     from microrl.train import fallback
+
+    def on_hang(error: Explained) -> int | None:
+        change = None
+        if may_hang:
+            error.fault = fallback.fault(config, folder, "hanging")
+            change = fallback.record(config, folder, error)
+        if change is None:
+            return None
+        say(f"engine fallback: {error}; continuing {change}")
+        return AGAIN
 
     say(f"run folder: {folder.path}; loading")
     from microrl.run.signals import Interrupts
@@ -69,7 +86,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
-            summary = run(config, folder, started=started, resume=resume, is_extended=is_extended)
+            summary = run(config, folder, started=started, resume=resume, is_extended=is_extended, on_hang=on_hang)
     except (Explained, OSError) as error:
         change = fallback.record(config, folder, error) if isinstance(error, Explained) else None
         if change is None:
@@ -147,5 +164,6 @@ def report(summary: dict[str, Any], path: Path) -> None:
     steps, sft = f"{summary['steps']} steps", summary["sft"]
     if sft:
         steps = f"{sft['steps']} SFT steps" + (f", {steps}" if summary["steps"] else "")
-    say(f"{steps} in {time}, ${summary['cost_usd']:.2f}. Adapter: {path / 'final'}")
+    cost = f", ${summary['cost_usd']:.2f}" if summary["cost_usd"] else ""
+    say(f"{steps} in {time}{cost}. Adapter: {path / 'final'}")
     say(f"try it: microrl sample {path} 'your question'")

@@ -19,7 +19,7 @@ def watch(
 ) -> None:
     """Watch a run in progress until it ends. Ctrl-C stops watching; the run continues."""
     from microrl.report.history import History
-    from microrl.run import follow
+    from microrl.run import follow, heartbeat
     from microrl.run.console import RunConsole
     from microrl.run.folder import RunFolder
 
@@ -27,9 +27,14 @@ def watch(
     history = History.load(folder.path)
     steps, hours = history.setting("budget.steps"), history.setting("budget.hours")
     bound = steps if isinstance(steps, int) else None
-    with RunConsole(title=f"{history.name}: {history.setting('model.name', 'a model')}", total_steps=bound) as console:
-        console.status("waiting for the first step")
+    budget_s = float(hours) * 3600 if isinstance(hours, int | float) and hours > 0 else None
+    beat = heartbeat.read(folder.path)
+    title = f"{history.name}: {history.setting('model.name', 'a model')}"
+    with RunConsole(title=title, total_steps=bound, budget_s=budget_s, elapsed_s=lambda: beat.elapsed_s) as console:
         for rows, events in follow.steps(folder.path):
+            beat = heartbeat.read(folder.path)
+            console.silence(beat.doing if beat.silent_s else "", beat.silent_s)
+            console.status(beat.doing or "waiting for the first step")
             for event in events:
                 kind, message = str(event.get("kind", "")), str(event.get("message", ""))
                 if kind == "guard":
@@ -39,7 +44,6 @@ def watch(
             for row in filter(follow.is_row, rows):
                 said = follow.completion(folder.path, row["step"])
                 console.step(row, progress=_progress(row, bound, hours), completion=said)
-                console.status(f"finished step {row['step'] + 1}")
     ended = History.load(folder.path)
     say(
         f"{folder.path}: {ended.status()}"

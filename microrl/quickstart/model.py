@@ -44,6 +44,9 @@ TRAIN_FROM, VALIDATE_FROM = 0.5, 0.3
 WORKED_SHARE = 0.37
 """Fraction of the pretraining's solutions that are worked out: about the maximum accuracy it can reach."""
 VALIDATION, SAMPLES, MAX_TOKENS = 512, 2, 32
+STEPS = 220
+"""Steps that the pretraining usually takes."""
+PRETRAINING = "pretraining the quickstart's model (once; the result is cached)"
 
 
 def ensure_model(console: RunConsole) -> Path:
@@ -121,10 +124,10 @@ def _make(console: RunConsole) -> tuple[PreTrainedModel, Any]:
         return result.accuracy().mean
 
     def progress(step: int, reached: float) -> None:
-        console.status(f"pretraining the quickstart's model: step {step}, accuracy {reached:.2f}")
+        console.count(step, max(STEPS, step), PRETRAINING, f" steps, accuracy {reached:.2f}")
 
     try:
-        console.status("pretraining the quickstart's model (once; the result is cached)")
+        progress(0, 0.0)
         model, steps, reached = pretrain(model, draw, accuracy, SETTINGS, progress)
     finally:
         scorer.close()

@@ -50,22 +50,22 @@ def pretrain(
 ) -> tuple[PreTrainedModel, int, float]:
     """Train until the averaged model's sampled accuracy lies in `stop_between`; return (averaged model, steps, accuracy).
 
-    `draw(rng, count)` gives a batch; `model` is used up. Where one interval between two checks jumps over the band, the phase
+    `draw(rng, count)` gives a batch; `model` is used up; `on_progress` gets every step and the accuracy last measured. Where one interval between two checks jumps over the band, the phase
     goes back to its start and checks twice as often. Raises RuntimeError where the band is not reached.
     """
     low, high = settings.stop_between
     rng = random.Random(settings.seed)
     averaged = copy.deepcopy(model).eval().requires_grad_(False)
     policy = Policy(model, _config(settings))
-    step, interval = 0, settings.check_every
+    step, interval, reached = 0, settings.check_every, 0.0
     before = _keep(step, policy, averaged, rng)
     for _ in range(settings.max_steps // interval + 20):
         for _ in range(settings.first_check if step == 0 else interval):
             sft_step(policy, draw(rng, settings.batch), settings.rate(step))
             _average(averaged, policy, 1 - min(settings.average, (step + 1) / (step + 11)))
             step += 1
+            on_progress(step, reached)
         reached = accuracy(averaged)
-        on_progress(step, reached)
         if low <= reached <= high:
             return averaged, step, reached
         if reached > high:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -10,13 +12,14 @@ from rich.console import Console
 from rich.live import Live
 
 from microrl.clock import now_s
-from microrl.run.view import RunView, Seen, plain_line
+from microrl.run.heartbeat import kind_of
+from microrl.run.view import RunView, Seen, clock, plain_line
 from microrl.terminal import printable
 from microrl.types import Group
 
 Item = TypeVar("Item")
-QUIET_S = 2.0
-"""Minimum seconds between status lines in plain output."""
+QUIET_S, LONG_S = 2.0, 60.0
+"""Minimum seconds between status lines in plain output: at first, and after many of the same kind."""
 STEP_LINES = 20
 """A step's line is printed when so large a part of the budget has been spent since the last one, a twentieth,"""
 STEP_S = 300.0
@@ -27,15 +30,27 @@ class RunConsole:
     """Shows phases, progress and steps. Use it as a context manager; `note` prints a permanent line."""
 
     def __init__(
-        self, *, title: str = "microrl", total_steps: int | None = None, log: Callable[[str], None] = lambda text: None
+        self,
+        *,
+        title: str = "microrl",
+        total_steps: int | None = None,
+        budget_s: float | None = None,
+        elapsed_s: Callable[[], float] | None = None,
+        log: Callable[[str], None] = lambda text: None,
+        on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`log` gets every line of the plain output, also while a live view replaces it."""
+        """`log` gets every line of the plain output, also while a live view replaces it. `elapsed_s`: seconds of the run so far,
+        of at most `budget_s`; None: what is shown is no run. `on_status` gets every status."""
         self._console = Console(stderr=True, highlight=False)
-        self._log = log
+        self._log, self._on_status = log, on_status
         self._bound = total_steps
-        self._seen = Seen(title, total=total_steps)
+        self._seen = Seen(title, total=total_steps, budget_s=budget_s, elapsed_s=elapsed_s)
         self._is_live = False
         self._said_at = 0.0
+        self._intervals: dict[str, float] = {}
+        """Minimum seconds before the next line of a status of each kind."""
+        self._counting = ("", 0, 0.0)
+        """Label, count and time at which `count` began to count."""
         self._step_line: tuple[float, float] | None = None
         """Progress and time at the last printed line of a step."""
         self._live = Live(RunView(self._seen), console=self._console, refresh_per_second=4, transient=False)
@@ -59,17 +74,51 @@ class RunConsole:
 
     def status(self, text: str) -> None:
         """Show what is being done now."""
-        self._seen.status = text
-        if now_s() - self._said_at > QUIET_S:
+        self._on_status(text)
+        self._seen.status, kind = text, kind_of(text)
+        interval_s = self._intervals.get(kind)
+        if interval_s is None or now_s() - self._said_at > interval_s:
             self._said_at = now_s()
-            self._plain(text)
+            self._intervals[kind] = QUIET_S if interval_s is None else min(2 * interval_s, LONG_S)
+            self._plain(f"{self._seen.hangs or text}{self._seen.times()}")
+
+    @contextmanager
+    def doing(self, text: str) -> Iterator[None]:
+        """Inside, show what is being done; afterwards again what was being done before."""
+        before = self._seen.status
+        self.status(text)
+        yield
+        self._on_status(before)
+        self._seen.status = before
+
+    def count(self, done: int, total: int, label: str, more: str = "") -> None:
+        """Show how many of `total` are done, and how long the rest will take at the pace so far."""
+        if self._counting[0] != label or done < self._counting[1]:
+            self._counting = (label, done, now_s())
+        _, first, began = self._counting
+        left = f", {clock((now_s() - began) / (done - first) * (total - done))} to go" if first < done < total else ""
+        self.status(f"{label}: {done}/{total}{more}{left}")
 
     def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
         """Pass the items through and show how many of `total` are done."""
-        self.status(f"{label}: 0/{total}")
+        self.count(0, total, label)
         for number, item in enumerate(items, 1):
-            self.status(f"{label}: {number}/{total}")
+            self.count(number, total, label)
             yield item
+
+    def expect(self, left_s: float) -> None:
+        """Show that the run is expected to end in so many seconds; its steps say it better later on."""
+        if self._seen.elapsed_s is not None:
+            self._seen.expected_s = self._seen.elapsed_s() + left_s
+
+    def silence(self, doing: str, seconds: float) -> None:
+        """Show that nothing has been finished for so many seconds; without `doing`: that work goes on. From any thread."""
+        hung, self._seen.hangs = self._seen.hangs, f"hangs in: {doing}, since {clock(seconds)}" if doing else ""
+        if bool(hung) != bool(doing):
+            said = f"warning: {self._seen.hangs}" if doing else f"work goes on ({hung})"
+            saying = Thread(target=self.note, args=(said,), daemon=True)  # a terminal that nobody reads may block it for ever
+            saying.start()
+            saying.join(1.0)
 
     def sampling(self, groups: Iterable[tuple[int, Group]], total: int, label: str) -> Iterator[tuple[int, Group]]:
         """Pass finished groups through and show their number and the tokens per second."""
@@ -81,10 +130,19 @@ class RunConsole:
             self.status(f"{label}: {number}/{total} groups, {rate:.0f} tokens/s")
             yield position, group
 
-    def step(self, row: Mapping[str, Any], *, progress: float = 0.0, expected: int | None = None, completion: str = "") -> None:
-        """Show a finished step: its metrics, the used fraction of the budget (0 to 1), the expected number of steps, and a
-        completion of it."""
+    def step(
+        self,
+        row: Mapping[str, Any],
+        *,
+        progress: float = 0.0,
+        expected: int | None = None,
+        completion: str = "",
+        rest_s: float = 0.0,
+    ) -> None:
+        """Show a finished step: its metrics, the used fraction of the budget (0 to 1), the expected number of steps, a completion
+        of it, and the seconds that will be needed after the last step."""
         seen, now = self._seen, now_s()
+        seen.rest_s = rest_s
         seen.total = self._bound or (f"~{expected}" if expected else None)
         seen.progress, seen.completion = progress, completion
         seen.add(row)

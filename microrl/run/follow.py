@@ -15,7 +15,7 @@ from microrl import clock, files
 from microrl.files import BadFile
 from microrl.run import rollouts
 from microrl.run.folder import LOCK
-from microrl.run.metrics import METRICS
+from microrl.run.metrics import METRICS, part
 
 CHUNK = 2**24
 """Bytes that are read at once."""
@@ -92,7 +92,7 @@ def is_over(folder: Path) -> bool:
 
 def is_row(line: dict[str, Any]) -> bool:
     """Whether a line of `metrics.jsonl` has all that the console shows: finite numbers, or null where a step may lack it."""
-    for name in METRICS:
+    for name in (*METRICS, *(name for name in line if name.startswith(part("")))):
         value = line.get(name, "")
         if value is None and name not in NEEDED:
             continue

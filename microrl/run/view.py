@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +12,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from microrl.run.metrics import part
 from microrl.terminal import printable
 
 Row = Mapping[str, Any]
 CELL = 24
 """Characters of a cell with its name."""
 TREND = 48
-"""Steps of a sparkline at most."""
+"""Values of a sparkline at most."""
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 PHASES = (("generate", "blue"), ("verify", "yellow"), ("update", "green"), ("sync", "magenta"), ("sleep_wake", "red"))
-TRENDS = (("reward", "reward/mean"), ("accuracy", "reward/accuracy"), ("entropy", "policy/entropy"))
+TRENDS = (("reward", "reward/mean"), ("validation", "validate/accuracy"), ("entropy", "policy/entropy"))
+NAME = 11
+"""Characters of the name of a trend."""
 
 
 @dataclass(slots=True)
@@ -39,20 +42,62 @@ class Seen:
     """The guard's last word; empty: all is well."""
     completion: str = ""
     """A completion of the last step."""
+    elapsed_s: Callable[[], float] | None = None
+    """Seconds of the run at the moment of drawing; None: those of the last step, if there is one."""
+    budget_s: float | None = None
+    expected_s: float | None = None
+    """Seconds of the whole run as expected before its first step."""
+    rest_s: float = 0.0
+    """Seconds needed after the last step."""
+    hangs: str = ""
+    """What hangs, in words; empty: nothing does."""
+
+    trends: dict[str, list[float]] = field(default_factory=dict)
+    """The last values of the metrics in TRENDS."""
 
     def add(self, row: Row) -> None:
         """Take up a finished step."""
         self.rows = [*self.rows[-TREND + 1 :], row]
+        for _, metric in TRENDS:
+            if row[metric] is not None:
+                self.trends[metric] = [*self.trends.get(metric, [])[-TREND + 1 :], row[metric]]
 
     def left_s(self) -> float | None:
-        """Seconds until the last step, by the last steps' times and by the budget; None if neither says."""
-        if not self.rows:
+        """Seconds until the end, by the last steps' times, by what is expected and by the budget; None if none of them says."""
+        now_s, left = self.now_s(), []
+        if self.hangs or now_s is None:
             return None
-        left = [] if self.rows[-1]["budget/left_s"] is None else [self.rows[-1]["budget/left_s"]]
-        if (total := _count(self.total)) is not None:
-            recent = [row["time/step"] for row in self.rows[-10:]]
-            left.append(max(total - self.rows[-1]["step"] - 1, 0) * sum(recent) / len(recent))
-        return min(left, default=None)
+        if self.budget_s is not None:
+            left.append(self.budget_s - now_s)
+        if self.rows:
+            since_s = now_s - self.rows[-1]["budget/elapsed_s"]
+            if self.rows[-1]["budget/left_s"] is not None:
+                left.append(self.rows[-1]["budget/left_s"] - since_s)
+            if (total := _count(self.total)) is not None:
+                recent = [row["time/step"] for row in self.rows[-10:]]
+                steps_s = max(total - self.rows[-1]["step"] - 1, 0) * sum(recent) / len(recent)
+                left.append(steps_s + self.rest_s - since_s)
+        elif self.expected_s is not None:
+            left.append(self.expected_s - now_s)
+        # What has taken longer than was expected will take nobody knows how long.
+        return min((seconds for seconds in left if seconds > 0), default=None)
+
+    def now_s(self) -> float | None:
+        """Seconds of the run so far; None if they are not known."""
+        known = [] if self.elapsed_s is None else [self.elapsed_s()]
+        return max([*known, *(float(row["budget/elapsed_s"]) for row in self.rows[-1:])], default=None)
+
+    def fraction(self) -> float:
+        """How much of the budget is used, 0 to 1; before the first step, of the time that is expected."""
+        now_s, whole_s = self.now_s(), self.budget_s or self.expected_s
+        return self.progress if self.rows or now_s is None or not whole_s else min(now_s / whole_s, 1.0)
+
+    def times(self) -> str:
+        """Elapsed time and time to go as the end of a line; empty if what is shown is no run."""
+        now_s, left = self.now_s(), self.left_s()
+        if self.elapsed_s is None or now_s is None:
+            return ""
+        return f"  ({clock(now_s)} elapsed" + (f", about {clock(left)} to go)" if left is not None else ")")
 
 
 class RunView:
@@ -69,20 +114,22 @@ class RunView:
 
 def panel(seen: Seen, width: int, *, fancy: bool = True) -> RenderableType:
     """The panel, `width` characters wide; `fancy`: with characters beyond ASCII."""
-    status = Text(printable(seen.status), style="dim")
-    if not seen.rows:
+    status = Text(printable(seen.hangs), style="bold red") if seen.hangs else Text(printable(seen.status), style="dim")
+    if seen.now_s() is None:
         return status
-    row, inner = seen.rows[-1], max(width - 4, 20)
-    cells = [_cell(name, value) for name, value in numbers(row, seen)]
+    inner = max(width - 4, 20)
+    cells = [_cell(name, value) for name, value in (*(numbers(seen.rows[-1], seen) if seen.rows else ()), *_times(seen))]
     columns = max(min(inner // CELL, 4), 1)
     table = Table.grid(padding=(0, 2))
     for start in range(0, len(cells), columns):
         table.add_row(*cells[start : start + columns])
-    trends = [
-        Text.assemble((f"{name:<9}", "bold"), sparkline([past[metric] for past in seen.rows], inner - 9, fancy=fancy))
-        for name, metric in TRENDS
-    ]
-    parts: list[RenderableType] = [table, *trends, _phases(row, inner, fancy=fancy), _budget(seen, inner)]
+    parts: list[RenderableType] = [table]
+    if seen.rows:
+        for name, metric in TRENDS:
+            bars = sparkline(seen.trends.get(metric, []), inner - NAME, fancy=fancy)
+            parts.append(Text.assemble((f"{name:<{NAME}}", "bold"), bars))
+        parts.append(_phases(seen.rows[-1], inner, fancy=fancy))
+    parts.append(_budget(seen, inner))
     if seen.guard:
         parts.append(Text.assemble(("guard ", "bold red"), printable(seen.guard)))
     if seen.completion:
@@ -92,13 +139,13 @@ def panel(seen: Seen, width: int, *, fancy: bool = True) -> RenderableType:
 
 
 def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
-    """The panel's names and values."""
-    left = seen.left_s()
-    found = [
+    """The panel's names and values of a step."""
+    shown = [
         ("step", _of(row["step"], seen.total)),
         ("reward", _number(row["reward/mean"], 3)),
         ("accuracy", _number(row["reward/accuracy"], 3)),
         ("format", _number(row["reward/format"], 3)),
+        *((name, _number(value, 3)) for name, value in _own_parts(row)),
         ("entropy", f"{_number(row['policy/entropy'], 3)} ({_change(row)} %)"),
         ("length", _number(row["length/mean"], 1)),
         ("truncated", _number(row["length/truncated"], 2)),
@@ -107,13 +154,22 @@ def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
         ("s/step", _number(row["time/step"], 2)),
         ("tokens/s", _number(row["tokens/per_second"], 0)),
         ("memory", f"{_number(row['memory/peak_gb'], 1)} GB"),
-        ("elapsed", clock(row["budget/elapsed_s"])),
-        ("to go", "-" if left is None else clock(left)),
-        ("cost", f"${row['budget/cost_usd']:.2f}"),
+        *([("cost", f"${row['budget/cost_usd']:.2f}")] if row["budget/cost_usd"] else []),
     ]
     if row["sync/probe_gap"] is not None:
-        found += [("probe gap", f"{row['sync/probe_gap']:.1e} nats"), ("slope", _number(row["sync/slope"], 2))]
-    return found
+        shown += [("probe gap", f"{row['sync/probe_gap']:.1e} nats"), ("slope", _number(row["sync/slope"], 2))]
+    return shown
+
+
+def _times(seen: Seen) -> list[tuple[str, str]]:
+    now_s, left_s = seen.now_s(), seen.left_s()
+    return [("elapsed", "-" if now_s is None else clock(now_s)), ("to go", "-" if left_s is None else clock(left_s))]
+
+
+def _own_parts(row: Row) -> list[tuple[str, float | None]]:
+    """Names and values of the parts of the reward that the user's own functions give."""
+    prefix = part("")
+    return [(printable(metric.removeprefix(prefix)), value) for metric, value in row.items() if metric.startswith(prefix)]
 
 
 def sparkline(values: Sequence[float | None], width: int, *, fancy: bool = True) -> str:
@@ -144,11 +200,11 @@ def _phases(row: Row, width: int, *, fancy: bool) -> Text:
 
 
 def _budget(seen: Seen, width: int) -> RenderableType:
-    bar = Table.grid(padding=(0, 1))
+    bar, used = Table.grid(padding=(0, 1)), seen.fraction()
     bar.add_row(
         Text("budget", "bold"),
-        ProgressBar(total=1.0, completed=seen.progress, width=max(min(width - 14, 60), 8)),
-        Text(f"{seen.progress:.0%}"),
+        ProgressBar(total=1.0, completed=used, width=max(min(width - 14, 60), 8)),
+        Text(f"{used:.0%}"),
     )
     return bar
 
@@ -166,6 +222,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
         f"reward {_number(row['reward/mean'], 3)}",
         f"accuracy {_number(row['reward/accuracy'], 3)}",
         f"format {_number(row['reward/format'], 2)}",
+        *(f"{name} {_number(value, 3)}" for name, value in _own_parts(row)),
         f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
         f"length {_number(row['length/mean'], 1)}",
         *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
@@ -176,7 +233,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
             f", sync+sleep {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"
         ),
         f"{clock(row['budget/elapsed_s'])} elapsed" + (f", {clock(left)} left" if left is not None else ""),
-        f"${row['budget/cost_usd']:.2f}",
+        *([f"${row['budget/cost_usd']:.2f}"] if row["budget/cost_usd"] else []),
     )
     return "  ".join(parts)
 

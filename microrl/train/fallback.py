@@ -31,6 +31,7 @@ CHANGES: dict[Doing, tuple[Change, ...]] = {
     "sampling": RESTART_FIRST,
     "going to sleep": RESTART_FIRST,
     "running": RESTART_FIRST,
+    "hanging": ("restart",),
     # There is too little memory, or a second engine cannot start where a first one was.
     "restarting with a smaller cache": ("restart", "cuda_graphs", "sync", "transformers"),
 }
@@ -96,7 +97,9 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     if error.fault is None or config.engine.kind != "auto":
         return None
     before = failures(folder)
-    found = next(_left(applied(config, folder), error.fault, {failure.change for failure in before}), None)
+    hung = error.fault.doing == "hanging"  # resumed once, whatever other failures there were
+    made = {failure.change for failure in before if (failure.doing == "hanging") == hung}
+    found = next(_left(applied(config, folder), error.fault, made), None)
     if found is None:
         return None
     change, engine, said = found
@@ -113,15 +116,21 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
 
 def crash(config: RunConfig, folder: RunFolder, signal_name: str) -> MachineFailure:
     """The error for a process of the run that died of a signal, with the engine's settings as far as they are known."""
-    engine = applied(config, folder).engine
     likely = ": most likely the machine ran out of memory" if signal_name == "SIGKILL" else ""
     error = MachineFailure(
         f"the training process was ended by {signal_name}{likely}", f"resume it: microrl train --resume {folder.path}"
     )
-    if isinstance(engine, AutoEngineConfig):
-        sync = measured_sync(folder) or engine.sync
-        error.fault = EngineFault("running", sync, engine.sleep, engine.cuda_graphs, engine.max_kv_gb)
+    error.fault = fault(config, folder, "running")
     return error
+
+
+def fault(config: RunConfig, folder: RunFolder, doing: Doing) -> EngineFault | None:
+    """For a failure of which the engine itself cannot tell; None if the run does not use vLLM, or must not do without."""
+    engine = applied(config, folder).engine
+    if not isinstance(engine, AutoEngineConfig):
+        return None
+    sync = measured_sync(folder) or engine.sync
+    return EngineFault(doing, sync, engine.sleep, engine.cuda_graphs, engine.max_kv_gb)
 
 
 def _left(

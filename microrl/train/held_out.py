@@ -54,6 +54,7 @@ def evaluate_before(run: Run) -> None:
         if run.before is None and run.held_out:
             run.announce("warning", "the evaluation before training ran out of time without a result; no gain will be measured")
     run.forecast.evaluated(run.before)
+    run.expect_end()
 
 
 def refuse_other_questions(run: Run) -> None:
@@ -139,6 +140,7 @@ def evaluate_snapshot(
     """
     began = clock.now_s()
     config = parts.config.evaluation
+    console.count(0, len(prompts), LABELS.get(name, name), " problems")
     with parts.engine.awake(snapshot) as sampler:
         result = evaluate(
             sampler,
@@ -150,7 +152,7 @@ def evaluate_snapshot(
             deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
             expected_s=expected_s,
             on_scored=on_scored,
-            on_progress=lambda done, total: console.status(f"{LABELS.get(name, name)}: {done}/{total} problems"),
+            on_progress=lambda done, total: console.count(done, total, LABELS.get(name, name), " problems"),
         )
     if result is not None:
         result.seconds = clock.now_s() - began

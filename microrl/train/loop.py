@@ -12,18 +12,25 @@ from microrl.train.run import Run
 from microrl.train.screening import screening_phase
 from microrl.train.sft import sft_phase
 from microrl.train.step import training_step
+from microrl.train.watchdog import OnHang
 
 
 def train(
-    config: RunConfig, folder: RunFolder, *, started: float, resume: bool = False, is_extended: bool = False
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    started: float,
+    resume: bool = False,
+    is_extended: bool = False,
+    on_hang: OnHang = lambda error: None,
 ) -> dict[str, Any]:
     """Run to the end and return the summary, as written to `summary.json`.
 
     `started`: when the time of this process began to count, in seconds of `clock.now_s`. `is_extended`: the resumed run was
-    given new bounds.
+    given new bounds. `on_hang`: see `Watchdog`.
     Raises KeyboardInterrupt after a clean save, UserError, MachineFailure and SyncNotProved.
     """
-    with session.opened(config, folder, started=started, resume=resume, is_extended=is_extended) as run:
+    with session.opened(config, folder, started=started, resume=resume, is_extended=is_extended, on_hang=on_hang) as run:
         with session.recorded(run):  # `run.status` is "failed" until everything below has ended
             evaluate_before(run)
             session.require_time_for_a_step(run)

@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import torch
 
+from microrl.config import RunConfig, known_models
+from microrl.config.known_models import QUICKSTART
+from microrl.config.paths import local_model
 from microrl.config.schema import TransformersEngineConfig
+from microrl.errors import UserError
 from microrl.plan import devices, here, plan
 from microrl.plan.devices import Device
 from microrl.plan.plan import Plan
 from microrl.plan.shapes import Shape
+from microrl.plan.source import shape_of
 from microrl.train.setup import Components
 
 
@@ -21,6 +26,17 @@ def of_model(components: Components, load_s: float) -> Plan:
         config = config.model_copy(update={"engine": TransformersEngineConfig(max_kv_gb=config.engine.max_kv_gb)})
     shape = Shape.from_config(components.policy.adapter.model.config.to_dict())
     return plan.make(config, shape, this_device(), load_s=load_s)
+
+
+def expected_s(config: RunConfig) -> float | None:
+    """Seconds of the whole run by the plan, before anything is loaded; None if the model's size is not at hand at once."""
+    name = config.model.name
+    if name.endswith(".gguf") or (local_model(name) is None and known_models.find(name) is None and name != QUICKSTART):
+        return None
+    try:
+        return plan.make(config, shape_of(name), this_device()).hours * 3600
+    except UserError:  # which loading raises too
+        return None
 
 
 def this_device() -> Device:

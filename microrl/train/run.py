@@ -15,6 +15,7 @@ from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.forecast import Forecast
+from microrl.run.heartbeat import Heartbeat
 from microrl.run.signals import Interrupts
 from microrl.train.guard import Guard
 from microrl.train.setup import Components
@@ -41,6 +42,7 @@ class Run(Components):
     state: State
     guard: Guard
     forecast: Forecast
+    heartbeat: Heartbeat
     before: Result | None = None
     after: Result | None = None
     saved_s: float = 0.0
@@ -50,9 +52,24 @@ class Run(Components):
 
     def check_deadline(self) -> None:
         """Call between two pieces of work. Raises KeyboardInterrupt if a signal is waiting, and OutOfTime."""
+        self.heartbeat.worked()
         self.signals.check()
         if self.budget.is_over():
             raise OutOfTime
+
+    def expect_end(self) -> None:
+        """Tell the console when the run is likely to end, by the forecasts so far."""
+        budget, sft, left_s = self.budget, self.config.sft, self.budget.reserve_s()
+        if budget.max_steps is None and not sft.only:
+            return  # it uses all of its hours
+        if self.before is None:
+            left_s += budget.evaluation_s
+        if sft.is_on and not self.state.sft.is_done:
+            steps_s = [(sft.steps - self.state.sft.steps) * budget.sft_step.typical_s()] if sft.steps is not None else []
+            left_s += min([*steps_s, *([sft.minutes * 60] if sft.minutes is not None else [])], default=0.0)
+        if budget.max_steps is not None and not sft.only:
+            left_s += (budget.max_steps - self.state.step) * budget.step.typical_s()
+        self.console.expect(left_s)
 
     def resume_command(self) -> str:
         """The command that resumes this run, with larger --hours if the time left does not suffice to load, save and evaluate."""

@@ -83,6 +83,7 @@ def _screen(run: Run) -> Screening:
     began, pace = clock.now_s(), _Pace(_allowed_s(run), config.sampling.prompts_per_step)
 
     def work() -> list[Group]:
+        run.console.count(0, len(order), "first pass", " questions")
         run.scorer.reset_allowance(math.ceil(len(order) / config.sampling.prompts_per_step))
         with run.engine.awake(run.policy.snapshot()) as sampler:
             groups = sampler.groups(order, run.sampling, stream=(STREAM, config.seed), pace=pace)
@@ -107,7 +108,7 @@ def _allowed_s(run: Run) -> float:
 
 def _shown(run: Run, groups: Iterable[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
     for done, group in enumerate(groups, 1):
-        run.console.status(f"first pass: {done:,} of {len(run.prompts.items):,} questions")
+        run.console.count(done, len(run.prompts.items), "first pass", " questions")
         yield group
 
 

@@ -24,22 +24,42 @@ from microrl.train.guard import Guard
 from microrl.train.held_out import measured_before, refuse_other_questions
 from microrl.train.run import OutOfTime, Run
 from microrl.train.summary import summary_of
+from microrl.train.watchdog import OnHang, Watchdog
 
 
 @contextmanager
-def opened(config: RunConfig, folder: RunFolder, *, started: float, resume: bool, is_extended: bool) -> Iterator[Run]:
+def opened(
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    started: float,
+    resume: bool,
+    is_extended: bool,
+    on_hang: OnHang = lambda error: None,
+) -> Iterator[Run]:
     """A loaded run, restored to its last state; closed at the end of the block. Arguments and errors as in `loop.train`."""
     while True:
         with ExitStack() as closing:
+            watchdog = Watchdog(folder, on_hang)
             try:
-                run = _open(config, folder, closing, started=started, resume=resume, is_extended=is_extended)
+                run = _open(config, folder, closing, watchdog, started=started, resume=resume, is_extended=is_extended)
             except saving.CheckpointSetAside:
                 continue  # with the checkpoint before it
             yield run
+            run.console.status("closing the engine")
             return
 
 
-def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: float, resume: bool, is_extended: bool) -> Run:
+def _open(
+    config: RunConfig,
+    folder: RunFolder,
+    closing: ExitStack,
+    watchdog: Watchdog,
+    *,
+    started: float,
+    resume: bool,
+    is_extended: bool,
+) -> Run:
     before = measured_before(folder, config)
     checkpoint, state = saving.find_checkpoint(folder) if resume else (None, State())
     if is_extended:
@@ -47,11 +67,25 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
     spent_s, bounds = state.elapsed_s, config.budget
     watch = Stopwatch(state.phases)
     watch.add("load", clock.now_s() - started)
-    closing.enter_context(Heartbeat(folder.path, lambda: spent_s + clock.now_s() - started))
-    console = closing.enter_context(RunConsole(title=f"microrl  {folder.path}", total_steps=bounds.steps, log=folder.log))
+    budget_s = None if bounds.hours is None else bounds.hours * 3600
+
+    def elapsed_s() -> float:
+        return spent_s + clock.now_s() - started
+
+    heartbeat = Heartbeat(folder.path, elapsed_s, budget_s=budget_s, on_hang=watchdog.end)
+    console = RunConsole(
+        title=f"microrl  {folder.path}", total_steps=bounds.steps, budget_s=budget_s, elapsed_s=elapsed_s, log=folder.log,
+        on_status=heartbeat.begin,
+    )  # fmt: skip
+    heartbeat.on_silence, watchdog.console = console.silence, console
+    closing.enter_context(heartbeat)
+    closing.enter_context(console)
+    if (expected_s := planning.expected_s(config)) is not None and not state.step:
+        console.expect(expected_s)
     signals = closing.enter_context(Interrupts(folder.log))
     with watch.phase("load"):
         components = setup.build(config, folder, console, watch, state, fresh=checkpoint is None)
+        components.engine.check_deadline = components.scorer.check_deadline = heartbeat.worked
         closing.callback(components.engine.close, at_exit=True)
         closing.callback(components.scorer.close)
         plan = planning.of_model(components, spent_s + clock.now_s() - started)
@@ -65,9 +99,10 @@ def _open(config: RunConfig, folder: RunFolder, closing: ExitStack, *, started: 
     run = Run(
         **{one.name: getattr(components, one.name) for one in fields(components)},
         folder=folder, budget=budget, console=console, signals=signals, state=state, guard=guard,
-        forecast=Forecast(plan, budget, done=state.step, is_same_engine=not failures), before=before,
+        forecast=Forecast(plan, budget, done=state.step, is_same_engine=not failures), heartbeat=heartbeat, before=before,
         engine_failures=len(failures),
     )  # fmt: skip
+    heartbeat.forecast_s, watchdog.run = plan.step_s, run
     refuse_other_questions(run)
     if checkpoint is not None:
         try:
@@ -90,6 +125,7 @@ def _begin(run: Run, *, resume: bool) -> None:
     with run.folder.tolerate_write_errors("environment.json", run.announce):
         run.folder.log_environment(engine=run.engine.name, trainable_params=run.policy.trainable, gpu=gpu.name(), adapter=adapter)
     run.console.note(f"{adapter['name']}: {adapter['line']}")
+    run.expect_end()
     if resume:
         run.folder.step = run.state.step
         sft = run.state.sft
@@ -142,7 +178,7 @@ def until_time_is_up(run: Run) -> Iterator[None]:
             require_time_for_a_step(run)
         run.announce("warning", f"time is up: the unfinished work after step {run.state.step} was discarded")
     finally:
-        run.engine.check_deadline = run.scorer.check_deadline = lambda: None
+        run.engine.check_deadline = run.scorer.check_deadline = run.heartbeat.worked
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from microrl import clock
 from microrl.data.sampler import PromptSampler
 from microrl.errors import UserError
 from microrl.policy import sft
+from microrl.run.view import clock as clock_text
 from microrl.train import saving
 from microrl.train.run import OutOfTime, Run
 from microrl.types import SftExample
@@ -28,6 +29,7 @@ def sft_phase(run: Run) -> None:
     run.saved_s = began = run.budget.elapsed_s()
     draws = PromptSampler(examples, run.config.seed, position=state.steps * config.batch)
     run.forecast.plan_sft(sum(len(example.token_ids) for example in examples) / len(examples))
+    run.expect_end()
     try:
         while _fits(run):
             began = run.budget.elapsed_s()
@@ -85,6 +87,10 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
     lr = rate * (1 - done)
     # AdaLoRA's rank schedule follows the budget of the run, of which this phase is a part.
     spent = done if config.sft.only else run.budget.progress(0)
+    of = f"/{config.sft.steps}" if config.sft.steps is not None else ""
+    said = f", loss {_number(state.last_loss)}, {done:.0%} done" if state.steps else ""
+    left = f", {clock_text(spent_s(run) * (1 - done) / done)} to go" if done else ""
+    run.console.status(f"SFT: step {state.steps + 1}{of}{said}{left}")
     with run.signals.held("this micro-batch"), run.watch.phase(PHASE):
         found = sft.sft_step(policy, draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
         loss = found.loss if math.isfinite(found.loss) else None
@@ -99,8 +105,6 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
         state.first_loss = loss if state.first_loss is None else state.first_loss
         state.last_loss = loss
         policy.is_consistent = True
-    of = f"/{config.sft.steps}" if config.sft.steps is not None else ""
-    run.console.status(f"SFT: step {state.steps}{of}, loss {_number(loss)}, {done:.0%} done")
 
 
 def _number(loss: float | None) -> str:

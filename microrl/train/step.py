@@ -36,6 +36,7 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
     progress = budget.progress(step)
     lr = learning_rate(run.config.optim, progress, after=budget.progress(step + 1)) * run.guard.lr_factor
     run.watch.restart()
+    run.console.status(f"step {step + 1}: sampling")
     groups, sampled = _sample_with_retry(run, step)
     with run.signals.held("this micro-batch"):
         run.console.status(f"step {step + 1}: update")
@@ -149,7 +150,9 @@ def record(
         )
         folder.append("metrics.jsonl", row)
         said = sampled[0].completions[0].text
-        run.console.step(row, progress=budget.progress(step + 1), expected=run.forecast.steps, completion=said)
+        run.console.step(
+            row, progress=budget.progress(step + 1), expected=run.forecast.steps, completion=said, rest_s=budget.reserve_s()
+        )
         if update.reason:
             folder.event("update skipped", update.reason, step=step)
         if row["reward/killed"]:

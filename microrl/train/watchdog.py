@@ -1,0 +1,65 @@
+"""What happens when a run hangs: it is told everywhere, recorded, and its process ended. All in a thread beside the run's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from microrl import files
+from microrl.errors import MachineFailure
+from microrl.files import BadFile
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.run.heartbeat import Hang
+from microrl.run.view import clock
+from microrl.terminal import say
+from microrl.train.run import Run
+from microrl.train.summary import summary_of
+
+FAILED = 1
+OnHang = Callable[[MachineFailure], int | None]
+"""Gets the error of a hang if time is left to resume the run; returns the process's exit status if somebody will, else None."""
+
+
+class Watchdog:
+    """Ends the process of a run that hangs. The run goes on from its last checkpoint: those are written whole or not at all.
+
+    `console` and `run` are set as soon as they exist.
+    """
+
+    def __init__(self, folder: RunFolder, on_hang: OnHang) -> None:
+        self._folder, self._on_hang = folder, on_hang
+        self.console: RunConsole | None = None
+        self.run: Run | None = None
+
+    def end(self, hang: Hang) -> None:
+        """Record what hangs, then say it, since a terminal may hang too. Does not return."""
+        folder, run = self._folder, self.run
+        why = ", and the time is up" if hang.is_overdue else ""
+        since = f"{hang.doing}, for {clock(hang.silent_s)}{why}"
+        message = f"hangs in: {since}"
+        error = MachineFailure(message, f"resume it: {run.resume_command() if run else f'microrl train --resume {folder.path}'}")
+        folder.event("hung", f"in {since}", stack=hang.stack)
+        error.add_note(self._crash_log(hang.stack))
+        folder.log(f"error: {message}")
+        if run is not None and not (folder.path / "summary.json").exists():
+            with suppress(Exception):  # of a run in any state
+                folder.write_json("summary.json", summary_of(run))
+        if self.console is not None:
+            self.console.__exit__(None, None, None)
+        has_time = run is None or not hang.is_overdue
+        status = self._on_hang(error) if has_time else None
+        if status is None:
+            say(f"error: {message}")
+            say(f"hint: {'; '.join([*error.__notes__, error.hint or ''])}")
+        os._exit(FAILED if status is None else status)
+
+    def _crash_log(self, stack: str) -> str:
+        path = self._folder.path / "crash.log"
+        try:
+            with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                file.write(stack.encode(errors="backslashreplace"))
+        except (OSError, BadFile) as error:
+            return f"no crash.log could be written: {error}"
+        return f"where it hangs is in {path}"
