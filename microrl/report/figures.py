@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from microrl.report import hover
 from microrl.report.completions import shown_text
 from microrl.report.history import Event, History, finite
+from microrl.run.metrics import part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,19 +84,16 @@ class Spec:
 def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
     """Validation accuracy during training; held-out accuracy before and after it, with its 95 % intervals."""
     for number, (history, colour, style) in enumerate(styled(histories)):
-        axes.plot(
-            *positions(history, "validate/accuracy", by, histories),
-            style,
-            color=colour,
-            marker="o",
-            markersize=2.5,
-            linewidth=1.2,
-        )
+        name = shown_text(history.name) if len(histories) > 1 else ""
+        validated = positions(history, "validate/accuracy", by, histories)
+        hover.show(axes, f"{name} validation".strip(), *validated)
+        axes.plot(*validated, style, color=colour, marker="o", markersize=2.5, linewidth=1.2)
         places, _ = positions(history, "step", by, histories)
         for side, place in (("before", 0.0), ("after", places[-1] if places else 1.0)):
             if (values := _evaluated(history, side)) is not None:
                 found, *interval = values
                 width = (places[-1] if places else 1.0) / 60
+                hover.show(axes, f"{name} held-out, {side} training".strip(", "), [place], [found])
                 shifted = place + (number - (len(histories) - 1) / 2) * width
                 axes.errorbar(
                     [shifted], [found], yerr=[[max(found - interval[0], 0)], [max(interval[1] - found, 0)]],
@@ -123,6 +122,8 @@ def _phases(axes: Axes, histories: Sequence[History], by: str) -> None:
     parts = [[row.get(f"time/{name}") or 0.0 for row in rows] for name in PHASES]
     parts.append([max((row["time/step"] or 0.0) - sum(given), 0.0) for row, given in zip(rows, zip(*parts))])
     layers = [reduced(places, part) for part in parts]
+    for name, layer in zip(names, layers):
+        hover.show(axes, name.replace("_", "/"), *layer)
     axes.stackplot(
         layers[0][0], *(values for _, values in layers), labels=[name.replace("_", "/") for name in names],
         colors=[*COLOURS[:5], "#9aa5b1"], linewidth=0,
@@ -136,7 +137,9 @@ def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
     label, unit_s = unit_of_time(histories)
     for history, colour, style in styled(histories):
         steps, seconds = history.series("budget/elapsed_s")
-        axes.plot(*reduced(steps, [s / unit_s for s in seconds]), style, color=colour, label="actual")
+        actual = reduced(steps, [s / unit_s for s in seconds])
+        hover.show(axes, shown_text(history.name) if len(histories) > 1 else label, *actual)
+        axes.plot(*actual, style, color=colour, label="actual")
         made, pace, count = (
             finite(history.outcome("forecast", name)) for name in ("made_after_steps", "planned_step_s", "planned_steps")
         )
@@ -161,6 +164,7 @@ def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
         ranks = sorted(found)
         for rank in ranks:
             axes.plot([rank] * len(found[rank]), found[rank], "o", color=colour, markersize=3)
+        hover.show(axes, f"beta {beta:g}", ranks, [_mean(found[rank]) for rank in ranks])
         axes.plot(ranks, [_mean(found[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
     if len(points) > 1:
         axes.legend(frameon=False, fontsize=6, labelcolor=INK)
@@ -307,8 +311,9 @@ def _lines(axes: Axes, spec: Spec, histories: Sequence[History], by: str) -> Non
             places, values = reduced(*positions(history, metric, by, histories))
             if not values:
                 continue
-            shade = COLOURS[number] if one else colour
-            dashes = style if one else STYLES[number] if len(spec.lines) > 1 else style
+            hover.show(axes, " ".join(filter(None, ("" if one else shown_text(history.name), name))), places, values)
+            shade = COLOURS[number % len(COLOURS)] if one else colour
+            dashes = style if one else STYLES[number % len(STYLES)] if len(spec.lines) > 1 else style
             if len(values) > WINDOWS and not spec.log:
                 axes.plot(places, values, color=shade, linewidth=0.6, alpha=0.35)
                 values = smoothed(values)
@@ -352,9 +357,10 @@ def svg(drawn: Figure, *, in_page: bool = False) -> str:
     text = io.StringIO()
     drawn.savefig(text, format="svg", transparent=in_page, metadata={"Date": None, "Creator": None})
     found = _GEOMETRY.sub(lambda value: _LONG.sub(lambda number: f"{float(number[0]):.2f}", value[0]), text.getvalue())
+    whole, end = found[: found.rindex("</svg>")], f"{hover.bands(drawn)}</svg>\n"
     if not in_page:
-        return found.replace(INK, "#000000")
-    return _FRAME.sub("", found[found.index("<svg") :]).replace(INK, "currentColor")
+        return whole.replace(INK, "#000000") + end
+    return _FRAME.sub("", whole[whole.index("<svg") :]).replace(INK, "currentColor") + end
 
 
 def save_all(histories: Sequence[History], folder: Path) -> list[Path]:
@@ -377,8 +383,16 @@ def save(figures: Callable[[], Iterable[tuple[str, Figure]]], folder: Path) -> l
     return written
 
 
+def _own_rewards(histories: Sequence[History]) -> Spec:
+    """The parts of the reward that the user's own functions give."""
+    prefix = part("")
+    metrics = dict.fromkeys(name for history in histories for row in history.rows for name in row if name.startswith(prefix))
+    lines = tuple((metric, shown_text(metric.removeprefix(prefix))) for metric in metrics)
+    return Spec("own-rewards", "Parts of the reward from own functions", "mean value", lines)
+
+
 def drawable(histories: Sequence[History]) -> Mapping[str, Spec]:
     """The figures for which at least one of the runs has something. That against the rank needs several ranks."""
     ranks = {history.rank for history in histories}
-    some = [spec for spec in FIGURES if spec.key != "kl-rank" or len(ranks) > 1]
+    some = [spec for spec in (*FIGURES, _own_rewards(histories)) if spec.key != "kl-rank" or len(ranks) > 1]
     return {spec.key: spec for spec in some if any(map(spec.has, histories))}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from microrl.report import hover
 from microrl.report.completions import shown_text
 from microrl.report.figures import COLOURS, INK, STYLES, framed, logarithmic, save
 from microrl.report.history import History, finite
@@ -52,6 +53,7 @@ def kl_bound(found: Mapping[str, Any], **size: float) -> Figure:
         means = [row[name]["mean"] for row in found["ranks"]]
         spread = [row[name]["sd"] or 0.0 for row in found["ranks"]]
         low = [max(mean - sd, mean / 10) for mean, sd in zip(means, spread)]
+        hover.show(axes, label, ranks, means)
         axes.plot(ranks, means, color=colour, marker="o", markersize=3, label=label)
         axes.fill_between(ranks, low, [mean + sd for mean, sd in zip(means, spread)], color=colour, alpha=0.2, linewidth=0)
     logarithmic(axes, "x", base=2)
@@ -95,6 +97,7 @@ def _figure(title: str, across: str, unit: str, lines: Lines, *, log: bool, **si
     looks = itertools.cycle((colour, style) for style in STYLES for colour in COLOURS)
     for (name, places, values), (colour, style) in zip(lines, looks):
         is_named = isinstance(places[0], str)
+        hover.show(axes, shown_text(name), places, values)
         axes.plot(
             places, values, linestyle="none" if is_named else style, color=colour, linewidth=1.1, label=shown_text(name),
             markersize=4, marker="o" if is_named or len(values) < 3 else "",

@@ -37,10 +37,9 @@ class Watchdog:
         """Record what hangs, then say it, since a terminal may hang too. Does not return."""
         folder, run = self._folder, self.run
         why = ", and the time is up" if hang.is_overdue else ""
-        since = f"{hang.doing}, for {clock(hang.silent_s)}{why}"
-        message = f"hangs in: {since}"
+        message = f"hangs in: {hang.doing}, for {clock(hang.silent_s)}{why}"
         error = MachineFailure(message, f"resume it: {run.resume_command() if run else f'microrl train --resume {folder.path}'}")
-        folder.event("hung", f"in {since}", stack=hang.stack)
+        folder.event("failed", message, stack=hang.stack)
         error.add_note(self._crash_log(hang.stack))
         folder.log(f"error: {message}")
         if run is not None and not (folder.path / "summary.json").exists():
