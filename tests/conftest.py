@@ -182,10 +182,10 @@ def checked_once():
 
     passed, check = set(), setup.load_checked
 
-    def load_checked(config):
+    def load_checked(config, progress):
         files = sorted(Path(config.name).iterdir()) if Path(config.name).is_dir() else []
         key = config.model_dump_json(), *((str(file), file.stat().st_mtime_ns) for file in files)
-        loaded = (load if key in passed else check)(config)
+        loaded = (load if key in passed else check)(config, progress)
         passed.add(key)
         return loaded
 

@@ -171,3 +171,136 @@ def test_rows_of_another_version_are_left_out(tmp_path):
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert follow.is_row(row) and not follow.is_row(row | {"reward/mean": "x"})
     assert follow.completion(folder, 0).startswith("<think>") and follow.completion(folder, 99) == ""
+
+
+# ---- waiting
+
+
+def test_the_panel_and_its_times_are_there_before_the_first_step():
+    elapsed = [10.0]
+    seen = Seen("run", status="loading m", elapsed_s=lambda: elapsed[0], budget_s=126.0)
+    for elapsed[0] in (0.0, 10.0, 63.0):
+        text = drawn(seen, 80)
+        assert f"elapsed 0:0{int(elapsed[0]) // 60}:{elapsed[0] % 60:02.0f}" in text and "loading m" in text and "budget" in text
+        assert f"to go 0:0{(126 - int(elapsed[0])) // 60}:{(126 - int(elapsed[0])) % 60:02d}" in text
+    assert "50%" in text
+    seen.hangs = "hangs in: loading m, since 0:00:50"
+    text = drawn(seen, 80)
+    assert "to go -" in text and "hangs in: loading m, since 0:00:50" in text, "no time is promised"
+
+
+def test_without_hours_the_expected_end_counts_down_and_what_follows_the_steps_is_in_it(rows):
+    elapsed = [30.0]
+    seen = Seen("run", elapsed_s=lambda: elapsed[0], total=10)
+    assert seen.left_s() is None and drawn(seen, 80)
+    seen.expected_s = 100.0
+    assert seen.left_s() == 70.0
+    seen.add(rows[0] | {"time/step": 2.0, "budget/left_s": None, "step": 3, "budget/elapsed_s": 40.0})
+    seen.rest_s, elapsed[0] = 15.0, 41.0
+    assert seen.left_s() == 6 * 2.0 + 15.0 - 1.0
+
+
+@pytest.fixture
+def waiting(monkeypatch, capsys):
+    """A console of a run on a clock of its own, what it has told the heartbeat, and what it printed."""
+    from microrl.run import console as module
+
+    now, begun = [0.0], []
+    monkeypatch.setattr(module, "now_s", lambda: now[0])
+    console = RunConsole(budget_s=600.0, elapsed_s=lambda: now[0], on_status=begun.append)
+    return console, now, begun, lambda: capsys.readouterr().err.splitlines()
+
+
+def test_each_stage_has_a_line_at_once_and_fewer_the_longer_it_lasts(waiting):
+    console, now, begun, said = waiting
+    console.status("reading the data")
+    now[0] = 0.1
+    console.status("loading m")
+    assert said() == [
+        "reading the data  (0:00:00 elapsed, about 0:10:00 to go)", "loading m  (0:00:00 elapsed, about 0:10:00 to go)",
+    ]  # fmt: skip
+    for step in range(300):
+        now[0] += 1.0
+        console.count(step, 300, "pretraining", " steps")
+    lines = said()
+    assert 5 <= len(lines) <= 16 and lines[-1].startswith("pretraining: "), lines
+    assert "pretraining: 1/300 steps, 0:04:59 to go  (0:00:02 elapsed" in lines[1] or "to go  (" in lines[1]
+
+
+def test_a_checkpoint_between_two_steps_does_not_stay_on_the_screen(waiting):
+    console, now, begun, said = waiting
+    console.status("SFT: step 3/20")
+    with console.doing("saving a checkpoint"):
+        now[0] += 0.1
+        assert console._seen.status == "saving a checkpoint"
+    assert console._seen.status == "SFT: step 3/20" and begun[-1] == "SFT: step 3/20"
+    assert sum("saving" in line for line in said()) == 1
+    for _ in range(20):
+        now[0] += 3.0
+        console.status("SFT: step 4/20")
+        with console.doing("saving a checkpoint"):
+            now[0] += 0.1
+    lines = said()
+    assert lines and not any("saving" in line for line in lines)
+
+
+def test_the_sft_phase_says_so_in_each_of_its_steps(inside, wares, tmp_path, monkeypatch):
+    from microrl.policy import sft
+
+    shown, step, made = [], sft.sft_step, []
+    begin = RunConsole.__enter__
+
+    def entered(self):
+        made.append(self)
+        return begin(self)
+
+    def seen(*arguments, **named):
+        shown.append(made[-1]._seen.status)
+        return step(*arguments, **named)
+
+    monkeypatch.setattr(RunConsole, "__enter__", entered)
+    monkeypatch.setattr(sft, "sft_step", seen)
+    done = inside("train", wares / "preset.toml", "--steps", 1, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert [text.split(",")[0] for text in shown] == ["SFT: step 1/2", "SFT: step 2/2"]
+    assert "to go" in shown[1] and "before training: 0/2 problems  (" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_terminal_has_the_panel_while_a_run_loads(tiny_arguments, tmp_path):
+    """A real terminal, whatever is drawn in it before the first step."""
+    import pty
+    import subprocess
+    import sys
+
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "microrl", "train", *tiny_arguments, "--steps", 2, "--out", tmp_path / "run"]
+    process = subprocess.Popen([*map(str, command)], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "COLUMNS": "100"})
+    os.close(slave)
+    text = b""
+    try:
+        while block := os.read(master, 65536):
+            text += block
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait() == 0
+    before = text.decode(errors="replace").partition("reward")[0]
+    assert "elapsed" in before and "to go" in before and "budget" in before
+
+
+# ---- what is shown of a step
+
+
+def test_own_parts_and_validation_are_shown_and_cost_only_where_there_is_a_price(rows):
+    from microrl.run.view import numbers, plain_line
+
+    seen = Seen("run", total=120)
+    for row in rows[:60]:
+        seen.add(row | {"reward/part/brevity": 0.25, "reward/part/\x1b[2Jx": None})
+    text, line = drawn(seen, 100), plain_line(seen.rows[-1], 120)
+    assert "brevity 0.250" in text and "brevity 0.250" in line and "\x1b" not in line + text
+    assert len(seen.trends["validate/accuracy"]) == 6, "a validation every ten steps"
+    assert "validation " in text and "cost $0.06" in text and line.endswith("$0.06")
+    free = rows[5] | {"budget/cost_usd": 0.0}
+    assert "$" not in plain_line(free, 120) and "cost" not in dict(numbers(free, seen))
+    assert not follow.is_row(rows[0] | {"reward/part/x": "text"}) and follow.is_row(rows[0] | {"reward/part/x": None})

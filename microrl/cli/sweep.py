@@ -268,9 +268,9 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
     folder.lock()
     if is_resumed:
         folder.retry_failed()
-    say(f"sweep: {folder.path}, {len(folder.plan.trials)} trials")
-    where = "" if on is None else f" --on {on}" + ("" if cpus is None else f" --cpus {cpus}")
     show = Display(folder)
+    say(f"sweep: {folder.path}, {len(folder.plan.trials)} trials; {show.times()}")
+    where = "" if on is None else f" --on {on}" + ("" if cpus is None else f" --cpus {cpus}")
     try:
         if on is not None:
             from microrl.sweep import on_ray

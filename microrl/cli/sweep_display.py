@@ -23,7 +23,7 @@ def duration(hours: float) -> str:
 
 
 class Display:
-    """Lines on standard error; on a terminal, how far the trial in progress is."""
+    """Lines on standard error; on a terminal, how far the trial in progress is. Both say how long the whole sweep will take."""
 
     def __init__(self, folder: SweepFolder) -> None:
         from rich.console import Console
@@ -31,8 +31,46 @@ class Display:
         self._folder, self._count = folder, len(folder.plan.trials)
         self._console, self._shown_s = Console(stderr=True), 0.0
         self._live: Live | None = None
-        self._head, self._total = "", ""
+        self._head, self._said, self._total = "", "", ""
         self._lines: follow.Lines | None = None
+        self._planned_s: dict[str, float | None] = {}
+
+    def times(self) -> str:
+        """Elapsed time and time to go of the whole sweep, trials one after the other."""
+        from microrl.run.view import clock
+
+        left_s = self._left_s()
+        to_go = "" if left_s is None else f", about {clock(left_s)} to go"
+        return f"whole sweep: {clock(self._folder.elapsed_s())} elapsed{to_go}"
+
+    def _left_s(self) -> float | None:
+        """By the sweep's hours, or else by what the trials that have ended took, or by the plan; None if none of them says."""
+        from statistics import fmean
+
+        from microrl.run import heartbeat
+
+        folder = self._folder
+        if folder.plan.hours is not None:
+            return max(folder.plan.hours * 3600 - folder.elapsed_s(), 0.0)
+        spent_s = {trial.name: heartbeat.last_s(folder.trial(trial.name)) for trial in folder.plan.trials}
+        over = [trial.name for trial in folder.plan.trials if folder.status(trial.name) in ("done", "stopped", "failed")]
+        typical_s = fmean(spent_s[name] for name in over) if over else None
+        left_s = 0.0
+        for trial in folder.plan.trials:
+            if trial.name not in over:
+                whole_s = self._whole_s(trial) if typical_s is None else typical_s
+                if whole_s is None:
+                    return None
+                left_s += max(whole_s - spent_s[trial.name], 0.0)
+        return left_s
+
+    def _whole_s(self, trial: PlannedTrial) -> float | None:
+        from microrl.sweep.forecast import plan_of
+
+        if trial.name not in self._planned_s:
+            plan = plan_of(self._folder.config(trial))
+            self._planned_s[trial.name] = None if plan is None else plan.hours * 3600
+        return self._planned_s[trial.name]
 
     def started(self, following: Next, status: str) -> None:
         from microrl.run import follow
@@ -42,29 +80,28 @@ class Display:
         steps = following.trial.config["budget"]["steps"]
         self._total = f"/{steps}" if steps and following.hours is None else ""
         limit = "" if following.hours is None else f", limit {duration(following.hours)}"
-        say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}")
-        self._lines = follow.Lines(self._folder.trial(name) / "metrics.jsonl")
+        say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}; {self.times()}")
+        self._lines, self._said = follow.Lines(self._folder.trial(name) / "metrics.jsonl"), ": loading"
 
     def waiting(self) -> None:
         """Only here, in the process that waits: one that is forked must not have a display."""
         from microrl import clock
 
-        if not self._console.is_terminal or clock.now_s() - self._shown_s < SHOW_S or self._lines is None:
+        if not self._console.is_terminal or clock.now_s() - self._shown_s < SHOW_S:
             return
         self._shown_s = clock.now_s()
         from rich.live import Live
         from rich.text import Text
 
-        rows = self._lines.new()
+        rows = [] if self._lines is None else self._lines.new()
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-            self._live.update(Text(f"{self._head}: loading"), refresh=True)
         if rows:
             row = rows[-1]
             accuracy = row.get("reward/accuracy")
-            said = f"step {row.get('step', 0) + 1}{self._total}, accuracy {'-' if accuracy is None else f'{accuracy:.3f}'}"
-            self._live.update(Text(f"{self._head}: {said}"), refresh=True)
+            self._said = f": step {row.get('step', 0) + 1}{self._total}, accuracy {'-' if accuracy is None else f'{accuracy:.3f}'}"
+        self._live.update(Text(f"{self._head}{self._said}; {self.times()}"), refresh=True)
 
     def ended(self, trial: PlannedTrial, status: int, why: str) -> None:
         from microrl.sweep.table import lines
@@ -85,6 +122,7 @@ class Display:
 
     def note(self, text: str) -> None:
         self.close()
+        self._head, self._said, self._lines = text, "", None
         say(text)
 
     def close(self) -> None:

@@ -36,12 +36,21 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For every reader of transformers: left out, it asks on standard input, and after "y" runs what lies in the folder."""
 
 
+Progress = Callable[[Any, int, str], Iterator[Any]]
+"""Passes items on and shows how many of so many there were, with a label; see `RunConsole.progress`."""
+
+
+def unseen(items: Any, total: int, label: str) -> Iterator[Any]:
+    """Shows nothing."""
+    return iter(items)
+
+
 class LoadedModel(NamedTuple):
     model: PreTrainedModel
     tokenizer: Any
 
 
-def load(config: ModelConfig) -> LoadedModel:
+def load(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
     """The model on its device, frozen and in eval mode (dropout is off everywhere), and its tokenizer; sets torch's threads.
 
     With `quant` its linear layers but the head are in 4 bits. Raises UserError for a path or name that leads nowhere, a gated
@@ -55,7 +64,7 @@ def load(config: ModelConfig) -> LoadedModel:
     if config.quant is None and path.is_dir():
         gpu.require_room(sum(file.stat().st_size for file in path.glob("*.safetensors")), config.name)
     if config.name.endswith(".gguf"):
-        model, tokenizer = _load_gguf(path, dtype)
+        model, tokenizer = _load_gguf(path, dtype, progress)
     else:
         model, tokenizer = _load_pretrained(config.name, path, dtype)
     if tokenizer.pad_token_id is None:
@@ -160,10 +169,10 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
         raise hub.missing("model", hub_id, error, known.licence_page if known else None) from error
 
 
-def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
+def _load_gguf(path: Path, dtype: torch.dtype, progress: Progress) -> LoadedModel:
     """De-quantise a GGUF file. The weights move to a fresh model, since the one that reads them refuses to be saved."""
     folder = _gguf_folder(path)
-    with _header_read_once():
+    with _header_read_once(), _tensors_shown(progress, f"loading {path.name}, tensors"):
         tokenizer = _read(path, lambda: AutoTokenizer.from_pretrained(folder, gguf_file=path.name, **NO_CODE))
         read = _read(path, lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=dtype, **NO_CODE))
     config = copy.deepcopy(read.config)
@@ -197,6 +206,19 @@ def _header_read_once() -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(gguf, name, original)
+
+
+@contextlib.contextmanager
+def _tensors_shown(progress: Progress, label: str) -> Iterator[None]:
+    """transformers prints a bar of its own for the tensors of a GGUF file, in the middle of what else is shown."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    original = reader.tqdm
+    reader.tqdm = lambda tensors, **_: progress(tensors, len(tensors), label)
+    try:
+        yield
+    finally:
+        reader.tqdm = original
 
 
 def _gguf_folder(path: Path) -> Path:

@@ -18,7 +18,7 @@ from microrl.config.schema import ModelConfig
 from microrl.errors import MachineFailure, UserError
 from microrl.models import gpu
 from microrl.models.forward import Bend, kv_bytes_per_token
-from microrl.models.load import LoadedModel, load
+from microrl.models.load import LoadedModel, Progress, load, unseen
 from microrl.policy.activations import can_recompute, recomputed
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import hidden_states, pad
@@ -43,9 +43,9 @@ class _Scored(NamedTuple):
     """Of their sum, with respect to a vector that is added to every token's embedding."""
 
 
-def load_checked(config: ModelConfig) -> LoadedModel:
+def load_checked(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
     """`models.load.load`, and `check`. Raises UserError as both do."""
-    loaded = load(config)
+    loaded = load(config, progress)
     check(loaded.model, loaded.tokenizer, fp32_head=config.head_dtype == "float32")
     return loaded
 

@@ -18,7 +18,7 @@ from microrl.terminal import printable
 from microrl.types import Group
 
 Item = TypeVar("Item")
-QUIET_S, LONG_S = 2.0, 60.0
+QUIET_S, LONG_S = 2.0, 30.0
 """Minimum seconds between status lines in plain output: at first, and after many of the same kind."""
 STEP_LINES = 20
 """A step's line is printed when so large a part of the budget has been spent since the last one, a twentieth,"""
@@ -49,6 +49,8 @@ class RunConsole:
         self._said_at = 0.0
         self._intervals: dict[str, float] = {}
         """Minimum seconds before the next line of a status of each kind."""
+        self._took_s: dict[str, float] = {}
+        """How long the last `doing` of each text took."""
         self._counting = ("", 0, 0.0)
         """Label, count and time at which `count` began to count."""
         self._step_line: tuple[float, float] | None = None
@@ -74,8 +76,8 @@ class RunConsole:
 
     def status(self, text: str) -> None:
         """Show what is being done now."""
-        self._on_status(text)
-        self._seen.status, kind = text, kind_of(text)
+        self._begin(text)
+        kind = kind_of(text)
         interval_s = self._intervals.get(kind)
         if interval_s is None or now_s() - self._said_at > interval_s:
             self._said_at = now_s()
@@ -84,12 +86,17 @@ class RunConsole:
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
-        """Inside, show what is being done; afterwards again what was being done before."""
-        before = self._seen.status
-        self.status(text)
+        """Inside, show what is being done; afterwards again what was being done before. What was quick the last time gets no line
+        of its own: the next line may come much later."""
+        before, began = self._seen.status, now_s()
+        (self.status if self._took_s.get(text, QUIET_S) >= QUIET_S else self._begin)(text)
         yield
-        self._on_status(before)
-        self._seen.status = before
+        self._took_s[text] = now_s() - began
+        self._begin(before)
+
+    def _begin(self, text: str) -> None:
+        self._on_status(text)
+        self._seen.status = text
 
     def count(self, done: int, total: int, label: str, more: str = "") -> None:
         """Show how many of `total` are done, and how long the rest will take at the pace so far."""

@@ -45,7 +45,7 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
         key = config.model_dump_json()
         if key not in plans:
             try:
-                plans[key] = _plan(config)
+                plans[key] = plan_of(config)
             except UserError as error:
                 raise of_trial(trial.name, error) from None
         found.append(Forecast(trial, share if share is not None else budget.hours, plans[key]))
@@ -58,7 +58,8 @@ def rounds(trials: Sequence[Trial], strategy: str) -> int:
     return math.ceil(math.log2(settings)) + 1 if strategy == "halving" else 1
 
 
-def _plan(config: RunConfig) -> Plan | None:
+def plan_of(config: RunConfig) -> Plan | None:
+    """The plan of a run where it is likely to be made; None where the size of its model is not known here."""
     try:
         shape = shape_of(config.model.name)
     except UserError:  # not on this machine, and no network

@@ -183,4 +183,4 @@ def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) ->
     if model_config.name == known_models.QUICKSTART:
         model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(console))})
     console.status(f"loading {config.model.name}")
-    return load_checked(model_config) if check else load(model_config)
+    return (load_checked if check else load)(model_config, console.progress)
