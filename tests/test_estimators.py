@@ -152,7 +152,8 @@ def test_intervals_cover_the_truth_everywhere(cell):
 
 SIZES = {
     "pairs": lambda rng, count: np.full(count, 2), "fours": lambda rng, count: np.full(count, 4),
-    "uneven": lambda rng, count: np.resize([1, 1, 1, 2, 2, 3, 4, 8], count), "random": lambda rng, count: rng.geometric(0.3, count),
+    "uneven": lambda rng, count: np.resize([1, 1, 1, 2, 2, 3, 4, 8], count),
+    "random": lambda rng, count: rng.geometric(0.3, count),
     "one large": lambda rng, count: np.array([count, *[1] * (count - 1)]),
 }  # fmt: skip
 """Questions of each cluster."""
@@ -233,7 +234,7 @@ def test_a_cluster_of_equal_questions_is_one_question():
     """Sixteen values, each of four questions: the variance over clusters is that of the sixteen, worked out by hand."""
     values = [number / 16 for number in range(16)]
     found = spread([value for value in values for _ in range(4)], [number for number in range(16) for _ in range(4)])
-    assert found.count == 16 and found.crowding == 0.75
+    assert found.number == 16 and found.crowding == 0.75
     assert found.variance == pytest.approx(np.var(values)) and found.square == pytest.approx(np.mean(np.square(values)))
 
 

@@ -1,8 +1,8 @@
 """95 % intervals of means and paired gains over questions.
 
-Samples of one question are not independent, so the question is the unit; where questions come in clusters, the cluster is. Both
-intervals are quantiles of the Bayesian bootstrap (Rubin 1981): the questions' values are weighted by Dirichlet(1, ..., 1). For the lower end an imagined value below all others
-gets a weight too, and for the upper end one above. With weight 1 and the imagined values at 0 and 1 this is Gaffke's interval
+Samples of one question are not independent, so the question is the unit; where questions come in clusters, the cluster is.
+Both intervals are quantiles of the Bayesian bootstrap (Rubin 1981): the questions' values are weighted by Dirichlet(1, ..., 1).
+For the lower end an imagined value below all others gets a weight too, and for the upper end one above. With weight 1 and the imagined values at 0 and 1 this is Gaffke's interval
 (2005; Learned-Miller and Thomas 2019, arXiv:1905.06208), which for zeros and ones is Clopper and Pearson's and which held
 for every bounded distribution that anyone has tried. It is too wide where values lie close together, so here the weight is
 smaller, and the imagined value lies no further out than the values' spread makes likely. The weighted mean's distribution is
@@ -40,11 +40,11 @@ class Estimate(NamedTuple):
 class Spread(NamedTuple):
     """How values scatter: their number, variance (divided by the number), and the means of absolute values and squares.
 
-    Of clusters, `count` is the equivalent number of equal size, and the rest are those of the clusters' means. `crowding` is the
-    fraction of the questions that counts for nothing, 1 - count / questions: 0 without clusters.
+    Of clusters, `number` is the equivalent number of equal size, and the rest are those of the clusters' means. `crowding` is the
+    fraction of the questions that counts for nothing, 1 - number / questions: 0 without clusters.
     """
 
-    count: float
+    number: float
     variance: float
     absolute: float
     square: float
@@ -80,9 +80,7 @@ def spread(values: Sequence[float], clusters: Sequence[Hashable] | None = None) 
     return Spread(equivalent, variance, absolute, variance + mean**2, 1 - equivalent / count)
 
 
-def mean_share(
-    values: Sequence[float], *, samples: int, k: int = 1, clusters: Sequence[Hashable] | None = None
-) -> Estimate:
+def mean_share(values: Sequence[float], *, samples: int, k: int = 1, clusters: Sequence[Hashable] | None = None) -> Estimate:
     """Mean of one value in [0, 1] a question and its interval. `k` is that of pass@k; 1 stands for avg@samples.
     `clusters` as for `spread`.
 
@@ -105,7 +103,7 @@ def mean_share(
     if math.isinf(found.variance):
         return Estimate(mean, (0.0, 1.0))
     moments = np.array([mean]), np.array([found.variance])
-    low, high = share_bounds(*moments, count=found.count, samples=samples, k=k, crowding=found.crowding)
+    low, high = share_bounds(*moments, count=found.number, samples=samples, k=k, crowding=found.crowding)
     return Estimate(mean, (float(low[0]), float(high[0])))
 
 
@@ -115,8 +113,8 @@ def share_bounds(
     """Ends of the intervals of means of `count` values in [0, 1], from their means and variances (divided by `count`).
 
     The imagined value has the weight (1 + k / samples) / 2. Single samples, and pass@k of k samples, are zeros and ones: then the
-    interval is Clopper and Pearson's. The finer the values, the less has to be added; at a `crowding` of 1/2, never less than 3/4,
-    since clusters of unequal sizes are worth less than their number.
+    interval is Clopper and Pearson's. The finer the values, the less has to be added; at a `crowding` of 1/2, never less than
+    3/4, since clusters of unequal sizes are worth less than their number.
     """
     import numpy as np
 
@@ -177,7 +175,7 @@ def gain_interval(
     def at(tail: float) -> Estimate:
         if math.isinf(found.variance):
             return Estimate(mean, (-1.0, 1.0))
-        low, high = gain_bounds(*moments, count=found.count, samples=samples, k=k, crowding=found.crowding, tail=tail)
+        low, high = gain_bounds(*moments, count=found.number, samples=samples, k=k, crowding=found.crowding, tail=tail)
         return Estimate(mean, (float(low[0]), float(high[0])))
 
     return at
@@ -219,7 +217,9 @@ def gain_bounds(
     return low(mean_R), -low(-mean_R)
 
 
-def _low_quantile(mean_R: Floats, variance_R: Floats, imagined_R: Floats, *, count: float, weight: float, tail: float = TAIL) -> Floats:
+def _low_quantile(
+    mean_R: Floats, variance_R: Floats, imagined_R: Floats, *, count: float, weight: float, tail: float = TAIL
+) -> Floats:
     """Quantile of the Dirichlet-weighted mean of values in [0, 1] and an imagined one, by the beta with its moments."""
     import numpy as np
     from scipy import special

@@ -17,9 +17,7 @@ SMALLEST = 1e-9
 """p-values below this are not told apart."""
 
 
-def hierarchical(
-    runs: Sequence[Run], *, samples: int, k: int = 1, clusters: Mapping[str, str] | None = None
-) -> Estimate | None:
+def hierarchical(runs: Sequence[Run], *, samples: int, k: int = 1, clusters: Mapping[str, str] | None = None) -> Estimate | None:
     """Mean over runs and over the questions that all of them answered, with its interval; None where there are none.
 
     The variance has two parts: that of the questions' means, and what the runs' means differ more than the questions' scatter
@@ -127,7 +125,7 @@ def _of_questions(values_Q: NDArray, clusters: Sequence[Hashable] | None) -> tup
     if clusters is None:
         return float(values_Q.var(ddof=1)) / len(values_Q) if len(values_Q) > 1 else math.inf, len(values_Q) - 1
     found = spread(values_Q.tolist(), clusters)
-    return found.variance / max(found.count - 1, 1e-9), found.count - 1
+    return found.variance / max(found.number - 1, 1e-9), found.number - 1
 
 
 def _widened(
