@@ -25,7 +25,7 @@ class Prompt:
     """One problem, rendered by the model's chat template.
 
     `row` is its number in the data, from 1; 0 for what is not from the data. `raw` is that row as JSON where a reward function
-    of one's own reads it, else empty.
+    of one's own reads it, else empty. `cluster` names the questions that it is like; empty where the data does not say.
     """
 
     question: str
@@ -34,6 +34,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     row: int = 0
     raw: str = ""
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)

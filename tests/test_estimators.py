@@ -13,8 +13,8 @@ from scipy import special
 from simulated_scores import POPULATIONS, scores
 
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
-from microrl.evaluation.intervals import gain_bounds, mean_share, paired_gain, permutation_p, share_bounds
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain
+from microrl.evaluation.intervals import gain_bounds, mean_share, paired_gain, share_bounds, spread
+from microrl.evaluation.seeds import hierarchical, hierarchical_gain, p_value
 
 SAMPLED = [(8, 1), (16, 1), (32, 16), (8, 4)]
 """(samples, k): avg@samples, and pass@k of more samples than k."""
@@ -150,21 +150,130 @@ def test_intervals_cover_the_truth_everywhere(cell):
     check(cell, 4000, slack=0.0)
 
 
-def test_permutations_by_hand():
-    """Three differences of one sign: 2 of 8 patterns are as extreme. With a fourth, 10 of 16 sums are at least 2 halves."""
-    before = dict.fromkeys("abcd", 0.5)
-    assert permutation_p(before, {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.5}) == 2 / 8
-    assert permutation_p(before, {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}) == 10 / 16
-    assert permutation_p(before, before) == 1.0 and permutation_p(before, {}) is None
+SIZES = {
+    "pairs": lambda rng, count: np.full(count, 2), "fours": lambda rng, count: np.full(count, 4),
+    "uneven": lambda rng, count: np.resize([1, 1, 1, 2, 2, 3, 4, 8], count),
+    "random": lambda rng, count: rng.geometric(0.3, count),
+    "one large": lambda rng, count: np.array([count, *[1] * (count - 1)]),
+}  # fmt: skip
+"""Questions of each cluster."""
 
 
-def test_permutations_are_drawn_where_there_are_too_many():
-    before = {str(number): 0.0 for number in range(40)}
-    after = {question: (1.0 if int(question) < 28 else -1.0) / 4 for question in before}
-    exact = 2 * sum(math.comb(40, count) for count in range(28, 41)) / 2**40
-    found = permutation_p(before, after)
-    assert found == pytest.approx(exact, abs=0.003) and found == permutation_p(before, after)
-    assert permutation_p(before, dict.fromkeys(before, 0.25)) == pytest.approx(1 / 20001)
+def clustered_coverage(name: str, sizes: str, count: int, samples: int, k: int, repetitions: int) -> dict[str, float]:
+    """Coverage of a mean and of a gain where the questions of a cluster have one success rate, and of the mean's interval that
+    takes them for independent."""
+    population, rng = POPULATIONS[name], np.random.default_rng((len(name), len(sizes), count, samples, repetitions))
+
+    def better(p: np.ndarray) -> np.ndarray:
+        return p + 0.4 * p * (1 - p)
+
+    many = population.draw(rng, (10**6,))
+    truth, gained = population.truth(k), float(np.mean((1 - many) ** k - (1 - better(many)) ** k))
+    hits = Counter()
+    for _ in range(repetitions):
+        cluster_Q = np.repeat(np.arange(count), SIZES[sizes](rng, count))
+        rates = population.draw(rng, (count,))[cluster_Q]
+        before, after = (dict(enumerate(scores(rng, p, samples, k).tolist())) for p in (rates, better(rates)))
+        of_question = dict(enumerate(cluster_Q.tolist()))
+        for case, estimate, target in (
+            ("share", mean_share([*before.values()], samples=samples, k=k, clusters=[*of_question.values()]), truth),
+            ("gain", paired_gain(before, after, samples=samples, k=k, clusters=of_question), gained),
+            ("naive", mean_share([*before.values()], samples=samples, k=k), truth),
+        ):
+            hits[case] += estimate.ci95[0] <= target <= estimate.ci95[1]
+    return {case: hits[case] / repetitions for case in ("share", "gain", "naive")}
+
+
+@pytest.mark.parametrize("cell", [
+    ("middle", "fours", 16, 8, 1), ("hard", "pairs", 12, 8, 4), ("middle", "uneven", 16, 8, 1), ("ceiling", "fours", 8, 8, 1),
+])  # fmt: skip
+def test_intervals_go_by_clusters(cell):
+    found = clustered_coverage(*cell, 300)
+    assert found["share"] >= 0.91 and found["gain"] >= 0.91
+    assert found["naive"] < 0.8 or cell[1] == "pairs" or cell[0] == "ceiling", "questions that are alike count once"
+
+
+CLUSTERED = [
+    (name, sizes, count, samples, k)
+    for name in POPULATIONS for sizes in SIZES for count in (8, 12, 16, 32) for samples, k in [(8, 1), (8, 4), (1, 1), (32, 1)]
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CLUSTERED)
+def test_intervals_by_clusters_cover_the_truth_everywhere(cell):
+    found = clustered_coverage(*cell, 1500)
+    print(*cell, found)
+    assert found["share"] >= 0.93 and found["gain"] >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("cell", CLUSTERED[::40])
+def test_intervals_by_clusters_cover_the_truth_in_a_part_of_the_grid(cell):
+    found = clustered_coverage(*cell, 800)
+    assert found["share"] >= 0.92 and found["gain"] >= 0.92
+
+
+def test_clusters_of_one_question_change_nothing_and_one_cluster_says_nothing():
+    draw = random.Random(5)
+    groups = [[{str(q): draw.randint(0, 8) / 8 for q in range(30)} for _ in range(seeds)] for seeds in (1, 3)]
+    own = {question: f"cluster {question}" for question in groups[0][0]}
+    values = list(groups[0][0].values())
+    assert mean_share(values, samples=8, clusters=list(own.values())) == mean_share(values, samples=8)
+    assert paired_gain(groups[0][0], groups[1][0], samples=8, clusters=own) == paired_gain(groups[0][0], groups[1][0], samples=8)
+    assert hierarchical(groups[1], samples=8, clusters=own) == hierarchical(groups[1], samples=8)
+    assert hierarchical_gain(*groups, samples=8, clusters=own) == hierarchical_gain(*groups, samples=8)
+    one = dict.fromkeys(own, "the same")
+    assert mean_share(values, samples=8, clusters=list(one.values())).ci95 == (0, 1)
+    assert hierarchical_gain(*groups, samples=8, clusters=one).ci95 == (-1, 1)
+    assert p_value(*groups, samples=8, clusters=one) == 1
+
+
+def test_a_cluster_of_equal_questions_is_one_question():
+    """Sixteen values, each of four questions: the variance over clusters is that of the sixteen, worked out by hand."""
+    values = [number / 16 for number in range(16)]
+    found = spread([value for value in values for _ in range(4)], [number for number in range(16) for _ in range(4)])
+    assert found.number == 16 and found.crowding == 0.75
+    assert found.variance == pytest.approx(np.var(values)) and found.square == pytest.approx(np.mean(np.square(values)))
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (1, 3), (3, 3)])
+def test_p_is_below_5_percent_exactly_where_the_interval_leaves_out_0(seeds):
+    rng, seen = np.random.default_rng(seeds), Counter()
+    for number in range(60):
+        rates = POPULATIONS["middle"].draw(rng, (40,)).clip(1e-9, 1 - 1e-9)
+        before, after = (runs(rng, count, rates, 0.3, shift) for count, shift in zip(seeds, (0.0, number / 60), strict=True))
+        clusters = {str(question): str(question // 2) for question in range(40)} if number % 2 else None
+        p = p_value(before, after, samples=8, clusters=clusters)
+        low, high = hierarchical_gain(before, after, samples=8, clusters=clusters).ci95
+        assert (p < 0.05) == (low > 0 or high < 0) and 1e-9 <= p <= 1
+        assert p == pytest.approx(p_value(after, before, samples=8, clusters=clusters), rel=1e-6)
+        seen[p < 0.05] += 1
+    assert min(seen.values()) >= 5
+    same = {str(number): 0.5 for number in range(64)}
+    assert p_value([same], [same], samples=8) == 1 and p_value([same], [{"x": 1.0}], samples=8) is None
+    assert p_value([dict.fromkeys(same, 0.0)], [dict.fromkeys(same, 1.0)], samples=8) <= 1e-9
+
+
+def false_alarms(seeds: int, spread: float, questions: int, repetitions: int) -> float:
+    """How often p is below 0.05 between two groups of seeds of one method."""
+    rng, alarms = np.random.default_rng((seeds, questions)), 0
+    for _ in range(repetitions):
+        rates = POPULATIONS["middle"].draw(rng, (questions,)).clip(1e-9, 1 - 1e-9)
+        alarms += p_value(runs(rng, seeds, rates, spread), runs(rng, seeds, rates, spread), samples=8) < 0.05
+    return alarms / repetitions
+
+
+def test_seeds_that_vary_are_no_gain():
+    assert false_alarms(3, 0.5, 64, 100) <= 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("questions", [64, 500])
+def test_seeds_that_vary_are_no_gain_however_many(seeds, questions):
+    assert false_alarms(seeds, 0.5, questions, 600) <= 0.07
 
 
 def runs(rng: np.random.Generator, seeds: int, rates_Q: np.ndarray, spread: float, shift: float = 0.0) -> list[dict[str, float]]:

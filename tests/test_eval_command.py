@@ -81,7 +81,7 @@ def test_the_record(inside, run, tmp_path):
     result = evaluated(inside, here, "--samples", 4, "--pass-k", "1,4", "--base", base)["held-out"]
     stem = f"held-out-n4-t1-p1-m12-s0-q4-vs-{Path(base).name}"
     stored = json.loads((here / "eval" / f"{stem}.json").read_text())
-    assert {key: value for key, value in stored.items() if key not in ("right", "base")} == {
+    assert {key: value for key, value in stored.items() if key not in ("right", "cluster_of", "base")} == {
         key: value for key, value in result.items() if key != "base"
     }
     assert stored["engine"] == "transformers" and "torch" in stored["packages"] and len(stored["prompts_sha256"]) == 64

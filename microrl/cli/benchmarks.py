@@ -103,7 +103,7 @@ def _by_name(
             "evaluation.samples": settings.samples, "evaluation.pass_k": settings.pass_k,
             "evaluation.temperature": settings.temperature, "evaluation.top_p": settings.top_p,
             "evaluation.max_completion_tokens": settings.max_tokens, "evaluation.seed": paper.seed,
-            "data.max_prompt_tokens": settings.max_prompt_tokens,
+            "evaluation.question_seed": paper.seed, "data.max_prompt_tokens": settings.max_prompt_tokens,
         }  # fmt: skip
     tree = found.config.model_copy(update={"data": own.for_benchmark(name)})
     if "evaluation.pass_k" in flags and "evaluation.samples" not in flags and "evaluation.samples" in changes:
@@ -140,8 +140,9 @@ def _stem(name: str, config: RunConfig, part: str | None, base: str | None) -> s
     limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
     parts = [
         _short(name, options.NAME_BYTES), f"n{settings.samples}", f"t{settings.temperature:g}", f"p{settings.top_p:g}",
-        f"m{limit}", f"s{settings.seed}", *([f"q{settings.problems}"] if settings.problems < ALL else []),
-        *([part] if part else []), *([f"vs-{_short(base, options.NAME_BYTES // 2)}"] if base else []),
+        f"m{limit}", f"s{settings.seed}", *([f"qs{settings.question_seed}"] if settings.question_seed else []),
+        *([f"q{settings.problems}"] if settings.problems < ALL else []), *([part] if part else []),
+        *([f"vs-{_short(base, options.NAME_BYTES // 2)}"] if base else []),
     ]  # fmt: skip
     return "-".join(parts)
 

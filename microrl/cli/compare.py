@@ -63,7 +63,7 @@ def compare(
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
     if form not in forms:
         raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, forms))
-    from microrl.commands.compare import Entry
+    from microrl.commands.compare import Entry, varied
     from microrl.commands.compare import compare as rows_of
     from microrl.plan.show import print_lines
     from microrl.run.folder import RunFolder
@@ -102,6 +102,8 @@ def compare(
         emit({"rows": [row.to_json() for row in rows], **(by_setting if sweeps else {})})
         return
     print(forms[form](rows))
+    for line in varied(rows):
+        say(line)
     for sweep in sweeps if form == "table" else ():
         print()
         print_lines(*_settings(settings(sweep)))
@@ -154,6 +156,8 @@ def _print_contrasts(found: Sequence[Contrast]) -> None:
 
 
 def _cells(row: Row) -> list[str]:
+    from microrl.evaluation.result import in_clusters
+
     value = f"{100 * row.value.mean:.2f}" + (f" ± {100 * row.spread:.2f}" if row.spread else "")
     if row.source is None:
         value = _interval(row.value)
@@ -164,7 +168,7 @@ def _cells(row: Row) -> list[str]:
     return [
         row.method,
         ", ".join(map(str, row.seeds)),
-        row.benchmark + (f" ({row.questions})" if row.questions else ""),
+        row.benchmark + (f" ({row.questions}{in_clusters(row.questions, row.clusters)})" if row.questions else ""),
         row.settings,
         row.metric,
         value,
@@ -178,7 +182,8 @@ def _cells(row: Row) -> list[str]:
 
 
 def _note(row: Row) -> str:
-    return "; ".join([*(["selected"] if row.is_selected else []), *([row.source] if row.source else [])])
+    partly = [f"difference over {row.paired} problems"] if 0 < row.paired < row.questions else []
+    return "; ".join([*(["selected"] if row.is_selected else []), *partly, *([row.source] if row.source else [])])
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:
@@ -238,6 +243,7 @@ def _fields(row: Row) -> dict[str, str]:
         "seeds": ", ".join(map(str, row.seeds)),
         "benchmark": row.benchmark,
         "questions": str(row.questions or ""),
+        "clusters": str(row.clusters or ""),
         "settings": row.settings,
         "metric": row.metric,
         **value,

@@ -92,7 +92,11 @@ def evaluate(
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
     seed: Annotated[
-        int | None, typer.Option(help="Seed of sampling and of the choice of problems.", show_default="the run's evaluation.seed")
+        int | None, typer.Option(help="Seed of sampling; the problems stay the same.", show_default="the run's evaluation.seed")
+    ] = None,
+    question_seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the choice and order of the problems.", show_default="the run's evaluation.question_seed"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -126,7 +130,8 @@ def evaluate(
     flags = {
         "evaluation.samples": samples, "evaluation.pass_k": _ks(pass_k), "evaluation.temperature": temperature,
         "evaluation.top_p": top_p, "evaluation.max_completion_tokens": max_tokens, "evaluation.problems": problems,
-        "evaluation.seed": seed, "engine.kind": engine, "engine.sync": None if engine == "transformers" else "auto",
+        "evaluation.seed": seed, "evaluation.question_seed": question_seed, "engine.kind": engine,
+        "engine.sync": None if engine == "transformers" else "auto",
     }  # fmt: skip
     benchmarks = resolve_benchmarks(
         found, bench=bench, protocol=protocol, data=data, base=base_name, flags=flags, sets=sets or []
@@ -157,7 +162,8 @@ def evaluate(
     if as_json:
         for value in result["benchmarks"].values():
             for side in (value, value.get("base", {})):
-                side.pop("right", None)
+                for by_question in ("right", "cluster_of"):
+                    side.pop(by_question, None)
         emit(result)
         return
     for benchmark in benchmarks:
@@ -190,8 +196,10 @@ def _show_plan(shown: dict[str, Any]) -> None:
 
 
 def _show(name: str, value: dict[str, Any]) -> None:
-    settings = value["settings"]
-    print(f"{name}: {value['questions']} problems, {value['samples']} samples each, temperature {settings['temperature']}")
+    from microrl.evaluation.result import in_clusters
+
+    settings, count = value["settings"], f"{value['questions']} problems{in_clusters(value['questions'], value['clusters'])}"
+    print(f"{name}: {count}, {value['samples']} samples each, temperature {settings['temperature']}")
     for side, numbers in (("", value), ("base ", value.get("base", {}))):
         for key, estimate in numbers.items():
             if key.startswith(("avg@", "pass@", "pass^", "maj@")):
@@ -199,7 +207,7 @@ def _show(name: str, value: dict[str, Any]) -> None:
                 print(f"{side}{label}  {estimate['mean']:.4f}  {_interval(estimate)}")
     for key, gain in value.items():
         if key == "paired_gain_p" and gain is not None:
-            print(f"p-value of no gain in accuracy  {gain:.2g}  (two-sided, by permutation)")
+            print(f"p-value of no gain in accuracy  {gain:.2g}  (two-sided; below 0.05 where the interval leaves out 0)")
         elif key.startswith("paired_gain") and gain is not None:
             label = "accuracy" if key == "paired_gain" else key.removeprefix("paired_gain_")
             print(f"paired gain, {label}  {gain['mean']:+.4f}  {_interval(gain, '+')}")

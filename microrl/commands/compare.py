@@ -3,97 +3,27 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from math import isinf
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
-from microrl.config import RunConfig, catalogue
-from microrl.config.paths import is_data_file
+from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluations
+from microrl.config import RunConfig
 from microrl.errors import UserError
-from microrl.evaluation.intervals import Estimate, permutation_p
-from microrl.evaluation.result import Result
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain
-from microrl.files import RESTORE, BadFile, read_json
+from microrl.evaluation.intervals import Estimate, named
+from microrl.evaluation.result import clusters
+from microrl.evaluation.seeds import hierarchical, hierarchical_gain, p_value
+from microrl.files import read_json
 from microrl.run.folder import RunFolder
-from microrl.types import Sampling
 
-HELD_OUT = "held-out"
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
 """Keys that make no other method of a run."""
 NAMED = ("adapter.kind", "adapter.rank", "loss.kind")
 """Keys that differ, but are in the name of an adapter and a loss already."""
-IS_HELD_OUT, PART = re.compile(r"held-out-n\d+-t\d"), re.compile(r"-s\d+(?:-q\d+)?-(best|step-\d{6,15})(?=-|$)")
-"""Only the name of an evaluation's file tells whether it is of the held-out part, and of which part of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A run, and the part of it that is compared: None for its final adapter. `method`: what it is called, where a sweep says."""
-
-    run: RunFolder
-    config: RunConfig
-    part: str | None
-    method: str | None = None
-
-    @classmethod
-    def of(cls, run: RunFolder, part: str | None, method: str | None = None) -> Entry:
-        """Raises UserError for a damaged configuration."""
-        return cls(run, run.settings(), part, method)
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What was asked, and how: the benchmark's name, the sampling, and the hashes of data and prompts, None where not stored."""
-
-    benchmark: str
-    sampling: Sampling
-    seed: int
-    data_sha256: str | None
-    prompts_sha256: str | None = None
-    in_training: bool = False
-    """Whether it is the run's own evaluation, before and after training."""
-    is_known: bool = False
-    """Whether it is the known benchmark of this name, rather than other data that is called so."""
-
-    def text(self, *, seed: bool, data: bool) -> str:
-        """In short; `seed` and `data`: with these, too."""
-        drawn = self.sampling
-        text = f"n{drawn.group_size} T{drawn.temperature} p{drawn.top_p} {drawn.max_tokens} tok"
-        text += f" seed {self.seed}" if seed else ""
-        text += f" data {_digits(self.data_sha256) or 'unknown'}" if data else ""
-        return text + (" in training" if self.in_training else "")
-
-    def to_json(self) -> dict[str, Any]:
-        stored = {name: getattr(self.sampling, name) for name in ("temperature", "top_p", "max_tokens")}
-        own = {name: getattr(self, name) for name in ("seed", "data_sha256", "prompts_sha256", "in_training")}
-        return {"samples": self.sampling.group_size, **stored, **own}
-
-
-@dataclass(slots=True)
-class Evaluation:
-    """An entry's result on a benchmark, and that of other weights on the same questions, whose name is `over`."""
-
-    entry: Entry
-    setup: Setup
-    result: Result
-    base: Result | None
-    over: str | None
-    adapter_sha256: str | None = None
-    is_selected: bool = False
-
-    @property
-    def asks(self) -> tuple[Any, ...]:
-        """What in the run's configuration decides on its prompts."""
-        config, data = self.entry.config, self.entry.config.data
-        return config.model.name, data.system, data.system_role, data.max_prompt_tokens, data.long_prompts
-
-
 Listed: TypeAlias = Sequence[tuple[str, Sequence[Evaluation]]]
 """Methods with their runs, a method for each of its rows."""
 
@@ -110,13 +40,20 @@ class Row:
     value: Estimate
     setup: Setup | None = None
     """None for a published number."""
+    clusters: int = 0
+    """As many as questions, where they are independent."""
+    sampling_seeds: tuple[int, ...] = ()
+    """Of the evaluations, in which samples differ but not questions."""
     settings: str = ""
     """In short; empty where no other row of the benchmark has others."""
     base: float | None = None
     gain: Estimate | None = None
     p: float | None = None
+    """Of no gain, two-sided: below 0.05 exactly where the interval of the gain leaves out 0."""
     against_first: Estimate | None = None
     """Difference to the first method that was evaluated on the same benchmark in the same way."""
+    paired: int = 0
+    """Questions of that difference."""
     usd: float | None = None
     """Dollars of a run, mean over seeds."""
     usd_per_point: Estimate | None = None
@@ -145,30 +82,15 @@ class _Summary(BaseModel):
     cost_usd: float | None = None
 
 
-class _Data(BaseModel):
-    name: str
-    rows: int
-    sha256: str
-
-
-class _About(BaseModel):
-    """What an evaluation's file says beside the result, and `data.json` of a run's data."""
-
-    data: _Data | None = None
-    prompts_sha256: str | None = None
-    adapter_sha256: str | None = None
-    base: dict[str, Any] | None = None
-
-
 def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
     """A row for each method, benchmark, settings and metric. Runs that differ in nothing but their seeds are one method; they
-    share a row where the hashes of the data and of the prompts agree.
+    share a row where the hashes of the data and of the prompts agree, unless one was evaluated with several sampling seeds.
 
     Raises UserError where a run was not evaluated, where two are one method and one seed, and for damaged files.
     """
     named = zip(entries, _labels([entry.config for entry in entries]), strict=True)
     labels = [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in named]
-    groups: dict[Setup, dict[tuple[str, str | None], list[Evaluation]]] = {}
+    groups: dict[Setup, dict[tuple[str, str | None, int], list[Evaluation]]] = {}
     given: dict[tuple[str, int], Entry] = {}
     for entry, label in zip(entries, labels, strict=True):
         if (other := given.setdefault((label, entry.config.seed), entry)) is not entry:
@@ -176,12 +98,13 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
                 f"{entry.run.path} and {other.run.path} have the same settings and the same seed",
                 "compare runs of different seeds: one seed would count as two",
             )
-        found = _evaluations(entry)
+        found = evaluations(entry)
         if not found:
             raise UserError(f"{entry.run.path} was not evaluated", f"microrl eval {entry.run.path}")
         for evaluation in found:
-            methods = groups.setdefault(replace(evaluation.setup, prompts_sha256=None), {})
-            methods.setdefault((label, evaluation.setup.prompts_sha256), []).append(evaluation)
+            methods = groups.setdefault(replace(evaluation.setup, seed=0, question_seed=0, prompts_sha256=None), {})
+            asked = evaluation.setup.prompts_sha256, evaluation.setup.question_seed
+            methods.setdefault((label, *asked), []).append(evaluation)
     rows = [row for methods in groups.values() for row in _rows(methods)]
     _tell_apart(rows)
     models = {entry.config.model.name for entry in entries}
@@ -189,93 +112,54 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
     return [*rows, *(_published(known, models) if published else [])]
 
 
+def varied(rows: Sequence[Row]) -> list[str]:
+    """Which seeds of evaluation differ within a benchmark, and what that does to its differences."""
+    said = []
+    for name in dict.fromkeys(row.benchmark for row in rows):
+        pairs = [(row, row.setup) for row in rows if row.benchmark == name and row.setup is not None]
+        drawn = sorted({seed for row, _ in pairs for seed in row.sampling_seeds})
+        chosen = sorted({setup.question_seed for _, setup in pairs})
+        if len(drawn) > 1:
+            said.append(f"{name}: the sampling seed varies ({', '.join(map(str, drawn))}), which changes no problem")
+        if len(chosen) > 1:
+            seeds = ", ".join(map(str, chosen))
+            said.append(f"{name}: the problem seed varies ({seeds}): differences are over the problems in common")
+    return said
+
+
 def _tell_apart(rows: Sequence[Row]) -> None:
     """Put its settings before what else is in `settings`, and leave them empty where a benchmark has only one set of them."""
     for name in {row.benchmark for row in rows}:
         pairs = [(row, row.setup) for row in rows if row.benchmark == name and row.setup is not None]
-        seeds, data = {setup.seed for _, setup in pairs}, {setup.data_sha256 for _, setup in pairs}
+        data, seeds = {setup.data_sha256 for _, setup in pairs}, {row.sampling_seeds for row, _ in pairs}
+        questions = {setup.question_seed for _, setup in pairs}
         for row, setup in pairs:
-            row.settings = f"{setup.text(seed=len(seeds) > 1, data=len(data) > 1)} {row.settings}".rstrip()
+            text = setup.text(data=len(data) > 1)
+            text += f" seed {', '.join(map(str, row.sampling_seeds))}" if len(seeds) > 1 or len(row.sampling_seeds) > 1 else ""
+            text += f" problem seed {setup.question_seed}" if len(questions) > 1 else ""
+            row.settings = f"{text} {row.settings}".rstrip()
         if len({row.settings for row, _ in pairs}) == 1:
             for row, _ in pairs:
                 row.settings = ""
 
 
-def _evaluations(entry: Entry) -> list[Evaluation]:
-    """The evaluations of the entry's part; those before and after training as `held-out`. Of several with the same setup and base
-    the newest counts, unless one of the same weights has more questions."""
-    folder = entry.run.path / "eval"
-    stored = [path for path in folder.glob("[!.]*.json") if path.stem not in (f"{HELD_OUT}-before", f"{HELD_OUT}-after")]
-    found: dict[tuple[Setup, str | None], Evaluation] = {}
-    parts: dict[Setup, set[str | None]] = {}
-    for path in sorted(stored, key=lambda path: (path.stat().st_mtime_ns, path.name)):
-        part = match[1] if (match := PART.search(path.stem)) else None
-        evaluation = _stored(entry, path)
-        parts.setdefault(evaluation.setup, set()).add(part)
-        old = found.get(key := (evaluation.setup, evaluation.over))
-        is_same = old is not None and old.adapter_sha256 == evaluation.adapter_sha256
-        if part == entry.part and not (old and is_same and len(old.result.right) > len(evaluation.result.right)):
-            found[key] = evaluation
-    evaluations = sorted(found.values(), key=lambda one: (one.setup.benchmark, str(one.setup.sampling), one.setup.seed))
-    for one in evaluations:
-        one.is_selected = entry.part is not None and len(parts[one.setup]) > 1
-    if entry.part is None and (folder / f"{HELD_OUT}-after.json").is_file():
-        evaluations.append(_in_training(entry))
-    return evaluations
-
-
-def _stored(entry: Entry, path: Path) -> Evaluation:
-    """What `microrl eval` has stored."""
-    result, about, base = _read(entry, path)
-    name, is_known = _benchmark(path.stem, about.data)
-    data_sha256 = None if about.data is None else about.data.sha256
-    setup = Setup(name, result.sampling, result.seed, data_sha256, about.prompts_sha256, is_known=is_known)
-    named = {} if about.base is None else about.base
-    over = f"{named.get('model')} {_digits(named.get('adapter_sha256'))}" if named else None
-    return Evaluation(entry, setup, result, base, over, about.adapter_sha256)
-
-
-def _in_training(entry: Entry) -> Evaluation:
-    """The run's own evaluations before and after training."""
-    before, after = (entry.run.path / "eval" / f"{HELD_OUT}-{when}.json" for when in ("before", "after"))
-    result, record = _read(entry, after)[0], entry.run.path / "data.json"
-    data = read_json(record, _About).data if record.is_file() else None
-    setup = Setup(HELD_OUT, result.sampling, result.seed, None if data is None else data.sha256, in_training=True)
-    base = _read(entry, before)[0] if before.is_file() else None
-    return Evaluation(entry, setup, result, base, None if base is None else "before")
-
-
-def _benchmark(stem: str, data: _Data | None) -> tuple[str, bool]:
-    """The name of an evaluation's data, and whether it is the known benchmark of this name: its split, whole."""
-    if IS_HELD_OUT.match(stem) or data is None:
-        return (HELD_OUT if IS_HELD_OUT.match(stem) else stem), False
-    if (known := catalogue.find(data.name)) is not None:
-        return known.name, data.rows == known.rows.get("test")
-    return (Path(data.name).stem if is_data_file(data.name) else Path(data.name).name), False
-
-
-def _read(entry: Entry, path: Path) -> tuple[Result, _About, Result | None]:
-    """The result, what stands beside it, and the result of its base. Raises BadFile."""
-    try:
-        about: _About = read_json(path, _About)
-        return Result.read(path), about, None if about.base is None else Result.of(about.base)
-    except ValueError:  # pydantic's are some
-        message = f"{path} is damaged: the result of its base model cannot be read"
-    except BadFile as error:
-        if error.hint != RESTORE:
-            raise
-        message = error.message
-    raise BadFile(message, f"remove {path}, and evaluate again with the same options: microrl eval {entry.run.path}")
-
-
-def _rows(methods: Mapping[tuple[str, str | None], Sequence[Evaluation]]) -> Iterable[Row]:
-    listed = [(label, runs) for (label, _), given in methods.items() for runs in _by_base(given)]
+def _rows(methods: Mapping[tuple[str, str | None, int], Sequence[Evaluation]]) -> Iterable[Row]:
+    listed = [
+        (label, runs) for (label, *_), given in methods.items() for part in _by_sampling_seed(given) for runs in _by_base(part)
+    ]
     first = listed[0][1][0].result
     for metric, k in [(f"avg@{first.samples}", None), *((f"pass@{k}", k) for k in first.pass_k if k > 1)]:
         for label, runs in listed:
             row = _row(metric, k, label, runs, _reference(label, runs, listed))
             row.settings = _apart_by(label, runs, listed)
             yield row
+
+
+def _by_sampling_seed(given: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """All together where no run was evaluated with several of them, else each apart: a run must not count twice."""
+    if len({(one.entry.config.seed, one.setup.seed) for one in given}) == len({one.entry.config.seed for one in given}):
+        return [list(given)]
+    return [[one for one in given if one.setup.seed == seed] for seed in dict.fromkeys(one.setup.seed for one in given)]
 
 
 def _by_base(given: Sequence[Evaluation]) -> list[list[Evaluation]]:
@@ -290,21 +174,31 @@ def _by_base(given: Sequence[Evaluation]) -> list[list[Evaluation]]:
 
 
 def _reference(label: str, runs: Sequence[Evaluation], listed: Listed) -> Sequence[Evaluation] | None:
-    """The first method's runs with the same prompts, or with others where the methods themselves ask differently."""
-    first, prompts = listed[0][0], runs[0].setup.prompts_sha256
+    """The first method's runs with the same prompts, the same sampling seeds if there are such; or those with others where the
+    methods themselves ask differently, or other questions were chosen. For the first method itself, its first sampling seeds."""
+    (first, firsts), prompts = listed[0], runs[0].setup.prompts_sha256
     theirs = [found for label, found in listed if label == first]
     same = [found for found in theirs if found[0].setup.prompts_sha256 == prompts]
     if not same and len({found[0].setup.prompts_sha256 for found in theirs}) == 1:
         same = [found for found in theirs if found[0].asks != runs[0].asks]
-    return same[0] if same and label != first else None
+    same = same or [found for found in theirs if found[0].setup.question_seed != runs[0].setup.question_seed]
+    if label == first:
+        same = [firsts] if firsts in same and _sampling_seeds(firsts) != _sampling_seeds(runs) else []
+    return min(same, key=lambda found: _sampling_seeds(found) != _sampling_seeds(runs), default=None)
+
+
+def _sampling_seeds(runs: Sequence[Evaluation]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(one.setup.seed for one in runs))
 
 
 def _apart_by(label: str, runs: Sequence[Evaluation], listed: Listed) -> str:
     """What tells these runs from others that were evaluated with the same settings: the prompts, or the base."""
     prompts = runs[0].setup.prompts_sha256
-    several = len({found[0].setup.prompts_sha256 for _, found in listed if found[0].asks == runs[0].asks}) > 1
-    parts = [f"prompts {_digits(prompts) or 'unknown'}"] if several else []
-    if sum(other == label and found[0].setup.prompts_sha256 == prompts for other, found in listed) > 1:
+    alike = [found for _, found in listed if found[0].setup.question_seed == runs[0].setup.question_seed]
+    several = len({found[0].setup.prompts_sha256 for found in alike if found[0].asks == runs[0].asks}) > 1
+    parts = [f"prompts {digits(prompts) or 'unknown'}"] if several else []
+    own = (label, prompts, _sampling_seeds(runs))
+    if sum((other, found[0].setup.prompts_sha256, _sampling_seeds(found)) == own for other, found in listed) > 1:
         parts.append(f"over {runs[0].over}".rstrip())
     return " ".join(parts)
 
@@ -312,23 +206,27 @@ def _apart_by(label: str, runs: Sequence[Evaluation], listed: Listed) -> str:
 def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], first: Sequence[Evaluation] | None) -> Row:
     samples, setup = runs[0].result.samples, runs[0].setup
     ours = [one.result.by_question(k) for one in runs]
-    value = hierarchical(ours, samples=samples, k=k or 1)
+    of = clusters(one.result for one in runs)
+    value = hierarchical(ours, samples=samples, k=k or 1, clusters=of)
     if value is None:
         raise UserError(
             f"the runs of `{label}` have no question of {setup.benchmark} in common",
-            "evaluate them on the same data and with the same seed",
+            "evaluate them on the same data and with the same --question-seed",
         )
     seeds = [one.entry.config.seed for one in runs]
-    row = Row(label, seeds, setup.benchmark, metric, len(set.intersection(*map(set, ours))), value, setup)
+    shared = set.intersection(*map(set, ours))
+    row = Row(label, seeds, setup.benchmark, metric, len(shared), value, setup, len(set(named(list(shared), of) or shared)))
+    row.sampling_seeds = _sampling_seeds(runs)
     bases = [one.base.by_question(k) for one in runs if one.base is not None]
     if len(bases) == len(runs) and len({one.over for one in runs}) == 1:
         base = bases[:1] if all(base == bases[0] for base in bases) else bases
-        row.gain = hierarchical_gain(base, ours, samples=samples, k=k or 1)
+        row.gain = hierarchical_gain(base, ours, samples=samples, k=k or 1, clusters=of)
         row.base = sum(sum(one.values()) / len(one) for one in base) / len(base)
-        row.p = permutation_p(_mean(base), _mean(ours))
+        row.p = p_value(base, ours, samples=samples, k=k or 1, clusters=of)
     if first is not None:
         theirs = [one.result.by_question(k) for one in first]
-        row.against_first = hierarchical_gain(theirs, ours, samples=samples, k=k or 1)
+        row.against_first = hierarchical_gain(theirs, ours, samples=samples, k=k or 1, clusters=of)
+        row.paired = len(shared.intersection(*theirs))
     costs = [cost for one in runs if (cost := _cost(one.entry.run)) is not None]
     if len(costs) == len(runs):
         row.usd = sum(costs) / len(costs)
@@ -338,12 +236,6 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
             row.usd_per_point = Estimate(row.usd / (100 * row.gain.mean), ends)
     row.is_selected = any(one.is_selected for one in runs)
     return row
-
-
-def _mean(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each question's mean over the runs that answered it."""
-    shared = set.intersection(*map(set, runs))
-    return {question: sum(run[question] for run in runs) / len(runs) for question in runs[0] if question in shared}
 
 
 def _cost(run: RunFolder) -> float | None:
@@ -393,7 +285,3 @@ def _published(benchmarks: set[str], models: set[str]) -> list[Row]:
 
 def _short(model: str) -> str:
     return model.rpartition("/")[2].lower()
-
-
-def _digits(sha256: str | None) -> str:
-    return "" if sha256 is None else str(sha256)[:6]

@@ -23,9 +23,9 @@ from microrl.data.prompts import none_fits, render_all
 from microrl.errors import Explained, UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.evaluate import evaluate
-from microrl.evaluation.intervals import permutation_p
 from microrl.evaluation.record import CUT, FileJournal, folder_sha256, free_stem, prompts_sha256, write_completions
-from microrl.evaluation.result import Result, gains
+from microrl.evaluation.result import Result, clusters, gains
+from microrl.evaluation.seeds import p_value
 from microrl.models import gpu
 from microrl.models.load import load_tokenizer
 from microrl.rewards.judges.judge import weakness
@@ -150,7 +150,7 @@ def _prepared(benchmark: Benchmark, scorer: RewardScorer, run: RunFolder | None,
     data = about_data(benchmark, everything, reading, run, console)
     pool = split(everything, config.data.held_out).held_out
     is_whole = config.data.held_out == 1  # a benchmark is what it is, repeated questions and all
-    chosen = pick_questions(pool, config.evaluation.problems, config.evaluation.seed, repeated=is_whole)
+    chosen = pick_questions(pool, config.evaluation.problems, config.evaluation.question_seed, repeated=is_whole)
     questions = check_golds(chosen, scorer, config, None, console)
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "pass a file: --data FILE.jsonl")
@@ -276,6 +276,7 @@ def _evaluate(task: _Task, engine: Engine, snapshot: AdapterSnapshot, share_s: f
             f"{label}: no problem was finished in {share_s or 0:.0f} s, the time that was left for it within --hours",
             "pass larger --hours, or fewer --samples or a lower --max-tokens",
         )
+    result.question_seed = config.evaluation.question_seed
     journal.remove()
     console.note(f"{label}: evaluated in {clock.now_s() - began:.1f} s")
     if len(result.right) < len(prompts):
@@ -299,7 +300,8 @@ def _paired(measured: Measured, base: Measured, console: RunConsole) -> dict[str
     change = None
     if theirs.entropy and ours.entropy is not None:
         change = (ours.entropy - theirs.entropy) / theirs.entropy * 100
-    p = permutation_p(theirs.by_question(), ours.by_question())
+    values = [theirs.by_question()], [ours.by_question()]
+    p = p_value(*values, samples=ours.samples, clusters=clusters([theirs, ours]))
     return {"base": base.to_json(), **gains(theirs, ours), "paired_gain_p": p, "entropy_change_pct": change}
 
 

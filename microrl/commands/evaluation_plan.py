@@ -33,6 +33,7 @@ def preview(benchmarks: Sequence[Benchmark], *, sides: int) -> dict[str, Any]:
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
             "seed": settings.seed,
+            "question_seed": settings.question_seed,
             "tokens_at_most": questions * sampling.group_size * sampling.max_tokens * sides,
             "smallest_gain": smallest_gain(questions=questions, samples=sampling.group_size),
             "seconds": plan.evaluation_s * sides + plan.load_s * sides / len(benchmarks),

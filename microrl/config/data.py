@@ -35,6 +35,10 @@ class DataConfig(Section):
     """Column of the question; None tries the usual names."""
     answer: str | None = None
     """Column of the gold answer; None tries the usual names."""
+    cluster: str | None = None
+    """Column that says which questions are alike, such as translations of one: intervals count each cluster once. None takes
+    `cluster` if it exists, else compares the texts; a column in which all rows differ, such as that of the question, turns it
+    off. Of procedural tasks: `task` or `question`."""
     answer_kind: Literal["math", "text", "code", "gym"] = "math"
     """`math`: the gold answer must parse as mathematics. `text`: answers are compared as text, ignoring case and white space.
     `code`: the answer is a program, and the row has its tests; implied by mbpp and humaneval. `gym`: a scorer of reasoning-gym;

@@ -23,7 +23,9 @@ class EvaluationConfig(Section):
     max_completion_tokens: Positive | None = None
     """Completion limit in tokens; None: sampling.max_completion_tokens."""
     seed: Seed = 0
-    """Seed of the evaluation's sampling and of its choice of problems, independent of the run's seed."""
+    """Seed of the evaluation's sampling, independent of the run's seed."""
+    question_seed: Seed = 0
+    """Seed of the choice and order of the problems: evaluations that share it ask the same ones, whatever their `seed`."""
 
     @field_validator("pass_k", mode="before")
     @classmethod

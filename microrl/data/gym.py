@@ -14,6 +14,7 @@ from typing import Any
 import microrl
 from microrl import plain
 from microrl.config.data import GYM, DataConfig
+from microrl.data.alike import FEWEST
 from microrl.errors import UserError, did_you_mean
 
 NAMES = (
@@ -70,14 +71,22 @@ def tasks(name: str) -> list[str]:
     return found
 
 
-def problems(config: DataConfig) -> Iterator[tuple[str, str, str]]:
-    """Question, answer, and a name by which it is split. Raises UserError for a task that cannot be generated, or is not the
-    same again for the same seed."""
-    for row in _generated(tasks(config.name), config):
+def problems(config: DataConfig) -> Iterator[tuple[str, str, str, str]]:
+    """Question, answer, a name by which it is split, and its cluster. Raises UserError for a task that cannot be generated, or
+    is not the same again for the same seed.
+
+    The problems of a task are independent draws of its generator, but of many tasks each is taken for a sample of others.
+    """
+    if config.cluster not in (None, "task", "question"):
+        raise UserError(f"procedural tasks have no `{config.cluster[:80]}`", "--set data.cluster=task, or question")
+    wanted = tasks(config.name)
+    by_task = config.cluster == "task" or (config.cluster is None and len(wanted) >= FEWEST)
+    for row in _generated(wanted, config):
         if "error" in row:
             raise _refused(row["task"], row["error"])
         gold = {name: row[name] for name in ("task", "index", "entry", "has_answer")} | {"seed": config.seed}
-        yield row["question"], json.dumps(gold), f"{row['task']} {row['index']}"
+        name = f"{row['task']} {row['index']}"
+        yield row["question"], json.dumps(gold), name, row["task"] if by_task else name
 
 
 def solution(gold: str) -> str:

@@ -23,6 +23,7 @@ from microrl.errors import UserError, did_you_mean
 ARITHMETIC = arithmetic.NAME
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "instruction")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "target", "output", "gold")
+CLUSTER_COLUMN = "cluster"
 LONGEST_TOKEN = 1024
 """Characters; no vocabulary has a longer token. A text of more than this times the token limit is therefore too long."""
 LONGEST_ANSWER = 1_000_000
@@ -38,6 +39,7 @@ class Question(NamedTuple):
 
     `answer` is the gold answer as text. For code it is the JSON of tests (`microrl.data.code`), for procedural tasks that of the
     problem as its scorer needs it (`microrl.data.gym`). `share` decides where it belongs in a split; None: the hash of its text.
+    `cluster` names the questions that it is like; empty where the data does not say.
     """
 
     row: int
@@ -45,6 +47,7 @@ class Question(NamedTuple):
     answer: str
     raw: str = ""
     share: float | None = None
+    cluster: str = ""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ def load_questions(config: DataConfig, *, raw: bool = False, reading: Reading | 
     Raises UserError for missing or invalid data.
     """
     if config.name == ARITHMETIC:
+        column("cluster", config.cluster, (), ("question",))
         return [
             Question(row, *pair, as_json(dict(zip(("question", "answer"), pair, strict=True))) if raw else "")
             for row, pair in enumerate(arithmetic.problems(), 1)
@@ -74,8 +78,10 @@ def load_questions(config: DataConfig, *, raw: bool = False, reading: Reading | 
 
         rows = enumerate(gym.problems(config), 1)
         return [
-            Question(row, text, answer, as_json({"question": text, "answer": answer}) if raw else "", content_share(name))
-            for row, (text, answer, name) in rows
+            Question(
+                row, text, answer, as_json({"question": text, "answer": answer}) if raw else "", content_share(name), cluster
+            )
+            for row, (text, answer, name, cluster) in rows
         ]
     reading = Reading() if reading is None else reading
     questions = list(_questions(rows_of(config), config, raw=raw, reading=reading))
@@ -128,7 +134,7 @@ def _questions(
                 column("question", wanted[0], QUESTION_COLUMNS, row),
                 column("answer", wanted[1], ANSWER_COLUMNS, row),
             )
-            reading.guessed = _guessed(columns, wanted)
+            reading.guessed = _guessed(columns, wanted, row, config)
         question = _question(row, columns, number, config, known)
         if question is None:
             reading.left_out[TOO_LONG] += 1
@@ -156,7 +162,19 @@ def _question(
     if known is not None and known.wrong:
         text, answer = lettered(text, answer, [_cell(row, name, where, plain) for name in known.wrong])
     cut = _within_limit(text, where, config)
-    return None if cut is None else Question(number, cut, gold_answer(answer))
+    return None if cut is None else Question(number, cut, gold_answer(answer), cluster=_cluster(row, config))
+
+
+def _cluster(row: Mapping[str, Any], config: DataConfig) -> str:
+    """The name of the row's cluster; empty where it has none."""
+    value = cell(row, config.cluster or CLUSTER_COLUMN)
+    if value is None:
+        return ""
+    try:
+        text = plain(value)
+    except NotText:
+        text = repr(value)
+    return text.encode(errors="replace").decode()
 
 
 def _cell(row: Mapping[str, Any], name: str, where: str, to_text: Callable[[Any], str]) -> str:
@@ -186,7 +204,7 @@ def code_questions(
         if columns is None:
             columns = _code_columns(row, config, where)
             if catalogue.find(config.name) is None:
-                reading.guessed = _guessed(columns, (config.question, config.answer))
+                reading.guessed = _guessed(columns, (config.question, config.answer), row, config)
         try:
             if row.get(columns[0]) in (None, ""):
                 raise code.BadRow(f"`{columns[0]}` is empty", "fix or remove the row")
@@ -204,12 +222,18 @@ def code_questions(
         if cut is None:
             reading.left_out[TOO_LONG] += 1
         else:
-            yield Question(number, cut, problem.answer, as_json(row) if raw else ""), row
+            yield Question(number, cut, problem.answer, as_json(row) if raw else "", cluster=_cluster(row, config)), row
 
 
-def _guessed(columns: tuple[str, str], wanted: tuple[str | None, str | None]) -> dict[str, str]:
+def _guessed(
+    columns: tuple[str, str], wanted: tuple[str | None, str | None], row: Mapping[str, Any], config: DataConfig
+) -> dict[str, str]:
+    """Raises UserError if the column of the cluster is not there."""
+    if config.cluster is not None:
+        column("cluster", config.cluster, (), row)
     roles = ("question", "answer")
-    return {role: name for role, name, given in zip(roles, columns, wanted, strict=True) if given is None}
+    found = {role: name for role, name, given in zip(roles, columns, wanted, strict=True) if given is None}
+    return found | ({"cluster": CLUSTER_COLUMN} if config.cluster is None and CLUSTER_COLUMN in row else {})
 
 
 def _code_columns(row: Mapping[str, Any], config: DataConfig, where: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ def messages(question: str, system: str | None, role: Role = "system") -> list[d
 
 def to_prompt(question: Question) -> Prompt:
     """A question without chat template and tokens, for what needs no model."""
-    return Prompt(question.text, question.answer, question.text, (), question.row, question.raw)
+    return Prompt(question.text, question.answer, question.text, (), question.row, question.raw, question.cluster)
 
 
 def render(question: str, answer: str, tokenizer: Any, system: str | None, role: Role = "system") -> Prompt:
@@ -80,7 +80,7 @@ def render_all(
                 continue
             kept = prompt.token_ids[-limit:]
             prompt = Prompt(prompt.question, prompt.answer, tokenizer.decode(kept), kept)
-        prompts.append(replace(prompt, row=question.row, raw=question.raw))
+        prompts.append(replace(prompt, row=question.row, raw=question.raw, cluster=question.cluster))
     return prompts
 
 

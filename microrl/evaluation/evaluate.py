@@ -9,7 +9,7 @@ from typing import Protocol
 
 from microrl import clock
 from microrl.evaluation.pace import DeadlinePace
-from microrl.evaluation.result import Result
+from microrl.evaluation.result import Result, by_text
 from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.engine import Sampler
 from microrl.types import Completion, Group, Prompt, Sampling
@@ -99,6 +99,14 @@ def keys(prompts: Sequence[Prompt]) -> list[str]:
     return found
 
 
+def clusters_of(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """The cluster of each question that is not one of its own, by its key: as the data says, else by texts that look alike."""
+    if not any(prompt.cluster for prompt in prompts):
+        return by_text(keys(prompts), [prompt.question for prompt in prompts])
+    sizes = Counter(prompt.cluster for prompt in prompts)
+    return {key: one.cluster for key, one in zip(keys(prompts), prompts, strict=True) if one.cluster and sizes[one.cluster] > 1}
+
+
 def entropy(completion: Completion) -> float:
     """Mean of -log p over the completion's tokens, in nats."""
     return -math.fsum(completion.logprobs) / len(completion.logprobs)
@@ -134,7 +142,9 @@ def _votes(group: Group) -> list[tuple[int, bool]]:
 def _result(groups: Sequence[Group], result: Result) -> Result:
     """The result with what these groups say."""
     completions = [one for group in groups for one in group.completions]
-    for name, group in zip(keys([group.prompt for group in groups]), groups, strict=True):
+    asked = [group.prompt for group in groups]
+    result.clusters = clusters_of(asked)
+    for name, group in zip(keys(asked), groups, strict=True):
         result.right[name] = sum(score.accuracy == 1 for score in group.scores)
         result.answers[name] = _votes(group)
         result.killed += sum(score.killed for score in group.scores)

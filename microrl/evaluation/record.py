@@ -162,7 +162,7 @@ def write_completions(path: Path, groups: Sequence[Group]) -> None:
                     "question": group.prompt.question, "row": group.prompt.row, "answer": group.prompt.answer,
                     "sample": sample, "right": score.accuracy == 1, "extracted": score.extracted, "killed": score.killed,
                     "tokens": len(one.token_ids), "finish": one.finish, "entropy": round(entropy(one), 5),
-                    "completion": one.text,
+                    "completion": one.text, **({"cluster": group.prompt.cluster} if group.prompt.cluster else {}),
                 }  # fmt: skip
                 file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from microrl import files
+from microrl.data.alike import FEWEST, alike
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
-from microrl.evaluation.intervals import Estimate, mean_share, paired_gain
+from microrl.evaluation.intervals import Estimate, mean_share, named, paired_gain
 from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
 from microrl.types import Sampling
 
@@ -37,10 +39,19 @@ class Result:
     """Mean of -log p over the sampled tokens, in nats: without bias the entropy per token of what was sampled from."""
     decode_steps: int = 0
     """Forward passes that gave each completion in flight one more token."""
+    clusters: dict[str, str] = field(default_factory=dict)
+    """By question: its cluster, where another question has the same. Intervals go by clusters."""
+    question_seed: int = 0
+    """Seed of the choice and order of the questions."""
 
     @property
     def samples(self) -> int:
         return self.sampling.group_size
+
+    @property
+    def cluster_count(self) -> int:
+        """Number of clusters; of questions, where they are independent."""
+        return len(self.right) - len(self.clusters) + len(set(self.clusters.values()))
 
     def by_question(self, k: int | None = None) -> dict[str, float]:
         """Each question's share of right answers, or its unbiased pass@k."""
@@ -53,7 +64,8 @@ class Result:
         return self._mean(self.by_question(), 1)
 
     def _mean(self, values: Mapping[str, float], k: int) -> Estimate:
-        return mean_share(list(values.values()), samples=self.samples, k=k)
+        labels = named(list(values), self.clusters)
+        return mean_share(list(values.values()), samples=self.samples, k=k, clusters=labels)
 
     def estimates(self) -> dict[str, Any]:
         """Every estimate by its name, as JSON: avg@n, and for each k pass@k, and above 1 also pass^k and maj@k."""
@@ -90,6 +102,10 @@ class Result:
                 "seed": self.seed,
             },
             "right": self.right,
+            # Beside `settings`, in which older versions of microrl read no other keys.
+            "question_seed": self.question_seed,
+            "clusters": self.cluster_count,
+            "cluster_of": self.clusters,
         }
 
     @classmethod
@@ -114,7 +130,8 @@ class Result:
         sampling = Sampling(found.samples, settings.max_tokens, settings.temperature, settings.top_p)
         return cls(
             sampling, settings.seed, found.pass_k(), found.right, mean_length=found.length_mean, truncated=found.truncated,
-            seconds=found.seconds,
+            seconds=found.seconds, question_seed=settings.seed if found.question_seed is None else found.question_seed,
+            clusters=by_text(list(found.right)) if found.cluster_of is None else found.cluster_of,
         )  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
@@ -125,7 +142,40 @@ class Result:
             "ci95": list(accuracy.ci95),
             **{f"pass@{k}": self._mean(self.by_question(k), k).to_json() for k in self.pass_k},
             "questions": len(self.right),
+            "clusters": self.cluster_count,
         }
+
+
+def clusters(results: Iterable[Result]) -> dict[str, str]:
+    """The clusters of the questions that all of the results have."""
+    found: dict[str, str] = {}
+    for result in results:
+        found |= result.clusters
+    return found
+
+
+def in_clusters(questions: int, count: int) -> str:
+    """What to add to a number of questions that are in fewer clusters."""
+    return f" in {count} clusters" if count < questions else ""
+
+
+def by_text(questions: Sequence[str], texts: Sequence[str] | None = None) -> dict[str, str]:
+    """The clusters of questions whose texts look alike, by the first question of each; none where there are too few of them.
+
+    `texts`: where they are not the questions' names.
+    """
+    labels = alike([_REPEATED.sub("", question) for question in questions] if texts is None else texts)
+    sizes = Counter(labels)
+    if len(sizes) < FEWEST:
+        return {}
+    first: dict[int, str] = {}
+    return {
+        question: first.setdefault(label, question) for question, label in zip(questions, labels, strict=True) if sizes[label] > 1
+    }
+
+
+_REPEATED = re.compile(r" \(#\d+\)\Z")
+"""What is added to the name of a question whose text is repeated."""
 
 
 class _Settings(BaseModel):
@@ -147,6 +197,9 @@ class _Stored(BaseModel):
     seconds: Seconds
     settings: _Settings
     right: Annotated[dict[str, Count], Field(min_length=1)]
+    question_seed: Count | None = None
+    cluster_of: dict[str, str] | None = None
+    """None, as for the seed: by a version before there were any."""
 
     def pass_k(self) -> tuple[int, ...]:
         """The k of its estimates of pass@k."""
@@ -162,8 +215,10 @@ class _Stored(BaseModel):
 
 def gains(before: Result, after: Result) -> dict[str, Any]:
     """Paired gains of accuracy and of each pass@k."""
-    samples = before.samples
-    found = {"paired_gain": paired_gain(before.by_question(), after.by_question(), samples=samples)}
+    samples, shared = before.samples, clusters([before, after])
+    found = {"paired_gain": paired_gain(before.by_question(), after.by_question(), samples=samples, clusters=shared)}
     for k in before.pass_k:
-        found[f"paired_gain_pass@{k}"] = paired_gain(before.by_question(k), after.by_question(k), samples=samples, k=k)
+        found[f"paired_gain_pass@{k}"] = paired_gain(
+            before.by_question(k), after.by_question(k), samples=samples, k=k, clusters=shared
+        )
     return {name: None if gain is None else gain.to_json() for name, gain in found.items()}

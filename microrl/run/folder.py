@@ -205,7 +205,11 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The run's `config.json`, not validated. Raises BadFile."""
-        return self.read_json("config.json", dict[str, Any])
+        tree: dict[str, Any] = self.read_json("config.json", dict[str, Any])
+        settings = tree.get("evaluation")
+        if isinstance(settings, dict) and "seed" in settings:  # before there was one for the questions, it was for both
+            settings.setdefault("question_seed", settings["seed"])
+        return tree
 
     def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:
         """The run's configuration, or `tree` instead, validated. Raises UserError naming the file."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate
-from microrl.evaluation.result import Result
+from microrl.evaluation.result import Result, clusters
 from microrl.evaluation.seeds import hierarchical, hierarchical_gain
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import SEED, key_name
@@ -94,7 +94,7 @@ def _contrast(
     sides = [[side[seed].result for seed in seeds] for side in (first, second)]
     before, after = ([one.by_question() for one in side] for side in sides)
     accuracy = [_accuracy(side) for side in sides]
-    difference = hierarchical_gain(before, after, samples=sides[0][0].samples)
+    difference = hierarchical_gain(before, after, samples=sides[0][0].samples, clusters=clusters(sides[0] + sides[1]))
     if accuracy[0] is None or accuracy[1] is None or difference is None:
         return None  # no problem in common: their hours were too short
     hours = [fmean(one.hours_spent for seed in seeds if (one := side[seed].line.summary)) for side in (first, second)]
@@ -104,7 +104,7 @@ def _contrast(
 
 
 def _accuracy(results: list[Result]) -> Estimate | None:
-    return hierarchical([one.by_question() for one in results], samples=results[0].samples)
+    return hierarchical([one.by_question() for one in results], samples=results[0].samples, clusters=clusters(results))
 
 
 def _ended(folder: SweepFolder) -> list[tuple[tuple[Mapping[str, Any], ...], _Ended]]:

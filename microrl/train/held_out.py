@@ -9,7 +9,7 @@ from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.evaluate import evaluate
 from microrl.evaluation.record import write_completions
-from microrl.evaluation.result import Result
+from microrl.evaluation.result import Result, in_clusters
 from microrl.files import BadFile
 from microrl.limits import BEFORE_FRACTION
 from microrl.run.console import RunConsole
@@ -36,11 +36,12 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
     except BadFile as error:
         raise BadFile(error.message, hint) from None
     settings = _sampling(config, config.sampling.max_completion_tokens, None)
-    if (found.sampling, found.seed) != (settings, config.evaluation.seed):
+    asked = config.evaluation
+    if (found.sampling, found.seed, found.question_seed) != (settings, asked.seed, asked.question_seed):
         then = found.sampling
         raise BadFile(
             f"{path} was measured with different settings: with {then.group_size} samples of up to {then.max_tokens} tokens at "
-            f"temperature {then.temperature:g}, top_p {then.top_p:g}, seed {found.seed}",
+            f"temperature {then.temperature:g}, top_p {then.top_p:g}, seeds {found.seed} and {found.question_seed}",
             hint,
         )
     return found
@@ -107,10 +108,10 @@ def _evaluate(
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         with run.folder.tolerate_write_errors("answers to held-out questions", run.announce):
             write_completions(run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz", scored)
-        accuracy = result.accuracy()
+        accuracy, clusters = result.accuracy(), in_clusters(len(result.right), result.cluster_count)
         run.console.note(
             f"{LABELS[name]}: accuracy {accuracy.mean:.3f} 95 % CI [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on "
-            f"{len(result.right)} held-out problems, {run.config.evaluation.samples} samples each"
+            f"{len(result.right)} held-out problems{clusters}, {run.config.evaluation.samples} samples each"
         )
         if result.killed:
             run.announce(
@@ -155,7 +156,7 @@ def evaluate_snapshot(
             on_progress=lambda done, total: console.count(done, total, LABELS.get(name, name), " problems"),
         )
     if result is not None:
-        result.seconds = clock.now_s() - began
+        result.seconds, result.question_seed = clock.now_s() - began, config.question_seed
     return result
 
 

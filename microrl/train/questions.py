@@ -130,12 +130,12 @@ def render_prompts(questions: Questions, tokenizer: Any, config: RunConfig, fold
     training = render_all(questions.training, tokenizer, config.data, progress)
     if not training:
         raise none_fits(config.data)
-    held_out = pick_questions(questions.held_out, config.evaluation.problems, config.evaluation.seed)
+    held_out = pick_questions(questions.held_out, config.evaluation.problems, config.evaluation.question_seed)
     if config.evaluation.problems and not held_out:
         missing = "there are no held-out problems, so the gain will not be measured; increase data.held_out, or add data"
         folder.event("warning", missing)
         console.note(f"warning: {missing}")
-    validation = pick_questions(questions.validation, config.validation.problems, config.evaluation.seed)
+    validation = pick_questions(questions.validation, config.validation.problems, config.evaluation.question_seed)
     rendered = training, render_all(held_out, tokenizer, config.data), render_all(validation, tokenizer, config.data)
     for part, given, fits in zip(PARTS, (questions.training, held_out, validation), rendered, strict=True):
         questions.left_out[part][TOO_LONG] += len(given) - len(fits)

@@ -1,0 +1,171 @@
+"""The evaluations that runs have stored, as `microrl compare` reads them; without torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from microrl.config import RunConfig, catalogue
+from microrl.config.paths import is_data_file
+from microrl.evaluation.result import Result
+from microrl.files import RESTORE, BadFile, read_json
+from microrl.run.folder import RunFolder
+from microrl.types import Sampling
+
+HELD_OUT = "held-out"
+IS_HELD_OUT, PART = re.compile(r"held-out-n\d+-t\d"), re.compile(r"-s\d+(?:-qs\d+)?(?:-q\d+)?-(best|step-\d{6,15})(?=-|$)")
+"""Only the name of an evaluation's file tells whether it is of the held-out part, and of which part of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run, and the part of it that is compared: None for its final adapter. `method`: what it is called, where a sweep says."""
+
+    run: RunFolder
+    config: RunConfig
+    part: str | None
+    method: str | None = None
+
+    @classmethod
+    def of(cls, run: RunFolder, part: str | None, method: str | None = None) -> Entry:
+        """Raises UserError for a damaged configuration."""
+        return cls(run, run.settings(), part, method)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What was asked, and how: the benchmark's name, the sampling, and the hashes of data and prompts, None where not stored."""
+
+    benchmark: str
+    sampling: Sampling
+    seed: int
+    data_sha256: str | None
+    prompts_sha256: str | None = None
+    in_training: bool = False
+    """Whether it is the run's own evaluation, before and after training."""
+    is_known: bool = False
+    """Whether it is the known benchmark of this name, rather than other data that is called so."""
+    question_seed: int = 0
+
+    def text(self, *, data: bool) -> str:
+        """In short; `data`: with its hash, too."""
+        drawn = self.sampling
+        text = f"n{drawn.group_size} T{drawn.temperature} p{drawn.top_p} {drawn.max_tokens} tok"
+        text += f" data {digits(self.data_sha256) or 'unknown'}" if data else ""
+        return text + (" in training" if self.in_training else "")
+
+    def to_json(self) -> dict[str, Any]:
+        stored = {name: getattr(self.sampling, name) for name in ("temperature", "top_p", "max_tokens")}
+        own = {name: getattr(self, name) for name in ("seed", "question_seed", "data_sha256", "prompts_sha256", "in_training")}
+        return {"samples": self.sampling.group_size, **stored, **own}
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """An entry's result on a benchmark, and that of other weights on the same questions, whose name is `over`."""
+
+    entry: Entry
+    setup: Setup
+    result: Result
+    base: Result | None
+    over: str | None
+    adapter_sha256: str | None = None
+    is_selected: bool = False
+
+    @property
+    def asks(self) -> tuple[Any, ...]:
+        """What in the run's configuration decides on its prompts."""
+        config, data = self.entry.config, self.entry.config.data
+        return config.model.name, data.system, data.system_role, data.max_prompt_tokens, data.long_prompts
+
+
+class _Data(BaseModel):
+    name: str
+    rows: int
+    sha256: str
+
+
+class _About(BaseModel):
+    """What an evaluation's file says beside the result, and `data.json` of a run's data."""
+
+    data: _Data | None = None
+    prompts_sha256: str | None = None
+    adapter_sha256: str | None = None
+    base: dict[str, Any] | None = None
+
+
+def evaluations(entry: Entry) -> list[Evaluation]:
+    """The evaluations of the entry's part; those before and after training as `held-out`. Of several with the same setup and base
+    the newest counts, unless one of the same weights has more questions."""
+    folder = entry.run.path / "eval"
+    stored = [path for path in folder.glob("[!.]*.json") if path.stem not in (f"{HELD_OUT}-before", f"{HELD_OUT}-after")]
+    found: dict[tuple[Setup, str | None], Evaluation] = {}
+    parts: dict[Setup, set[str | None]] = {}
+    for path in sorted(stored, key=lambda path: (path.stat().st_mtime_ns, path.name)):
+        part = match[1] if (match := PART.search(path.stem)) else None
+        evaluation = _stored(entry, path)
+        parts.setdefault(evaluation.setup, set()).add(part)
+        old = found.get(key := (evaluation.setup, evaluation.over))
+        is_same = old is not None and old.adapter_sha256 == evaluation.adapter_sha256
+        if part == entry.part and not (old and is_same and len(old.result.right) > len(evaluation.result.right)):
+            found[key] = evaluation
+    evaluations = sorted(found.values(), key=lambda one: (one.setup.benchmark, str(one.setup.sampling), one.setup.seed))
+    for one in evaluations:
+        one.is_selected = entry.part is not None and len(parts[one.setup]) > 1
+    if entry.part is None and (folder / f"{HELD_OUT}-after.json").is_file():
+        evaluations.append(_in_training(entry))
+    return evaluations
+
+
+def _stored(entry: Entry, path: Path) -> Evaluation:
+    """What `microrl eval` has stored."""
+    result, about, base = _read(entry, path)
+    name, is_known = _benchmark(path.stem, about.data)
+    data_sha256 = None if about.data is None else about.data.sha256
+    setup = Setup(name, result.sampling, result.seed, data_sha256, about.prompts_sha256, is_known=is_known)
+    setup = replace(setup, question_seed=result.question_seed)
+    named = {} if about.base is None else about.base
+    over = f"{named.get('model')} {digits(named.get('adapter_sha256'))}" if named else None
+    return Evaluation(entry, setup, result, base, over, about.adapter_sha256)
+
+
+def _in_training(entry: Entry) -> Evaluation:
+    """The run's own evaluations before and after training."""
+    before, after = (entry.run.path / "eval" / f"{HELD_OUT}-{when}.json" for when in ("before", "after"))
+    result, record = _read(entry, after)[0], entry.run.path / "data.json"
+    data = read_json(record, _About).data if record.is_file() else None
+    setup = Setup(HELD_OUT, result.sampling, result.seed, None if data is None else data.sha256, in_training=True)
+    setup = replace(setup, question_seed=result.question_seed)
+    base = _read(entry, before)[0] if before.is_file() else None
+    return Evaluation(entry, setup, result, base, None if base is None else "before")
+
+
+def _benchmark(stem: str, data: _Data | None) -> tuple[str, bool]:
+    """The name of an evaluation's data, and whether it is the known benchmark of this name: its split, whole."""
+    if IS_HELD_OUT.match(stem) or data is None:
+        return (HELD_OUT if IS_HELD_OUT.match(stem) else stem), False
+    if (known := catalogue.find(data.name)) is not None:
+        return known.name, data.rows == known.rows.get("test")
+    return (Path(data.name).stem if is_data_file(data.name) else Path(data.name).name), False
+
+
+def _read(entry: Entry, path: Path) -> tuple[Result, _About, Result | None]:
+    """The result, what stands beside it, and the result of its base. Raises BadFile."""
+    try:
+        about: _About = read_json(path, _About)
+        return Result.read(path), about, None if about.base is None else Result.of(about.base)
+    except ValueError:  # pydantic's are some
+        message = f"{path} is damaged: the result of its base model cannot be read"
+    except BadFile as error:
+        if error.hint != RESTORE:
+            raise
+        message = error.message
+    raise BadFile(message, f"remove {path}, and evaluate again with the same options: microrl eval {entry.run.path}")
+
+
+def digits(sha256: str | None) -> str:
+    return "" if sha256 is None else str(sha256)[:6]
