@@ -24,6 +24,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from microrl.models.tensors import rows_at
+
 NAME = "sdpa_lower_right"
 """Of this implementation, beside transformers' own "sdpa"."""
 PLAIN_DECODERS = (LlamaModel, Qwen2Model, Qwen3Model)
@@ -165,8 +167,8 @@ def _attend_packed(
         for x in (query, key, value)
     ]
     out_PLHD, _ = attend(module, query_PHLD, key_PHLD, value_PHLD, packing.prompt_mask_P1LL, **others)
-    keys_BHKD = torch.cat([key_PHLD[packing.prompt_of_B], key_BHTD], dim=2)
-    values_BHKD = torch.cat([value_PHLD[packing.prompt_of_B], value_BHTD], dim=2)
+    keys_BHKD = torch.cat([rows_at(key_PHLD, packing.prompt_of_B), key_BHTD], dim=2)
+    values_BHKD = torch.cat([rows_at(value_PHLD, packing.prompt_of_B), value_BHTD], dim=2)
     out_BTHD, _ = attend(module, query_BHTD, keys_BHKD, values_BHKD, packing.mask_B1TK, **others)
     return torch.cat([out_PLHD.flatten(0, 1), out_BTHD.flatten(0, 1)])[None]
 

@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from microrl.algorithm.batch import Row
 from microrl.models import attention
 from microrl.models.forward import cache_argument
+from microrl.models.tensors import rows_at
 
 
 class MicroBatch(NamedTuple):
@@ -129,7 +130,7 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
             torch.cat([prompt_positions_PL.flatten(), positions_BT.flatten()]),
             packing,
         )
-        return torch.cat([prompt_PLD[batch.prompt_of_B, -1:], completion_BTD], dim=1)
+        return torch.cat([rows_at(prompt_PLD[:, -1:], batch.prompt_of_B), completion_BTD], dim=1)
     return _behind_a_cache(model, batch, prompt_positions_PL, positions_BT)
 
 
@@ -146,11 +147,13 @@ def _behind_a_cache(
         use_cache=True,
         **kept,
     )
-    first_B1D = prompt.last_hidden_state[:, -1:][batch.prompt_of_B]
+    first_B1D = rows_at(prompt.last_hidden_state[:, -1:], batch.prompt_of_B)
     fed_BT = batch.completions_BT[:, :-1]
     if fed_BT.shape[1] == 0:
         return first_B1D
-    cache.batch_select_indices(batch.prompt_of_B)
+    for layer in cache.layers:  # as `batch_select_indices` does, whose gradient varies
+        if layer.get_seq_length() > 0:
+            layer.keys, layer.values = rows_at(layer.keys, batch.prompt_of_B), rows_at(layer.values, batch.prompt_of_B)
     completion = backbone(input_ids=fed_BT, attention_mask=_mask(batch), position_ids=positions_BT, use_cache=True, **kept)
     return torch.cat([first_B1D, completion.last_hidden_state], dim=1)
 
