@@ -57,21 +57,38 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) 
     """Open a regular file without waiting for a pipe's other end, and unless `follow` without following a link at `path` itself.
 
     `flags` as for `os.open`; a file that `os.O_CREAT` makes is readable by all. `follow` is for what a person has named, such
-    as a model in a hub's cache, whose files are links. Raises BadFile for a link, a device, a pipe or a folder, and OSError
-    as `open` does otherwise.
+    as a model in a hub's cache, whose files are links. Raises BadFile for a link, a device, a pipe or a folder, for writing also
+    for a file with further hard links, and OSError as `open` does otherwise.
     """
+    is_read = flags & (os.O_WRONLY | os.O_RDWR) == 0
     nofollow, nonblock = 0 if follow else getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
     try:
-        descriptor = os.open(path, flags | nofollow | nonblock | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, flags & ~os.O_TRUNC | nofollow | nonblock | os.O_CLOEXEC, 0o644)
     except OSError:
         if path.is_symlink() and not follow:
             raise BadFile(f"{path} is a symbolic link", "replace it with the file itself") from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise BadFile(f"{path} is not a regular file", "remove it, or replace it with the file itself")
+        if not is_read:
+            refuse_hard_links(path, found)
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
         os.close(descriptor)
-        raise BadFile(f"{path} is not a regular file", "remove it, or replace it with the file itself")
-    is_read = flags & (os.O_WRONLY | os.O_RDWR) == 0
+        raise
     return os.fdopen(descriptor, "rb" if is_read else "ab" if flags & os.O_APPEND else "r+b", buffering=-1 if is_read else 0)
+
+
+def refuse_hard_links(path: Path, found: os.stat_result) -> None:
+    """Raise BadFile where the file at `path` is one under another name, too: whoever writes here would change it there."""
+    if found.st_nlink > 1:
+        raise BadFile(
+            f"{path} is a hard link: {found.st_nlink} names have one content, and writing would change them all",
+            f"give it a content of its own: cp {path} {path}.own && mv {path}.own {path}",
+        )
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False) -> bytes:

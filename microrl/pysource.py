@@ -8,9 +8,9 @@ import dis
 import importlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LONGEST = 1_000_000
 """Characters of a source."""
@@ -115,3 +115,106 @@ def first_call(source: str, wanted: set[str]) -> str | None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in wanted:
             return ast.get_source_segment(source, node)
     return None
+
+
+class TopLevel(NamedTuple):
+    """Names that a source defines at its top level. A constant's value is no lambda, no name, and not the result of a call."""
+
+    functions: set[str]
+    classes: set[str]
+    constants: set[str]
+
+
+def top_level(source: str) -> TopLevel:
+    """Raises BadSource."""
+    compiled(source)
+    found = TopLevel(set(), set(), set())
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.functions.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found.classes.add(node.name)
+        elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Lambda | ast.Call | ast.Name | ast.Attribute):
+            found.constants.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return found
+
+
+def helpers(tests: Iterable[str], functions: set[str], classes: set[str]) -> tuple[set[str], set[str]]:
+    """Which of these names the tests use to judge what the others return, and those of which they do not tell.
+
+    A helper is called with the result of another function, which is not called with its result. Neither is told from the other
+    where each takes the other's result, where two results are compared with each other, or where a helper is also called in a
+    test of its own. An object of a class is an argument like any other. Raises BadSource.
+    """
+    flows: set[tuple[str, str]] = set()
+    together: set[frozenset[str]] = set()
+    alone: set[str] = set()
+    for test in tests if len(functions | classes) > 1 else ():
+        compiled(test)
+        found = _Flows(functions, classes)
+        found.read(ast.parse(test))
+        flows |= found.flows
+        together |= found.compared
+        alone |= found.seen if len(found.seen) == 1 else set()
+    takers = {taker for _, taker in flows}
+    unclear = {name for flow in flows if flow[::-1] in flows for name in flow} | (takers & alone)
+    for names_together in together:
+        if len(judged := names_together - takers) > 1:
+            unclear |= judged
+    return takers - unclear, unclear
+
+
+class _Flows:
+    """Which functions' results become arguments of which others, in one source. A variable stands for all that it ever held."""
+
+    def __init__(self, functions: set[str], classes: set[str]) -> None:
+        self._functions, self._names = functions, functions | classes
+        self._held: dict[str, set[str]] = {}
+        self.flows: set[tuple[str, str]] = set()
+        """Pairs of a function and the function or class that is called with its result."""
+        self.compared: set[frozenset[str]] = set()
+        self.seen: set[str] = set()
+        """The functions that are used at all."""
+
+    def read(self, tree: ast.Module) -> None:
+        nodes = list(ast.walk(tree))
+        defined = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        before = -1
+        while before != (before := sum(map(len, self._held.values()))):  # until no variable holds anything more
+            for node in nodes:
+                self._bind(node, defined)
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+                given = set().union(*map(self._of, arguments)) & self._functions
+                self.flows |= {(one, taker) for taker in self._of(node.func) for one in given - {taker}}
+            elif isinstance(node, ast.Compare | ast.BinOp):
+                self.compared.add(frozenset(self._of(node) & self._functions))
+        self.seen = self._of(tree) & self._functions
+
+    def _bind(self, node: ast.AST, defined: dict[str, Any]) -> None:
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                self._hold(target, self._of(node.value))
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+            self._hold(node.target, self._of(node.iter))
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._hold(node.optional_vars, self._of(node.context_expr))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined:
+            function = defined[node.func.id].args
+            given = set().union(*map(self._of, [*node.args, *(keyword.value for keyword in node.keywords)]))
+            for one in (*function.posonlyargs, *function.args, *function.kwonlyargs, function.vararg, function.kwarg):
+                if one is not None:
+                    self._held.setdefault(one.arg, set()).update(given)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
+            self._held.setdefault(node.name, set()).update(*map(self._of, returned))
+
+    def _hold(self, target: ast.AST, values: set[str]) -> None:
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name):
+                self._held.setdefault(node.id, set()).update(values)
+
+    def _of(self, node: ast.AST) -> set[str]:
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        return (used & self._names).union(*(self._held.get(name, ()) for name in used))

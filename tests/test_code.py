@@ -390,3 +390,77 @@ def _no_cheat(host, pairs):
         if judged(host, problem, program, 0.3 if name in HANGING else 2.0) != [False]:
             passed.append((row["task_id"], name))
     assert passed == []
+
+
+# ---- helpers of the tests
+
+CLOSE = "def is_close(a, b):\n    return abs(a - b) < 1e-6\n"
+ROOT = "def root(x):\n    return x ** 0.5\n"
+ALWAYS = "def is_close(*a): return True\ndef root(x): return 0\n"
+
+
+@pytest.mark.parametrize(
+    ("test", "solution", "cheat"),
+    [
+        ("assert is_close(root(4), 2)", CLOSE + ROOT, ALWAYS),
+        ("x = root(4)\nassert is_close(x, 2) is True", ROOT + CLOSE, ALWAYS),
+        ("assert all(is_close(root(a), b) for a, b in [(4, 2), (9, 3)])", CLOSE + ROOT, ALWAYS),
+        ("for a, b in [(4, 2)]:\n    found = [root(a)]\n    assert is_close(found[0], b)", CLOSE + ROOT, ALWAYS),
+        ("def check(f):\n    assert is_close(f(4), 2)\ncheck(root)", CLOSE + ROOT, ALWAYS),
+        ("def got(a):\n    return root(a)\nassert is_close(got(4), 2)", CLOSE + ROOT, ALWAYS),
+        ("same = lambda a, b: is_close(a, b)\nassert same(root(4), 2)", CLOSE + ROOT, ALWAYS),
+        ("assert not differ(root(4), b=2)", ROOT + "def differ(a, b): return a != b", "def differ(a, b): 0\ndef root(x): 0"),
+        ("assert gap(root(4), 2) < 1e-6", ROOT + "gap = lambda a, b: abs(a - b)", "def gap(a, b): return 0\ndef root(x): 0"),
+        ("assert key(root(4)) == key(2)", ROOT + "def key(x): return round(x, 3)", "def key(x): return 0\ndef root(x): 0"),
+        ("assert agrees(root, 4)", ROOT + "def agrees(f, x): return f(x) ** 2 == x", "def agrees(*a): 1 / 0\n" + ROOT),
+        ("assert Near(2).has(root(4))",
+         ROOT + "class Near:\n    def __init__(self, x): self.x = x\n    def has(self, y): return y == self.x",
+         "class Near:\n    def __init__(self, x): 0\n    def has(self, y): return True\ndef root(x): return 0"),
+        ("assert root(4) == EXPECTED", ROOT + "EXPECTED = 2", "EXPECTED = 0\ndef root(x): return 0"),
+        ("assert is_close(sum(4, 1), 5)", CLOSE + "def sum(a, b): return a + b", "def is_close(*a): return True\ndef sum(*a): 0"),
+    ],
+)  # fmt: skip
+def test_a_helper_is_the_solutions(host, test, solution, cheat):
+    problem = mbpp([test], solution)
+    (helper,) = problem.names
+    assert f"Write `{helper}` in Python" in problem.text and helper in ("root", "sum")
+    right = cheat.startswith("def agrees")
+    assert judged(host, problem, cheat) == [right], "its own helper counts for nothing"
+    only = {"root": ROOT, "sum": "def sum(a, b): return a + b"}[helper]
+    assert judged(host, problem, only) == [True] and judged(host, problem, only.replace("return", "return 1 +")) == [False]
+
+
+def test_a_helper_of_humaneval_is_the_solutions(host):
+    body = "    return encoded(text[::-1])[::-1]\n\ndef encoded(text):\n    return text.swapcase()\n"
+    test = "def check(candidate):\n    for word in ['aB', 'Cd']:\n        assert same(candidate(encoded(word)), word)\n"
+    row = {"prompt": "def decoded(text):\n    '''Undo.'''\n", "entry_point": "decoded", "test": test,
+           "canonical_solution": body + "def same(a, b):\n    return a == b and decoded(encoded(a)) == a\n"}  # fmt: skip
+    problem = rows.problem(row, "prompt", "test")
+    assert problem.names == ["decoded"]
+    assert judged(host, problem, "def decoded(text): return text.swapcase()") == [True]
+    assert judged(host, problem, "def same(*a): return True\ndef encoded(x): return x\ndef decoded(x): return x") == [False]
+    # A helper that calls what the program is asked for calls the solution's.
+    even = "def is_odd(n):\n    return n > 0 and is_even(n - 1)\n\ndef is_even(n):\n    '''Whether n is even.'''\n"
+    row = {"prompt": even, "entry_point": "is_even", "canonical_solution": "    return n == 0 or is_odd(n - 1)",
+           "test": "def check(f):\n    assert f(4) is not is_odd(4) and f(3) is not is_odd(3)"}  # fmt: skip
+    problem = rows.problem(row, "prompt", "test")
+    assert judged(host, problem, "def is_even(n): return n == 0 or is_odd(n - 1)") == [True]
+    assert judged(host, problem, "def is_even(n): return n % 2 == 1") == [False]
+    assert "solution" not in code.requests(problem.answer, "x")[0], "never in the program's process"
+
+
+def test_the_entry_point_says_what_is_asked_for(host):
+    tests = ["assert decode(encode('ab')) == 'ab' and encode(decode('ab')) == 'ab'"]
+    both = "def encode(s): return s[::-1]\ndef decode(s): return s[::-1]"
+    for unclear in (tests, ["assert root(4) == expected(4)"], ["assert is_close(1, 1)", "assert is_close(root(4), 2)"]):
+        solution = both if unclear is tests else CLOSE + ROOT + "def expected(x): return x ** 0.5"
+        with pytest.raises(rows.BadRow, match="asked for or help to judge"):
+            mbpp(unclear, solution)
+    row = {"text": "Decode.", "test_list": tests, "code": both, "entry_point": "decode"}
+    problem = rows.problem(row, "text", "test_list")
+    assert problem.names == ["decode"]
+    assert judged(host, problem, "def encode(s): return s\ndef decode(s): return s") == [False]
+    assert judged(host, problem, "def decode(s): return s[::-1]") == [True]
+    assert rows.problem({**row, "entry_point": "encode, decode"}, "text", "test_list").names == ["decode", "encode"]
+    independent = mbpp(["assert encode('ab') == 'ba'", "assert decode('ab') == 'ba'"], both)
+    assert independent.names == ["decode", "encode"] and not independent.solution

@@ -457,6 +457,20 @@ def test_a_lock_that_cannot_be_taken_is_said(inside, whole, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == before
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "run.log", ".lock"])
+def test_a_hard_link_in_a_run_is_not_written_through(inside, whole, tmp_path, name):
+    out, theirs = tmp_path / "run", tmp_path / "theirs"
+    shutil.copytree(whole[0], out)
+    (out / name).unlink(missing_ok=True)
+    theirs.write_text("{}\n")
+    (out / name).hardlink_to(theirs)
+    done = inside("train", "--resume", out, "--steps", 5)
+    told(done, 2)
+    assert f"{out / name} is a hard link" in done.stderr and f"mv {out / name}.own" in done.stderr
+    assert theirs.read_text() == "{}\n"
+    assert inside("report", out, "--out", tmp_path / "page.html").returncode == 0, "it can still be read"
+
+
 @pytest.mark.parametrize("trouble", ["full", "a file in the way"])
 def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_path, monkeypatch, trouble):
     """The training of the warm start is left out; what is written, and where, is real."""

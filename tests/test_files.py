@@ -71,6 +71,21 @@ def test_appending_does_not_follow_a_link(tmp_path):
     assert (tmp_path / "new").read_text() == "line\n"
 
 
+def test_a_hard_link_is_read_but_not_written(tmp_path):
+    target, path = tmp_path / "target", tmp_path / "log"
+    target.write_text("before")
+    path.hardlink_to(target)
+    assert files.read_bytes(path) == b"before"
+    for flags in (os.O_APPEND, os.O_TRUNC, 0):
+        with pytest.raises(files.BadFile, match="log is a hard link") as refused:
+            files.open_regular(path, os.O_WRONLY | os.O_CREAT | flags)
+        assert target.read_text() == "before" and str(path) in refused.value.hint
+    target.unlink()
+    with files.open_regular(path, os.O_WRONLY | os.O_TRUNC) as file:
+        file.write(b"after")
+    assert path.read_text() == "after"
+
+
 def test_links_anywhere_below_are_refused_but_the_root_may_be_one(tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text("{}")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, Protocol
 
-from microrl import clock
+from microrl import clock, files
 from microrl.errors import MachineFailure, UserError
 from microrl.report.history import History, finite
 from microrl.run import follow
@@ -162,7 +162,7 @@ def _locked(folder: RunFolder, to: str, *, waits: bool) -> IO[bytes] | None:
     `waits`: for that process to end, which has been given the end of the run before it was resumed. Else raises UserError.
     """
     try:
-        file = (folder.path / log_name(to)).open("ab")
+        file = files.open_regular(folder.path / log_name(to), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError:
         return None
     try:

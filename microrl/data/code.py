@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from microrl.data.cells import plain
-from microrl.pysource import BadSource, first_call, free_names, imports, is_only_a_module, names
+from microrl.pysource import BadSource, first_call, free_names, helpers, imports, is_only_a_module, names, top_level
 
 QUESTION_COLUMNS = ("text", "prompt", "question", "problem", "instruction")
 TEST_COLUMNS = ("test_list", "tests", "test")
@@ -32,7 +32,8 @@ class BadRow(ValueError):
 
 
 class Problem(NamedTuple):
-    """`tests` and `setup` are sources; `names` is what the program has to define for them. `given` is what it may build on."""
+    """`tests` and `setup` are sources; `names` is what the program has to define for them. `given` is what it may build on;
+    `solution` has the helpers that the tests call, and is empty where they call none of it."""
 
     text: str
     tests: list[str]
@@ -40,12 +41,14 @@ class Problem(NamedTuple):
     names: list[str]
     entry_point: str | None = None
     given: str = ""
+    solution: str = ""
 
     @property
     def answer(self) -> str:
         """As the gold answer of a question."""
         gold = {"setup": self.setup, "tests": self.tests, "entry_point": self.entry_point, "names": self.names}
-        return json.dumps(gold | ({"given": self.given} if self.given else {}))
+        more = {"given": self.given, "solution": self.solution}
+        return json.dumps(gold | {name: source for name, source in more.items() if source})
 
 
 def problem(row: Mapping[str, Any], question: str, tests: str) -> Problem:
@@ -89,21 +92,21 @@ def _sources(row: Mapping[str, Any], name: str) -> list[str]:
 
 def _humaneval(prompt: str, test: str, entry: str, solution: str | None) -> Problem:
     """`check` is called with the program's function. The prompt is executed before the tests and before the program: both may
-    use its imports and helpers."""
+    use its imports and helpers. A helper that calls the function calls the solution's, so that it does not depend on the program.
+    """
     given = prompt if _is_python(prompt) else ""
     source = f"{test}\n\ncheck({entry})\n"
-    wanted = [entry]
-    missing = free_names(given, source) - {entry}
-    if missing:
-        defined = names(f"{given}\n{solution}").defined if solution and _is_python(f"{given}\n{solution}") else set()
-        wanted += sorted(missing & defined)
-        _refuse_unknown(missing - defined)
+    whole = f"{given}\n{solution}" if solution and _is_python(f"{given}\n{solution}") else ""
+    used = free_names(source) - {entry}
+    _refuse_unknown(used - names(whole or given).defined)
+    if not used & names(whole).defined - imports(whole).keys():
+        whole = ""
     text = (
         f"Complete this Python function. Answer with the whole function in {BLOCK}.\n\n```python\n{prompt.rstrip()}\n```"
         if given
         else f"{prompt.rstrip()}\n\nWrite the function `{entry}` in {BLOCK}."
     )
-    return Problem(text, [source], given, wanted, entry, given)
+    return Problem(text, [source], "" if whole else given, [entry], entry, given, whole)
 
 
 def _mbpp(text: str, tests: list[str], setup: str, entries: list[str], solution: str | None) -> Problem:
@@ -112,16 +115,22 @@ def _mbpp(text: str, tests: list[str], setup: str, entries: list[str], solution:
     lines = [f"import {name}" for name in sorted(missing) if name not in entries and is_only_a_module(name, sources)]
     missing -= {line.removeprefix("import ") for line in lines}
     known = {*entries}
+    own = ""
     if solution is not None and _is_python(solution):
         imported = imports(solution)
         lines += [imported[name] for name in sorted(missing & imported.keys() - known)]
         missing -= imported.keys() - known
-        known |= names(solution).defined - imported.keys()
+        defined = names(solution).defined - imported.keys()
+        # MBPP has functions with the names of built-in ones, such as its `sum`.
+        used = set().union(*(names(test).used for test in tests)) & (missing | top_level(solution).functions) & defined
+        asked = known or _asked([f"{setup}\n{test}" for test in tests], used, solution)
+        own = solution if used - asked else ""
+        missing -= defined - asked
+        known |= asked
     elif not entries and len(missing) == 1:
         known = set(missing)
     wanted = sorted(missing & known)
     if not missing:
-        # MBPP has functions with the names of built-in ones, such as its `sum`.
         wanted = sorted(set().union(*(names(test).used for test in tests)) & known & vars(builtins).keys())
     _refuse_unknown(missing - known)
     if not wanted:
@@ -130,7 +139,19 @@ def _mbpp(text: str, tests: list[str], setup: str, entries: list[str], solution:
     call = next(filter(None, (first_call(test, set(wanted)) for test in tests)), None)
     shown = f" It will be called as in `{call}`." if call and len(call) <= LONGEST_CALL and "\n" not in call else ""
     task = f"{text.strip()}\n\nWrite {_listed(wanted)} in Python, in {BLOCK}.{shown}"
-    return Problem(task, tests, "\n".join([*lines, setup]).strip(), wanted, entry)
+    return Problem(task, tests, "\n".join([*lines, setup]).strip(), wanted, entry, solution=own)
+
+
+def _asked(tests: list[str], used: set[str], solution: str) -> set[str]:
+    """Which of the names that tests use and a solution defines are the program's to define: all but helpers and constants."""
+    of_solution = top_level(solution)
+    taken, unclear = helpers(tests, used - of_solution.classes - of_solution.constants, used & of_solution.classes)
+    if unclear:
+        raise BadRow(
+            f"its tests do not tell whether {_listed(sorted(unclear)[:5])} are asked for or help to judge",
+            "name what the program has to define in a column `entry_point` (several: a, b)",
+        )
+    return used - taken - of_solution.constants
 
 
 def _listed(wanted: Iterable[str]) -> str:

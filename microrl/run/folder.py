@@ -111,9 +111,13 @@ class RunFolder:
         return {"budget", "sampling", "adapter"} <= config.keys()
 
     def lock(self) -> None:
-        """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock."""
+        """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock, and
+        BadFile where a file that is appended to is a hard link."""
         if self._lock is not None:
             return
+        for path in (*self.path.glob("*.jsonl"), *self.path.glob("*.log"), *self.path.glob("*/*.log")):
+            with suppress(FileNotFoundError):
+                files.refuse_hard_links(path, path.lstat())
         try:
             file = files.open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:

@@ -108,7 +108,7 @@ def requests(gold: str, program: str, seconds: float = SECONDS) -> tuple[dict[st
     a question of kind code (`microrl.data.code`)."""
     row = json.loads(gold)
     asked = {"program": program, "given": row.get("given", ""), "entry_point": row.get("entry_point")}
-    tests = {name: row[name] for name in ("setup", "tests", "entry_point", "names") if name in row}
+    tests = {name: row[name] for name in ("setup", "solution", "tests", "entry_point", "names") if name in row}
     return asked, {**tests, "seconds": seconds}
 
 
@@ -243,17 +243,21 @@ def judge(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
     """One verdict a test: whether it ended without an exception, and the program has answered what it asked.
 
     `request`: `setup`, a source that is executed first; `tests`, sources; `names`, which the program defines and the tests use
-    (None: all that nothing else defines); `entry_point`, one of them, even where the set-up defines it, too; `seconds`, in which
-    the program has to answer. What is not answered by then is not passed.
+    (None: all that nothing else defines); `entry_point`, one of them, even where the set-up defines it, too; `solution`, the
+    row's own, whose other names the tests use as helpers; `seconds`, in which the program has to answer. What is not answered by
+    then is not passed.
     """
     tests: list[str] = request["tests"]
     verdicts = [False] * len(tests)
     program = Program(Channel(reads, writes, now_s() + request.get("seconds", SECONDS)))
-    space: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+    space, own = _new_space(), _new_space()
     try:
         program.start()
-        taken = program.names(_names(request))
-        space |= taken
+        wanted = _names(request)
+        taken = program.names(wanted)
+        # In a space of its own: a helper that calls what the program is asked for must get the solution's.
+        _run(request.get("solution", ""), "<solution>", own)
+        space |= {name: value for name, value in own.items() if name not in wanted} | taken
         _run(request.get("setup", ""), "<setup>", space)
     except BaseException:
         return verdicts
@@ -267,6 +271,10 @@ def judge(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
             _run(test, f"<test {number + 1}>", dict(space))
             verdicts[number] = program.answers > answered and not program.is_gone
     return verdicts
+
+
+def _new_space() -> dict[str, Any]:
+    return {"__name__": "tests", "__builtins__": builtins}
 
 
 handle = judge
