@@ -52,7 +52,13 @@ def evaluate_before(run: Run) -> None:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
         if run.before is None and run.held_out:
-            run.announce("warning", "the evaluation before training ran out of time without a result; no gain will be measured")
+            run.announce("evaluation cut", "that before training ran out of time without a result; no gain will be measured")
+        elif run.before is not None and len(run.before.right) < len(run.held_out):
+            run.announce(
+                "evaluation cut",
+                f"that before training has only {len(run.before.right)} of {len(run.held_out)} questions, since it may take at "
+                f"most {BEFORE_FRACTION:.0%} of the time; the gain is measured on those",
+            )
     run.forecast.evaluated(run.before)
 
 
@@ -78,8 +84,8 @@ def evaluate_after(run: Run) -> None:
     if run.before and (run.after is None or len(run.after.right) < len(asked)):
         count = len(run.after.right) if run.after else 0
         run.announce(
-            "warning",
-            f"time is up: the final evaluation has only {count} of {len(asked)} problems; the gain is measured on those",
+            "evaluation cut",
+            f"time is up: the final evaluation has only {count} of {len(asked)} questions; the gain is measured on those",
         )
 
 
