@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from microrl.report.completions import shown_text
 from microrl.report.history import Event, History, finite
 from microrl.run import idle
+from microrl.terminal import alike
 
 FEW_UPDATES = 20
 """Of fewer updates hardly a gain can be expected that an evaluation would show."""
@@ -50,6 +50,7 @@ LOWER = "lower optim.lr (now {lr})"
 RULES = {
     "truncated": f"{LOWER}, or raise sampling.max_completion_tokens",
     "length_drift": "look at the completions; reward.overlong penalises long ones",
+    "useful_groups": "take other questions: harder ones where most answers are right, else easier ones",
     "learning": "train longer (--hours, --steps), raise optim.lr (now {lr}), or take easier questions",
     "kl_sampler": "microrl guide engine says why engine and trainer may differ",
 }
@@ -90,11 +91,6 @@ def findings(history: History) -> list[Finding]:
     return found + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
 
 
-def alike(message: str) -> str:
-    """What messages have in common that differ in their numbers alone."""
-    return re.sub(r"\d+([.,]\d+)*", "#", message)
-
-
 def updates(history: History) -> int:
     """Steps that changed weights, those of SFT included."""
     sft = history.outcome("sft", "steps")
@@ -124,8 +120,15 @@ def _advice(history: History, event: Event) -> str:
     if isinstance(given, str):
         return given
     if event.kind == "guard":
-        return RULES.get(str(event.details.get("rule")), LOWER).format(lr=history.setting("optim.lr"))
+        return advise(str(event.details.get("rule")), None, history.setting)
     return EVENTS[event.kind].format(path=history.path)
+
+
+def advise(rule: str, cause: idle.Cause | None, setting: idle.Setting) -> str:
+    """What to change where this rule of the guard has triggered; `cause`: why there were no updates, if that is why it has."""
+    if cause is not None:
+        return f"{idle.advice(cause, setting)}; or go on as it is: guard.useful_groups=none"
+    return RULES.get(rule, LOWER).format(lr=setting("optim.lr"))
 
 
 def _of_numbers(history: History) -> Iterator[Finding]:

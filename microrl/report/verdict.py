@@ -35,11 +35,12 @@ class Gain:
     """Or `pass@K`."""
 
     def __str__(self) -> str:
+        name = "Accuracy" if self.metric == "accuracy" else self.metric
         on = f"on {self.questions} held-out questions" if self.questions is not None else "on held-out questions"
         each = f" ({self.samples} samples each)" if self.samples is not None else ""
         rest = f"; {self.left_out} more were answered before or after training alone, and do not count" if self.left_out else ""
         return (
-            f"{'Accuracy' if self.metric == 'accuracy' else self.metric} {on}{each}: {self.before:.3f} before, {self.after:.3f} after training. Paired gain {self.mean:+.3f}, "
+            f"{name} {on}{each}: {self.before:.3f} before, {self.after:.3f} after training. Paired gain {self.mean:+.3f}, "
             f"95 % interval [{self.low:+.3f}, {self.high:+.3f}]{rest}"
         )
 

@@ -15,6 +15,10 @@ NEARLY_ALL = 0.95
 SETTINGS = ("optim.lr", "sampling.max_completion_tokens", "sampling.group_size")
 
 
+MANY = 0.5
+"""Fraction of truncated completions from which truncation explains that no answer is right."""
+
+
 class Reason(NamedTuple):
     """Why a step changed no weight, and what to change: templates, of a row's numbers and of the configuration's values."""
 
@@ -32,7 +36,7 @@ REASONS: dict[Cause, Reason] = {
         "lower optim.lr (now {optim/lr}), or compute in a wider type: model.dtype=float32",
     ),
     "truncated": Reason(
-        "{length/truncated:.0%} of the completions reach the length limit before they have an answer",
+        "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
         "raise sampling.max_completion_tokens (now {sampling/max_completion_tokens})",
     ),
     "right": Reason(
@@ -45,7 +49,7 @@ REASONS: dict[Cause, Reason] = {
         "it by SFT first (sft.steps)",
     ),
     "equal": Reason(
-        "within each group all completions have the same reward",
+        "within each group all completions that count have the same reward",
         "sample more completions a question (sampling.group_size, now {sampling/group_size}), or take a reward that differs more",
     ),
 }
@@ -66,7 +70,8 @@ def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
         return "gradient"
     if not counts_accuracy:
         return "equal"
-    if (row.get("length/truncated") or 0.0) > NEARLY_ALL and (accuracy or 0.0) < NEARLY_ALL:
+    truncated = row.get("length/truncated") or 0.0
+    if truncated > NEARLY_ALL or (truncated > MANY and (accuracy or 0.0) < 1 - NEARLY_ALL):
         return "truncated"
     if accuracy is None or 1 - NEARLY_ALL < accuracy < NEARLY_ALL:
         return "equal"

@@ -12,6 +12,7 @@ from microrl.evaluation.record import write_completions
 from microrl.evaluation.result import Result
 from microrl.files import BadFile
 from microrl.limits import BEFORE_FRACTION
+from microrl.run import idle
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.run import Run
@@ -19,6 +20,10 @@ from microrl.train.setup import Components
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt, Sampling
 
 HELD_OUT = "held-out"
+CUT = 0.1
+"""Fraction of truncated completions from which an evaluation's line says so."""
+TO_REFUSE = 16
+"""Completions that must have been evaluated before a run is refused for what they are like."""
 LABELS = {"before": "before training", "after": "after training"}
 
 
@@ -60,6 +65,27 @@ def evaluate_before(run: Run) -> None:
                 f"most {BEFORE_FRACTION:.0%} of the time; the gain is measured on those",
             )
     run.forecast.evaluated(run.before)
+    if run.state.step == 0:
+        _refuse_truncated(run)
+
+
+def _refuse_truncated(run: Run) -> None:
+    """Raise UserError if nearly all completions reach the length limit and nearly none is right: training samples alike, and its
+    rewards would teach nothing. `guard.truncated=none` allows it, and so does what may change it: SFT, or another reward."""
+    before, config = run.before, run.config
+    if before is None or config.guard.truncated is None or config.guard.action == "warn":
+        return
+    if config.sft.is_on or config.reward.functions or not config.reward.accuracy_weight:
+        return
+    limit, is_enough = before.sampling.max_tokens, len(before.right) * before.samples >= TO_REFUSE
+    cannot_learn = before.truncated > idle.NEARLY_ALL and before.accuracy().mean < 1 - idle.NEARLY_ALL
+    if is_enough and cannot_learn and limit >= config.sampling.max_completion_tokens:
+        raise UserError(
+            f"before training, {before.truncated:.0%} of the completions reach the limit of {limit} tokens, and "
+            f"{before.accuracy().mean:.1%} of them are right: there is nothing to learn from",
+            f"raise the limit: --set sampling.max_completion_tokens={4 * limit} (in a new run); or train nevertheless: "
+            "--set guard.truncated=none",
+        )
 
 
 def refuse_other_questions(run: Run) -> None:
@@ -112,10 +138,15 @@ def _evaluate(
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         with run.folder.tolerate_write_errors("answers to held-out questions", run.announce):
             write_completions(run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz", scored)
-        accuracy = result.accuracy()
+        accuracy, is_cut = result.accuracy(), result.truncated > CUT
         run.console.note(
             f"{LABELS[name]}: accuracy {accuracy.mean:.3f} 95 % CI [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on "
             f"{len(result.right)} held-out problems, {run.config.evaluation.samples} samples each"
+            + (
+                f"; {result.truncated:.0%} of the completions reach the limit of {result.sampling.max_tokens} tokens"
+                if is_cut
+                else ""
+            )
         )
         if result.killed:
             run.announce(
