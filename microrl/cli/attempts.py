@@ -137,25 +137,17 @@ def _after_a_crash(folder: RunFolder, config: RunConfig, signal_name: str) -> No
 
 def report(summary: dict[str, Any], path: Path) -> None:
     """Say what a run has come to."""
-    gain = summary["eval"]["paired_gain"]
-    before, after = summary["eval"]["before"], summary["eval"]["after"]
-    if gain and before and after:
+    from microrl.report.history import History
+    from microrl.report.verdict import judge
+
+    found = judge(History.load(path, ending=summary))
+    for line in found.lines():
+        say(line)
+    if found.outcome == "worse" and (best := summary["best"]) is not None:
         say(
-            f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f}, paired gain {gain['mean']:+.3f} "
-            f"95 % CI [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]"
+            f"warning: the trained model is worse than the untouched one. {path / 'best'} is from step {best['step']}, with "
+            f"validation accuracy {best['accuracy']:.3f}; use it: microrl merge {path / 'best'} --out DIR"
         )
-        for name, value in summary["eval"].items():
-            if name.startswith("paired_gain_pass@") and value:
-                k = name.removeprefix("paired_gain_")
-                say(
-                    f"held-out {k} {before[k]['mean']:.3f} -> {after[k]['mean']:.3f}, paired gain {value['mean']:+.3f} "
-                    f"95 % CI [{value['ci95'][0]:+.3f}, {value['ci95'][1]:+.3f}]"
-                )
-        if gain["ci95"][1] < 0 and (best := summary["best"]) is not None:
-            say(
-                f"warning: the trained model is worse than the untouched one. {path / 'best'} is from step {best['step']}, with "
-                f"validation accuracy {best['accuracy']:.3f}; use it: microrl merge {path / 'best'} --out DIR"
-            )
     if summary["status"] == "stopped":
         back = summary["hours_given_back"]
         say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
@@ -166,4 +158,4 @@ def report(summary: dict[str, Any], path: Path) -> None:
         steps = f"{sft['steps']} SFT steps" + (f", {steps}" if summary["steps"] else "")
     cost = f", ${summary['cost_usd']:.2f}" if summary["cost_usd"] else ""
     say(f"{steps} in {time}{cost}. Adapter: {path / 'final'}")
-    say(f"try it: microrl sample {path} 'your question'")
+    say(f"try it: microrl sample {path} 'your question'" if found.is_worth_trying else f"read more: microrl report {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -214,11 +215,17 @@ class _Stored(BaseModel):
 
 
 def gains(before: Result, after: Result) -> dict[str, Any]:
-    """Paired gains of accuracy and of each pass@k."""
-    samples, shared = before.samples, clusters([before, after])
-    found = {"paired_gain": paired_gain(before.by_question(), after.by_question(), samples=samples, clusters=shared)}
-    for k in before.pass_k:
-        found[f"paired_gain_pass@{k}"] = paired_gain(
-            before.by_question(k), after.by_question(k), samples=samples, k=k, clusters=shared
-        )
-    return {name: None if gain is None else gain.to_json() for name, gain in found.items()}
+    """Paired gains of accuracy and of each pass@k. Beside each: the questions that both have answered, and their means before
+    and after, of which the gain is the difference."""
+    found = {"paired_gain": _paired(before, after, None)}
+    return found | {f"paired_gain_pass@{k}": _paired(before, after, k) for k in before.pass_k}
+
+
+def _paired(before: Result, after: Result, k: int | None) -> dict[str, Any] | None:
+    sides = before.by_question(k), after.by_question(k)
+    gain = paired_gain(*sides, samples=before.samples, k=k or 1, clusters=clusters([before, after]))
+    if gain is None:
+        return None
+    shared = [question for question in sides[0] if question in sides[1]]
+    means = [math.fsum(side[question] for question in shared) / len(shared) for side in sides]
+    return gain.to_json() | {"questions": len(shared), "before": means[0], "after": means[1]}

@@ -57,8 +57,8 @@ class History:
     is_running: bool = False
 
     @classmethod
-    def load(cls, path: Path) -> History:
-        """Raises UserError for what is no run folder."""
+    def load(cls, path: Path, ending: Mapping[str, Any] | None = None) -> History:
+        """`ending`: the summary of a run that is just ending, instead of its file. Raises UserError for what is no run folder."""
         folder = RunFolder.open(path)
         notes: list[str] = []
 
@@ -72,7 +72,7 @@ class History:
                 return {}
             return found
 
-        summary = tree("summary.json")
+        summary = tree("summary.json") if ending is None else ending
         history = cls(
             path=path,
             name=path.absolute().name,
@@ -84,7 +84,7 @@ class History:
             evaluations={file.stem: tree(f"eval/{file.name}") for file in sorted((path / "eval").glob("*.json"))},
             inspection=tree("inspect.json"),
             notes=notes,
-            is_running=not follow.is_over(path) and follow.is_alive(path),
+            is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
         )
         for row in history.rows:
             for name, value in row.items():

@@ -21,7 +21,8 @@ from microrl.report import figures, inspected, settings, transcripts
 from microrl.report.completions import sample, shown_text, spread
 from microrl.report.history import History
 from microrl.report.transcripts import Pair
-from microrl.report.words import entropies, evaluations, facts, troubles, verdict
+from microrl.report.verdict import judge
+from microrl.report.words import entropies, evaluations, facts
 
 RUNS_WITH_COMPLETIONS = 6
 """Of more runs, only so many have their completions in the page."""
@@ -47,7 +48,7 @@ def page(histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         title=", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
-        runs=[(name, verdict(history), facts(history)) for name, history in zip(names, histories, strict=True)],
+        runs=[(name, judge(history).sentences, facts(history)) for name, history in zip(names, histories, strict=True)],
         figures=_drawn(histories, axes, by_setting),
         axes=[(by, figures.AXES[by]) for by in axes],
         own_axis=figures.OWN_AXIS,
@@ -61,7 +62,7 @@ def page(histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]
         samples=[(shown_text(history.name), found) for history, found in samples],
         data=Markup(_for_script([{"name": shown_text(run.name), "completions": found.shown} for run, found in samples])),
         settings=[(name, json.dumps(history.config, indent=2)) for name, history in zip(names, histories, strict=True)],
-        troubles=[(name, troubles(history)) for name, history in zip(names, histories, strict=True)],  # reading has added notes
+        verdicts=[(name, judge(history)) for name, history in zip(names, histories, strict=True)],  # reading has added notes
     )
 
 

@@ -1,32 +1,17 @@
-"""What a report says of a run in words and tables: did it help, what was trained, what went wrong, what was evaluated."""
+"""What a report says of a run in tables: what was trained, what was evaluated. Whether it helped is for `verdict`."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
+from microrl.report.verdict import estimate_of
 
-TROUBLE = ("guard", "rolled back", "failed", "sync check failed", "swap retried", "engine fallback", "out of memory", "disk full",
-           "interrupted", "resumed", "bad checkpoint", "checks killed", "reward failed", "update skipped", "warning")  # fmt: skip
-"""Kinds of events that tell of something that went wrong, the worst first."""
-SERIOUS = TROUBLE[:7]
 UNKNOWN = "unknown"
 OWN = ("held-out-before", "held-out-after")
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Events of one kind with one message."""
-
-    kind: str
-    message: str
-    count: int
-    steps: str
-    is_serious: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +24,6 @@ class Evaluated:
     samples: Any
     settings: str
     estimates: Mapping[str, tuple[float, float, float]]
-
-
-def verdict(history: History) -> list[str]:
-    """Did it help, by how much, and how sure is that: sentences."""
-    before, after, gain = (history.outcome("eval", name) for name in ("before", "after", "paired_gain"))
-    estimate = _estimate(gain)
-    if estimate is None or not isinstance(before, Mapping) or not isinstance(after, Mapping):
-        if history.is_running:
-            return ["The run is still going: this is what there is so far."]
-        return ["Held-out questions were not evaluated both before and after training, so whether it helped is not known."]
-    mean, low, high = estimate
-    samples = history.evaluations.get("held-out-after", {}).get("samples")
-    first, last = (_number(side.get("accuracy"), ".3f") for side in (before, after))
-    said = (
-        f"Accuracy on {after.get('questions', 'the')} held-out questions"
-        + (f" ({samples} samples each)" if isinstance(samples, int) else "")
-        + f": {first} before, {last} after training. Paired gain {mean:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}], from one "
-        "training run."
-    )
-    if low > 0:
-        return [said, "The interval lies above zero: the training helped."]
-    if high < 0:
-        return [said, "The interval lies below zero: the training made it worse."]
-    return [said, "The interval includes zero: there is no clear evidence that the training helped."]
 
 
 def facts(history: History) -> list[tuple[str, str]]:
@@ -98,21 +59,6 @@ def facts(history: History) -> list[tuple[str, str]]:
     return [(name, shown_text(str(value))) for name, value in found.items()]
 
 
-def troubles(history: History) -> list[Trouble]:
-    """What went wrong, the worst first; equal messages once, and then what could not be read of the folder."""
-    events = [event for event in history.events if event.kind in TROUBLE]
-    steps: dict[tuple[str, str], list[int]] = {}
-    for event in events:
-        steps.setdefault((event.kind, event.message), []).extend([] if event.step is None else [event.step])
-    counts = Counter((event.kind, event.message) for event in events)
-    found = [
-        Trouble(shown_text(kind), shown_text(message), count, _steps(steps[kind, message]), kind in SERIOUS)
-        for (kind, message), count in counts.items()
-    ]
-    found.sort(key=lambda one: TROUBLE.index(one.kind))
-    return found + [Trouble("damaged", shown_text(note), 1, "", False) for note in dict.fromkeys(history.notes)]
-
-
 def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, str]]:
     """(run, rank, entropy before, after, change in per cent) of the runs that were evaluated before and after: micro, table 2.
 
@@ -132,7 +78,7 @@ def evaluations(histories: Sequence[History]) -> list[Evaluated]:
     found = []
     for history in histories:
         for name, tree in sorted(history.evaluations.items(), key=lambda item: _place(item[0])):
-            estimates = {shown_text(metric): value for metric in tree if (value := _estimate(tree[metric])) is not None}
+            estimates = {shown_text(metric): value for metric in tree if (value := estimate_of(tree[metric])) is not None}
             settings = tree.get("settings")
             said = ", ".join(f"{key} {value}" for key, value in settings.items()) if isinstance(settings, Mapping) else ""
             if estimates:
@@ -144,18 +90,6 @@ def evaluations(histories: Sequence[History]) -> list[Evaluated]:
 def _place(name: str) -> tuple[int, str]:
     """The run's own evaluations come first, in the order in which they were made."""
     return (OWN.index(name) if name in OWN else len(OWN)), name
-
-
-def _estimate(tree: Any) -> tuple[float, float, float] | None:
-    """The mean and the interval of an estimate as it is stored; None for anything else."""
-    if not isinstance(tree, Mapping) or not isinstance(tree.get("ci95"), list):
-        return None
-    values = [tree.get("mean"), *tree["ci95"]]
-    known = [value for value in map(finite, values) if value is not None]
-    if len(values) != 3 or len(known) != 3:
-        return None
-    mean, low, high = known
-    return mean, low, high
 
 
 def _number(value: Any, form: str) -> str:
@@ -187,10 +121,3 @@ def _gpu(found: Any) -> str:
     if found is None:
         return "no GPU"
     return str(found.get("name", "a GPU") if isinstance(found, Mapping) else found)
-
-
-def _steps(steps: Sequence[int]) -> str:
-    if not steps:
-        return ""
-    listed = ", ".join(map(str, steps[:6])) + (", ..." if len(steps) > 6 else "")
-    return f"step{'s' if len(steps) > 1 else ''} {listed}"

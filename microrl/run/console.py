@@ -14,7 +14,7 @@ from rich.live import Live
 from microrl.clock import now_s
 from microrl.run.heartbeat import kind_of
 from microrl.run.view import RunView, Seen, clock, plain_line
-from microrl.terminal import printable
+from microrl.terminal import alike, printable
 from microrl.types import Group
 
 Item = TypeVar("Item")
@@ -53,6 +53,7 @@ class RunConsole:
         """How long the last `doing` of each text took."""
         self._counting = ("", 0, 0.0)
         """Label, count and time at which `count` began to count."""
+        self._told: set[str] = set()
         self._step_line: tuple[float, float] | None = None
         """Progress and time at the last printed line of a step."""
         self._live = Live(RunView(self._seen), console=self._console, refresh_per_second=4, transient=False)
@@ -73,6 +74,14 @@ class RunConsole:
         """Print a permanent line."""
         self._log(text)
         self._console.print(printable(text), markup=False, soft_wrap=True)
+
+    def note_once(self, text: str) -> None:
+        """Print a permanent line, unless one was printed that differs from it in its numbers alone: then only log it."""
+        if (key := alike(text)) in self._told:
+            self._log(text)
+            return
+        self._told.add(key)
+        self.note(text)
 
     def status(self, text: str) -> None:
         """Show what is being done now."""

@@ -225,6 +225,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
         *(f"{name} {_number(value, 3)}" for name, value in _own_parts(row)),
         f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
         f"length {_number(row['length/mean'], 1)}",
+        f"truncated {_number(row['length/truncated'], 2)}",
         *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
         f"useful groups {_number(row['groups/useful'], 2)}",
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "

@@ -1,6 +1,7 @@
 """The guard: rules that watch a run's metrics, detect a collapse, and decide what to do.
 
-It reads finished rows of `metrics.jsonl` alone. A null value neither extends nor breaks a rule's consecutive steps.
+It reads finished rows of `metrics.jsonl` alone. A null value neither extends nor breaks a rule's consecutive steps. A step that
+changed no weight counts as one without useful groups, and has a patience of its own.
 
 How close 18 healthy quickstarts (ten seeds; every loss; rank 64; 3 and 30 times the rate; bfloat16; 600 steps) came to a limit
 for as long as its patience: entropy 0.042 of 0.003 nats, 86 of 95 % lost, 0.99 of 3 times; useful groups 0.81 of 0.01; truncated
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,7 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
 from microrl.files import OF_ANOTHER_VERSION, BadFile, absent
-from microrl.run import checkpoint
+from microrl.report.findings import advise
+from microrl.run import checkpoint, idle
 from microrl.train.guard_rules import RULES, VALIDATED, Action, Memory, Row, Rule, risen
 
 if TYPE_CHECKING:
@@ -32,6 +35,11 @@ ROLLBACKS = 3
 """How often a run may be rolled back; the next trigger of such a rule stops it."""
 LEVEL = 0.05
 """Probability that chance alone ever triggers a rule about validation accuracy, however often a run is validated."""
+IDLE_WARN, IDLE_STOP, IDLE_DEAD = 3, 10, 2
+"""Consecutive steps without an update after which the guard says so, and stops the run; and after which it stops it where reward
+functions have failed for every completion."""
+COLLAPSED: tuple[idle.Cause, ...] = ("wrong", "truncated", "gradient")
+"""Causes of such steps that better weights may remove, if the run ever had any."""
 ONCE_USEFUL = 0.1
 """Fraction of useful groups in the whole run below which there never was anything to learn."""
 
@@ -46,6 +54,8 @@ class Verdict:
     """The measured value; None if it is not finite."""
     limit: float
     message: str
+    cause: idle.Cause | None = None
+    """Why the last steps had no update; None for every other verdict."""
 
 
 class Guard:
@@ -56,16 +66,22 @@ class Guard:
         self._memory = Memory()
         self.completions = 0
         """Completions of one validation, 0 before the first: fewer make its accuracy noisier."""
+        self.counts_accuracy = True
+        """Whether right answers are rewarded."""
 
     @property
     def lr_factor(self) -> float:
         """Factor on the scheduled learning rate after the interventions so far."""
         return float(LOWER_TO**self._memory.interventions)
 
-    def check(self, row: Row) -> Verdict | None:
-        """The strongest verdict on this row, the first in `RULES` among equals; None if no rule triggered."""
-        self._look(row)
-        found = [verdict for name, rule in RULES.items() if (verdict := self._check_rule(name, rule, row))]
+    def check(self, row: Row, *, has_failed: bool = False) -> Verdict | None:
+        """The strongest verdict on this row, the first in `RULES` among equals; None if no rule triggered.
+
+        `has_failed`: a reward function has failed for every completion of the step.
+        """
+        cause = idle.cause_of(row, counts_accuracy=self.counts_accuracy)
+        self._look(row, cause)
+        found = [verdict for name, rule in RULES.items() if (verdict := self._check_rule(name, rule, row, cause, has_failed))]
         if norm := row["policy/grad_norm"]:
             self._memory.norms += 1
             self._memory.log_norms += math.log(norm)
@@ -86,10 +102,10 @@ class Guard:
         """Restore a `state`. Raises BadFile if it is damaged."""
         self._memory = memory_of(state)
 
-    def _look(self, row: Row) -> None:
+    def _look(self, row: Row, cause: idle.Cause | None) -> None:
         """Take in what this row is measured against: step 0's metrics, and the validations."""
         memory, averaged = self._memory, self._patience("accuracy")
-        memory.steps, memory.useful = memory.steps + 1, memory.useful + row["groups/useful"]
+        memory.steps, memory.useful = memory.steps + 1, memory.useful + (row["groups/useful"] if cause is None else 0.0)
         for name in ("policy/entropy", "length/mean", "length/truncated"):
             if row[name] is not None:
                 memory.start.setdefault(name, row[name])
@@ -104,8 +120,10 @@ class Guard:
                 memory.average = sum(memory.validations) / averaged
                 memory.best_average = max(memory.best_average, memory.average)
 
-    def _check_rule(self, name: str, rule: Rule, row: Row) -> Verdict | None:
+    def _check_rule(self, name: str, rule: Rule, row: Row, cause: idle.Cause | None, has_failed: bool) -> Verdict | None:
         memory, limit = self._memory, self._limit(name)
+        if name == "useful_groups" and cause is not None and limit is not None:
+            return self._check_idle(cause, row, limit, IDLE_DEAD if has_failed else IDLE_STOP)
         value = rule.measure(row, memory) if limit is not None else None
         if value is None or limit is None:
             return None
@@ -124,6 +142,24 @@ class Guard:
             action = "stop"
             message += f"; the run was already rolled back {memory.interventions} times"
         return Verdict(name, action, value if math.isfinite(value) else None, limit, message)
+
+    def _check_idle(self, cause: idle.Cause, row: Row, limit: float, patience: int) -> Verdict | None:
+        """A step without an update. A run that has learned and collapsed is rolled back once before it is stopped."""
+        memory, rule, configured = self._memory, "useful_groups", self._config.action
+        steps = memory.passed[rule] = memory.passed.get(rule, 0) + 1
+        last = self._scaled(patience)
+        action: Action = "warn"
+        if steps >= last and configured != "warn":
+            action = "stop"
+            has_learned = memory.useful >= ONCE_USEFUL * memory.steps
+            if configured == "auto" and cause in COLLAPSED and has_learned and steps < 2 * last:
+                if steps > last:
+                    return None  # it has been rolled back
+                action = "rollback" if memory.interventions < ROLLBACKS else "stop"
+        if action == "warn" and (steps < self._scaled(IDLE_WARN) or rule in memory.warned):
+            return None
+        in_a_row = f"{steps} steps in a row" if steps > 1 else "this step"
+        return Verdict(rule, action, 0.0, limit, f"{in_a_row} without an update: {idle.said(cause, row)}", cause)
 
     def _limit(self, name: str) -> float | None:
         """The configured limit; for accuracy at least, and for learning less, what chance does to the difference of averages."""
@@ -161,7 +197,10 @@ class Guard:
         return math.sqrt(2 * mean * (1 - mean) * halves / self.completions * math.log(looks * (looks + 1) / LEVEL))
 
     def _patience(self, name: str) -> int:
-        return max(round(RULES[name].patience * self._config.patience), 1)
+        return self._scaled(RULES[name].patience)
+
+    def _scaled(self, patience: int) -> int:
+        return max(round(patience * self._config.patience), 1)
 
     def _needed(self, name: str) -> int:
         """Consecutive steps in which the limit must be exceeded. For the validated rules 1: their patience is in the averages."""
@@ -171,9 +210,13 @@ class Guard:
         """Forget the rows before an intervention, which has restored the weights of the best checkpoint."""
         memory = self._memory
         memory.validations, memory.average = [], None
+        without_an_update = memory.passed.get("useful_groups", 0)
         memory.passed = dict.fromkeys(RULES, 0)
         if action == "rollback":
             memory.interventions += 1
+            memory.passed["useful_groups"] = without_an_update  # only an update shows that it has helped
+        else:
+            memory.warned = [warned for warned in memory.warned if warned != "useful_groups"]
 
 
 def memory_of(state: dict[str, Any]) -> Memory:
@@ -191,14 +234,17 @@ def memory_of(state: dict[str, Any]) -> Memory:
 
 def act(run: Run, row: Row, step: int) -> None:
     """Check a step's row and act: log the verdict, stop the run or roll back. A stopped run also ends with its best weights."""
-    verdict = run.guard.check(row)
+    has_failed = any(lack.count >= row["reward/left_out"] for lack in run.scorer.own.missing.values())
+    verdict = run.guard.check(row, has_failed=has_failed and row["reward/mean"] is None)
     if verdict is None:
         return
+    advice = advise(verdict.rule, verdict.cause, lambda key: attrgetter(key)(run.config))
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
-    run.folder.event("guard", verdict.message, **details)
+    run.folder.event("guard", verdict.message, **details, advice=advice)
     said = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
-    run.console.note(f"guard, {said}")
     run.console.guard(said)
+    tell = run.console.note_once if verdict.action == "warn" else run.console.note
+    tell(f"guard, {said}" + (f". To change it: {advice}" if advice else ""))
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action in ("rollback", "stop"):
         _load_best_weights(run, step, verdict.action)
@@ -206,6 +252,8 @@ def act(run: Run, row: Row, step: int) -> None:
 
 def _load_best_weights(run: Run, step: int, action: Action) -> None:
     best = checkpoint.best(run.folder.path / checkpoint.FOLDER, run.state)
+    if best is None and action == "stop":
+        return
     if best is None:
         run.announce("warning", "cannot roll back: no checkpoint has been validated yet", step=step)
         return

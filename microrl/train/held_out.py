@@ -12,6 +12,7 @@ from microrl.evaluation.record import write_completions
 from microrl.evaluation.result import Result, in_clusters
 from microrl.files import BadFile
 from microrl.limits import BEFORE_FRACTION
+from microrl.run import idle
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.run import Run
@@ -19,6 +20,10 @@ from microrl.train.setup import Components
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt, Sampling
 
 HELD_OUT = "held-out"
+CUT = 0.1
+"""Fraction of truncated completions from which an evaluation's line says so."""
+TO_REFUSE = 16
+"""Completions that must have been evaluated before a run is refused for what they are like."""
 LABELS = {"before": "before training", "after": "after training"}
 
 
@@ -53,9 +58,36 @@ def evaluate_before(run: Run) -> None:
         left = run.budget.left_s()
         run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
         if run.before is None and run.held_out:
-            run.announce("warning", "the evaluation before training ran out of time without a result; no gain will be measured")
+            run.announce("evaluation cut", "that before training ran out of time without a result; no gain will be measured")
+        elif run.before is not None and len(run.before.right) < len(run.held_out):
+            run.announce(
+                "evaluation cut",
+                f"that before training has only {len(run.before.right)} of {len(run.held_out)} questions, since it may take at "
+                f"most {BEFORE_FRACTION:.0%} of the time; the gain is measured on those",
+            )
     run.forecast.evaluated(run.before)
     run.expect_end()
+    if run.state.step == 0:
+        _refuse_truncated(run)
+
+
+def _refuse_truncated(run: Run) -> None:
+    """Raise UserError if nearly all completions reach the length limit and nearly none is right: training samples alike, and its
+    rewards would teach nothing. `guard.truncated=none` allows it, and so does what may change it: SFT, or another reward."""
+    before, config = run.before, run.config
+    if before is None or config.guard.truncated is None or config.guard.action == "warn":
+        return
+    if config.sft.is_on or config.reward.functions or not config.reward.accuracy_weight:
+        return
+    limit, is_enough = before.sampling.max_tokens, len(before.right) * before.samples >= TO_REFUSE
+    cannot_learn = before.truncated > idle.NEARLY_ALL and before.accuracy().mean < 1 - idle.NEARLY_ALL
+    if is_enough and cannot_learn and limit >= config.sampling.max_completion_tokens:
+        raise UserError(
+            f"before training, {before.truncated:.0%} of the completions reach the limit of {limit} tokens, and "
+            f"{before.accuracy().mean:.1%} of them are right: there is nothing to learn from",
+            f"raise the limit: --set sampling.max_completion_tokens={4 * limit} (in a new run); or train nevertheless: "
+            "--set guard.truncated=none",
+        )
 
 
 def refuse_other_questions(run: Run) -> None:
@@ -80,8 +112,8 @@ def evaluate_after(run: Run) -> None:
     if run.before and (run.after is None or len(run.after.right) < len(asked)):
         count = len(run.after.right) if run.after else 0
         run.announce(
-            "warning",
-            f"time is up: the final evaluation has only {count} of {len(asked)} problems; the gain is measured on those",
+            "evaluation cut",
+            f"time is up: the final evaluation has only {count} of {len(asked)} questions; the gain is measured on those",
         )
 
 
@@ -108,10 +140,13 @@ def _evaluate(
             run.folder.write_json(f"eval/{HELD_OUT}-{name}.json", result.to_json())
         with run.folder.tolerate_write_errors("answers to held-out questions", run.announce):
             write_completions(run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz", scored)
-        accuracy, clusters = result.accuracy(), in_clusters(len(result.right), result.cluster_count)
+        accuracy, is_cut = result.accuracy(), result.truncated > CUT
+        clusters = in_clusters(len(result.right), result.cluster_count)
+        limit = f"; {result.truncated:.0%} of the completions reach the limit of {result.sampling.max_tokens} tokens"
         run.console.note(
             f"{LABELS[name]}: accuracy {accuracy.mean:.3f} 95 % CI [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on "
             f"{len(result.right)} held-out problems{clusters}, {run.config.evaluation.samples} samples each"
+            + (limit if is_cut else "")
         )
         if result.killed:
             run.announce(

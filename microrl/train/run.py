@@ -78,9 +78,10 @@ class Run(Components):
         return command if left_s is None or left_s >= needed_s else f"{command} --hours {self.budget.min_hours(needed_s):g}"
 
     def announce(self, kind: str, message: str, **details: Any) -> None:
-        """Log an event and print it."""
+        """Log an event and print it; one that repeats, but for its numbers, is printed once."""
         self.folder.event(kind, message, **details)
-        self.console.note(f"{kind}: {message}")
+        tell = self.console.note if kind == "rolled back" else self.console.note_once
+        tell(f"{kind}: {message}")
 
     def with_smaller_cache_if_needed(self, sample: Callable[[], Value]) -> Value:
         """Call `sample` and return its result; when memory runs out, halve the engine's KV cache and call it again.

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from microrl import clock
 from microrl.config import RunConfig
-from microrl.errors import SyncNotProved, UserError
+from microrl.errors import Explained, SyncNotProved, UserError
 from microrl.limits import MIN_EVALUATION
 from microrl.models import gpu
 from microrl.run.budget import Budget
@@ -95,6 +95,7 @@ def _open(
     budget.is_by_steps = state.is_by_steps
     failures = fallback.failures(folder)
     guard = Guard(components.config.guard)
+    guard.counts_accuracy = bool(components.config.reward.accuracy_weight)
     guard.completions = (state.validation.questions or 0) * config.validation.samples
     run = Run(
         **{one.name: getattr(components, one.name) for one in fields(components)},
@@ -199,7 +200,8 @@ def recorded(run: Run) -> Iterator[None]:
         saving.save_consistent_state(run)
         raise
     except Exception as error:
-        run.folder.event("failed", f"{type(error).__name__}: {error}", step=run.state.step)
+        hint = {"hint": error.hint} if isinstance(error, Explained) and error.hint else {}
+        run.folder.event("failed", f"{type(error).__name__}: {error}", **hint, step=run.state.step)
         saving.save_consistent_state(run)
         error.add_note(f"resume with: {run.resume_command()}")
         raise

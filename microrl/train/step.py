@@ -160,7 +160,7 @@ def record(
         for lack in run.scorer.own.missing.values():
             why = f"`{lack.name}` gave no value for {lack.count} completions, which are left out; row {lack.row}: {lack.why}"
             folder.event("reward failed", why, step=step, function=lack.name, count=lack.count)
-            run.console.note(f"reward failed: {why}")
+            run.console.note_once(f"reward failed: {why}")
         if missing_groups:
             wanted = run.config.sampling.prompts_per_step
             found = f"only {wanted - missing_groups} of {wanted} groups have both right and wrong answers"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from microrl.evaluation.result import gains
+from microrl.report.history import History
+from microrl.report.verdict import judge
 from microrl.train.run import Run
 from microrl.train.sft import spent_s
 
@@ -15,7 +17,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
     best, sft = state.validation, state.sft
-    return {
+    found = {
         "status": run.status,
         "steps": state.step,
         "hours_budget": budget.hours,
@@ -35,3 +37,4 @@ def summary_of(run: Run) -> dict[str, Any]:
             **(gains(run.before, run.after) if run.before and run.after else {"paired_gain": None}),
         },
     }
+    return found | {"verdict": judge(History.load(run.folder.path, ending=found)).to_json()}

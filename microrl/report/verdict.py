@@ -1,0 +1,184 @@
+"""The one judge of a run: did training help, what went wrong, what to change. Console, report, watch and sweeps all ask it.
+
+`judge(History.load(path))` reads a run's folder, and needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from microrl.report.completions import shown_text
+from microrl.report.findings import EVENTS, FEW_UPDATES, Finding, findings, updates
+from microrl.report.history import History, finite
+
+Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
+HOPELESS = ("no update", "no right answer", "truncated", "reward failed", "killed", "failed", "hung", "sync check failed")
+"""Kinds of findings after which nobody is asked to try the model, unless training demonstrably helped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Accuracies on the held-out questions that were answered both before and after training, and their mean difference with its
+    95 % interval. `left_out`: questions that one side alone has answered."""
+
+    questions: int | None
+    samples: int | None
+    before: float
+    after: float
+    mean: float
+    low: float
+    high: float
+    left_out: int = 0
+    metric: str = "accuracy"
+    """Or `pass@K`."""
+
+    def __str__(self) -> str:
+        name = "Accuracy" if self.metric == "accuracy" else self.metric
+        on = f"on {self.questions} held-out questions" if self.questions is not None else "on held-out questions"
+        each = f" ({self.samples} samples each)" if self.samples is not None else ""
+        rest = f"; {self.left_out} more were answered before or after training alone, and do not count" if self.left_out else ""
+        return (
+            f"{name} {on}{each}: {self.before:.3f} before, {self.after:.3f} after training. Paired gain {self.mean:+.3f}, "
+            f"95 % interval [{self.low:+.3f}, {self.high:+.3f}]{rest}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run has come to. `sentences` answer whether it helped; `findings` what went wrong, the serious first."""
+
+    outcome: Outcome
+    sentences: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    gain: Gain | None
+    """None: not measured, both before and after."""
+    updates: int
+    """Steps that changed weights, those of SFT included."""
+    more_gains: tuple[Gain, ...] = ()
+    """In pass@k."""
+
+    def lines(self) -> list[str]:
+        """What a console says at the end of a run: the sentences, and the findings that matter or were not yet told."""
+        told = [one for one in self.findings if one.is_serious or one.count > 1 or one.kind not in EVENTS]
+        return [*self.sentences, *map(str, self.more_gains), *(f"what went wrong: {one}" for one in told)]
+
+    @property
+    def is_worth_trying(self) -> bool:
+        """Whether the trained model may be better than the untouched one."""
+        if self.outcome in ("helped", "worse"):
+            return self.outcome == "helped"
+        hopeless = any(one.kind in HOPELESS for one in self.findings)
+        return self.outcome in ("no clear effect", "not measured") and not hopeless
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `summary.json` under `verdict`."""
+        return {
+            "outcome": self.outcome,
+            "sentences": list(self.sentences),
+            "updates": self.updates,
+            "findings": [one.to_json() for one in self.findings],
+        }
+
+
+def judge(history: History) -> Verdict:
+    """The verdict on a run, finished or not."""
+    found, count, gain = tuple(findings(history)), updates(history), gain_of(history)
+    outcome = _outcome(history, found, count, gain)
+    stored = history.outcome("eval")
+    names = [str(name) for name in stored] if isinstance(stored, Mapping) else []
+    metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
+    more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
+    return Verdict(outcome, tuple(_sentences(outcome, gain, count, found)), found, gain, count, more)
+
+
+def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
+    """The gain in accuracy or in `pass@K`; None where it was not measured. Its numbers are of the same questions."""
+    name = "paired_gain" if metric == "accuracy" else f"paired_gain_{metric}"
+    sides = [history.outcome("eval", side) for side in ("before", "after")]
+    estimate = estimate_of(history.outcome("eval", name))
+    if estimate is None or not all(isinstance(side, Mapping) for side in sides):
+        return None
+    gain = history.outcome("eval", name)
+    counts = [side.get("questions") for side in sides]
+    shared = gain.get("questions", counts[1])
+    values = [finite(gain.get(side)) for side in ("before", "after")]
+    if None in values:  # of an earlier version
+        values = _on_shared(history) if metric == "accuracy" else [None, None]
+    if None in values:
+        wholes = [side.get(metric) for side in sides]
+        values = [finite(whole.get("mean") if isinstance(whole, Mapping) else whole) for whole in wholes]
+    if values[0] is None or values[1] is None:
+        return None
+    samples = history.evaluations.get("held-out-after", {}).get("samples")
+    known = [count for count in counts if isinstance(count, int)]
+    left_out = sum(known) - 2 * shared if len(known) == 2 and isinstance(shared, int) else 0
+    return Gain(
+        shared if isinstance(shared, int) else None, samples if isinstance(samples, int) else None,
+        values[0], values[1], *estimate, left_out=max(left_out, 0), metric=shown_text(metric),
+    )  # fmt: skip
+
+
+def _on_shared(history: History) -> list[float | None]:
+    """Accuracy before and after on the questions that both evaluations have, from the stored evaluations."""
+    sides = [_shares(history.evaluations.get(f"held-out-{side}", {})) for side in ("before", "after")]
+    shared = sides[0].keys() & sides[1].keys()
+    return [sum(side[question] for question in shared) / len(shared) if shared else None for side in sides]
+
+
+def _shares(stored: Mapping[str, Any]) -> dict[str, float]:
+    """Each question's share of right answers."""
+    right, samples = stored.get("right"), stored.get("samples")
+    if not isinstance(right, Mapping) or not isinstance(samples, int) or samples < 1:
+        return {}
+    return {question: count / samples for question, value in right.items() if (count := finite(value)) is not None}
+
+
+def estimate_of(tree: Any) -> tuple[float, float, float] | None:
+    """The mean and the interval of an estimate as it is stored; None for anything else."""
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("ci95"), list):
+        return None
+    values = [tree.get("mean"), *tree["ci95"]]
+    known = [value for value in map(finite, values) if value is not None]
+    if len(values) != 3 or len(known) != 3:
+        return None
+    mean, low, high = known
+    return mean, low, high
+
+
+def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:
+    if history.is_running:
+        return "running"
+    if not count:
+        return "nothing learned" if history.rows else "not measured"
+    if gain is not None and gain.low > 0:
+        return "helped"
+    if gain is not None and gain.high < 0:
+        return "worse"
+    if count < FEW_UPDATES or (gain is not None and _was_cut(found)):
+        return "too little to tell"
+    return "not measured" if gain is None else "no clear effect"
+
+
+def _sentences(outcome: Outcome, gain: Gain | None, count: int, found: tuple[Finding, ...]) -> list[str]:
+    measured = [] if gain is None else [f"{gain}, from one training run."]
+    said: dict[Outcome, str] = {
+        "running": "The run is still going: this is what there is so far.",
+        "helped": "The interval lies above zero: the training helped.",
+        "worse": "The interval lies below zero: the training made it worse.",
+        "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
+        "too little to tell": f"Too little happened to tell whether training helps: {_little(count, found)}.",
+        "nothing learned": "No step changed the weights, so the model is the untouched one.",
+        "not measured": "Held-out questions were not evaluated both before and after training: whether it helped is not known.",
+    }
+    return [*measured, said[outcome]]
+
+
+def _was_cut(found: tuple[Finding, ...]) -> bool:
+    return any(one.kind == "evaluation cut" for one in found)
+
+
+def _little(count: int, found: tuple[Finding, ...]) -> str:
+    updates = f"{count} update{'s' if count != 1 else ''}"
+    return f"{updates}, and an evaluation that was cut short" if _was_cut(found) else updates
