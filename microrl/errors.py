@@ -25,8 +25,10 @@ Doing = Literal[
 
 @dataclass(frozen=True, slots=True)
 class EngineFault:
-    """Where vLLM failed: what it was doing, and with which settings. "running": its process died, and could not say more. "hanging": it was
-    ended by the watchdog, whatever it was doing."""
+    """Where vLLM failed: what it was doing, and with which settings.
+
+    "running": its process died, and could not say more. "hanging": the run stood still, whatever it was doing.
+    """
 
     doing: Doing
     sync: str

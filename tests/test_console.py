@@ -212,7 +212,7 @@ def waiting(monkeypatch, capsys):
 
 
 def test_each_stage_has_a_line_at_once_and_fewer_the_longer_it_lasts(waiting):
-    console, now, begun, said = waiting
+    console, now, _, said = waiting
     console.status("reading the data")
     now[0] = 0.1
     console.status("loading m")
@@ -275,7 +275,9 @@ def test_a_terminal_has_the_panel_while_a_run_loads(tiny_arguments, tmp_path):
 
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "microrl", "train", *tiny_arguments, "--steps", 2, "--out", tmp_path / "run"]
-    process = subprocess.Popen([*map(str, command)], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "COLUMNS": "100"})
+    process = subprocess.Popen(
+        [*map(str, command)], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "COLUMNS": "100"}
+    )
     os.close(slave)
     text = b""
     try:

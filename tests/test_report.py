@@ -3,6 +3,7 @@
 import base64
 import gzip
 import hashlib
+import html
 import html.parser
 import json
 import math
@@ -438,3 +439,43 @@ def test_the_divergence_against_the_rank_has_a_line_for_each_weight_of_the_kl_te
         axes = figures.figure(spec, histories).axes[0]
     lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines if not line.get_label().startswith("_")}
     assert lines == {"beta 0": [0.1, 0.2], "beta 0.05": [0.3, 0.4]}
+
+
+def rectangles(svg):
+    """(x, width, title) of the places at which a figure shows values."""
+    found = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"[^>]*><title>([^<]*)</title></rect>', svg)
+    return [(float(x), float(width), html.unescape(title)) for x, width, title in found]
+
+
+def test_each_place_of_a_figure_shows_its_values_without_a_script(tmp_path):
+    history = History.load(make(tmp_path / "run", steps=8, prompts=1, group=2))
+    for step, row in enumerate(history.rows):
+        row |= {"length/mean": 10.0 + step, "length/max": 1000.0 * (step + 1), "reward/part/<b>": step / 8}
+    specs = figures.drawable([history])
+    with figures.style():
+        texts = {key: figures.svg(figures.figure(spec, [history]), in_page=True) for key, spec in specs.items()}
+    shown = rectangles(texts["length"])
+    assert [title for *_, title in shown] == [
+        f"training steps {step}\nmean {10 + step}\nlongest {f'{1000 * (step + 1):.4g}'}" for step in range(8)
+    ]
+    (line,) = re.findall(r'<path d="(M [^"]*)" clip-path[^>]*style="[^"]*stroke: #3b82f6; stroke-width: 1.4', texts["length"])
+    vertices = [float(x) for x in re.findall(r"[ML] ([\d.]+)", line)]
+    for (x, width, _), vertex in zip(shown, vertices, strict=True):
+        assert x - 0.1 <= vertex <= x + width + 0.1, "it lies over the point whose values it shows"
+    assert rectangles(texts["own-rewards"])[4][2] == "training steps 4\n<b> 0.5" and "<b>" not in texts["own-rewards"]
+    assert "update 1" in rectangles(texts["phases"])[0][2] and "held-out, before training 0.25" in texts["held-out"]
+    assert all(rectangles(text) for text in texts.values()), "every figure has them"
+    assert not any("<script" in text or "onmouse" in text for text in texts.values())
+    # A figure on its own has them too.
+    figures.save_all([history], tmp_path / "figures")
+    assert len(rectangles((tmp_path / "figures" / "length.svg").read_text())) == 8
+
+
+def test_of_many_steps_and_runs_a_figure_shows_values_at_some_places(tmp_path):
+    from microrl.report import hover
+
+    histories = load_all([make(tmp_path / name, steps=steps, kept=[]) for name, steps in (("one", 1000), ("two", 400))])
+    with figures.style():
+        shown = rectangles(figures.svg(figures.figure(figures.drawable(histories)["accuracy"], histories), in_page=True))
+    assert len(shown) == hover.MAX_BANDS
+    assert "one 0." in shown[3][2] and "two 0." in shown[3][2] and "two" not in shown[-1][2], "where a run has values"

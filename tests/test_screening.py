@@ -128,7 +128,8 @@ def open_run(tmp_path, monkeypatch):
         return SimpleNamespace(
             config=config, engine=engine, scorer=scorers[-1], prompts=draws(config, prompts), sampling=Sampling(2, 8),
             policy=SimpleNamespace(snapshot=lambda: None), watch=Stopwatch(), state=State(), folder=folder,
-            budget=Budget(hours=hours, steps=4, started=0.0, now=lambda: engine.now), console=SimpleNamespace(status=str, count=lambda *counted: None),
+            budget=Budget(hours=hours, steps=4, started=0.0, now=lambda: engine.now),
+            console=SimpleNamespace(status=str, count=lambda *counted: None),
             announce=folder.event, with_smaller_cache_if_needed=lambda work: work(),
         )  # fmt: skip
 

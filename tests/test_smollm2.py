@@ -128,3 +128,19 @@ def test_control_tokens_in_a_question_are_plain_text_for_a_real_tokenizer_too():
     special = set(tokenizer.all_special_ids) | set(range(17))
     count = [sum(token in special for token in prompt.token_ids) for prompt in (ordinary, hostile)]
     assert count[0] == count[1] and question in tokenizer.decode(hostile.token_ids) == hostile.text
+
+
+@pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
+def test_loading_a_gguf_file_prints_one_line_of_its_tensors(capfd):
+    from microrl.config.schema import ModelConfig
+    from microrl.models.load import load
+    from microrl.run.console import RunConsole
+
+    load(ModelConfig(name=GGUF))
+    assert capfd.readouterr().err == "", "no bar of a library"
+    begun = []
+    with RunConsole(on_status=begun.append) as console:
+        load(ModelConfig(name=GGUF), console.progress)
+    assert begun[0] == f"loading {Path(GGUF).name}, tensors: 0/272" and begun[-1].endswith("272/272")
+    lines = capfd.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 4 and all(line.startswith("loading ") for line in lines), lines

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import processes
 import psutil
 import pytest
 
+from microrl.cli.sweep_display import Display
 from microrl.config import presets
 from microrl.errors import UserError
 from microrl.run.folder import RunFolder
@@ -146,6 +148,23 @@ def end(folder, found, *, hours=None, status="done", accuracy=None):
     (path / "summary.json").write_text(json.dumps({"status": status, "hours_budget": found.hours}))
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 0, "validate/accuracy": accuracy}) + "\n")
+
+
+def test_a_sweep_says_how_long_the_whole_of_it_will_take(planned, tmp_path, capsys):
+    folder = planned("equal", 4.0, rank=[2, 4], seed=[0, 1])
+    show = Display(folder)
+    assert show.times() == "whole sweep: 0:00:00 elapsed, about 4:00:00 to go"
+    folder.save_clock(3600.0)
+    show.started(schedule.following(folder, 3600.0), "waiting")
+    assert "whole sweep: 1:00:00 elapsed, about 3:00:00 to go" in capsys.readouterr().err
+    # Bounded by steps: by the plan first, then by what the trials have taken.
+    steps = SweepFolder.create(tmp_path / "steps", "equal", None, grid(rank=[2, 4], seed=[0, 1]).trials())
+    show = Display(steps)
+    (left,) = re.findall(r"about (\d):(\d\d):(\d\d) to go", show.times())
+    assert left > ("0", "00", "00")
+    for number, found in enumerate(steps.plan.trials[:2]):
+        end(steps, schedule.Next(found, None), hours=0.5 + number)
+    assert show.times().endswith("about 2:00:00 to go"), "two more of an hour on average"
 
 
 def test_trials_have_equal_parts_of_what_is_left(planned):

@@ -45,9 +45,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
             started = began + heartbeat.last_s(folder.path) - before_s
             status = child.in_child() if is_forked else None
             if status is None:
-                status = _attempt(
-                    folder, config, started=started, resume=resume, is_extended=is_extended, may_hang=is_forked
-                )
+                status = _attempt(folder, config, started=started, resume=resume, is_extended=is_extended, may_hang=is_forked)
                 if is_forked or status != AGAIN:
                     return status
             elif status < 0:
@@ -57,9 +55,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
             resume, is_extended = True, False
 
 
-def _attempt(
-    folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool, may_hang: bool
-) -> int:
+def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bool, is_extended: bool, may_hang: bool) -> int:
     """Carry out the run in this process; returns the exit status, or AGAIN after a failure that other settings may avoid.
 
     `may_hang`: whether another process waits for this one, and resumes the run if this one is ended because it hangs.

@@ -100,7 +100,9 @@ class Display:
         if rows:
             row = rows[-1]
             accuracy = row.get("reward/accuracy")
-            self._said = f": step {row.get('step', 0) + 1}{self._total}, accuracy {'-' if accuracy is None else f'{accuracy:.3f}'}"
+            self._said = (
+                f": step {row.get('step', 0) + 1}{self._total}, accuracy {'-' if accuracy is None else f'{accuracy:.3f}'}"
+            )
         self._live.update(Text(f"{self._head}{self._said}; {self.times()}"), refresh=True)
 
     def ended(self, trial: PlannedTrial, status: int, why: str) -> None:

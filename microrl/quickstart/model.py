@@ -59,7 +59,7 @@ def ensure_model(console: RunConsole) -> Path:
     folder = cache_folder() / f"quickstart-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if (folder / "config.json").is_file():
         return folder
-    with one_at_a_time(folder, lambda: console.status("waiting for another process that is pretraining the quickstart's model")):
+    with one_at_a_time(folder, lambda: console.status("waiting for the quickstart's model, which another process is making")):
         return folder if (folder / "config.json").is_file() else _made(folder, console)
 
 

@@ -50,8 +50,9 @@ def pretrain(
 ) -> tuple[PreTrainedModel, int, float]:
     """Train until the averaged model's sampled accuracy lies in `stop_between`; return (averaged model, steps, accuracy).
 
-    `draw(rng, count)` gives a batch; `model` is used up; `on_progress` gets every step and the accuracy last measured. Where one interval between two checks jumps over the band, the phase
-    goes back to its start and checks twice as often. Raises RuntimeError where the band is not reached.
+    `draw(rng, count)` gives a batch; `model` is used up. `on_progress` gets every step, with the accuracy as last measured. Where
+    one interval between two checks jumps over the band, the phase goes back to its start and checks twice as often. Raises
+    RuntimeError where the band is not reached.
     """
     low, high = settings.stop_between
     rng = random.Random(settings.seed)

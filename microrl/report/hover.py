@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -40,10 +41,11 @@ def _bands(drawn: Figure, axes: Axes) -> list[str]:
     every = sorted({x for x, *_ in points})
     if not every:
         return []
-    chosen = every if len(every) <= MAX_BANDS else [every[round(n * (len(every) - 1) / (MAX_BANDS - 1))] for n in range(MAX_BANDS)]
+    count = min(len(every), MAX_BANDS)
+    chosen = [every[round(n * (len(every) - 1) / max(count - 1, 1))] for n in range(count)]
     scale = POINTS_AN_INCH / drawn.dpi
     box, height = axes.bbox, drawn.get_figheight() * POINTS_AN_INCH
-    edges = [box.x0 * scale, *((left + right) / 2 for left, right in zip(chosen, chosen[1:])), box.x1 * scale]
+    edges = [box.x0 * scale, *((left + right) / 2 for left, right in itertools.pairwise(chosen)), box.x1 * scale]
     rectangles = []
     for left, x, right in zip(edges, chosen, edges[1:]):
         # Runs differ in where they have values: each shows its nearest within the band.
@@ -57,15 +59,15 @@ def _bands(drawn: Figure, axes: Axes) -> list[str]:
         lines = [f"{axes.get_xlabel()} {_text(here[1])}", *(f"{name} {_text(v)}".strip() for name, (_, _, v) in nearest.items())]
         title = html.escape("\n".join(lines))
         rectangles.append(
-            f'<rect x="{left:.1f}" y="{height - box.y1 * scale:.1f}" width="{right - left:.1f}" height="{box.height * scale:.1f}" '
-            f'fill="none" pointer-events="all"><title>{title}</title></rect>'
+            f'<rect x="{left:.1f}" y="{height - box.y1 * scale:.1f}" width="{right - left:.1f}" '
+            f'height="{box.height * scale:.1f}" fill="none" pointer-events="all"><title>{title}</title></rect>'
         )
     return rectangles
 
 
 def _across(drawn: Figure, axes: Axes, place: Any) -> float:
     """Where a place of the horizontal axis is, in points from the left."""
-    x = float(axes.convert_xunits(place))  # type: ignore[no-untyped-call]
+    x = float(axes.convert_xunits(place))
     return float(axes.get_xaxis_transform().transform((x, 0.0))[0]) * POINTS_AN_INCH / drawn.dpi
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from microrl.evaluation.intervals import Estimate
+from microrl.report import hover
 from microrl.report.completions import shown_text
 from microrl.report.figures import COLOURS, framed
 
@@ -28,6 +29,7 @@ def figure(found: Sequence[tuple[str, Estimate]], *, width: float = 4.6) -> Figu
     drawn.subplots_adjust(left=left / width, top=1 - 0.3 / height)
     drawn.text(0.1 / width, 1 - 0.2 / height, "Held-out accuracy by setting", fontsize=9, fontweight="bold")
     for place, (_, one) in enumerate(found):
+        hover.show(axes, names[place], [one.mean], [one.mean])
         ends = [[max(one.mean - one.ci95[0], 0.0)], [max(one.ci95[1] - one.mean, 0.0)]]
         axes.errorbar([one.mean], [-place], xerr=ends, fmt="o", color=COLOURS[0], markersize=3, capsize=2, linewidth=1.2)
     axes.set_yticks([-place for place in range(len(found))], names, fontsize=7)

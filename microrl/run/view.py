@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from microrl.run.metrics import part
+from microrl.run import metrics
 from microrl.terminal import printable
 
 Row = Mapping[str, Any]
@@ -168,7 +168,7 @@ def _times(seen: Seen) -> list[tuple[str, str]]:
 
 def _own_parts(row: Row) -> list[tuple[str, float | None]]:
     """Names and values of the parts of the reward that the user's own functions give."""
-    prefix = part("")
+    prefix = metrics.part("")
     return [(printable(metric.removeprefix(prefix)), value) for metric, value in row.items() if metric.startswith(prefix)]
 
 
