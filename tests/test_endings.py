@@ -16,6 +16,7 @@ import time
 import processes
 import pytest
 from conftest import in_process
+from made_run import make
 from test_run import rows
 
 from microrl import clock
@@ -233,7 +234,9 @@ def logged(out):
 def test_what_the_console_says_is_in_run_log(whole):
     out, said = whole
     assert logged(out) == said.splitlines()
-    assert any(line.startswith("step 4/4  reward ") for line in logged(out)) and logged(out)[-1].startswith("try it: ")
+    assert any(line.startswith("step 4/4  reward ") for line in logged(out)) and logged(out)[-1].startswith(
+        ("try it: ", "read more: ")
+    )
 
 
 def test_run_log_is_bounded(tmp_path, monkeypatch):
@@ -257,7 +260,7 @@ def test_a_run_outlives_the_pipe_that_reads_it(arguments, whole, tmp_path):
         assert pipe.readline()
     assert process.wait(timeout=120) == 0
     same_end(out, whole[0])
-    assert logged(out)[-1].startswith("try it: ") and not (out / "crash.log").exists()
+    assert logged(out)[-1].startswith(("try it: ", "read more: ")) and not (out / "crash.log").exists()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal"])
@@ -270,7 +273,7 @@ def test_a_console_that_goes_away_is_given_up(inside, arguments, whole, tmp_path
         done = inside("train", *arguments, "--out", out, stderr=stream)
     assert done.returncode == 0 and lost
     same_end(out, whole[0])
-    assert logged(out)[-1].startswith("try it: ")
+    assert logged(out)[-1].startswith(("try it: ", "read more: "))
 
 
 def test_a_command_without_standard_error_at_all(monkeypatch):
@@ -497,13 +500,15 @@ def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_p
 
 @pytest.mark.parametrize(("high", "best", "warned"), [(-0.05, 3, True), (0.05, 3, False), (-0.05, None, False)])
 def test_a_run_that_made_the_model_worse_names_its_best_checkpoint(tmp_path, capsys, high, best, warned):
+    make(tmp_path / "run")
     side = {"accuracy": 0.3, "pass@8": {"mean": 0.5}}
     summary = {
-        "status": "done", "steps": 9, "hours_spent": 0.1, "cost_usd": 0.0, "sft": None,
+        "status": "done", "steps": 20, "hours_spent": 0.1, "cost_usd": 0.0, "sft": None,
         "best": None if best is None else {"step": best, "accuracy": 0.6},
         "eval": {"before": side, "after": side, "paired_gain": {"mean": -0.1, "ci95": [-0.2, high]}},
     }  # fmt: skip
-    report(summary, tmp_path)
+    report(summary, tmp_path / "run")
     said = capsys.readouterr().err
-    assert (f"{tmp_path / 'best'} is from step 3, with validation accuracy 0.600" in said) == warned
+    assert (f"{tmp_path / 'run' / 'best'} is from step 3, with validation accuracy 0.600" in said) == warned
     assert ("worse than the untouched one" in said) == warned
+    assert ("try it" in said) == (high > 0)

@@ -22,9 +22,11 @@ from microrl import files
 from microrl.errors import UserError
 from microrl.report import figures
 from microrl.report.completions import sample
+from microrl.report.findings import findings
 from microrl.report.history import History, load_all
 from microrl.report.page import page
-from microrl.report.words import facts, troubles, verdict
+from microrl.report.verdict import judge
+from microrl.report.words import facts
 from microrl.run.folder import RunFolder
 
 
@@ -273,7 +275,7 @@ def test_what_is_damaged_or_missing_is_said_and_the_rest_drawn(few_figures, tmp_
     text = page([history])
     assert "</html>" in text
     assert len(history.rows) == (0 if how == "no step" else 20)
-    noted = {one.message for one in troubles(history)}
+    noted = {one.message for one in findings(history) if one.kind in ("damaged", "guard")}
     assert bool(noted) == (how in ("not JSON", "rollouts cut off", "other kinds")), noted
     if how == "without evaluation":
         assert "whether it helped is not known" in text
@@ -310,7 +312,7 @@ def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     (folder / "summary.json").unlink()
     (folder / "heartbeat.json").write_text("{}")
     history = History.load(folder)
-    assert history.status() == "still running" and "still going" in " ".join(verdict(history))
+    assert history.status() == "still running" and "still going" in " ".join(judge(history).sentences)
     old = time.time() - 3600
     for name in ("heartbeat.json", "config.json"):
         os.utime(folder / name, (old, old))

@@ -86,7 +86,7 @@ def findings(history: History) -> list[Finding]:
     """All that went wrong, the serious first; what could not be read of the folder comes last. Empty: nothing did."""
     seen = [*_of_numbers(history)]
     kinds = {one.kind for one in seen}
-    events = [one for one in _of_events(history) if not (one.kind == "update skipped" and "no update" in kinds)]
+    events = [one for one in _of_events(history) if "no update" not in kinds or one.kind != "update skipped"]
     found = sorted(seen + events, key=lambda one: not one.is_serious)
     return found + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
 
@@ -103,9 +103,10 @@ def _cause(history: History, row: idle.Row) -> idle.Cause | None:
 
 def _of_events(history: History) -> Iterator[Finding]:
     """Events of one kind whose messages differ in numbers alone are one finding, with the first of the messages."""
+    is_told = any(True for _ in _no_update(history))  # by the numbers: the guard's words say no more
     alike_events: dict[tuple[str, str], list[Event]] = {}
     for event in history.events:
-        if event.kind in EVENTS:
+        if event.kind in EVENTS and not (event.details.get("rule") == "useful_groups" and is_told):
             alike_events.setdefault((event.kind, alike(event.message)), []).append(event)
     order = list(EVENTS)
     for (kind, _), events in sorted(alike_events.items(), key=lambda item: order.index(item[0][0])):

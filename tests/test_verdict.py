@@ -1,0 +1,225 @@
+"""The judge of a run: what it says of runs that went wrong in one way each, made by writing their folders; and real tiny ones."""
+
+import json
+
+import pytest
+from conftest import in_process
+from made_run import make
+
+from microrl.evaluation.result import Result, gains
+from microrl.report import figures
+from microrl.report.history import History
+from microrl.report.page import page
+from microrl.report.verdict import judge
+from microrl.types import Sampling
+
+IDLE = {"policy/grad_norm": None, "update/skipped": 1, "loss": 0.0, "groups/useful": 0.0, "length/truncated": 0.0}
+UNCLEAR = {"mean": 0.01, "ci95": [-0.05, 0.07]}
+
+
+@pytest.fixture(autouse=True)
+def few_figures(monkeypatch):
+    """Drawing takes most of a page's time."""
+    monkeypatch.setattr(figures, "AXES", {"step": "training steps"})
+    monkeypatch.setattr(figures, "FIGURES", [spec for spec in figures.FIGURES if spec.key == "kl"])
+
+
+def history(tmp_path, *, steps=40, rows=None, events=(), config=None, **summary) -> History:
+    """A run's history with so many steps, of which every row has `rows`; `config` by key; `summary` with its own keys."""
+    folder = make(tmp_path / "run", steps=steps)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = History.load(folder)
+    for row in found.rows:
+        row |= {"reward/accuracy": 0.4, "groups/useful": 0.6, "length/truncated": 0.0, **(rows or {})}
+    for key, value in (config or {}).items():
+        section, name = key.split(".")
+        found.config[section][name] = value
+    found.summary |= {"steps": steps} | summary
+    return found
+
+
+def kinds(found: History) -> set[str]:
+    return {one.kind for one in judge(found).findings}
+
+
+def gained(estimate, **sides):
+    before, after = {"accuracy": 0.3, "questions": 64}, {"accuracy": 0.31, "questions": 64}
+    return {"eval": {"before": before, "after": after, "paired_gain": estimate, **sides}}
+
+
+def test_a_healthy_run_has_nothing_wrong(tmp_path):
+    found = history(tmp_path)
+    verdict = judge(found)
+    assert verdict.outcome == "helped" and verdict.findings == () and verdict.is_worth_trying and verdict.updates == 40
+    assert "No: the run logged no warnings" in page([found])
+    assert judge(history(tmp_path / "2", **gained(UNCLEAR))).outcome == "no clear effect"
+    assert judge(history(tmp_path / "3", **gained({"mean": -0.2, "ci95": [-0.3, -0.1]}))).outcome == "worse"
+    assert judge(history(tmp_path / "4", eval={"before": None, "after": None})).outcome == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "advice"),
+    [
+        ({"length/truncated": 1.0, "reward/accuracy": 0.0}, "100% of the completions are cut", "max_completion_tokens (now 32)"),
+        ({"reward/accuracy": 0.0}, "0% of the answers are right", "easier questions"),
+        ({"reward/accuracy": 1.0}, "100% of the answers are right", "harder questions"),
+        ({"reward/accuracy": 0.5}, "same reward", "sampling.group_size, now 8"),
+        ({"reward/mean": None, "reward/left_out": 128, "reward/accuracy": 0.0}, "gave no value", "repair the function"),
+        ({"loss": None}, "not finite", "optim.lr (now 0.00013)"),
+    ],
+    ids=["truncated", "wrong", "right", "equal", "no reward", "gradient"],
+)  # fmt: skip
+def test_a_run_without_updates_is_told_its_cause_and_what_to_change(tmp_path, rows, said, advice):
+    found = history(tmp_path, rows=IDLE | rows, **gained(UNCLEAR))
+    verdict = judge(found)
+    assert verdict.outcome == "nothing learned" and not verdict.is_worth_trying and verdict.updates == 0
+    (one,) = [one for one in verdict.findings if one.kind == "no update"]
+    assert one.is_serious and said in one.message and "any of the 40 steps" in one.message and advice in one.advice
+    assert any(advice in line for line in verdict.lines())
+    assert said in page([found]) and "No: the run" not in page([found])
+
+
+def test_a_few_steps_without_an_update_are_no_finding_but_the_last_ones_are(tmp_path):
+    found = history(tmp_path)
+    for row in found.rows[5:9]:
+        row |= IDLE
+    assert "no update" not in kinds(found) and judge(found).updates == 36
+    for row in found.rows[-3:]:
+        row |= IDLE | {"reward/accuracy": 1.0}
+    assert "no update" in kinds(found)
+
+
+def test_no_answer_right_is_told_though_their_form_was_rewarded(tmp_path):
+    found = history(tmp_path, rows={"reward/accuracy": 0.0}, **gained(UNCLEAR))
+    assert "no right answer" in kinds(found) and not judge(found).is_worth_trying
+    assert "no right answer" not in kinds(
+        history(tmp_path / "own", rows={"reward/accuracy": 0.0}, config={"reward.accuracy_weight": 0.0})
+    )
+
+
+def test_starvation_is_named(tmp_path):
+    unclear = gained(UNCLEAR)
+    few = judge(history(tmp_path / "few", steps=5, **unclear))
+    assert few.outcome == "too little to tell" and not few.is_worth_trying and "5 updates" in few.sentences[-1]
+    assert {one.kind for one in few.findings} == {"few updates"}
+    assert judge(history(tmp_path / "helped", steps=5)).outcome == "helped", "however few"
+
+    assert "steps cut" in kinds(history(tmp_path / "steps", config={"budget.steps": 120}, **unclear))
+    sft = {"steps": 4, "seconds": 1.0, "first_loss": 2.0, "last_loss": 1.0}
+    found = judge(history(tmp_path / "sft", config={"sft.steps": 32, "sft.minutes": 2.0}, sft=sft, **unclear))
+    (one,) = [one for one in found.findings if one.kind == "SFT cut"]
+    assert "only 4 of 32 SFT steps" in one.message and "sft.minutes (now 2)" in one.advice and found.updates == 44
+
+    unused = {"hours_budget": 1.0, "hours_spent": 0.73}
+    assert "budget unused" in kinds(history(tmp_path / "unused", config={"budget.steps": None}, **unused, **unclear))
+    assert "budget unused" not in kinds(
+        history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
+    )
+    assert "budget unused" not in kinds(history(tmp_path / "bounded", **unused)), "it has made all of its steps"
+
+    assert "few useful groups" in kinds(history(tmp_path / "useful", rows={"groups/useful": 0.04}, **unclear))
+    cut = [{"kind": "evaluation cut", "message": "time is up: the final evaluation has only 16 of 64 questions"}]
+    assert judge(history(tmp_path / "cut", events=cut, **unclear)).outcome == "too little to tell"
+    assert "truncated" in kinds(history(tmp_path / "long", rows={"length/truncated": 0.7}))
+
+
+def test_equal_events_are_one_finding_with_their_count(tmp_path):
+    said = "`mine` gave no value for {} completions; row {}: it raised"
+    events = [{"kind": "reward failed", "message": said.format(100 + step, step), "step": step} for step in range(40)]
+    found = history(tmp_path, events=events)
+    (one,) = judge(found).findings
+    assert (one.count, one.is_serious, one.steps) == (40, True, "steps 0 to 39") and str(one).startswith("reward failed (x40): ")
+    assert page([found]).count("gave no value for") == 1
+
+
+def test_a_killed_run_and_a_failed_one_are_no_good_ones(tmp_path):
+    killed = history(tmp_path / "killed")
+    killed.summary = {}
+    (one,) = judge(killed).findings
+    assert one.kind == "killed" and f"--resume {killed.path}" in one.advice and one.is_serious
+    event = {"kind": "failed", "message": "OSError: no", "step": 3}
+    failed = history(tmp_path / "failed", status="failed", events=[event], eval={"before": None, "after": None})
+    assert "failed" in kinds(failed) and not judge(failed).is_worth_trying
+
+
+def evaluated(count: int, right: int) -> Result:
+    return Result(Sampling(8, 32, 1.0, 1.0), 0, (8,), {f"question {number}": right for number in range(count)})
+
+
+def test_before_after_and_gain_are_of_the_same_questions(tmp_path):
+    """64 questions before, 33 after: those that were left out are all right before."""
+    before, after = evaluated(64, 2), evaluated(33, 6)
+    before.right |= {f"question {number}": 8 for number in range(33, 64)}
+    measured = {"before": before.summary(), "after": after.summary(), **gains(before, after)}
+    assert measured["before"]["accuracy"] > 0.6 and measured["after"]["accuracy"] == 0.75, "each on all of its own"
+    assert measured["paired_gain"] | {"ci95": 0} == {"mean": 0.5, "ci95": 0, "questions": 33, "before": 0.25, "after": 0.75}
+    verdict = judge(history(tmp_path, eval=measured))
+    gain = verdict.gain
+    assert (gain.questions, gain.before, gain.after, gain.mean, gain.left_out) == (33, 0.25, 0.75, 0.5, 31)
+    assert "33 held-out questions: 0.250 before, 0.750 after training. Paired gain +0.500" in verdict.sentences[0]
+    assert "31 more" in verdict.sentences[0]
+    (at_8,) = verdict.more_gains
+    assert at_8.after - at_8.before == pytest.approx(at_8.mean) and at_8.questions == 33 and str(at_8).startswith("pass@8 on 33")
+
+
+def test_a_summary_of_an_earlier_version_is_paired_from_its_evaluations(tmp_path):
+    before, after = evaluated(64, 2), evaluated(33, 6)
+    before.right |= {f"question {number}": 8 for number in range(33, 64)}
+    gain = {"mean": 0.5, "ci95": [0.4, 0.6]}
+    found = history(tmp_path, eval={"before": before.summary(), "after": after.summary(), "paired_gain": gain})
+    found.evaluations = {"held-out-before": before.to_json(), "held-out-after": after.to_json()}
+    assert (judge(found).gain.before, judge(found).gain.after) == (0.25, 0.75)
+
+
+# ---- real runs
+
+
+@pytest.fixture
+def nothing_ends(tiny_arguments):
+    """Of a random model all completions are cut, and none is right; 8 evaluated completions are too few to be refused."""
+    return [*tiny_arguments, "--steps", 14]
+
+
+def test_a_run_whose_completions_are_all_cut_is_warned_and_stopped(nothing_ends, tmp_path):
+    done = in_process("train", *nothing_ends, "--out", tmp_path / "run")
+    assert done.returncode == 3, done.stderr
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 10
+    assert "3 steps in a row without an update: " in done.stderr and "% of the completions are cut" in done.stderr
+    assert (
+        "raise sampling.max_completion_tokens (now 12)" in done.stderr
+        and "truncated 1.00" in done.stderr
+        and "guard (x" not in done.stderr
+    )
+    assert "try it" not in done.stderr and "No step changed the weights" in done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "stopped" and summary["verdict"]["outcome"] == "nothing learned"
+    assert summary["eval"]["after"] is not None and (tmp_path / "run" / "final").is_dir()
+
+
+def test_a_run_is_refused_where_its_evaluation_already_shows_that_nothing_ends(nothing_ends, tmp_path):
+    more = ["--set", "evaluation.problems=8", "--out", tmp_path / "run"]
+    done = in_process("train", *nothing_ends, *more)
+    assert done.returncode == 2, done.stderr
+    *_, error, hint = done.stderr.splitlines()
+    assert "100% of the completions reach the limit of 12 tokens" in error and "max_completion_tokens=48" in hint
+    assert "guard.truncated=none" in hint and not (tmp_path / "run" / "metrics.jsonl").exists()
+    told = in_process("train", *nothing_ends, *more[:2], "--steps", 1, "--set", "guard.truncated=none", "--out", tmp_path / "2")
+    assert told.returncode == 0 and "100 % of the completions" in told.stderr.replace("100%", "100 %")
+
+
+def test_a_dead_reward_function_costs_two_steps(tiny_arguments, tmp_path):
+    """It works as long as the run's data is tried, and then no more."""
+    dying = f"""
+import os
+def reward(prompts, completions, rows):
+    if os.path.exists({str(tmp_path / "run" / "eval")!r}):
+        os._exit(1)
+    return [1.0] * len(completions)
+"""
+    (tmp_path / "dying.py").write_text(dying)
+    own = ["--set", "reward.functions=dying:reward", "--set", f"reward.path={tmp_path}"]
+    done = in_process("train", *tiny_arguments, *own, "--steps", 6, "--out", tmp_path / "run")
+    assert done.returncode == 3, done.stderr
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert done.stderr.count("`reward` gave no value for") <= 2 and "repair the function" in done.stderr
