@@ -1,12 +1,13 @@
 """95 % intervals of means and paired gains over questions.
 
-Samples of one question are not independent, so the question is the unit; where questions come in clusters, the cluster is.
-Both intervals are quantiles of the Bayesian bootstrap (Rubin 1981): the questions' values are weighted by Dirichlet(1, ..., 1).
-For the lower end an imagined value below all others gets a weight too, and for the upper end one above. With weight 1 and the imagined values at 0 and 1 this is Gaffke's interval
-(2005; Learned-Miller and Thomas 2019, arXiv:1905.06208), which for zeros and ones is Clopper and Pearson's and which held
-for every bounded distribution that anyone has tried. It is too wide where values lie close together, so here the weight is
-smaller, and the imagined value lies no further out than the values' spread makes likely. The weighted mean's distribution is
-replaced by the beta distribution with its mean and variance (for zeros and ones it is that distribution).
+Samples of one question are not independent, so the question is the unit; where questions come in clusters, the cluster is. Both
+intervals are quantiles of the Bayesian bootstrap (Rubin 1981): the questions' values are weighted by Dirichlet(1, ..., 1). For
+the lower end an imagined value below all others gets a weight too, and for the upper end one above. With weight 1 and the
+imagined values at 0 and 1 this is Gaffke's interval (2005; Learned-Miller and Thomas 2019, arXiv:1905.06208), which for zeros
+and ones is Clopper and Pearson's and which held for every bounded distribution that anyone has tried. It is too wide where
+values lie close together, so here the weight is smaller, and the imagined value lies no further out than the values' spread
+makes likely. The weighted mean's distribution is replaced by the beta distribution with its mean and variance (for zeros and
+ones it is that distribution).
 
 The mean stays that over questions. Its variance over clusters is the delete-one-cluster jackknife's, which for clusters of one
 question is the usual one, and they count as (sum of n)^2 / (sum of n^2) of equal size n.
