@@ -104,6 +104,12 @@ def test_a_column_names_the_clusters(tmp_path):
             load_questions(DataConfig(name=name, cluster="gruop"))
 
 
+def test_sums_are_independent():
+    for cluster in (None, "question"):
+        found = load_questions(DataConfig(name="arithmetic", cluster=cluster))
+        assert clusters_of([to_prompt(one) for one in found[::200]]) == {}
+
+
 def test_programs_have_clusters_too(tmp_path):
     lines = [{"prompt": f"Write f{n}.", "test_list": [f"assert f{n}() == 1"], "cluster": "same"} for n in range(2)]
     data = written(tmp_path / "code.jsonl", lines)
