@@ -28,21 +28,27 @@ def result(skills, seed, ks=(8,), sampling=SAMPLING):
 def made(
     root, name, *, seed=0, rank=8, lift=0.2, bench="math500", part=None, cost=7.2, model="Qwen2.5-1.5B-Instruct",
     sampling=SAMPLING, prompts="a" * 64, sha256="d" * 64, data=None, end="", base_model="Qwen2.5-1.5B-Instruct",
+    drawn=0, chosen=0, asked=slice(None), clusters=None, deviation=0.0,
 ):  # fmt: skip
-    """A run folder as training and `microrl eval --base` leave it. `data` is a file's name, `end` that of the result's."""
+    """A run folder as training and `microrl eval --base` leave it. `data` is a file's name, `end` that of the result's; `drawn`
+    and `chosen` are the seeds of the samples and of the questions, of which `asked` were."""
     path = root / name
     config = resolve((), {"model.name": model, "adapter.rank": rank, "seed": seed, "budget.steps": 3})
     folder = RunFolder(path) if path.exists() else RunFolder.create(path, config.model_dump(mode="json"))
     draw = random.Random(4)
     skills = [draw.betavariate(1, 2) for _ in QUESTIONS]
-    base = result(skills, 99, sampling=sampling)
-    ours = result([min(skill + lift, 1.0) for skill in skills], 100 + seed, sampling=sampling)
+    base = result(skills, 99 + 7 * drawn, sampling=sampling)
+    moved = lift + deviation * random.Random(seed).gauss(0, 1)
+    ours = result([min(max(skill + moved, 0.0), 1.0) for skill in skills], 100 + seed + 7 * drawn, sampling=sampling)
+    for one in (base, ours):
+        one.seed, one.question_seed, one.clusters = drawn, chosen, clusters or {}
+        one.right = dict(list(one.right.items())[asked])
     about = {
         "data": {"name": data or bench, "rows": 40 if data else catalogue.benchmark(bench).rows["test"], "sha256": sha256},
         "prompts_sha256": prompts,
     }
     suffix = (f"-{part}" if part else "") + end
-    stem = f"{bench}-n16-t{sampling.temperature:g}-p{sampling.top_p:g}-m64-s0{suffix}"
+    stem = f"{bench}-n16-t{sampling.temperature:g}-p{sampling.top_p:g}-m64-s{drawn}{f'-qs{chosen}' if chosen else ''}{suffix}"
     other = {**base.to_json(), "model": base_model, "adapter_sha256": None}
     folder.write_json(f"eval/{stem}.json", {**ours.to_json(), **about, "base": other, **gains(base, ours)})
     folder.write_json("summary.json", {"status": "done", "cost_usd": cost})
@@ -229,3 +235,76 @@ def test_a_copy_of_a_run_is_no_second_seed(inside, tmp_path):
     shutil.copytree(run, tmp_path / "copy")
     done = inside("compare", run, tmp_path / "copy")
     assert done.returncode == 2 and "the same settings and the same seed" in done.stderr and "hint:" in done.stderr
+
+
+def test_the_p_value_is_that_of_the_interval(tmp_path):
+    """Seeds that vary by much: the questions alone would be sure of a gain of nothing."""
+    seen = set()
+    for number in range(12):
+        group = [made(tmp_path / str(number), f"{seed}", seed=10 * number + seed, lift=0.0, deviation=0.15) for seed in range(3)]
+        for row in compare([entry for entry, _, _ in group], published=False):
+            low, high = row.gain.ci95
+            assert (row.p < 0.05) == (low > 0 or high < 0)
+            seen.add(row.p < 0.05)
+    assert False in seen
+
+
+def test_clusters_widen_every_interval_and_are_told(inside, tmp_path):
+    clusters = {question: str(place // 4) for place, question in enumerate(QUESTIONS)}
+    entry = made(tmp_path, "run", clusters=clusters)[0]
+    other = made(tmp_path, "independent")[0]
+    row, alone = (compare([one], published=False)[0] for one in (entry, other))
+    assert (row.questions, row.clusters, alone.clusters) == (40, 10, 40)
+    assert row.value.mean == alone.value.mean and row.p != alone.p
+    assert row.value.ci95 != alone.value.ci95 and row.gain.ci95 != alone.gain.ci95
+    done = inside("compare", entry.run.path)
+    assert "math500 (40 in 10 clusters)" in done.stdout
+    assert json.loads(inside("compare", entry.run.path, "--json").stdout)["rows"][0]["clusters"] == 10
+
+
+def test_two_sampling_seeds_of_one_run_are_paired_and_told(inside, tmp_path):
+    entry = made(tmp_path, "run")[0]
+    made(tmp_path, "run", drawn=1)
+    rows = [row for row in compare([entry], published=False) if row.metric == "avg@16"]
+    assert [row.sampling_seeds for row in rows] == [(0,), (1,)] and [row.settings[-6:] for row in rows] == ["seed 0", "seed 1"]
+    assert rows[0].against_first is None and rows[1].paired == 40
+    assert rows[1].against_first.ci95[0] < 0 < rows[1].against_first.ci95[1]
+    done = inside("compare", entry.run.path)
+    assert "math500: the sampling seed varies (0, 1), which changes no problem" in done.stderr
+
+
+def test_runs_that_were_sampled_with_a_seed_each_are_one_method(tmp_path):
+    """And another method is paired with that of the same sampling seeds, if there is one."""
+    runs = [made(tmp_path, f"run-{seed}", seed=seed, drawn=seed)[0] for seed in range(2)]
+    (row, _) = compare(runs, published=False)
+    assert (row.seeds, row.sampling_seeds, row.settings) == ([0, 1], (0, 1), "")
+    other = made(tmp_path, "r64", rank=64, drawn=1)[0]
+    row = next(row for row in compare([*runs, other], published=False) if row.metric == "avg@16" and "64" in row.method)
+    assert row.against_first is not None and row.paired == 40
+
+
+def test_other_questions_are_paired_where_they_are_shared(inside, tmp_path):
+    first = made(tmp_path, "first", asked=slice(0, 25))[0]
+    second = made(tmp_path, "second", rank=64, chosen=3, prompts="b" * 64, asked=slice(15, 40))[0]
+    row = next(row for row in compare([first, second], published=False) if "64" in row.method)
+    assert (row.questions, row.paired) == (25, 10) and row.settings.endswith("problem seed 3")
+    done = inside("compare", first.run.path, second.run.path)
+    assert "the problem seed varies (0, 3): differences are over the problems in common" in done.stderr
+    assert "| difference over 10 problems |" in inside("compare", first.run.path, second.run.path, "--as", "markdown").stdout
+
+
+def test_an_older_evaluations_seed_was_that_of_its_questions_too(tmp_path):
+    entry = made(tmp_path, "run", drawn=5)[0]
+    (path,) = (entry.run.path / "eval").glob("*.json")
+    value = json.loads(path.read_text())
+    for side in (value, value["base"]):
+        for key in ("question_seed", "clusters", "cluster_of"):
+            del side[key]
+    path.write_text(json.dumps(value))
+    row = compare([entry], published=False)[0]
+    assert (row.setup.seed, row.setup.question_seed) == (5, 5)
+    config = entry.run.config()
+    config["evaluation"]["seed"] = 5
+    del config["evaluation"]["question_seed"]
+    entry.run.write_json("config.json", config)
+    assert entry.run.settings().evaluation.question_seed == 5

@@ -195,7 +195,7 @@ def test_intervals_go_by_clusters(cell):
 
 CLUSTERED = [
     (name, sizes, count, samples, k)
-    for name in POPULATIONS for sizes in SIZES for count in (8, 12, 16, 32) for samples, k in [(8, 1), (8, 4), (1, 1), (32, 1)]
+    for name in POPULATIONS for sizes in SIZES for count in (8, 16) for samples, k in [(8, 1), (8, 4), (32, 1)]
 ]  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def test_intervals_by_clusters_cover_the_truth_everywhere(cell):
 
 @pytest.mark.slow
 @pytest.mark.one_of_each
-@pytest.mark.parametrize("cell", CLUSTERED[::40])
+@pytest.mark.parametrize("cell", CLUSTERED[::17])
 def test_intervals_by_clusters_cover_the_truth_in_a_part_of_the_grid(cell):
     found = clustered_coverage(*cell, 800)
     assert found["share"] >= 0.92 and found["gain"] >= 0.92

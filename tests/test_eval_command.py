@@ -115,6 +115,33 @@ def test_the_same_seed_gives_the_same_file_and_other_settings_another_one(inside
     assert len(list((here / "eval").glob("held-out-n*.jsonl.gz"))) == 3 and path.read_bytes() == first
 
 
+def test_the_seed_changes_the_samples_and_the_question_seed_the_questions(inside, run, tmp_path):
+    here, data = copied(run, tmp_path), written(tmp_path / "many.jsonl", *((f"What is {n} + 1?", str(n + 1)) for n in range(30)))
+    asked, said = [], []
+    for number, seeds in enumerate(([], ["--seed", 1], ["--question-seed", 1])):
+        out = tmp_path / f"out-{number}"
+        options = ["--data", data, "--problems", 8, "--samples", 2, "--max-tokens", 4, "--out", out]
+        evaluated(inside, here, *options, *seeds)
+        asked.append([line["question"] for line in completions(out)])
+        said.append(texts(out))
+    assert asked[0] == asked[1] != asked[2] and said[0] != said[1]
+    (path,) = (tmp_path / "out-2").glob("*.json")
+    stored = json.loads(path.read_text())
+    assert path.stem == "many-n2-t1-p1-m4-s0-qs1-q8" and (stored["settings"]["seed"], stored["question_seed"]) == (0, 1)
+
+
+def test_clusters_of_the_data_are_told_and_recorded(inside, run, tmp_path):
+    here, data, out = copied(run, tmp_path), tmp_path / "translated.jsonl", tmp_path / "out"
+    lines = [{"question": f"{word} {n}", "answer": "1", "cluster": n} for n in range(3) for word in ("two", "zwei")]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = inside("eval", here, "--data", data, "--samples", 2, "--max-tokens", 4, "--out", out)
+    assert done.returncode == 0 and "translated: 6 problems in 3 clusters, 2 samples each" in done.stdout, done.stderr
+    (path,) = out.glob("*.json")
+    stored = json.loads(path.read_text())
+    assert (stored["questions"], stored["clusters"]) == (6, 3) and stored["cluster_of"]["zwei 2"] == "2"
+    assert {line["question"]: line["cluster"] for line in completions(out)} == stored["cluster_of"]
+
+
 def test_greedy_decoding_needs_one_sample(inside, run, tmp_path):
     here = copied(run, tmp_path)
     result = evaluated(inside, here, "--temperature", 0)["held-out"]

@@ -68,7 +68,8 @@ def load_questions(config: DataConfig, *, raw: bool = False, reading: Reading | 
     Raises UserError for missing or invalid data.
     """
     if config.name == ARITHMETIC:
-        column("cluster", config.cluster, (), ("question",))
+        if config.cluster is not None:
+            column("cluster", config.cluster, (), ("question", "answer"))
         return [
             Question(row, *pair, as_json(dict(zip(("question", "answer"), pair, strict=True))) if raw else "")
             for row, pair in enumerate(arithmetic.problems(), 1)

@@ -143,7 +143,7 @@ class Result:
             "ci95": list(accuracy.ci95),
             **{f"pass@{k}": self._mean(self.by_question(k), k).to_json() for k in self.pass_k},
             "questions": len(self.right),
-            "clusters": self.cluster_count,
+            **({"clusters": self.cluster_count} if self.clusters else {}),
         }
 
 
