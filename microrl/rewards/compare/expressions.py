@@ -93,8 +93,7 @@ class Expressions:
     def _term(self, signed: bool = False) -> Tree | Node:
         if signed and self._is("-", "+"):  # 3 + -2
             return self._signed_factor()
-        mixed = self._mixed_number()
-        found = self._factor() if mixed is None else self._marked(mixed)
+        found = self._factor() if (mixed := self._mixed_number()) is None else self._marked(mixed)
         if not is_tree(found):
             return found
         factors: list[Tree] = [as_tree(found)]
@@ -175,10 +174,9 @@ class Expressions:
 
     def _marked(self, found: Tree | Node) -> Tree | Node:
         """With a sign of percent or degrees, if one follows."""
-        if self._take("%", "\\%"):
-            return ("percent", as_tree(found))
-        if self._take("degree"):
-            return ("degrees", as_tree(found))
+        for kind, signs in (("percent", ("%", "\\%")), ("degrees", ("degree",))):
+            if self._take(*signs):
+                return (kind, as_tree(found))
         if self._is("^") and "circ" in (self._peek(1).text, self._peek(2).text if self._peek(1).text == "{" else ""):
             self._at += 1
             return self._raised(as_tree(found))
@@ -250,17 +248,12 @@ class Expressions:
         return ("letter", name + script)
 
     def _chosen(self) -> Tree | None:
-        """C(10, 3), with whole numbers or letters; None for another bracket, which is a factor or a point."""
-        first, comma, second, end = (self._peek(ahead) for ahead in range(1, 5))
-        if (comma.text, end.text) != (",", ")") or not {first.kind, second.kind} <= {"number", "letter"}:
-            return None
-        if first.kind == second.kind == "number" and not (_is_whole(first) and _is_whole(second)):
-            return None
-        if first.kind == second.kind == "number" and first.value.value < second.value.value:
+        """C(10, 3) of whole numbers; None for another bracket, which is a factor or a point."""
+        n, comma, k, end = (self._peek(ahead) for ahead in range(1, 5))
+        if not (_is_whole(n) and _is_whole(k) and (comma.text, end.text) == (",", ")") and n.value.value >= k.value.value):
             return None
         self._at += 5
-        parts = (as_tree(self._number(part)) if part.kind == "number" else ("letter", part.text) for part in (first, second))
-        return ("binom", *parts)
+        return ("binom", ("number", *n.value), ("number", *k.value))
 
     def _script(self) -> str:
         """What stands below, as text."""

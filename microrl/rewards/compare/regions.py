@@ -28,10 +28,9 @@ class NoRegion(Exception):
 def same_region(gold: Node, answer: Node) -> bool:
     """Raises NoRegion, TooHard, Undefined."""
     letters: set[str] = set()
-    golds = _pieces(gold, letters)
-    both = letters.copy()
-    answers = _pieces(answer, both)
-    if letters and len(both) > 1:
+    others: set[str] = set()
+    golds, answers = _pieces(gold, letters), _pieces(answer, others)
+    if len(others) > 1 or (letters and len(letters | others) > 1):
         return False
     if len(golds) == len(answers) == 1 or any(_has_letters(piece) for piece in golds + answers):
         return len(golds) == len(answers) and all(map(_same_interval, golds, answers))

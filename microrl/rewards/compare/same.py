@@ -27,8 +27,19 @@ from microrl.rewards.compare.values import constant_ratio, equal, is_decimal, is
 MAX_UNORDERED = 40
 """Items of a list or set whose order does not matter."""
 _CENT = Unit(Fraction(1, 100), (("dollar", 1),))
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10",
-          "twelve": "12", "sixteen": "16"}
+_BASES = {
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+    "ten": "10",
+    "twelve": "12",
+    "sixteen": "16",
+}
 
 
 def same(gold: Node, answer: Node) -> bool:
@@ -70,7 +81,9 @@ def same(gold: Node, answer: Node) -> bool:
         case Value(), Group("list", items, True):
             return all(same(gold, item) and same(items[0], item) for item in items)
         case Group(), Group():
-            return _same_group(gold, answer) or (_has_conditions(gold) or _has_conditions(answer)) and _same_region(gold, answer)
+            return _same_group(gold, answer) or (
+                (_has_conditions(gold) or _has_conditions(answer)) and _same_region(gold, answer)
+            )
         case (Interval() | Region() | Group(), Interval() | Region() | Group()):
             return _same_region(gold, answer)
     return False
@@ -92,7 +105,7 @@ def _same_region(gold: Node, answer: Node) -> bool:
 
 def _same_value(gold: Value, answer: Value) -> bool:
     gold, answer = _with_letter_as_unit(gold, answer), _with_letter_as_unit(answer, gold)
-    if _is_in_radians(gold) and answer.unit is None and answer.tree[0] == "degrees":
+    if _is_in_radians(gold) and answer.unit is None and _in_degrees(answer.tree):
         return equal(gold.tree, ("/", ("*", answer.tree, ("constant", "pi")), ("number", Fraction(180), False)))
     marks = _marks(gold), _marks(answer)
     if all(marks) and not marks[0] & marks[1]:
@@ -106,6 +119,10 @@ def _same_value(gold: Value, answer: Value) -> bool:
     if gold.unit is None and answer.unit == _CENT and is_decimal(gold.tree) and equal(gold.tree, _scaled(answer)):
         return True  # an amount of money with a decimal point is in dollars
     return _same_percent(a, b)
+
+
+def _in_degrees(tree: Tree) -> bool:
+    return tree[0] == "degrees" or (tree[0] == "-" and tree[1][0] == "degrees")
 
 
 def _is_in_radians(value: Value) -> bool:

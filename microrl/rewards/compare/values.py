@@ -90,7 +90,8 @@ def _is_whole(gold: Tree, answer: Tree, names: frozenset[str]) -> bool:
             found = Numeric(60, point).value(answer)
         except Undefined:
             return False
-        if abs(_imaginary(found)) < 1e-30 and abs(wanted - found) > 1e-20 * max(1, abs(wanted)):
+        is_real = abs(_imaginary(found)) < 1e-30 and abs(_imaginary(wanted)) < 1e-30
+        if is_real and abs(wanted - found) > 1e-20 * max(1, abs(wanted)):
             return False
     return True
 
