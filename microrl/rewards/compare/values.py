@@ -138,7 +138,8 @@ def _zeros(divisor: Tree, names: frozenset[str]) -> Iterator[dict[str, Fraction]
         for number, difference in enumerate(differences):
             for power, part in enumerate(basis):
                 coefficients[power] += difference * part
-            basis = [(low - number * high) / (number + 1) for low, high in zip([0, *basis], [*basis, 0], strict=True)]
+            shifted = zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)
+            basis = [(low - number * high) / (number + 1) for low, high in shifted]
         while coefficients and coefficients[-1] == 0:
             coefficients.pop()
         if len(coefficients) < 2:
