@@ -4,6 +4,208 @@ One row a line: + or -, the gold answer, the answer, why. + means right. Judged 
 """
 
 TABLE = {
+    "kinds that an attack brought up": r"""
++ ;; x>0, x\neq 1 ;; (0,1)\cup(1,\infty) ;; conditions, or an expression
++ ;; (0,1)\cup(1,\infty) ;; x>0, x\neq 1 ;; conditions, or an expression
++ ;; \{x\mid x>0, x\ne 1\} ;; (0,1)\cup(1,\infty) ;; conditions, or an expression
++ ;; x\ge 2 \text{ and } x\neq 5 ;; [2,5)\cup(5,\infty) ;; conditions, or an expression
++ ;; [2,5)\cup(5,\infty) ;; x\ge 2, x\ne 5 ;; conditions, or an expression
++ ;; x>0,x\ne1 ;; x\ne 1, x>0 ;; conditions, or an expression
++ ;; \mathbb{R}\setminus\{-1,1\} ;; x\ne -1, x\ne 1 ;; a set without another
++ ;; \mathbb{R}\setminus\{-1,1\} ;; x\ne \pm 1 ;; a set without another
++ ;; \mathbb{R}\setminus\{-1,1\} ;; x\ne -1, 1 ;; a set without another
++ ;; x>0, x\neq 1 ;; 0<x<1 \text{ or } x>1 ;; conditions, or an expression
++ ;; (1,4) ;; x>1, x<4 ;; conditions, or an expression
++ ;; x>0, x\neq 1 ;; (0,\infty)\setminus\{1\} ;; a set without another
+- ;; x>0, x\neq 1 ;; (0,\infty) ;; conditions, or an expression
+- ;; x>0, x\neq 1 ;; [0,1)\cup(1,\infty) ;; conditions, or an expression
+- ;; x>0, x\neq 1 ;; (0,1)\cup(2,\infty) ;; conditions, or an expression
+- ;; (0,1)\cup(1,\infty) ;; x>0, y\ne 1 ;; conditions, or an expression
+- ;; (0,1)\cup(1,\infty) ;; x>0 \text{ or } x\ne 1 ;; conditions, or an expression
+- ;; \mathbb{R}\setminus\{-1,1\} ;; x\ne 1 ;; a set without another
+- ;; (1,4) ;; x>4, x<1 ;; conditions, or an expression
++ ;; \mathbb R\setminus(-3,5) ;; (-\infty,-3]\cup[5,\infty) ;; a set without another
++ ;; (-\infty,-3]\cup[5,\infty) ;; \mathbb{R}\setminus(-3,5) ;; a set without another
++ ;; (-\infty,-3]\cup[5,\infty) ;; \mathbb{R} - (-3,5) ;; the same or not
++ ;; (-\infty,-3)\cup(5,\infty) ;; \mathbb R\backslash[-3,5] ;; the same or not
++ ;; x\le -3 \text{ or } x\ge 5 ;; \mathbb R\setminus(-3,5) ;; a set without another
++ ;; (-\infty,-3]\cup(5,\infty) ;; \mathbb R\setminus(-3,5] ;; a set without another
++ ;; [0,1]\cup[2,3] ;; [0,3]\setminus(1,2) ;; a set without another
++ ;; \mathbb{R}-\{0\} ;; x\ne 0 ;; conditions, or an expression
+- ;; \mathbb R\setminus(-3,5) ;; (-\infty,-3)\cup(5,\infty) ;; a set without another
+- ;; \mathbb R\setminus[-3,5] ;; (-\infty,-3]\cup[5,\infty) ;; a set without another
+- ;; \mathbb R\setminus(-3,5) ;; (-3,5) ;; a set without another
+- ;; (-3,5) ;; \mathbb R\setminus(-3,5) ;; a set without another
+- ;; \mathbb R\setminus(-3,5) ;; \mathbb R\setminus\{-3,5\} ;; a set without another
+- ;; \mathbb R\setminus(-3,5) ;; \mathbb R\setminus(-3,6) ;; a set without another
++ ;; 12\frac12\% ;; 12.5\% ;; a mixed number of hundredths
++ ;; 12.5\% ;; 12\frac{1}{2}\% ;; the same or not
++ ;; 12.5 ;; 12\frac12\% ;; a mixed number of hundredths
++ ;; \frac18 ;; 12\frac12\% ;; a mixed number of hundredths
++ ;; 33\frac13\% ;; \frac13 ;; the same or not
++ ;; 22\frac12^\circ ;; 22.5 ;; the same or not
++ ;; 22.5^\circ ;; 22\frac{1}{2}^{\circ} ;; the same or not
++ ;; 12\frac12\% ;; 12 1/2 % ;; a mixed number of hundredths
+- ;; 12\frac12\% ;; 6\% ;; a mixed number of hundredths
+- ;; 12\frac12\% ;; 12.05\% ;; a mixed number of hundredths
+- ;; 12\frac12\% ;; 1.25 ;; a mixed number of hundredths
+- ;; \frac18 ;; 13\frac12\% ;; a mixed number of hundredths
++ ;; 0.75 ;; 75\text{ cents} ;; a hundredth of a dollar
++ ;; 0.75 ;; 75 cents ;; a hundredth of a dollar
++ ;; 0.75 ;; 75¢ ;; a hundredth of a dollar
++ ;; 75 ;; 75\text{ cents} ;; a hundredth of a dollar
++ ;; 1.20 ;; 120\text{ cents} ;; a hundredth of a dollar
++ ;; \$0.75 ;; 75\text{ cents} ;; a hundredth of a dollar
++ ;; 75\text{ cents} ;; \$0.75 ;; a hundredth of a dollar
++ ;; 0.05 ;; 5\text{ cents} ;; a hundredth of a dollar
+- ;; 0.75 ;; 7.5\text{ cents} ;; a hundredth of a dollar
+- ;; 0.75 ;; 75\text{ cm} ;; conditions, or an expression
+- ;; 0.75 ;; 75 ;; the same or not
+- ;; 75\text{ cents} ;; 0.75 ;; a hundredth of a dollar
+- ;; 0.75 ;; 75\text{ euros} ;; conditions, or an expression
++ ;; \frac{5\pi}{6} ;; 150^\circ ;; radians and degrees
++ ;; \frac{5\pi}{6} ;; 150\text{ degrees} ;; radians and degrees
++ ;; \pi ;; 180^\circ ;; radians and degrees
++ ;; \frac{\pi}{2}\text{ radians} ;; 90^{\circ} ;; radians and degrees
++ ;; \frac54\pi ;; 225° ;; radians and degrees
++ ;; -\frac{\pi}{4} ;; -45^\circ ;; radians and degrees
+- ;; \frac{5\pi}{6} ;; 150 ;; radians and degrees
+- ;; \frac{5\pi}{6} ;; 120^\circ ;; radians and degrees
+- ;; \frac{5\pi}{6} ;; -150^\circ ;; radians and degrees
+- ;; 150 ;; \frac{5\pi}{6} ;; radians and degrees
+- ;; 2 ;; 2\pi^\circ ;; radians and degrees
+- ;; \frac56 ;; 150^\circ ;; the same or not
++ ;; 2:3 ;; 2\text{ to }3 ;; a ratio in words
++ ;; 2:3 ;; 2 to 3 ;; a ratio in words
++ ;; \frac23 ;; 2\text{ to }3 ;; a ratio in words
++ ;; 2\text{ to }3 ;; 2:3 ;; a ratio in words
++ ;; 2\text{ to }3 ;; 4:6 ;; a ratio in words
++ ;; 12\text{ to }30 ;; 2:5 ;; a ratio in words
++ ;; 1:2:3 ;; 1\text{ to }2\text{ to }3 ;; a ratio in words
+- ;; 2:3 ;; 3\text{ to }2 ;; a ratio in words
+- ;; 2 ;; 2\text{ to }3 ;; a ratio in words
+- ;; 3 ;; 2\text{ to }3 ;; a ratio in words
+- ;; 23 ;; 2\text{ to }3 ;; a ratio in words
+- ;; [2,3] ;; 2\text{ to }4 ;; a ratio in words
+- ;; 3 ;; x \to 3 ;; conditions, or an expression
++ ;; \text{ellipse} ;; \text{an ellipse} ;; articles say nothing
++ ;; \text{an ellipse} ;; ellipse ;; articles say nothing
++ ;; \text{The circle} ;; \text{circle} ;; conditions, or an expression
++ ;; parabola ;; a parabola ;; the same or not
++ ;; \text{a line and a circle} ;; line and circle ;; conditions, or an expression
++ ;; \text{the empty set} ;; \text{empty set} ;; conditions, or an expression
+- ;; \text{ellipse} ;; \text{a circle} ;; articles say nothing
+- ;; \text{ellipse} ;; \text{not an ellipse} ;; articles say nothing
+- ;; \text{A} ;; \text{an ellipse} ;; articles say nothing
+- ;; A and B ;; B ;; the same or not
+- ;; \text{ellipse} ;; \text{a} ;; articles say nothing
+- ;; \text{ellipse} ;; \text{an ellipse or a circle} ;; articles say nothing
++ ;; 1 ;; \sin^2x+\cos^2x ;; an identity, or none
++ ;; 1 ;; \sec^2\theta-\tan^2\theta ;; the same or not
++ ;; 2 ;; 2\sin^2(3t)+2\cos^2(3t) ;; an identity, or none
++ ;; 1 ;; e^xe^{-x} ;; conditions, or an expression
++ ;; 1 ;; \cosh^2 x-\sinh^2 x ;; an identity, or none
++ ;; 0 ;; \sin 2x-2\sin x\cos x ;; an identity, or none
++ ;; -1 ;; -\cos^2 y-\sin^2 y ;; an identity, or none
+- ;; 1 ;; \sin^2x+\cos^2y ;; an identity, or none
+- ;; 1 ;; \sin^2 x-\cos^2 x ;; an identity, or none
+- ;; 2 ;; \sin^2x+\cos^2x ;; an identity, or none
+- ;; 1 ;; \frac{\sin x}{\sin x} ;; an identity, or none
+- ;; 1 ;; \sin x ;; an identity, or none
+- ;; 1 ;; \frac{|x|}{|x|} ;; conditions, or an expression
+- ;; 1 ;; \lfloor \cos^2 x \rfloor + 1 ;; conditions, or an expression
+- ;; 42 ;; 42+x-x ;; conditions, or an expression
+- ;; \sin^2x+\cos^2x ;; 2 ;; an identity, or none
++ ;; 17 ;; \approx 17 ;; an approximation says its number
++ ;; 17 ;; ≈ 17 ;; the same or not
++ ;; \approx 17 ;; 17 ;; an approximation says its number
++ ;; 17 ;; = 17 ;; the same or not
++ ;; 3.14 ;; \approx 3.14 ;; an approximation says its number
++ ;; 17\text{ cm} ;; \approx 17\text{ cm} ;; an approximation says its number
++ ;; \$17 ;; \approx \$17 ;; an approximation says its number
+- ;; 17 ;; \approx 16.8 ;; an approximation says its number
+- ;; 17 ;; \approx 18 ;; an approximation says its number
+- ;; \frac13 ;; \approx 0.3 ;; an approximation says its number
+- ;; 17 ;; 17\approx ;; an approximation says its number
+- ;; 17 ;; \not\approx 17 ;; an approximation says its number
+- ;; 17 ;; \ne 17 ;; the same or not
+- ;; 17 ;; < 17 ;; the same or not
++ ;; \text{A7}_{16} ;; A7_{16} ;; digits of a base above ten
++ ;; \text{A7}_{16} ;; \mathrm{A7}_{16} ;; digits of a base above ten
++ ;; \text{A7}_{16} ;; (A7)_{16} ;; digits of a base above ten
++ ;; A7_{16} ;; \text{A7}_{16} ;; digits of a base above ten
++ ;; A7_{16} ;; A7_{\text{sixteen}} ;; digits of a base above ten
++ ;; 2F_{16} ;; \text{2F}_{16} ;; digits of a base above ten
++ ;; \text{FACE}_{16} ;; FACE_{16} ;; digits of a base above ten
++ ;; (1011)_2 ;; 1011_2 ;; the same or not
++ ;; \text{1011}_2 ;; 1011_{2} ;; conditions, or an expression
+- ;; \text{A7}_{16} ;; 7A_{16} ;; digits of a base above ten
+- ;; \text{A7}_{16} ;; A8_{16} ;; digits of a base above ten
+- ;; \text{A7}_{16} ;; A7_{12} ;; digits of a base above ten
+- ;; \text{A7}_{16} ;; 167 ;; digits of a base above ten
+- ;; \text{A7}_{16} ;; A7 ;; digits of a base above ten
+- ;; \text{A7}_{16} ;; A_{16} ;; digits of a base above ten
++ ;; 120 ;; C(10,3) ;; binomial coefficient in brackets
++ ;; 120 ;; C(10, 3) ;; binomial coefficient in brackets
++ ;; C(10,3) ;; 120 ;; binomial coefficient in brackets
++ ;; \binom{10}{3} ;; C(10,3) ;; binomial coefficient in brackets
++ ;; 240 ;; 2\cdot C(10,3) ;; binomial coefficient in brackets
++ ;; 120 ;; C(10,7) ;; binomial coefficient in brackets
++ ;; 45 ;; C(5,2)+C(7,3) ;; binomial coefficient in brackets
+- ;; 120 ;; C(10,4) ;; binomial coefficient in brackets
+- ;; 120 ;; C(3,10) ;; binomial coefficient in brackets
+- ;; 720 ;; C(10,3) ;; binomial coefficient in brackets
+- ;; (10,3) ;; C(10,3) ;; binomial coefficient in brackets
+- ;; 30 ;; C(10,3) ;; binomial coefficient in brackets
+- ;; 10 ;; C(10,3) ;; binomial coefficient in brackets
++ ;; \$12.50 ;; US$ 12.50 ;; money of one country
++ ;; 12.50 ;; US$ 12.50 ;; money of one country
++ ;; 12.5 ;; US\$12.50 ;; money of one country
++ ;; 12.50 ;; US$12.50 ;; money of one country
++ ;; \$12.50 ;; \text{US\$}12.50 ;; money of one country
++ ;; \$12.50 ;; 12.50\text{ US dollars} ;; money of one country
++ ;; \$12.50 ;; U.S. $12.50 ;; the same or not
++ ;; US$ 12.50 ;; 12.50 ;; money of one country
+- ;; €12.50 ;; US$ 12.50 ;; money of one country
+- ;; \$12.50 ;; US$ 12.05 ;; money of one country
+- ;; 12.50 ;; US 12.50 ;; money of one country
+- ;; \$12.50 ;; AUS$ 12.50 ;; money of one country
+- ;; \$12.50 ;; US$ 12.50, US$ 13 ;; money of one country
+- ;; 17 ;; 17:1 ;; a ratio
+- ;; 17 ;; 34:2 ;; a ratio
+- ;; 17 ;; 17\text{ to }1 ;; a ratio in words
+- ;; 1 ;; 1:1 ;; a ratio
+- ;; 2 ;; 4:2 ;; a ratio
+- ;; 17 ;; 1:17 ;; a ratio
+- ;; 17.0 ;; 17:1 ;; a ratio
++ ;; \frac{17}{2} ;; 17:2 ;; a ratio
++ ;; 3:4 ;; \frac34 ;; a ratio
++ ;; 17:1 ;; 34:2 ;; a ratio
++ ;; 17:1 ;; 17 ;; a ratio
++ ;; 0.75 ;; 3:4 ;; a ratio
+- ;; x^2+1 ;; \frac{x(x^2+1)}{x} ;; a gap is no value
+- ;; x^2+1 ;; \frac{x^3+x}{x} ;; a gap is no value
+- ;; x^2+1 ;; x^2+\frac{x}{x} ;; a gap is no value
+- ;; x^2+1 ;; x^2+x^0 ;; a gap is no value
+- ;; x^2+1 ;; x^3\cdot x^{-1}+1 ;; a gap is no value
+- ;; x^2+1 ;; \frac{\sin x (x^2+1)}{\sin x} ;; an identity, or none
+- ;; x^2+1 ;; e^{\ln(x^2)}+1 ;; a gap is no value
+- ;; x^2+1 ;; \frac{(x^2+1)(x-7)}{x-7} ;; a gap is no value
+- ;; x^2+1 ;; \frac{(x^2+1)(x^2-2)}{x^2-2} ;; a gap is no value
+- ;; x^2+1 ;; x^2+1+0^{x^2} ;; a gap is no value
+- ;; x^2+1 ;; \frac{1}{\frac{1}{x^2+1}}\cdot\frac{x}{x} ;; a gap is no value
+- ;; x+y ;; \frac{x^2-y^2}{x-y} ;; conditions, or an expression
+- ;; x+1 ;; \frac{x^2-1}{x-1} ;; conditions, or an expression
++ ;; x^2+1 ;; \frac{(x^2+1)^2}{x^2+1} ;; a gap is no value
+- ;; x^2+1 ;; \frac{x^4-1}{x^2-1}\cdot\frac{2}{2} + 0 ;; a gap is no value
++ ;; x^2+1 ;; (x+1)^2-2x ;; a gap is no value
++ ;; x^2+1 ;; |x|^2+1 ;; a gap is no value
++ ;; \frac{ab}{a+b} ;; \frac{1}{\frac1a+\frac1b} ;; the same or not
++ ;; \frac{1}{x+1} ;; \frac{2}{2x+2} ;; conditions, or an expression
++ ;; \sin x ;; \frac{1}{\csc x} ;; an identity, or none
++ ;; x^2+1 ;; \frac{2x^2+2}{2} ;; a gap is no value
++ ;; \sqrt{x}+1 ;; x^{1/2}+1 ;; conditions, or an expression
+""",
     "spellings of data sets": r"""
 + ;; 12.5 ;; USD 12.50 ;; a currency's code stands where its sign does
 + ;; $12.50 ;; USD 12.50 ;; the code is the sign
@@ -60,7 +262,7 @@ TABLE = {
 - ;; 10 ;; X ;; a letter
 - ;; 1000 ;; 1k ;; a letter
 - ;; 42 ;; 42\cdot x/x ;; a letter that need not be there
-- ;; 1 ;; \sin^2 x+\cos^2 x ;; a letter that need not be there
++ ;; 1 ;; \sin^2 x+\cos^2 x ;; Pythagoras, whatever x is
 - ;; 1 ;; 1^{\infty} ;; undefined
 - ;; 64 ;; 2^3^2 ;; may be 512
 - ;; 6 ;; 3!! ;; the double factorial is 3

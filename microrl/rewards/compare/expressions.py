@@ -80,7 +80,7 @@ class Expressions:
         else:
             found = self._term()
         terms: list[Tree] = []
-        while self._is("+", "-", "pm", "mp"):
+        while is_tree(found) and self._is("+", "-", "pm", "mp"):
             terms = terms or [as_tree(found)]
             sign = self._need("+", "-", "pm", "mp")
             term = as_tree(self._term(signed=True))
@@ -93,7 +93,7 @@ class Expressions:
     def _term(self, signed: bool = False) -> Tree | Node:
         if signed and self._is("-", "+"):  # 3 + -2
             return self._signed_factor()
-        found = self._mixed_number() or self._factor()
+        found = self._factor() if (mixed := self._mixed_number()) is None else self._marked(mixed)
         if not is_tree(found):
             return found
         factors: list[Tree] = [as_tree(found)]
@@ -131,7 +131,9 @@ class Expressions:
             found = (self._peek(1).value.value, self._peek(3).value.value, 4)
         else:
             return None
-        if found is None or not 0 < found[0] < found[1] or self._peek(found[2]).text in ("^", "!"):
+        if found is None or not 0 < found[0] < found[1] or self._peek(found[2]).text == "!":
+            return None
+        if self._peek(found[2]).text == "^" and "circ" not in (self._peek(found[2] + 1).text, self._peek(found[2] + 2).text):
             return None
         self._at += found[2]
         return ("number", whole.value.value + found[0] / found[1], False)
@@ -165,12 +167,19 @@ class Expressions:
             found = self._raised(as_tree(found))
         if self._take("!"):
             found = ("factorial", as_tree(found))
-        if self._take("%", "\\%"):
-            found = ("percent", as_tree(found))
-        elif self._take("degree"):
-            found = ("degrees", as_tree(found))
+        found = self._marked(found)
         if self._is("^", "!", "%", "\\%", "degree"):
             raise Unreadable
+        return found
+
+    def _marked(self, found: Tree | Node) -> Tree | Node:
+        """With a sign of percent or degrees, if one follows."""
+        for kind, signs in (("percent", ("%", "\\%")), ("degrees", ("degree",))):
+            if self._take(*signs):
+                return (kind, as_tree(found))
+        if self._is("^") and "circ" in (self._peek(1).text, self._peek(2).text if self._peek(1).text == "{" else ""):
+            self._at += 1
+            return self._raised(as_tree(found))
         return found
 
     def _raised(self, base: Tree) -> Tree:
@@ -232,9 +241,19 @@ class Expressions:
             script += "'"
         if name in ("e", "i") and not script:
             return ("constant", name)
+        if name == "C" and self._is("(") and (found := self._chosen()) is not None:
+            return found
         if name in _FUNCTIONS and self._is("("):
             return ("apply", f"{name}{script}()", as_tree(self._atom()))
         return ("letter", name + script)
+
+    def _chosen(self) -> Tree | None:
+        """C(10, 3) of whole numbers; None for another bracket, which is a factor or a point."""
+        n, comma, k, end = (self._peek(ahead) for ahead in range(1, 5))
+        if not (_is_whole(n) and _is_whole(k) and (comma.text, end.text) == (",", ")") and n.value.value >= k.value.value):
+            return None
+        self._at += 5
+        return ("binom", ("number", *n.value), ("number", *k.value))
 
     def _script(self) -> str:
         """What stands below, as text."""

@@ -58,7 +58,7 @@ _SYMBOLS = str.maketrans(
         "π": r"\pi ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ",
         "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "′": "'", "∠": r"\angle ",
         "√": r"\sqrt ", "∛": r"\sqrt[3]", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
-        "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "△": r"\triangle ", "∣": r"\mid ",
+        "¢": r"\text{ cents}", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "△": r"\triangle ", "∣": r"\mid ",
         "\u00a0": r"\,", "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u2006": r"\,", "\u2005": r"\,",
         "\u2002": " ", "\u2003": " ", "\t": " ", "\n": " ", "\r": " ", "\ufe0f": "",
         **{sign: rf"\frac{{{both[0]}}}{{{both[1:]}}}" for sign, both in _FRACTIONS.items()},
@@ -119,6 +119,9 @@ _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{([a-zA-Z]{1,12}\*?)\}(?:(?<=array\
 _CHOSEN = r"((?:[^{}]|\{[^{}]*\})*)"
 _CHOOSE = re.compile(rf"\{{{_CHOSEN}\\choose(?![a-zA-Z]){_CHOSEN}\}}")
 _ONLY_CHOOSE = re.compile(r"(?:[^{}=<>,]|\{[^{}]*\})*\\choose(?![a-zA-Z])(?:[^{}=<>,]|\{[^{}]*\})*")
+_DIGITS_OF_A_BASE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf|texttt|textrm)\{|\()([0-9A-F]{1,100})[})](?=_)")
+_BASED = re.compile(r"(?=[0-9]*[A-F])[0-9A-F]{2,100}(?=_(?:1[1-6]|\{(?:\\text\{)?(?:1[1-6]|twelve|sixteen)\}))")
+_US = re.compile(r"(?:(?<=\{)|(?<![\w\\.]))U\.?S\.? ?(?=\\?\$|dollars?\b)")
 _ESCAPED = re.compile(r"\\\\(?=[a-zA-Z{}])")
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le", "==": "=", "**": "^"}
 
@@ -136,6 +139,7 @@ def plain(text: str) -> str:
         text = _ESCAPED.sub(r"\\", text)
     if "\\choose" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", f"{{{text}}}" if _ONLY_CHOOSE.fullmatch(text) else text)
+    text = _US.sub("", _DIGITS_OF_A_BASE.sub(r"\1", text))
     text = unwrapped(text.replace("{:}", ":"))
     if not _READABLE.fullmatch(text):
         raise Unreadable
@@ -181,7 +185,10 @@ class _Lexer:
             if len(self._found) > MAX_TOKENS:
                 raise Unreadable
             character = text[self._at]
-            if character in "0123456789." and self._number():
+            if (based := _BASED.match(text, self._at)) is not None and not self._tight:
+                self._add("number", based[0], Numeral(Fraction(int(based[0], 16)), False))
+                self._at = based.end()
+            elif character in "0123456789." and self._number():
                 pass
             elif character.isalpha():
                 self._letters()
@@ -258,7 +265,7 @@ class _Lexer:
             self._skip(name)
         elif name in _TEXT:
             self._plain_text()
-        elif name == "mathbb":
+        elif name in ("mathbb", "Bbb"):
             self._add("command", "mathbb", self._argument().strip())
         elif name in "{}$%#&|_\\":
             self._brackets += (name == "{") - (name == "}")

@@ -74,6 +74,7 @@ class _Parser(Expressions):
         return joined
 
     def _item(self) -> Node:
+        self._take("approx", "=")  # = 17 and about 17 say 17
         parts: list[Node] = [self._label() or self._operand()]
         marks: list[str] = []
         while self._is(*RELATIONS, "approx"):
@@ -104,12 +105,13 @@ class _Parser(Expressions):
 
     def _operand(self) -> Node:
         found = self._measured()
-        if not self._is(*_UNION):
+        marks = (*_UNION, "-") if isinstance(found, Interval) else _UNION
+        if not self._is(*marks):
             return found
         parts: list[Node] = [found]
         without: list[Node] = []
-        while self._is(*_UNION):
-            is_union = self._need(*_UNION) == "cup"
+        while self._is(*marks):
+            is_union = self._need(*marks) == "cup"
             if is_union and without:
                 raise Unreadable
             (parts if is_union else without).append(self._measured())
@@ -129,7 +131,7 @@ class _Parser(Expressions):
             return found
         if minus:
             found = ("-", found)
-        if self._is(":") and money is None:
+        if (self._is(":") or self._is_to()) and money is None:
             return self._ratio(found)
         return self._with_unit(found, money)
 
@@ -174,9 +176,13 @@ class _Parser(Expressions):
             self._at -= 1  # it closes what was opened before
         return list(self._tokens[begin : self._at])
 
+    def _is_to(self) -> bool:
+        return (self._peek().kind, self._peek().text) == ("word", "to") and self._peek(1).kind == "number"
+
     def _ratio(self, first: Tree) -> Node:
-        parts, texts = [first], [self._tokens[self._at - 1].text]
-        while self._take(":"):
+        parts, texts = [first], ["" if self._is_to() else self._tokens[self._at - 1].text]
+        while self._is(":") or self._is_to():
+            self._at += 1
             begin = self._at
             part = self._sum()
             if not isinstance(part, tuple):

@@ -23,6 +23,7 @@ _STYLED = re.compile(r"\\(?:text[a-z]{0,6}|math(?:rm|bf|it|sf)|mbox|hbox|boldsym
 _COLOUR = re.compile(r"\\(?:color|textcolor)\s*\{[a-zA-Z]{0,20}\}")
 _BLANK = re.compile(r"\\[ ,;:!]|~|\\quad\b|\s+")
 _BARE_WORDS = re.compile(r"[^\W\d_]+(?:(?: |(?<=[^\W\d_]{2})['’-])[^\W\d_]+)*")
+_ARTICLE = re.compile(r"(?:^|(?<=and )|(?<=or )|(?<=of ))(?:an?|the) (?=[^\W\d_]{3,})(?!and\b)")
 _CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])(?:[.:)](?![0-9])|$))[.:]?\s*(.*)", re.DOTALL)
 _LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])|^\([a-j]\)")
 _GOES_ON = tuple("^_*/=+!'")
@@ -106,7 +107,7 @@ def bare_words(text: str) -> str | None:
         return None
     if " " in text and all(len(word) == 1 for word in text.split()):  # a product
         return None
-    return text.casefold()
+    return _ARTICLE.sub("", text.casefold())
 
 
 def _in_plain_text(text: str) -> str:

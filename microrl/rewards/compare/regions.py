@@ -28,10 +28,9 @@ class NoRegion(Exception):
 def same_region(gold: Node, answer: Node) -> bool:
     """Raises NoRegion, TooHard, Undefined."""
     letters: set[str] = set()
-    golds = _pieces(gold, letters)
-    both = letters.copy()
-    answers = _pieces(answer, both)
-    if letters and len(both) > 1:
+    others: set[str] = set()
+    golds, answers = _pieces(gold, letters), _pieces(answer, others)
+    if len(others) > 1 or (letters and len(letters | others) > 1):
         return False
     if len(golds) == len(answers) == 1 or any(_has_letters(piece) for piece in golds + answers):
         return len(golds) == len(answers) and all(map(_same_interval, golds, answers))
@@ -58,15 +57,17 @@ def _pieces(node: Node, letters: set[str]) -> list[Interval]:
             return [Interval(low, high, node.kind == "tuple", node.kind == "tuple")]
         case Group("list", items, True):
             return [piece for item in items for piece in _pieces(item, letters)]
+        case Group("list", [Chain((name, _), ("ne",)) as first, *rest], False) if all(isinstance(each, Value) for each in rest):
+            return _all_of([_pieces(each, letters) for each in (first, *(Chain((name, each), ("ne",)) for each in rest))])
+        case Group("list", items, False) if any(isinstance(item, Chain) for item in items):  # x > 0, x != 1
+            return _all_of([_pieces(item, letters) for item in items])
         case Chain():
             return _solutions(node, letters)
         case Region(parts, without):
             found = [piece for part in parts for piece in _pieces(part, letters)]
             for part in without:
-                if not isinstance(part, Group) or part.kind != "set":
-                    raise NoRegion
-                for item in part.items:
-                    found = _without(_merged(found), _point(item).low)
+                for piece in _pieces(part, letters):
+                    found = _without(_merged(found), piece)
             return found
     raise NoRegion
 
@@ -84,6 +85,9 @@ def _point(node: Node) -> Interval:
 
 def _solutions(chain: Chain, letters: set[str]) -> list[Interval]:
     """Of `a < x`, `x < b`, `a < x < b` and `x != a`, with one letter, or one name such as f(x)."""
+    match chain:
+        case Chain((Value() as name, Group("list", items)), ("ne",)):  # x != plus or minus 1
+            return _all_of([_solutions(Chain((name, item), ("ne",)), letters) for item in items])
     trees = []
     for part in chain.parts:
         if not isinstance(part, Value) or part.unit is not None:
@@ -104,7 +108,7 @@ def _solutions(chain: Chain, letters: set[str]) -> list[Interval]:
     low, high, low_open, high_open = MINUS_INFINITY, INFINITY, True, True
     for mark, bound in bounds:
         if mark == "ne" and len(bounds) == 1:
-            return _without([REALS], bound)
+            return _without([REALS], Interval(bound, bound, False, False))
         if mark in (">", "ge") and low == MINUS_INFINITY:
             low, low_open = bound, mark == ">"
         elif mark in ("<", "le") and high == INFINITY:
@@ -148,16 +152,36 @@ def _touch(first: Interval, second: Interval) -> bool:
     return _order(first.high) > _order(second.low)
 
 
-def _without(pieces: list[Interval], point: Tree) -> list[Interval]:
-    found = []
-    for piece in pieces:
-        at_low, at_high = equal(piece.low, point), equal(piece.high, point)
-        if at_low or at_high:
-            if not (at_low and at_high):
-                found.append(Interval(piece.low, piece.high, piece.low_open or at_low, piece.high_open or at_high))
-        elif _order(piece.low) < _order(point) < _order(piece.high):
-            found.append(Interval(piece.low, point, piece.low_open, True))
-            found.append(Interval(point, piece.high, True, piece.high_open))
-        else:
-            found.append(piece)
+def _all_of(regions: list[list[Interval]]) -> list[Interval]:
+    """What lies in each of these unions. Raises NoRegion where nothing does."""
+    found = regions[0]
+    for region in regions[1:]:
+        found = [both for a in found for b in region if (both := _common(a, b)) is not None]
+    if not found:
+        raise NoRegion
     return found
+
+
+def _without(pieces: list[Interval], gap: Interval) -> list[Interval]:
+    sides = []
+    if not is_infinite(gap.low):
+        sides.append(Interval(MINUS_INFINITY, gap.low, True, not gap.low_open))
+    if not is_infinite(gap.high):
+        sides.append(Interval(gap.high, INFINITY, not gap.high_open, True))
+    return [left for piece in pieces for side in sides if (left := _common(piece, side)) is not None]
+
+
+def _common(a: Interval, b: Interval) -> Interval | None:
+    """What lies in both; None where nothing does."""
+    low, low_open = _inner(a.low, a.low_open, b.low, b.low_open, 1)
+    high, high_open = _inner(a.high, a.high_open, b.high, b.high_open, -1)
+    if equal(low, high):
+        return None if low_open or high_open else Interval(low, high, False, False)
+    return Interval(low, high, low_open, high_open) if _order(low) < _order(high) else None
+
+
+def _inner(a: Tree, a_open: bool, b: Tree, b_open: bool, sign: int) -> tuple[Tree, bool]:
+    """The end that leaves less: of two lower ends (`sign` 1) the larger one, of two upper ends (-1) the smaller one."""
+    if equal(a, b):
+        return a, a_open or b_open
+    return (a, a_open) if sign * _order(a) > sign * _order(b) else (b, b_open)

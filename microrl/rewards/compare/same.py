@@ -20,13 +20,26 @@ from microrl.rewards.compare.nodes import (
     is_name,
 )
 from microrl.rewards.compare.regions import NoRegion, same_region
-from microrl.rewards.compare.tree import TooHard, Tree, exact, letters_of
+from microrl.rewards.compare.tree import TooHard, Tree, exact, letters_of, nodes
 from microrl.rewards.compare.units import Unit, letter_as_unit
-from microrl.rewards.compare.values import constant_ratio, equal, is_rounded
+from microrl.rewards.compare.values import constant_ratio, equal, is_decimal, is_rounded
 
 MAX_UNORDERED = 40
 """Items of a list or set whose order does not matter."""
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
+_CENT = Unit(Fraction(1, 100), (("dollar", 1),))
+_BASES = {
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+    "ten": "10",
+    "twelve": "12",
+    "sixteen": "16",
+}
 
 
 def same(gold: Node, answer: Node) -> bool:
@@ -52,7 +65,11 @@ def same(gold: Node, answer: Node) -> bool:
         case (Ratio(), Value()) | (Value(), Ratio()):
             ratio, value = (gold, answer) if isinstance(gold, Ratio) else (answer, gold)
             assert isinstance(ratio, Ratio) and isinstance(value, Value)
-            return not _is_time(ratio) and len(ratio.parts) == 2 and value.unit is None and equal(("/", *ratio.parts), value.tree)
+            if _is_time(ratio) or len(ratio.parts) != 2 or value.unit is not None:
+                return False
+            if value is gold and (size := exact(value.tree)) is not None and size.denominator == 1:
+                return False  # whoever answers 17:1 has not said 17
+            return equal(("/", *ratio.parts), value.tree)
         case Matrix(rows), Matrix(others):
             return [len(row) for row in rows] == [len(row) for row in others] and all(
                 equal(a, b) for row, other in zip(rows, others, strict=True) for a, b in zip(row, other, strict=True)
@@ -64,10 +81,16 @@ def same(gold: Node, answer: Node) -> bool:
         case Value(), Group("list", items, True):
             return all(same(gold, item) and same(items[0], item) for item in items)
         case Group(), Group():
-            return _same_group(gold, answer)
+            return _same_group(gold, answer) or (
+                (_has_conditions(gold) or _has_conditions(answer)) and _same_region(gold, answer)
+            )
         case (Interval() | Region() | Group(), Interval() | Region() | Group()):
             return _same_region(gold, answer)
     return False
+
+
+def _has_conditions(group: Group) -> bool:
+    return group.kind == "list" and any(isinstance(item, Chain) and not _is_statement(item) for item in group.items)
 
 
 def _same_region(gold: Node, answer: Node) -> bool:
@@ -82,6 +105,8 @@ def _same_region(gold: Node, answer: Node) -> bool:
 
 def _same_value(gold: Value, answer: Value) -> bool:
     gold, answer = _with_letter_as_unit(gold, answer), _with_letter_as_unit(answer, gold)
+    if _is_in_radians(gold) and answer.unit is None and _in_degrees(answer.tree):
+        return equal(gold.tree, ("/", ("*", answer.tree, ("constant", "pi")), ("number", Fraction(180), False)))
     marks = _marks(gold), _marks(answer)
     if all(marks) and not marks[0] & marks[1]:
         return False
@@ -91,7 +116,21 @@ def _same_value(gold: Value, answer: Value) -> bool:
         return units[0].powers == units[1].powers and _same_percent(a, b)
     # One side leaves the unit out: then the numbers are the same as they are written.
     a, b = (_scaled(value) if value.unit is not None and not value.unit.powers else value.tree for value in (gold, answer))
+    if gold.unit is None and answer.unit == _CENT and is_decimal(gold.tree) and equal(gold.tree, _scaled(answer)):
+        return True  # an amount of money with a decimal point is in dollars
     return _same_percent(a, b)
+
+
+def _in_degrees(tree: Tree) -> bool:
+    return tree[0] == "degrees" or (tree[0] == "-" and tree[1][0] == "degrees")
+
+
+def _is_in_radians(value: Value) -> bool:
+    """Whether it is said to be, or is a rational multiple of pi."""
+    if value.unit is not None:
+        return value.unit.powers == (("radian", 1),)
+    kinds = {node[0] for node in nodes(value.tree)}
+    return "constant" in kinds and kinds <= {"number", "constant", "*", "/", "-"} and ("constant", "pi") in nodes(value.tree)
 
 
 def _marks(value: Value) -> set[str]:

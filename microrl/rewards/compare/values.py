@@ -13,8 +13,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from microrl.rewards.compare.nodes import is_infinite
@@ -43,14 +44,129 @@ def equal(a: Tree, b: Tree) -> bool:
     if is_infinite(a) or is_infinite(b):
         return a == b
     names = letters_of(a)
-    if names != letters_of(b):
-        return False
+    if names != (others := letters_of(b)):
+        return not names and _is_always(a, b, others)
     if not names:
         return _equal_constants(a, b)
     try:
-        return all(modular(a, point) == modular(b, point) for point in _points_modulo(names))
+        same = all(modular(a, point) == modular(b, point) for point in _points_modulo(names))
     except NotRational:
-        return _equal_at_points(a, b, names)
+        same = _equal_at_points(a, b, names)
+    return same and _is_whole(a, b, names)
+
+
+def _is_always(a: Tree, b: Tree, names: frozenset[str]) -> bool:
+    """Whether an expression such as sin^2 x + cos^2 x is this constant, whatever its letters are. One that is a quotient of
+    polynomials is not taken: letters that cancel need not be there."""
+    try:
+        modular(b, _points_modulo(names)[0])
+        return False
+    except NotRational:
+        points = [*_random_points(names), *_special_points(names)]
+    for point in points:
+        first, second, bound = _both(a, b, point)
+        if abs(first - second) > bound:
+            return False
+    return True
+
+
+def _is_whole(gold: Tree, answer: Tree, names: frozenset[str]) -> bool:
+    """Whether the answer has no gap and no other value where the gold answer, which divides by no letter, has a value:
+    x(x^2 + 1)/x is not x^2 + 1 at 0. Of quotients a common factor may be left out."""
+    divisors = list(_divisors(answer))
+    is_polynomial = not any(node[0] in _WITH_GAPS or (node[0] == "^" and letters_of(node[2])) for node in nodes(gold))
+    jumps = any(node[0] in _WITH_GAPS or (node[0] == "^" and letters_of(node[2])) for node in nodes(answer))
+    if any(True for _ in _divisors(gold)) or not (divisors or (is_polynomial and jumps)):
+        return True
+    points = [point for divisor in divisors for point in _zeros(divisor, names)]
+    if is_polynomial:
+        points += _special_points(names)
+    for point in points:
+        try:
+            wanted = Numeric(60, point).value(gold)
+        except Undefined:
+            continue
+        try:
+            found = Numeric(60, point).value(answer)
+        except Undefined:
+            return False
+        is_real = abs(_imaginary(found)) < 1e-30 and abs(_imaginary(wanted)) < 1e-30
+        if is_real and abs(wanted - found) > 1e-20 * max(1, abs(wanted)):
+            return False
+    return True
+
+
+_WITH_GAPS = ("call", "log", "root", "factorial", "binom")
+
+
+def _divisors(tree: Tree) -> Iterator[Tree]:
+    """What it divides by, as far as there are letters in it, and what it raises to 0."""
+    for node in nodes(tree):
+        if node[0] == "/" and letters_of(node[2]):
+            yield node[2]
+        elif node[0] == "^" and letters_of(node[1]) and not letters_of(node[2]):
+            power = exact(node[2])
+            if power is not None and power <= 0:
+                yield node[1]
+
+
+def _special_points(names: frozenset[str]) -> list[dict[str, Fraction]]:
+    """Each letter once 0, 1, -1 and 2, the others between these, and all of them 0."""
+    between = _random_points(names)[0]
+    special = [{**between, name: Fraction(value)} for name in sorted(names) for value in (0, 1, -1, 2)]
+    return [*special, dict.fromkeys(names, Fraction(0))]
+
+
+def _zeros(divisor: Tree, names: frozenset[str]) -> Iterator[dict[str, Fraction]]:
+    """Points where a polynomial of degree MAX_DEGREE or less is 0, for each of its letters, the others being any numbers."""
+    between = _random_points(names)[0]
+    for name in sorted(letters_of(divisor)):
+        try:
+            values = [_at(divisor, {**between, name: Fraction(at)}) for at in range(_MAX_DEGREE + 2)]
+        except (TooHard, Undefined, NotRational):
+            continue
+        # Newton's interpolation: the differences of a polynomial vanish above its degree.
+        differences = [values[0]]
+        while len(values) > 1:
+            values = [b - a for a, b in pairwise(values)]
+            differences.append(values[0])
+        if differences[-1] != 0:
+            continue
+        mp = context()
+        mp.dps = 80
+        coefficients, basis = [Fraction(0)] * len(differences), [Fraction(1)]
+        for number, difference in enumerate(differences):
+            for power, part in enumerate(basis):
+                coefficients[power] += difference * part
+            shifted = zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)
+            basis = [(low - number * high) / (number + 1) for low, high in shifted]
+        while coefficients and coefficients[-1] == 0:
+            coefficients.pop()
+        if len(coefficients) < 2:
+            continue
+        try:
+            roots = mp.polyroots([mp.mpf(one.numerator) / one.denominator for one in reversed(coefficients)], 200, extraprec=200)
+        except mp.NoConvergence:
+            continue
+        for root in roots:
+            if abs(_imaginary(root)) < 1e-40:
+                yield {**between, name: Fraction(int(mp.nint(root.real * mp.mpf(10) ** 70)), 10**70)}
+
+
+def _at(tree: Tree, point: Mapping[str, Fraction]) -> Fraction:
+    value = exact(_filled(tree, point))
+    if value is None:
+        raise NotRational
+    return value
+
+
+def _filled(tree: Tree, point: Mapping[str, Fraction]) -> Tree:
+    if tree[0] == "letter":
+        return ("number", point[tree[1]], False)
+    return (tree[0], *(_filled(part, point) if isinstance(part, tuple) else part for part in tree[1:]))
+
+
+_MAX_DEGREE = 6
 
 
 def _points_modulo(names: frozenset[str]) -> list[dict[str, int]]:
@@ -65,16 +181,16 @@ def _equal_constants(a: Tree, b: Tree) -> bool:
     if abs(first - second) <= bound:
         return True
     for decimal, value, other, number in ((a, values[0], values[1], second), (b, values[1], values[0], first)):
-        if value is not None and other is None and _is_decimal(decimal):
+        if value is not None and other is None and is_decimal(decimal):
             return bool(abs(first - second) <= abs(number) * TOLERANCE.numerator / TOLERANCE.denominator)
     return False
 
 
 def _is_near(decimal: Tree, value: Fraction, number: Fraction) -> bool:
-    return _is_decimal(decimal) and not _is_finite_decimal(number) and abs(value - number) <= TOLERANCE * abs(number)
+    return is_decimal(decimal) and not _is_finite_decimal(number) and abs(value - number) <= TOLERANCE * abs(number)
 
 
-def _is_decimal(tree: Tree) -> bool:
+def is_decimal(tree: Tree) -> bool:
     """Whether it is written as a decimal number, perhaps times a power of ten."""
     found = False
     for node in nodes(tree):
@@ -223,7 +339,7 @@ def approximate(tree: Tree) -> Any:
 
 def is_rounded(tree: Tree, decimal: Tree) -> bool:
     """Whether a decimal with at least one place is this number, rounded or cut off at its last place."""
-    if not (decimal[0] == "number" or (decimal[0] == "-" and decimal[1][0] == "number")) or not _is_decimal(decimal):
+    if not (decimal[0] == "number" or (decimal[0] == "-" and decimal[1][0] == "number")) or not is_decimal(decimal):
         return False
     value = exact(decimal)
     assert value is not None
