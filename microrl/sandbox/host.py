@@ -19,7 +19,6 @@ import logging
 import os
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,8 +35,6 @@ from microrl.sandbox.pipes import LOOK_S, Gone, never, wait_for
 
 START_S = 60.0
 LIMITS = Limits(memory_bytes=2 << 30, file_bytes=4 << 20, files=32)
-MAX_FOLDER_BYTES, MAX_FOLDER_ENTRIES = 64 << 20, 1000
-"""What a program may leave in its folder. No limit of the kernel counts it, so it is looked at while the job runs."""
 LONGEST_ANSWER = 1 << 20
 """Bytes of what a job returns."""
 _HEAD = 8
@@ -121,7 +118,7 @@ class Host:
             pipe.close()
         for descriptor in self._ends:
             os.close(descriptor)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        folders.remove(self._folder)
         os.close(self._lock)
         self._process, self._ends = None, []
 
@@ -193,7 +190,7 @@ def main() -> None:
     with open(0, "rb", buffering=0) as commands:  # without a buffer, so that `select` sees what is there
         while line := commands.readline():
             _job(module, json.loads(line), commands, asked, told, said, folder)
-    shutil.rmtree(folder, ignore_errors=True)  # nobody else does where the parent was killed
+    folders.remove(folder)  # nobody else does where the parent was killed
 
 
 def _job(module: Any, command: dict[str, Any], commands: BinaryIO, asked: int, told: int, said: int, base: str) -> None:
@@ -213,7 +210,7 @@ def _job(module: Any, command: dict[str, Any], commands: BinaryIO, asked: int, t
     ended = os.pidfd_open(judging)
     try:
         while not (ready := select.select([ended, commands.fileno()], [], [], LOOK_S)[0]):
-            if _is_overfull(folder):
+            if command["serves"] and folders.is_overfull(folder, running[0], LIMITS.file_bytes):
                 os.kill(running[0], signal.SIGKILL)
         if ended in ready:
             os.write(said, b"%08d" % 0)
@@ -224,19 +221,7 @@ def _job(module: Any, command: dict[str, Any], commands: BinaryIO, asked: int, t
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_overfull(folder: str) -> bool:
-    entries = size = 0
-    for place, inner, files in os.walk(folder):
-        entries += len(inner) + len(files)
-        for name in files[:MAX_FOLDER_ENTRIES]:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(place, name)).st_blocks * 512
-        if entries > MAX_FOLDER_ENTRIES or size > MAX_FOLDER_BYTES:
-            return True
-    return False
+        folders.remove(folder)
 
 
 def _fork(
