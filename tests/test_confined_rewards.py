@@ -1,6 +1,9 @@
+import re
+
 """Reward functions of one's own that are confined: what they try fails inside, and works without."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +20,7 @@ from microrl.rewards.own.functions import OwnRewards
 from microrl.sandbox import Levels, levels
 
 FUNCTIONS = """
-import os, socket, subprocess, threading
+import ctypes, os, socket, subprocess, threading
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -40,6 +43,12 @@ thread = each(lambda text: threading.Thread(target=print).start())
 def honest(prompts, completions, rows):
     import wave  # of the standard library, and not imported yet
     return [len(text) + len(READ) + ("HOME" in os.environ) for text in completions]
+
+# Where the process finds, on its stack, the environment that it was started with: proc(5), env_start and env_end.
+FIRST, END = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+
+def from_the_stack(prompts, completions, rows):
+    return [float(text.encode() in ctypes.string_at(FIRST, END - FIRST)) for text in completions]
 
 def hangs(prompts, completions, rows):
     while True: pass
@@ -100,6 +109,13 @@ def test_a_confined_function_computes_and_is_started_again(make):
 
 
 @needs_sandbox
+def test_a_secret_of_the_environment_is_not_on_the_stack_either(make, monkeypatch):
+    monkeypatch.setenv("API_KEY", "a-secret-of-the-users")
+    assert called(make("from_the_stack", confine_functions=True), "a-secret-of-the-users", "PYTHONPATH") == ([0.0, 1.0], "")
+    assert called(make("from_the_stack"), "a-secret-of-the-users") == ([1.0], ""), "unconfined, it is there"
+
+
+@needs_sandbox
 def test_a_confined_function_that_hangs_is_killed(make):
     rewards = make("hangs", confine_functions=True, function_deadline_s=0.3)
     rewards.import_all()
@@ -133,12 +149,14 @@ def until_gone(pids):
 
 
 def test_it_is_refused_where_nothing_confines(monkeypatch, make, tmp_path):
-    monkeypatch.setattr(process, "levels", lambda: Levels(files=True, system_calls=False))
+    monkeypatch.setattr(process, "levels", lambda: Levels(files=True, system_calls=False, landlock=7))
     make("honest")
     asked = RewardConfig(functions=("mine:honest",), path=str(tmp_path), confine_functions=True)
-    with pytest.raises(UserError, match="this kernel cannot confine reward functions; in force: Landlock, resource") as caught:
+    with pytest.raises(
+        UserError, match="this kernel cannot confine reward functions: it lacks seccomp; in force: Landlock 7, res"
+    ) as caught:
         process.refuse_unusable(asked)
-    assert "Linux 5.13" in caught.value.hint
+    assert "Linux 6.2" in caught.value.hint
     process.refuse_unusable(asked.model_copy(update={"confine_functions": False}))
 
 
@@ -148,7 +166,7 @@ def test_the_preview_says_what_confines(inside, make, tmp_path, tiny_arguments, 
     arguments = ["--reward", "mine:honest", "--set", "reward.confine_functions=true", "--steps", 1, "--dry-run"]
     done = inside("train", *tiny_arguments, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 honest (functions confined by Landlock, seccomp, resource limits)" in done.stdout
+    assert re.search(r"1 honest \(functions confined by Landlock \d+, seccomp, resource limits\)", done.stdout)
     monkeypatch.setattr(process, "levels", lambda: Levels(files=False, system_calls=True))
     done = inside("train", *tiny_arguments, *arguments, cwd=tmp_path)
     assert done.returncode == 2 and "this kernel cannot confine reward functions" in done.stderr and "hint" in done.stderr

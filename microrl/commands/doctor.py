@@ -172,10 +172,10 @@ def _sandbox() -> Finding:
     if held.is_tight:
         return Finding("sandbox", "ok", f"in force: {held}")
     do = (
-        "use a machine with Linux 5.13 or later; training on programs or procedural tasks is refused here, unless "
+        "use a machine with Linux 6.2 or later; training on programs or procedural tasks is refused here, unless "
         "--set reward.sandbox=weak, and so is reward.confine_functions"
     )
-    return Finding("sandbox", "warning", f"weak, in force: {held}", do)
+    return Finding("sandbox", "warning", f"weak, this kernel lacks {held.lacking}; in force: {held}", do)
 
 
 def _disk() -> Iterator[Finding]:

@@ -22,6 +22,8 @@ _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 CANARY = "/etc/passwd"
 """Readable by everyone, and never needed here."""
+MIN_LANDLOCK = 3
+"""Linux 6.2. Older versions let a process empty files that it may not write; seccomp alone would stand against that."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -40,19 +42,33 @@ class Levels:
     """What holds a confined process: tried out in one, and not only asked of the kernel."""
 
     files: bool
-    """Files outside of its own folder cannot be read or written (Landlock)."""
+    """Files outside of its own folder cannot be read, written or emptied (Landlock)."""
     system_calls: bool
     """No sockets, no processes, no signals to others (seccomp)."""
+    landlock: int = 0
+    """The kernel's version of it (ABI); 0: none."""
     bubblewrap: bool = False
     """Besides, programs and procedural tasks run in namespaces of their own: no other process, no network device."""
 
     @property
     def is_tight(self) -> bool:
         """Whether code that a model wrote may run in it."""
-        return self.files and self.system_calls
+        return not self.lacking
+
+    @property
+    def lacking(self) -> str:
+        """What is missing before code that a model wrote may run in it; empty: nothing."""
+        lacks = [] if self.files else ["Landlock"]
+        if self.files and self.landlock < MIN_LANDLOCK:
+            lacks.append(f"Landlock {MIN_LANDLOCK} (it has version {self.landlock}, which does not hold back truncation)")
+        return " and ".join(lacks + ([] if self.system_calls else ["seccomp"]))
 
     def __str__(self) -> str:
-        names = {"Landlock": self.files, "seccomp": self.system_calls, "bubblewrap around programs": self.bubblewrap}
+        names = {
+            f"Landlock {self.landlock}": self.files,
+            "seccomp": self.system_calls,
+            "bubblewrap around programs": self.bubblewrap,
+        }
         return ", ".join([*(name for name, holds in names.items() if holds), "resource limits"])
 
 
@@ -87,8 +103,8 @@ def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tupl
             seccomp.install()
 
 
-def levels_in_force() -> Levels:
-    """What holds this process, by trying: call it in a confined one."""
+def levels_in_force(outside: str | None = None) -> Levels:
+    """What holds this process, by trying: call it in a confined one. `outside`: a file that it tries to empty."""
     try:
         Path(CANARY).read_bytes()
         files = False
@@ -96,6 +112,11 @@ def levels_in_force() -> Levels:
         files = True
     except OSError:
         files = landlock.version() > 0
+    if outside is not None:
+        for attempt in (lambda: os.truncate(outside, 0), lambda: os.close(os.open(outside, os.O_RDONLY | os.O_TRUNC))):
+            with contextlib.suppress(OSError):
+                attempt()
+                files = False
     try:
         socket.socket(socket.AF_UNIX).close()
         system_calls = False
@@ -103,7 +124,7 @@ def levels_in_force() -> Levels:
         system_calls = True
     except OSError:
         system_calls = False
-    return Levels(files, system_calls)
+    return Levels(files, system_calls, landlock.version())
 
 
 def libraries(packages: bool = True) -> Iterator[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 
 from microrl.sandbox.bubblewrap import around
@@ -40,15 +41,18 @@ def main() -> None:
     is_apart = bool(here) and all(a != b for a, b in zip(here, there, strict=True))
     owner = os.getpid()
     reads, writes = os.pipe()
-    if os.fork() == 0:
-        try:
-            confine(owner, Limits(MEMORY_BYTES), keep=(writes,))
-            held = dataclasses.replace(levels_in_force(), bubblewrap=is_apart)
-            os.write(writes, json.dumps(dataclasses.asdict(held)).encode())
-        finally:
-            os._exit(0)
+    with tempfile.NamedTemporaryFile() as outside:
+        outside.write(b"not to be emptied")
+        outside.flush()
+        if os.fork() == 0:
+            try:
+                confine(owner, Limits(MEMORY_BYTES), keep=(writes,))
+                held = dataclasses.replace(levels_in_force(outside.name), bubblewrap=is_apart)
+                os.write(writes, json.dumps(dataclasses.asdict(held)).encode())
+            finally:
+                os._exit(0)
+        os.wait()
     os.close(writes)
-    os.wait()
     sys.stdout.write(os.read(reads, 1 << 12).decode())
 
 

@@ -1,6 +1,7 @@
-"""A seccomp filter: system calls that no reward needs fail, for good. No privilege is needed.
+"""A seccomp filter: only the system calls that honest code needs are left, for good. No privilege is needed.
 
-What is forbidden is listed; calls that are newer than this list do not exist for the process (ENOSYS). See seccomp(2).
+What is allowed is listed; all else fails with EPERM, and calls that are newer than this list do not exist for the process
+(ENOSYS). See seccomp(2).
 """
 
 from __future__ import annotations
@@ -14,62 +15,66 @@ import struct
 from microrl.sandbox.landlock import no_new_privileges
 
 _SYSCALLS = {"x86_64": (0xC000003E, 0, 317), "aarch64": (0xC00000B7, 1, 277)}
-"""By machine: its AUDIT_ARCH number, its column in FORBIDDEN, and its seccomp(2)."""
+"""By machine: its AUDIT_ARCH number, its column in ALLOWED, and its seccomp(2)."""
 _SET_MODE_FILTER, _GET_ACTION_AVAILABLE = 1, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _NEWEST = 470
 """Calls from this number on are newer than this list."""
 
 # fmt: off
-FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
-    # network
-    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242),
-    "bind": (49, 200), "listen": (50, 201), "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269),
-    "recvfrom": (45, 207), "recvmsg": (47, 212), "recvmmsg": (299, 243),
-    # other processes: making, signalling, reading them
-    "fork": (57, None), "vfork": (58, None), "clone": (56, 220), "clone3": (435, 435), "execve": (59, 221),
-    "execveat": (322, 281), "kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "process_madvise": (440, 440),
-    "process_mrelease": (448, 448), "kcmp": (312, 272), "migrate_pages": (256, 238), "move_pages": (279, 239),
-    "setpgid": (109, 154), "setsid": (112, 157), "setpriority": (141, 140), "ioprio_set": (251, 30),
-    "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    # files of which Landlock says nothing
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
-    "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "removexattrat": (466, 466), "mknod": (133, None), "mknodat": (259, 33), "flock": (73, 32), "chroot": (161, 51),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
-    "fanotify_mark": (301, 263), "file_setattr": (469, 469),
-    # memory that outlives the process, or is counted nowhere
-    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "msgget": (68, 186), "msgsnd": (69, 189),
-    "semget": (64, 190), "mq_open": (240, 180), "mq_unlink": (241, 181), "memfd_create": (319, 279),
-    "memfd_secret": (447, 447), "mlock": (149, 228), "mlock2": (325, 284), "mlockall": (151, 230),
-    # the kernel and the machine
-    "mount": (165, 40), "umount2": (166, 39), "move_mount": (429, 429), "open_tree": (428, 428), "fsopen": (430, 430),
-    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
-    "open_tree_attr": (467, 467), "pivot_root": (155, 41), "unshare": (272, 97), "setns": (308, 268),
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "bpf": (321, 280),
-    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250, 219), "add_key": (248, 217),
-    "request_key": (249, 218), "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
-    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
-    "acct": (163, 89), "quotactl": (179, 60), "quotactl_fd": (443, 443), "syslog": (103, 116), "personality": (135, 92),
-    "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266),
-    "sethostname": (170, 161), "setdomainname": (171, 162), "iopl": (172, None), "ioperm": (173, None), "vhangup": (153, 58),
-    # privileges
-    "capset": (126, 91), "setuid": (105, 146), "setgid": (106, 144), "setreuid": (113, 145), "setregid": (114, 143),
-    "setresuid": (117, 147), "setresgid": (119, 149), "setgroups": (116, 159), "setfsuid": (122, 151), "setfsgid": (123, 152),
+ALLOWED: dict[str, tuple[int | None, int | None]] = {
+    # memory of its own
+    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
+    "mincore": (27, 232),
+    # files: Landlock says which, and seccomp not how they were opened
+    "read": (0, 63), "write": (1, 64), "pread64": (17, 67), "pwrite64": (18, 68), "readv": (19, 65), "writev": (20, 66),
+    "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286), "pwritev2": (328, 287), "lseek": (8, 62),
+    "creat": (85, None), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
+    "stat": (4, None), "fstat": (5, 80), "lstat": (6, None), "newfstatat": (262, 79), "statx": (332, 291), "statfs": (137, 43),
+    "fstatfs": (138, 44), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None),
+    "readlinkat": (267, 78), "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49),
+    "fchdir": (81, 50), "umask": (95, 166), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
+    "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276), "link": (86, None),
+    "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36), "ftruncate": (77, 46), "fallocate": (285, 47),
+    "fadvise64": (221, 223), "fsync": (74, 82), "fdatasync": (75, 83), "sendfile": (40, 71), "copy_file_range": (326, 285),
+    # waiting, and pipes
+    "pipe": (22, None), "pipe2": (293, 59), "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
+    "epoll_create": (213, None), "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None),
+    "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441), "eventfd": (284, None), "eventfd2": (290, 19), "futex": (202, 98),
+    "futex_waitv": (449, 449), "pause": (34, None),
+    # time
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
+    "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "alarm": (37, None), "getitimer": (36, 102),
+    "setitimer": (38, 103), "timerfd_create": (283, 85), "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87),
+    # itself
+    "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175),
+    "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148), "getresgid": (120, 150), "getgroups": (115, 158),
+    "getpgrp": (111, None), "getrusage": (98, 165), "getrlimit": (97, 163), "setrlimit": (160, 164), "uname": (63, 160),
+    "sysinfo": (99, 179), "getcpu": (309, 168), "getrandom": (318, 278), "sched_yield": (24, 124),
+    "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126), "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135), "rt_sigpending": (127, 136), "rt_sigsuspend": (130, 133), "rt_sigtimedwait": (128, 137),
+    "rt_sigreturn": (15, 139), "sigaltstack": (131, 132), "restart_syscall": (219, 128), "set_tid_address": (218, 96),
+    "set_robust_list": (273, 99), "rseq": (334, 293), "membarrier": (324, 283), "arch_prctl": (158, None), "exit": (60, 93),
+    "exit_group": (231, 94), "landlock_create_ruleset": (444, 444),
 }
-_ONLY_WITH: dict[str, tuple[tuple[int, int], int, frozenset[int] | None]] = {
-    # call: its numbers, the argument that is looked at, and the values that are forbidden; None: all but the process's own number
-    "tgkill": ((234, 131), 0, None),                              # a process may end itself
-    "prlimit64": ((302, 261), 0, None),                           # its own limits can only get tighter (0 is itself, too)
-    "prctl": ((157, 167), 0, frozenset({1})),                     # PR_SET_PDEATHSIG: it dies with its parent
-    "fcntl": ((72, 25), 1, frozenset({8, 10, 15})),               # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to others
-    "ioctl": ((16, 29), 1, frozenset({0x5412, 0x8901, 0x8902})),  # TIOCSTI, FIOSETOWN, SIOCSPGRP
+_ONLY_WITH: dict[str, tuple[tuple[int | None, int | None], int, int, frozenset[int] | None]] = {
+    # call: its numbers, the argument that is looked at, through which mask, and the values that are allowed; None: 0 and the
+    # process's own number. The kernel reads all of these arguments as 32 bits.
+    # Not O_TRUNC without write access: before version 3, Landlock lets it empty a file that may only be read.
+    "open": ((2, None), 1, 0x203, frozenset({0, 1, 2, 0x201, 0x202})),
+    "openat": ((257, 56), 2, 0x203, frozenset({0, 1, 2, 0x201, 0x202})),
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, record locks, F_DUPFD_CLOEXEC: no signals to others, no leases, no seals
+    "fcntl": ((72, 25), 1, 0xFFFFFFFF, frozenset({0, 1, 2, 3, 4, 5, 6, 7, 1030})),
+    # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2
+    "ioctl": ((16, 29), 1, 0xFFFFFFFF, frozenset({0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A})),
+    # PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS, PR_SET_VMA: it stays bound to its parent
+    "prctl": ((157, 167), 0, 0xFFFFFFFF, frozenset({15, 16, 21, 23, 39, 0x53564D41})),
+    "tgkill": ((234, 131), 0, 0xFFFFFFFF, None),             # a process may end itself
+    "prlimit64": ((302, 261), 0, 0xFFFFFFFF, None),          # its own limits can only get tighter
+    "sched_getaffinity": ((204, 123), 0, 0xFFFFFFFF, None),
 }
+_CLONE3 = 435
+"""Where it does not exist, glibc takes clone."""
 # fmt: on
 
 
@@ -87,7 +92,7 @@ def is_available() -> bool:
 
 
 def install() -> None:
-    """Forbid the listed calls to this process, for good: they fail with EPERM. Raises OSError where the kernel refuses.
+    """Leave this process the listed calls alone, for good. Raises OSError where the kernel refuses.
 
     It may not fork any more, and tells itself from others by its process number: install it after the fork.
     """
@@ -102,29 +107,27 @@ def install() -> None:
 def _program(machine: str, own: int) -> bytes:
     """The filter as classic BPF. The kernel lays out: number (4 bytes), architecture (4), instruction pointer (8), arguments."""
     architecture, column, _ = _SYSCALLS[machine]
-    load, equal, at_least, ret = 0x20, 0x15, 0x35, 0x06
-    refuse = (ret, 0, 0, _ERRNO | errno.EPERM)
+    load, mask_with, equal, at_least, ret = 0x20, 0x54, 0x15, 0x35, 0x06
+    allow, refuse, missing = ((ret, 0, 0, action) for action in (_ALLOW, _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS))
     code: list[tuple[int, int, int, int]] = [
         (load, 0, 0, 4),
         (equal, 1, 0, architecture),
         (ret, 0, 0, _KILL_PROCESS),  # 32-bit calls have other numbers
         (load, 0, 0, 0),
         (at_least, 0, 1, _NEWEST),  # x32's numbers, too, which begin at 2^30
-        (ret, 0, 0, _ERRNO | errno.ENOSYS),
+        missing,
+        (equal, 0, 1, _CLONE3),
+        missing,
     ]
-    for name, numbers in FORBIDDEN.items():
+    for numbers in ALLOWED.values():
         if (number := numbers[column]) is not None:
-            # Where clone3 does not exist, glibc takes clone.
-            code += [(equal, 0, 1, number), (ret, 0, 0, _ERRNO | errno.ENOSYS) if name == "clone3" else refuse]
-    for numbers, argument, values in _ONLY_WITH.values():
-        low = 16 + 8 * argument
-        if values is None:
-            # high half 0 and low half 0 or the process's own number: allowed
-            body = [(load, 0, 0, low + 4), (equal, 0, 3, 0), (load, 0, 0, low), (equal, 2, 0, own), (equal, 1, 0, 0), refuse]
-        else:
-            body = [(load, 0, 0, low)]
-            for value in sorted(values):
-                body += [(equal, 0, 1, value), refuse]
-        code += [(equal, 0, len(body) + 1, numbers[column]), *body, (ret, 0, 0, _ALLOW)]
-    code.append((ret, 0, 0, _ALLOW))
+            code += [(equal, 0, 1, number), allow]
+    for numbers, argument, mask, values in _ONLY_WITH.values():
+        if (number := numbers[column]) is None:
+            continue
+        body = [(load, 0, 0, 16 + 8 * argument), (mask_with, 0, 0, mask)]  # the low half, which comes first
+        for value in sorted({0, own} if values is None else values):
+            body += [(equal, 0, 1, value), allow]
+        code += [(equal, 0, len(body) + 1, number), *body, refuse]
+    code.append(refuse)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)

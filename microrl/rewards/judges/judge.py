@@ -77,21 +77,18 @@ def refuse_unconfined(config: RunConfig) -> None:
     """Raise UserError if the data's answers are run, and nothing would confine them."""
     if config.data.answer_kind in ("code", "gym") and config.reward.sandbox == "strict" and not levels().is_tight:
         raise UserError(
-            f"scoring {config.data.name} runs code that the model writes, and this kernel lacks {_lacks()}, "
+            f"scoring {config.data.name} runs code that the model writes, and this kernel lacks {levels().lacking}, "
             "which would confine it",
-            "use a machine with Linux 5.13 or later; --set reward.sandbox=weak runs it with resource limits alone, at your risk",
+            "use a machine with Linux 6.2 or later; --set reward.sandbox=weak runs it with resource limits alone, at your risk",
         )
 
 
 def weakness() -> str | None:
     """A warning where the sandbox does not hold; None where it does."""
     held = levels()
-    return None if held.is_tight else f"the sandbox of the answer checks is weak: this kernel lacks {_lacks()}; in force: {held}"
-
-
-def _lacks() -> str:
-    held = levels()
-    return " and ".join(name for name, holds in (("Landlock", held.files), ("seccomp", held.system_calls)) if not holds)
+    return (
+        None if held.is_tight else f"the sandbox of the answer checks is weak: this kernel lacks {held.lacking}; in force: {held}"
+    )
 
 
 def refuse_unsound(questions: Sequence[str], progress: Progress) -> None:

@@ -20,6 +20,7 @@ from microrl.config.own_rewards import EXAMPLE, GROUP, RewardFunction, parse_fun
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean, nearest
 from microrl.sandbox import levels
+from microrl.sandbox.environment import clean
 from microrl.sandbox.pipes import Gone, never, wait_for
 
 HOST = str(Path(__file__).with_name("host.py"))
@@ -59,6 +60,8 @@ class FunctionProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
+            # A process finds the environment that it was started with on its stack, whatever it clears later.
+            env=clean() if self._confined else None,
             start_new_session=True,  # Ctrl-C is for the parent, which decides; and what it starts can be killed with it
         )
         for descriptor in self._pipes():
@@ -159,8 +162,8 @@ def refuse_unusable(config: RewardConfig) -> None:
     if config.functions and config.confine_functions and not levels().is_tight:
         held = replace(levels(), bubblewrap=False)  # it goes around programs alone
         raise UserError(
-            f"reward.confine_functions: this kernel cannot confine reward functions; in force: {held}",
-            "use a machine with Linux 5.13 or later, or leave the key out: the functions then run with your rights",
+            f"reward.confine_functions: this kernel cannot confine reward functions: it lacks {held.lacking}; in force: {held}",
+            "use a machine with Linux 6.2 or later, or leave the key out: the functions then run with your rights",
         )
     for function in parse_functions(config.functions):
         if function.module is not None:
