@@ -43,8 +43,6 @@ class Levels:
     """Files outside of its own folder cannot be read or written (Landlock)."""
     system_calls: bool
     """No sockets, no processes, no signals to others (seccomp)."""
-    bubblewrap: bool = False
-    """Besides, programs and procedural tasks run in namespaces of their own: no other process, no network device."""
 
     @property
     def is_tight(self) -> bool:
@@ -52,7 +50,7 @@ class Levels:
         return self.files and self.system_calls
 
     def __str__(self) -> str:
-        names = {"Landlock": self.files, "seccomp": self.system_calls, "bubblewrap around programs": self.bubblewrap}
+        names = {"Landlock": self.files, "seccomp": self.system_calls}
         return ", ".join([*(name for name, holds in names.items() if holds), "resource limits"])
 
 
@@ -69,6 +67,8 @@ def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tupl
         os._exit(0)
     signal.set_wakeup_fd(-1)
     _close_all_but({0, 1, 2, *keep})
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where the machine runs out of memory, this process goes first, and not the run
     os.environ.clear()
     os.chdir(folder or "/")
     os.umask(0o077)
