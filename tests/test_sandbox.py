@@ -16,7 +16,7 @@ import pytest
 import sandboxed
 
 from microrl.errors import MachineFailure
-from microrl.sandbox import Host, bubblewrap, folders, levels, probe, seccomp
+from microrl.sandbox import Host, folders, levels, seccomp
 
 TESTS = Path(__file__).parent
 needs_both = pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
@@ -42,44 +42,39 @@ def ask(host, kind, served=None, deadline_s=20.0, cpu_s=5.0, **more):
     return host.ask({"kind": kind, **more}, served, deadline_s=deadline_s, cpu_s=cpu_s)
 
 
-@pytest.fixture
-def bwrap(monkeypatch, tmp_path):
-    """What stands for bubblewrap on the PATH, alone; None removes it. What was found out about it is forgotten."""
+WITHOUT_RIGHTS = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
+"""For another user, who has no rights and can still read this checkout, wherever it is."""
+EACH_USER = [
+    pytest.param([], id="this user"),
+    pytest.param(WITHOUT_RIGHTS, id="another user", marks=[pytest.mark.slow, pytest.mark.one_of_each]),
+]
 
-    def put(source):
-        if source is not None:
-            (tmp_path / "bwrap").write_text(source)
-            (tmp_path / "bwrap").chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path))
-        bubblewrap.works.cache_clear()
 
-    yield put
-    bubblewrap.works.cache_clear()
+def as_user(user, folder, *arguments):
+    """What a script of the tests prints, run with its own folder for temporary files, in which it leaves nothing."""
+    if user and subprocess.run([*user, "true"], capture_output=True).returncode:
+        pytest.skip("this machine makes no user namespaces")
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    command = [*user, sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert not os.listdir(folder)
+    return json.loads(done.stdout)
 
 
 @needs_both
-@pytest.mark.parametrize("source", [None, "#!/bin/sh\nexit 1\n", "no program"], ids=["absent", "forbidden", "broken"])
-def test_where_bubblewrap_does_not_work_all_holds_without_it(host, outside, bwrap, source):
-    bwrap(source)
-    assert not bubblewrap.works() and bubblewrap.around(["python"], "/folder") == ["python"]
-    held = probe.levels.__wrapped__()
-    assert held.is_tight and not held.bubblewrap and str(held) == f"Landlock {held.landlock}, seccomp, resource limits"
-    assert {name for name, outcome in ask(host, "attempts").items() if outcome == "succeeded"} == set()
-    assert ask(host, "talk", {"says": "hello"}).startswith("hello, my own folder")
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("user", EACH_USER)
+def test_whatever_a_program_leaves_the_next_job_works_and_nothing_is_left(user, where, tmp_path):
+    assert as_user(user, tmp_path, TESTS / "hostile_folders.py", "jobs", where) == []
 
 
-@pytest.mark.skipif(not bubblewrap.works(), reason="bubblewrap is not installed, or this machine does not let it work")
-def test_bubblewrap_is_around_the_host_where_it_works(host):
-    assert levels().bubblewrap and "bubblewrap around programs" in str(levels())
-    ask(host, "state")
-    _, inner = descendants(host._process.pid)[:2]  # bubblewrap's other process, and the host
-    for kind in ("pid", "net", "mnt", "ipc"):
-        assert os.readlink(f"/proc/{inner}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
-    assert f" {host._folder} " in Path(f"/proc/{inner}/mountinfo").read_text(), "its own folder can be written to"
+@pytest.mark.parametrize("user", EACH_USER)
+def test_whatever_is_in_a_folder_it_is_removed(user, tmp_path):
+    assert as_user(user, tmp_path, TESTS / "hostile_folders.py", "removal") == []
 
 
 def test_folders_of_processes_that_were_killed_are_removed_by_the_next_start(tmp_path, monkeypatch):
-    """Under bubblewrap a host cannot remove its own, which is a mount point there."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = "from microrl.sandbox.folders import make; import os, signal; print(make()[0], flush=True); os.kill(os.getpid(), 9)"
     killed = Path(subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True,
@@ -110,7 +105,7 @@ def test_nothing_that_is_tried_succeeds(host, outside):
 @needs_both
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="calls by their numbers on x86_64")
 def test_all_holds_where_no_namespaces_can_be_made(outside):
-    """As in most containers: unprivileged user namespaces, which bubblewrap wants, are not needed."""
+    """As in most containers: user namespaces are not needed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     script = [sys.executable, TESTS / "no_namespaces.py"]
     done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=60)
@@ -204,11 +199,10 @@ def test_no_process_is_left_when_the_parent_is_killed(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     own = int(parent.stdout.readline())
     until = time.monotonic() + 20
-    around = 2 * bubblewrap.works()  # its two processes
-    while len(descendants(own)) < 2 + around and time.monotonic() < until:
+    while len(descendants(own)) < 2 and time.monotonic() < until:
         time.sleep(0.02)
     everyone = [own, *descendants(own)]
-    assert len(everyone) == 3 + around
+    assert len(everyone) == 3
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     while any(Path(f"/proc/{pid}").exists() and "Z" not in state(pid) for pid in everyone) and time.monotonic() < until:

@@ -46,8 +46,7 @@ def gdpo_weights(config: RewardConfig) -> dict[str, float] | None:
 
 def in_words(config: RewardConfig) -> str:
     """The reward as a sum, `0.2 format + 1 accuracy`, and what confines functions of one's own where that was asked for."""
-    around_them = replace(levels(), bubblewrap=False) if config.confine_functions else None  # it goes around programs alone
-    confined = f" (functions confined by {around_them})" if config.functions and config.confine_functions else ""
+    confined = f" (functions confined by {levels()})" if config.functions and config.confine_functions else ""
     return " + ".join(f"{weight:g} {name}" for name, weight in part_weights(config).items()) + confined
 
 

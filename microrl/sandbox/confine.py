@@ -47,8 +47,6 @@ class Levels:
     """No sockets, no processes, no signals to others (seccomp)."""
     landlock: int = 0
     """The kernel's version of it (ABI); 0: none."""
-    bubblewrap: bool = False
-    """Besides, programs and procedural tasks run in namespaces of their own: no other process, no network device."""
 
     @property
     def is_tight(self) -> bool:
@@ -64,11 +62,7 @@ class Levels:
         return " and ".join(lacks + ([] if self.system_calls else ["seccomp"]))
 
     def __str__(self) -> str:
-        names = {
-            f"Landlock {self.landlock}": self.files,
-            "seccomp": self.system_calls,
-            "bubblewrap around programs": self.bubblewrap,
-        }
+        names = {f"Landlock {self.landlock}": self.files, "seccomp": self.system_calls}
         return ", ".join([*(name for name, holds in names.items() if holds), "resource limits"])
 
 
@@ -85,6 +79,8 @@ def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tupl
         os._exit(0)
     signal.set_wakeup_fd(-1)
     _close_all_but({0, 1, 2, *keep})
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where the machine runs out of memory, this process goes first, and not the run
     os.environ.clear()
     os.chdir(folder or "/")
     os.umask(0o077)

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 from microrl.clock import now_s
 from microrl.errors import MachineFailure
-from microrl.sandbox import bubblewrap, folders
+from microrl.sandbox import folders, memory_folder
 from microrl.sandbox.confine import Limits, confine
 from microrl.sandbox.environment import clean
 from microrl.sandbox.pipes import LOOK_S, Gone, never, wait_for
@@ -46,7 +46,7 @@ class Host:
     def __init__(self, module: str) -> None:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = self._is_wrapped = False
+        self._is_ready = False
         self._ends: list[int] = []
         self._folder, self._lock = "", -1
 
@@ -56,9 +56,8 @@ class Host:
         self._ends = [ask, tell, verdict]
         theirs = (asked, told, said)
         self._folder, self._lock = folders.make()
-        self._is_wrapped = bubblewrap.works()
         self._process = subprocess.Popen(
-            bubblewrap.around([sys.executable, "-m", __name__, self._module, self._folder, *map(str, theirs)], self._folder),
+            [sys.executable, "-m", __name__, self._module, self._folder, *map(str, theirs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -109,9 +108,6 @@ class Host:
         if self._process is None:
             return
         self._process.kill()
-        if self._is_wrapped:  # what was started is bubblewrap, which has its own group and does not take the host with it
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
@@ -180,6 +176,7 @@ def _framed(request: Any) -> bytes:
 def main() -> None:
     module_name, folder = sys.argv[1:3]
     asked, told, said = map(int, sys.argv[3:])
+    is_in_memory = memory_folder.enter(folder)  # before anything starts a thread
     replies = os.dup(1)
     os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
@@ -189,17 +186,22 @@ def main() -> None:
     os.close(replies)
     with open(0, "rb", buffering=0) as commands:  # without a buffer, so that `select` sees what is there
         while line := commands.readline():
-            _job(module, json.loads(line), commands, asked, told, said, folder)
+            _job(module, json.loads(line), commands, (asked, told, said), folder, is_in_memory)
     folders.remove(folder)  # nobody else does where the parent was killed
 
 
-def _job(module: Any, command: dict[str, Any], commands: BinaryIO, asked: int, told: int, said: int, base: str) -> None:
+def _job(
+    module: Any, command: dict[str, Any], commands: BinaryIO, pipes: tuple[int, int, int], base: str, is_in_memory: bool
+) -> None:
     """Fork for one request, wait until it has answered and the parent says so, and clean up. Returns at "end".
 
     If the parent dies or gives up first, so does the job.
     """
     (to_program, calls), (answers, to_tests) = os.pipe(), os.pipe()
+    asked, told, said = pipes
     folder = tempfile.mkdtemp(dir=base)
+    if is_in_memory:
+        memory_folder.mount(folder, folders.MAX_BYTES, folders.MAX_ENTRIES)
     running = []
     if command["serves"]:
         running.append(_fork(module.serve, asked, (to_program, to_tests), None, folder, command["cpu_s"]))
@@ -210,7 +212,7 @@ def _job(module: Any, command: dict[str, Any], commands: BinaryIO, asked: int, t
     ended = os.pidfd_open(judging)
     try:
         while not (ready := select.select([ended, commands.fileno()], [], [], LOOK_S)[0]):
-            if command["serves"] and folders.is_overfull(folder, running[0], LIMITS.file_bytes):
+            if command["serves"] and not is_in_memory and folders.is_overfull(folder, running[0], LIMITS.file_bytes):
                 os.kill(running[0], signal.SIGKILL)
         if ended in ready:
             os.write(said, b"%08d" % 0)
@@ -221,6 +223,8 @@ def _job(module: Any, command: dict[str, Any], commands: BinaryIO, asked: int, t
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        if is_in_memory:
+            memory_folder.unmount(folder)
         folders.remove(folder)
 
 

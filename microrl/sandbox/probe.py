@@ -10,7 +10,6 @@ import sys
 import tempfile
 from functools import cache
 
-from microrl.sandbox.bubblewrap import around
 from microrl.sandbox.confine import Levels, Limits, confine, levels_in_force
 from microrl.sandbox.environment import clean
 
@@ -20,7 +19,7 @@ MEMORY_BYTES = 1 << 30
 @cache
 def levels() -> Levels:
     """What holds a confined process on this machine; nothing, where none can be started."""
-    command = around([sys.executable, "-m", "microrl.sandbox.probe", *_namespaces()])
+    command = [sys.executable, "-m", "microrl.sandbox.probe"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=clean(), cwd="/")
         return Levels(**json.loads(done.stdout))
@@ -28,17 +27,7 @@ def levels() -> Levels:
         return Levels(files=False, system_calls=False)
 
 
-def _namespaces() -> list[str]:
-    """Which processes and which network this process sees, by the kernel's names for them."""
-    try:
-        return [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
-    except OSError:
-        return []
-
-
 def main() -> None:
-    here, there = _namespaces(), sys.argv[1:]
-    is_apart = bool(here) and all(a != b for a, b in zip(here, there, strict=True))
     owner = os.getpid()
     reads, writes = os.pipe()
     with tempfile.NamedTemporaryFile() as outside:
@@ -47,8 +36,7 @@ def main() -> None:
         if os.fork() == 0:
             try:
                 confine(owner, Limits(MEMORY_BYTES), keep=(writes,))
-                held = dataclasses.replace(levels_in_force(outside.name), bubblewrap=is_apart)
-                os.write(writes, json.dumps(dataclasses.asdict(held)).encode())
+                os.write(writes, json.dumps(dataclasses.asdict(levels_in_force(outside.name))).encode())
             finally:
                 os._exit(0)
         os.wait()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -160,9 +159,9 @@ def refuse_unusable(config: RewardConfig) -> None:
     """Look for the functions' modules without importing anything. Raises UserError for one that does not exist, and where the
     functions are to be confined and this kernel cannot."""
     if config.functions and config.confine_functions and not levels().is_tight:
-        held = replace(levels(), bubblewrap=False)  # it goes around programs alone
         raise UserError(
-            f"reward.confine_functions: this kernel cannot confine reward functions: it lacks {held.lacking}; in force: {held}",
+            f"reward.confine_functions: this kernel cannot confine reward functions: it lacks {levels().lacking}; "
+            f"in force: {levels()}",
             "use a machine with Linux 6.2 or later, or leave the key out: the functions then run with your rights",
         )
     for function in parse_functions(config.functions):

@@ -1,0 +1,194 @@
+"""A script: what programs leave in their folders. `jobs WHERE` runs them in one host, `removal` does without one.
+
+Prints as JSON what was wrong; nothing, where the next job works and nothing is left. `WHERE`: "memory" or "disk".
+"""
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import no_namespaces
+
+from microrl.sandbox import Host, folders
+
+PROGRAMS = {
+    "deep": "for _ in range(1100): os.mkdir('d'); os.chdir('d')",
+    "deep, with files": "for n in range(400): os.mkdir('d'); open('f', 'w').write('f'); os.chdir('d')",
+    "deep, long names": "for _ in range(90): os.mkdir('d' * 255); os.chdir('d' * 255)",
+    "deep, cannot be read": "for _ in range(300): os.mkdir('d', 0o300); os.chdir('d')",
+    "wide": "for n in range(5000): os.mkdir(str(n))",
+    "wide and deep": "for n in range(30): os.makedirs(f'{n}/' + '/'.join('abcdefghij'))",
+    "many files": "for n in range(5000): open(str(n), 'w').write('x')",
+    "no permissions": "os.mkdir('a', 0); os.mkdir('b', 0); os.mkdir('c', 0o100)",
+    "cannot be read": "os.mkdir('a', 0o300); os.chdir('a'); open('f', 'w').write('x')",
+    "cannot be written": "os.mkdir('a', 0o500); os.mkdir('b', 0o400)",
+    "sticky": "os.mkdir('a', 0o1777); os.mkdir('a/b', 0o3700); open('a/b/f', 'w')",
+    "files without permissions": "os.close(os.open('a', os.O_CREAT | os.O_WRONLY, 0))",
+    "links in a ring": "os.symlink('b', 'a'); os.symlink('a', 'b'); os.symlink('.', 'c'); os.symlink('..', 'd')",
+    "links to outside": "os.symlink(OUTSIDE, 'a'); os.symlink('/', 'b'); os.mkdir('c'); os.symlink(OUTSIDE, 'c/d')",
+    "names": r"""
+for name in (b'\xff\xfe', b'a\nb', b'-rf', b' ', b'*', b'\x01', b'f (deleted)', b'x' * 254):
+    open(name, 'w'); os.mkdir(name + b'd'); open(name + b'd/' + name, 'w')
+""",
+    "hard links": "open('a', 'w').write('x' * 99999)\nfor n in range(300): os.link('a', f'a{n}')",
+    "sparse": "for n in range(50): open(f'{n}', 'w').truncate(4 << 20)",
+    "held open": "held = [open(f'{n}', 'wb') for n in range(20)]; os.unlink('3'); time.sleep(60)",
+    "in no folder": "os.mkdir('a'); os.chdir('a'); os.rmdir('../a')",
+    "renamed meanwhile": """
+os.makedirs('a/b'); os.mkdir('c')
+while True:
+    os.rename('a/b', 'c/b'); os.rename('c/b', 'a/b')
+""",
+    "made meanwhile": """
+while True:
+    for n in range(9): os.makedirs(f'{n}/{n}')
+    for n in range(9): os.removedirs(f'{n}/{n}')
+""",
+    "turned over": """
+os.makedirs('a/b/c/d')
+for n in range(200):
+    os.rename('a/b', 'b'); os.rename('a', 'b/c/d/a'); os.rename('b/c', 'c'); os.rename('b', 'c/d/a/b')
+    os.rename('c/d', 'd'); os.rename('c', 'd/a/b/c'); os.rename('d/a', 'a'); os.rename('d', 'a/b/c/d')
+""",
+    "mapped": """
+import mmap
+held = []
+for n in range(30):
+    with open('f', 'w+b') as file:
+        file.truncate(1 << 20)
+        held.append(mmap.mmap(file.fileno(), 4096))
+    os.unlink('f')
+""",
+}
+ENDLESS = {"held open", "renamed meanwhile", "made meanwhile"}
+
+
+def jobs(where):
+    """Each program in one host: the next job works, nothing is left, and nothing outside was touched."""
+    if where == "disk":
+        no_namespaces.forbid()
+    outside = Path(tempfile.mkdtemp(prefix="outside-"))
+    (outside / "kept").write_text("kept")
+    outside.chmod(0o755)
+    host, wrong = Host("sandboxed"), []
+    host.ask({"kind": "state"}, deadline_s=60, cpu_s=5)
+    if has_own_mounts(host._process.pid) != (where == "memory"):
+        wrong.append(f"the folder is not {where}")
+    for name, source in PROGRAMS.items():
+        source = f"import os, time\nOUTSIDE = {str(outside)!r}\n{source}"
+        deadline_s = 0.4 if name in ENDLESS else 20
+        host.ask({"kind": "talk"}, {"source": source, "says": ""}, deadline_s=deadline_s, cpu_s=5)
+        said = host.ask({"kind": "talk"}, {"says": "next"}, deadline_s=20, cpu_s=5)
+        if said is None or not said.startswith("next, my own folder"):
+            wrong.append(f"{name}: the next job answered {said}")
+        until = time.monotonic() + 20  # it is removed after the answer
+        while (left := os.listdir(host._folder)) and time.monotonic() < until:
+            time.sleep(0.01)
+        if left:
+            wrong.append(f"{name}: left {left[:3]}")
+    host.close()
+    if stat.S_IMODE(outside.stat().st_mode) != 0o755 or os.listdir(outside) != ["kept"]:
+        wrong.append("outside was changed")
+    (outside / "kept").unlink()
+    outside.rmdir()
+    return wrong
+
+
+def has_own_mounts(pid):
+    return os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+
+
+def removal():
+    """What a program could leave where nothing confines it, made with all of a user's rights."""
+    wrong, outside = [], Path(tempfile.mkdtemp(prefix="outside-"))
+    (outside / "kept").write_text("kept")
+    for make in (_hidden_deep, _special_files, _modes, _links, _held):
+        path = tempfile.mkdtemp(prefix=folders.PREFIX)
+        os.chdir(path)
+        held = make(outside)
+        os.chdir("/")
+        folders.remove(path)
+        if os.path.lexists(path):
+            wrong.append(f"{make.__name__}: left")
+        del held
+    if os.listdir(outside) != ["kept"] or stat.S_IMODE(outside.stat().st_mode) != 0o700:
+        wrong.append("outside was changed")
+    shutil.rmtree(outside)
+    return wrong + _immutable()
+
+
+def _hidden_deep(outside):
+    for number in range(1500):
+        os.mkdir("d" * 60)
+        os.chdir("d" * 60)
+        os.chmod(".", (0o300, 0o700, 0o100)[number % 3] | 0o200)
+
+
+def _special_files(outside):
+    os.mkfifo("fifo", 0)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    os.mkdir("d")
+    os.mkfifo("d/fifo")
+
+
+def _modes(outside):
+    for mode in (0, 0o100, 0o200, 0o300, 0o400, 0o500, 0o1000, 0o4000, 0o3300):
+        os.makedirs(f"{mode}/inner/{mode}")
+        Path(f"{mode}/inner/file").write_text("x")
+        os.chmod(f"{mode}/inner/{mode}", mode)
+        os.chmod(f"{mode}/inner", mode)
+        os.chmod(f"{mode}", mode)
+    os.chmod(".", 0)
+
+
+def _links(outside):
+    os.symlink(outside, "a")
+    os.mkdir("d")
+    os.symlink(outside, "d/a")
+    os.link(outside / "kept", "d/kept")
+
+
+def _held(outside):
+    os.mkdir("d")
+    return open("d/f", "w"), os.open("d", os.O_RDONLY)
+
+
+def _immutable():
+    """Where it can be made: it stays, is said once, and does not keep the next host from its work."""
+    path = tempfile.mkdtemp(prefix=folders.PREFIX)
+    os.makedirs(f"{path}/a/b")
+    Path(f"{path}/f").write_text("x")
+    try:
+        done = subprocess.run(["chattr", "+i", f"{path}/a"], capture_output=True)
+    except OSError:
+        done = None
+    if done is None or done.returncode:
+        folders.remove(path)
+        return ["a plain folder was left"] if os.path.lexists(path) else []
+    os.utime(path, (1, 1))
+    said = []
+    folders.logging.getLogger(folders.__name__).addHandler(handler := folders.logging.Handler())
+    handler.emit = said.append
+    for _ in range(2):
+        os.utime(path, (1, 1))
+        made, lock = folders.make()
+        folders.remove(made)
+        os.close(lock)
+    wrong = [] if len(said) == 1 and os.listdir(path) == ["a"] else [f"immutable: said {len(said)}, left {os.listdir(path)}"]
+    subprocess.run(["chattr", "-i", f"{path}/a"], check=True)
+    os.rmdir(f"{path}/a/b")
+    os.rmdir(f"{path}/a")
+    os.rmdir(path)
+    return wrong
+
+
+if __name__ == "__main__":
+    print(json.dumps(removal() if sys.argv[1] == "removal" else jobs(sys.argv[2])))
