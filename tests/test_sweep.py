@@ -368,6 +368,32 @@ def test_the_hours_are_kept(microrl, tmp_path):
     assert time.monotonic() - began < 1.05 * 50.4 + 2
 
 
+def within(arguments, out, hours, *more):
+    """A sweep's arguments with a time limit instead of steps, and questions whose evaluation would take much of it."""
+    words = list(map(str, arguments))
+    at = words.index("--steps")
+    words[at : at + 2] = ["--hours", str(hours)]
+    words = [word for word in words if word not in ("evaluation.problems=4", "data.held_out=0.2", "evaluation.samples=2")]
+    words = [word for at, word in enumerate(words) if word != "--set" or "=" in words[at + 1]]
+    sets = ["evaluation.problems=64", "data.held_out=0.5", "evaluation.samples=64", "sampling.max_completion_tokens=24"]
+    return ["sweep", *words, *(part for one in sets for part in ("--set", one)), *more, "--out", out]
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("more", [(), ("--vary", "evaluation.temperature=0.7,1.0")])
+def test_every_trial_is_evaluated_on_the_same_questions(microrl, arguments, tmp_path, more):
+    """Within hours too short for all of them. With one untouched model, or two that are not equally fast."""
+    out = tmp_path / "study"
+    done = microrl(*within(arguments, out, 0.014 if not more else 0.03, *more))
+    assert done.returncode == 0, done.stderr
+    asked = {path: json.loads(path.read_text())["right"].keys() for path in out.glob("*/eval/held-out-*.json")}
+    assert len(asked) == 2 * (8 if more else 4) and len(set(map(frozenset, asked.values()))) == 1, {
+        str(path): len(questions) for path, questions in asked.items()
+    }
+    assert "every trial is evaluated on the same" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """A Ray cluster of two nodes on this machine, of one processor each; the address of its server for clients."""

@@ -242,19 +242,29 @@ class _Work:
         return guarded(work)
 
     def evaluate_base(self, path: Path, config: RunConfig) -> int:
-        from microrl import clock
-        from microrl.cli import early
-        from microrl.run.folder import RunFolder
+        return evaluate_base(str(path), config.model_dump_json())
 
-        def work() -> int:
-            from microrl.train.loop import evaluate_base
 
-            folder = RunFolder.create(path, config.model_dump(mode="json"))
-            early.refuse(config)
-            evaluate_base(config, folder, started=clock.process_started_s())
-            return OK
+def evaluate_base(path: str, config: str) -> int:
+    """Evaluate the untouched model anew into a run folder; `config` is JSON. Returns an exit status."""
+    import json
 
-        return guarded(work)
+    from microrl import clock, files
+    from microrl.cli import early
+    from microrl.config import check
+    from microrl.run.folder import RunFolder
+
+    def work() -> int:
+        from microrl.train.loop import evaluate_base
+
+        checked = check(json.loads(config))
+        files.remove(Path(path))
+        folder = RunFolder.create(Path(path), checked.model_dump(mode="json"))
+        early.refuse(checked)
+        evaluate_base(checked, folder, started=clock.process_started_s())
+        return OK
+
+    return guarded(work)
 
 
 def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool, is_resumed: bool = False) -> int:
