@@ -272,6 +272,7 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
     from microrl import clock
     from microrl.plan.show import print_lines
     from microrl.sweep import sweep as local
+    from microrl.sweep.contrast import answer_of
     from microrl.sweep.table import lines
     from microrl.train import fallback
 
@@ -294,11 +295,14 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
         show.close()
         say(f"resume with: microrl sweep --resume {folder.path}{where}")
         raise
-    found = lines(folder)
+    found, said = lines(folder), answer_of(folder)
     if as_json:
-        emit({"sweep": str(folder.path), "trials": [line.to_json() for line in found]})
+        trials = [line.to_json() for line in found]
+        emit({"sweep": str(folder.path), "trials": trials, "answer": None if said is None else said.to_json()})
     else:
         print_lines(*_table(found))
+        if said is not None:
+            say(said.text)
         say(f"compare the settings: microrl compare {folder.path}")
     if not any(line.status == "failed" for line in found):
         return OK
