@@ -63,7 +63,8 @@ def compare(
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
     if form not in forms:
         raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, forms))
-    from microrl.commands.compare import Entry, answer_to
+    from microrl.commands.answer import answer_to
+    from microrl.commands.compare import Entry
     from microrl.commands.compare import compare as rows_of
     from microrl.plan.show import print_lines
     from microrl.run.folder import RunFolder

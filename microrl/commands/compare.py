@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from microrl.config import RunConfig, catalogue
 from microrl.config.paths import is_data_file
 from microrl.errors import UserError
-from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.intervals import Estimate, permutation_p
 from microrl.evaluation.result import Result
 from microrl.evaluation.seeds import hierarchical, hierarchical_gain
@@ -188,21 +187,6 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
     models = {entry.config.model.name for entry in entries}
     known = {row.benchmark for row in rows if row.setup is not None and row.setup.is_known}
     return [*rows, *(_published(known, models) if published else [])]
-
-
-def answer_to(entries: Sequence[Entry]) -> Answer | None:
-    """What these runs say of their methods, on the first benchmark that all of them were evaluated on with the same settings; None
-    where there is none, or one method only. Raises BadFile."""
-    stored = [{replace(one.setup, prompts_sha256=None): one.result for one in _evaluations(entry)} for entry in entries]
-    shared = [setup for setup in stored[0] if all(setup in one for one in stored)]
-    if not shared:
-        return None
-    results: dict[str, dict[int, Result]] = {}
-    for entry, label, one in zip(entries, _labels([entry.config for entry in entries]), stored, strict=True):
-        name = (entry.method or label) + (f" ({entry.part})" if entry.part else "")
-        results.setdefault(name, {})[entry.config.seed] = one[shared[0]]
-    notes = [f"This is of {shared[0].benchmark}, the first of their evaluations."] if len(shared) > 1 else []
-    return answer([Method(name, runs) for name, runs in results.items()], notes=notes)
 
 
 def _tell_apart(rows: Sequence[Row]) -> None:
