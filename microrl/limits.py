@@ -11,6 +11,8 @@ BEFORE_FRACTION = 0.3
 """At most this much of what is left after loading goes to the evaluation before training."""
 SCREENING_FRACTION = 0.5
 """At most this much of the time for training goes to the first pass over the questions, whatever was asked for."""
+TRIAL_EVALUATION = 2.0
+"""A sweep's trial reserves this many times what the base's evaluation took: trained models often answer at greater length."""
 VALIDATIONS = 20
 """A run validates no more often than this, however cheap it is."""
 CHECKPOINTS = 20

@@ -1,5 +1,3 @@
-import re
-
 """Reward functions of one's own that are confined: what they try fails inside, and works without."""
 
 import os

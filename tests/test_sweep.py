@@ -315,12 +315,16 @@ def test_the_trials_are_found_by_the_other_commands(swept, inside, tmp_path, mon
     assert (contrast["axis"], contrast["values"], contrast["setting"]) == ("rank", ["2", "4"], "lora")
     assert contrast["accuracy"] == [rows["lora rank 2"]["value"], rows["lora rank 4"]["value"]]
     assert contrast["difference"] == rows["lora rank 4"]["against_first"]
+    (pair,) = found["answer"]["pairs"]
+    assert pair["difference"] == contrast["difference"] and "4 of 4 trials made fewer than 20 updates" in found["answer"]["text"]
     from microrl.report import figures
 
     monkeypatch.setattr(figures, "FIGURES", figures.FIGURES[:1])
     done = inside("report", out, "--out", tmp_path / "report.html", "--figures", tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert done.returncode == 0 and all(name in page for name in NAMES)
+    assert "<h1>Sweep study: 4 trials</h1>" in page and "fewer than 20 updates" in page and page.count(">data</th>") == 1
+    assert page.index('data-figure="settings"') < page.index("What was trained")
     assert 'data-figure="settings"' in page and "lora rank 4" in (tmp_path / "settings.svg").read_text()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "study").symlink_to(out)
@@ -385,6 +389,32 @@ def test_the_hours_are_kept(microrl, tmp_path):
     assert done.returncode == 0, done.stderr
     assert 0.95 * 50.4 <= json.loads((tmp_path / "study" / "clock.json").read_text())["elapsed_s"] <= 1.01 * 50.4
     assert time.monotonic() - began < 1.05 * 50.4 + 2
+
+
+def within(arguments, out, hours, *more):
+    """A sweep's arguments with a time limit instead of steps, and questions whose evaluation would take much of it."""
+    words = list(map(str, arguments))
+    at = words.index("--steps")
+    words[at : at + 2] = ["--hours", str(hours)]
+    words = [word for word in words if word not in ("evaluation.problems=4", "data.held_out=0.2", "evaluation.samples=2")]
+    words = [word for at, word in enumerate(words) if word != "--set" or "=" in words[at + 1]]
+    sets = ["evaluation.problems=64", "data.held_out=0.5", "evaluation.samples=64", "sampling.max_completion_tokens=24"]
+    return ["sweep", *words, *(part for one in sets for part in ("--set", one)), *more, "--out", out]
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("more", [(), ("--vary", "evaluation.temperature=0.7,1.0")])
+def test_every_trial_is_evaluated_on_the_same_questions(microrl, arguments, tmp_path, more):
+    """Within hours too short for all of them. With one untouched model, or two that are not equally fast."""
+    out = tmp_path / "study"
+    done = microrl(*within(arguments, out, 0.014 if not more else 0.03, *more))
+    assert done.returncode == 0, done.stderr
+    asked = {path: json.loads(path.read_text())["right"].keys() for path in out.glob("*/eval/held-out-*.json")}
+    assert len(asked) == 2 * (8 if more else 4) and len(set(map(frozenset, asked.values()))) == 1, {
+        str(path): len(questions) for path, questions in asked.items()
+    }
+    assert "would detect" in done.stderr or "is better than" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -63,11 +63,12 @@ def compare(
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
     if form not in forms:
         raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, forms))
+    from microrl.commands.answer import answer_to
     from microrl.commands.compare import Entry, varied
     from microrl.commands.compare import compare as rows_of
     from microrl.plan.show import print_lines
     from microrl.run.folder import RunFolder
-    from microrl.sweep.contrast import contrasts
+    from microrl.sweep.contrast import answer_of, contrasts
     from microrl.sweep.folder import SweepFolder
     from microrl.sweep.table import ended, left_out, settings
 
@@ -94,12 +95,14 @@ def compare(
         if any(missing := left_out(sweep)):
             say("; ".join(missing))
     rows = rows_of(entries, published=published)
+    said = answer_of(sweeps[0]) if len(sweeps) == len(targets) == 1 else answer_to(entries)
     if as_json:
         by_setting = {
             "settings": [one.to_json() for sweep in sweeps for one in settings(sweep)],
             "contrasts": [one.to_json() for sweep in sweeps for one in contrasts(sweep)],
         }
-        emit({"rows": [row.to_json() for row in rows], **(by_setting if sweeps else {})})
+        told = {"answer": None if said is None else said.to_json()}
+        emit({"rows": [row.to_json() for row in rows], **told, **(by_setting if sweeps else {})})
         return
     print(forms[form](rows))
     for line in varied(rows):
@@ -108,6 +111,8 @@ def compare(
         print()
         print_lines(*_settings(settings(sweep)))
         _print_contrasts(contrasts(sweep))
+    if said is not None:
+        say(said.text)
     if any(row.is_selected for row in rows):
         say("selected: several checkpoints of the run were evaluated on this benchmark; the best of them may be best by chance")
 

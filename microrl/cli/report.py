@@ -12,6 +12,8 @@ from microrl.cli.output import emit, say
 from microrl.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from microrl.evaluation.intervals import Estimate
 
 EXAMPLES = """
@@ -64,10 +66,11 @@ def report(
         paths = [RunFolder.newest().path]
         say(f"using the newest run: {paths[0]}")
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
+    of_sweep = _of_sweep(targets or ())
     with Console(stderr=True).status("reading, and drawing the figures"):  # on a terminal only
         histories = load_all(paths)
         try:
-            size = write(histories, target, by_setting)
+            size = write(histories, target, by_setting, **of_sweep)
             written = save_all(histories, pictures) if pictures is not None else []
             if pictures is not None and by_setting:
                 written += save(lambda: [(settings.KEY, settings.figure(by_setting))], pictures)
@@ -88,6 +91,21 @@ def _by_setting(path: Path) -> list[tuple[str, Estimate]]:
     from microrl.sweep.folder import SweepFolder
 
     return accuracies(SweepFolder.open(path)) if SweepFolder.is_one(path) else []
+
+
+def _of_sweep(targets: Sequence[str]) -> dict[str, str]:
+    """Title and answer of a sweep, where the page is of one alone."""
+    from microrl.sweep.contrast import answer_of
+    from microrl.sweep.folder import SweepFolder
+
+    if len(targets) != 1 or not SweepFolder.is_one(path := Path(targets[0])):
+        return {}
+    sweep = SweepFolder.open(path)
+    said = answer_of(sweep)
+    return {
+        "title": f"Sweep {path.absolute().name}: {len(sweep.plan.trials)} trials",
+        "answer": "" if said is None else said.text,
+    }
 
 
 def _runs(path: Path) -> list[Path]:

@@ -242,19 +242,29 @@ class _Work:
         return guarded(work)
 
     def evaluate_base(self, path: Path, config: RunConfig) -> int:
-        from microrl import clock
-        from microrl.cli import early
-        from microrl.run.folder import RunFolder
+        return evaluate_base(str(path), config.model_dump_json())
 
-        def work() -> int:
-            from microrl.train.loop import evaluate_base
 
-            folder = RunFolder.create(path, config.model_dump(mode="json"))
-            early.refuse(config)
-            evaluate_base(config, folder, started=clock.process_started_s())
-            return OK
+def evaluate_base(path: str, config: str) -> int:
+    """Evaluate the untouched model anew into a run folder; `config` is JSON. Returns an exit status."""
+    import json
 
-        return guarded(work)
+    from microrl import clock, files
+    from microrl.cli import early
+    from microrl.config import check
+    from microrl.run.folder import RunFolder
+
+    def work() -> int:
+        from microrl.train.loop import evaluate_base
+
+        checked = check(json.loads(config))
+        files.remove(Path(path))
+        folder = RunFolder.create(Path(path), checked.model_dump(mode="json"))
+        early.refuse(checked)
+        evaluate_base(checked, folder, started=clock.process_started_s())
+        return OK
+
+    return guarded(work)
 
 
 def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool, is_resumed: bool = False) -> int:
@@ -262,6 +272,7 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
     from microrl import clock
     from microrl.plan.show import print_lines
     from microrl.sweep import sweep as local
+    from microrl.sweep.contrast import answer_of
     from microrl.sweep.table import lines
     from microrl.train import fallback
 
@@ -284,11 +295,14 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
         show.close()
         say(f"resume with: microrl sweep --resume {folder.path}{where}")
         raise
-    found = lines(folder)
+    found, said = lines(folder), answer_of(folder)
     if as_json:
-        emit({"sweep": str(folder.path), "trials": [line.to_json() for line in found]})
+        trials = [line.to_json() for line in found]
+        emit({"sweep": str(folder.path), "trials": trials, "answer": None if said is None else said.to_json()})
     else:
         print_lines(*_table(found))
+        if said is not None:
+            say(said.text)
         say(f"compare the settings: microrl compare {folder.path}")
     if not any(line.status == "failed" for line in found):
         return OK

@@ -88,7 +88,7 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
 
     Raises UserError where a run was not evaluated, where two are one method and one seed, and for damaged files.
     """
-    named = zip(entries, _labels([entry.config for entry in entries]), strict=True)
+    named = zip(entries, labels_of([entry.config for entry in entries]), strict=True)
     labels = [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in named]
     groups: dict[Setup, dict[tuple[str, str | None, int], list[Evaluation]]] = {}
     given: dict[tuple[str, int], Entry] = {}
@@ -243,7 +243,7 @@ def _cost(run: RunFolder) -> float | None:
     return read_json(path, _Summary).cost_usd if path.is_file() else None
 
 
-def _labels(configs: Sequence[RunConfig]) -> list[str]:
+def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     """What distinguishes each run from the others by its configuration, seeds aside; its adapter where nothing does."""
     flat = [
         {key: value for key, value in _flat(config.model_dump(mode="json")) if not key.startswith(IGNORED)} for config in configs

@@ -10,6 +10,10 @@ FIRST = 16
 """Questions that start at once where nothing is known of how long they take."""
 
 
+AMPLE = 1.5
+"""Where there is so many times the expected time, as in a sweep's trial, every question may start."""
+
+
 class DeadlinePace:
     """Lets a question start only if it is likely to end in time, so that the answered ones are a fair sample: all that have
     started, not those whose answers are short. See `microrl.rollout.engine.Pace`.
@@ -26,6 +30,7 @@ class DeadlinePace:
             self._window = min(questions * deadline_s / expected_s / 2, questions)
             if expected_s <= deadline_s:
                 self._window = max(self._window, FIRST)
+        self._is_ample = 0 < expected_s * AMPLE <= deadline_s
         self._started: list[float] = []
         self._finished = 0
         self._longest_s = 0.0
@@ -33,6 +38,9 @@ class DeadlinePace:
     def may_start(self, in_flight: int) -> bool:
         """See `Pace.may_start`. What is in flight goes on for at least as long as a question takes by the speed so far."""
         left_s = self.left_s()
+        if self._is_ample and left_s > 0:
+            self._started.append(self._now())
+            return True
         if in_flight + 1 > self._window or left_s <= self._longest_s:
             return False
         if self._finished and (in_flight + 1) * self._elapsed_s() / self._finished > left_s:

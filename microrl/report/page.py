@@ -31,8 +31,10 @@ PAIRS = 6
 """Answers that became right, and as many that became wrong, that are shown of a run."""
 
 
-def page(histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]] = ()) -> str:
-    """The report of these runs as HTML; `by_setting`: the accuracy of a sweep's settings."""
+def page(
+    histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]] = (), *, title: str = "", answer: str = ""
+) -> str:
+    """The report of these runs as HTML; `by_setting`: the accuracy of a sweep's settings; `title` and `answer`: of a sweep."""
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
@@ -47,7 +49,9 @@ def page(histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]
         style=Markup(style),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        title=", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
+        title=shown_text(title) or ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
+        answer=shown_text(answer),
+        by_setting=[(shown_text(name), f"{one.mean:.3f}", "[{:.3f}, {:.3f}]".format(*one.ci95)) for name, one in by_setting],
         runs=[(name, judge(history).sentences, facts(history)) for name, history in zip(names, histories, strict=True)],
         figures=_drawn(histories, axes, by_setting),
         axes=[(by, figures.AXES[by]) for by in axes],
@@ -66,9 +70,9 @@ def page(histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]
     )
 
 
-def write(histories: Sequence[History], target: Path, by_setting: Sequence[tuple[str, Estimate]] = ()) -> int:
-    """Write the page; returns its bytes. Raises OSError."""
-    text = page(histories, by_setting).encode("utf-8", "replace")
+def write(histories: Sequence[History], target: Path, by_setting: Sequence[tuple[str, Estimate]] = (), **of_sweep: str) -> int:
+    """Write the page, with what `page` takes; returns its bytes. Raises OSError."""
+    text = page(histories, by_setting, **of_sweep).encode("utf-8", "replace")
     target.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(target) as temporary:
         temporary.write_bytes(text)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from microrl.clock import now_s
-from microrl.limits import MIN_EVALUATION, exit_reserve_s
+from microrl.limits import BEFORE_FRACTION, MIN_EVALUATION, TRIAL_EVALUATION, exit_reserve_s
 
 RECENT = 16
 QUANTILE = 0.85
@@ -50,7 +50,8 @@ class Durations:
 
 
 class Budget:
-    """Bounds a run by `hours`, by `steps`, or by both. `before_s`: seconds used by earlier processes of this run.
+    """Bounds a run by `hours`, by `steps`, or by both. `before_s`: seconds used by earlier processes of this run. `is_trial`: of
+    a sweep, whose trials are all evaluated on the same questions, so that none may shorten its final evaluation.
 
     `step`, `save`, `validation` and `sft_step` (a supervised step) are forecast from measurements. `evaluation_s` is set by
     `Forecast`: measured before training, and scaled with the length of the completions.
@@ -64,9 +65,10 @@ class Budget:
         price: float = 0.0,
         started: float,
         before_s: float = 0.0,
+        is_trial: bool = False,
         now: Callable[[], float] = now_s,
     ) -> None:
-        self.hours, self.max_steps, self.price = hours, steps, price
+        self.hours, self.max_steps, self.price, self.is_trial = hours, steps, price, is_trial
         self._started, self._before_s, self._now = started, before_s, now
         self.step, self.save, self.validation, self.sft_step = Durations(), Durations(), Durations(), Durations()
         self.evaluation_s = 0.0
@@ -95,7 +97,8 @@ class Budget:
 
     def reserve_s(self) -> float:
         """Seconds reserved after the last step: final save, final evaluation, exit."""
-        return self.save.forecast_s() + self.evaluation_s * (1 + EVALUATION_MARGIN) + self.exit_s()
+        margin = 0.0 if self.is_trial else EVALUATION_MARGIN  # a trial's forecast is twice the measurement
+        return self.save.forecast_s() + self.evaluation_s * (1 + margin) + self.exit_s()
 
     def fits(self, seconds: float) -> bool:
         """Whether `seconds` of work can start now and still leave `reserve_s`."""
@@ -103,8 +106,14 @@ class Budget:
         return left is None or seconds + self.reserve_s() <= left
 
     def min_reserve_s(self) -> float:
-        """The reserve with a shortened final evaluation."""
-        return self.save.forecast_s() + self.evaluation_s * MIN_EVALUATION + self.exit_s()
+        """The reserve with a shortened final evaluation. Of a trial, only the first step may shorten it."""
+        is_whole = self.is_trial and (self.step.recent or self.sft_step.recent)
+        return self.save.forecast_s() + self.evaluation_s * (1.0 if is_whole else MIN_EVALUATION) + self.exit_s()
+
+    @property
+    def before_fraction(self) -> float:
+        """Fraction of the time left that the evaluation before training may take."""
+        return BEFORE_FRACTION / TRIAL_EVALUATION if self.is_trial else BEFORE_FRACTION
 
     def fits_a_step(self) -> bool:
         """Whether a first step fits, with a shortened final evaluation if necessary."""

@@ -110,6 +110,11 @@ class RunFolder:
             return any(os.path.lexists(path / name) for name in ("metrics.jsonl", "events.jsonl", "heartbeat.json"))
         return {"budget", "sampling", "adapter"} <= config.keys()
 
+    @property
+    def is_in_sweep(self) -> bool:
+        """Whether it belongs to a sweep: a trial, or the evaluation of the base model that its trials share."""
+        return any(os.path.lexists(parent / SWEEP) for parent in list(self.path.absolute().parents)[:2])
+
     def lock(self) -> None:
         """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock, and
         BadFile where a file that is appended to is a hard link."""

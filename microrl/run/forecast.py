@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from microrl.evaluation.result import Result
+from microrl.limits import TRIAL_EVALUATION
 from microrl.plan.plan import Plan
 from microrl.run.budget import RECENT, Budget
 
@@ -44,16 +45,21 @@ class Forecast:
     def evaluated(self, before: Result | None) -> None:
         """Take in the evaluation before training; None if there was none."""
         self._before = before
-        self._budget.evaluation_s = self._evaluation_s(before) if before else 0.0
+        self._budget.evaluation_s = max(self._evaluation_s(before), self._floor_s(before)) if before else 0.0
 
     def plan_sft(self, length_mean: float) -> None:
         """Expect completions to become as long as the solutions, `length_mean` tokens."""
         if self._before is not None:
             longer = length_mean / max(self._before.mean_length, 1.0)
-            self._budget.evaluation_s = self._evaluation_s(self._before) * max(longer, 1.0)
+            expected_s = self._evaluation_s(self._before) * max(longer, 1.0)
+            self._budget.evaluation_s = max(expected_s, self._floor_s(self._before))
 
     def _evaluation_s(self, before: Result) -> float:
         return max(before.seconds, self._at_least_s)
+
+    def _floor_s(self, before: Result) -> float:
+        """What a sweep's trial reserves in any case."""
+        return TRIAL_EVALUATION * self._evaluation_s(before) if self._budget.is_trial else 0.0
 
     def validated(self, seconds: float, completions: int) -> None:
         """Take in a validation: newer than the evaluation before training, and without its one-time costs."""
@@ -76,7 +82,8 @@ class Forecast:
             # Two upper bounds: the first includes one-time costs again, the second a batch's overhead for every completion.
             # Fewer completions than a validation has can take as long: in one batch the longest decides.
             at_most = self._validation_s * max(len(before.right) * before.samples / self._validated, 1.0) * max(longer_since, 1.0)
-            budget.evaluation_s = min(self._evaluation_s(before) * max(longer, 1.0), at_most)
+            expected_s = min(self._evaluation_s(before) * max(longer, 1.0), at_most)
+            budget.evaluation_s = max(expected_s, self._floor_s(before))
         if self._began is None:
             self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves
             return

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from microrl.errors import UserError
+from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result, clusters
 from microrl.evaluation.seeds import hierarchical, hierarchical_gain
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import SEED, key_name
-from microrl.sweep.table import Line, label, lines
+from microrl.sweep.table import Line, label, lines, method
+
+FEW_UPDATES = 20
+"""Of fewer updates hardly a difference can be expected that an evaluation would show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,29 @@ def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
         name = " = ".join(label(folder, values, one.line.trial) for values in combinations)
         by_setting.setdefault(name, []).append(one.result)
     return [(name, found) for name, results in by_setting.items() if (found := _accuracy(results)) is not None]
+
+
+def answer_of(folder: SweepFolder) -> Answer | None:
+    """What the sweep says to its question: its settings against each other; None where it has one only.
+
+    Raises UserError for a damaged evaluation.
+    """
+    names = {trial.name: method(folder, trial) for trial in folder.plan.trials}
+    results: dict[str, dict[int, Result]] = {name: {} for name in names.values()}
+    evaluated = [one for _, one in _ended(folder)]
+    for one in evaluated:
+        results[names[one.line.trial.name]][one.line.trial.values[SEED]] = one.result
+    planned = Counter(names.values())
+    return answer([Method(name, found, planned[name]) for name, found in results.items()], notes=_notes(evaluated))
+
+
+def _notes(evaluated: list[_Ended]) -> list[str]:
+    """What of the trials qualifies the answer."""
+    short = sum(one.line.summary is not None and one.line.summary.steps < FEW_UPDATES for one in evaluated)
+    stopped = sum(one.line.status == "stopped" for one in evaluated)
+    of = f"of {len(evaluated)} trials"
+    said = [f"{short} {of} made fewer than {FEW_UPDATES} updates: the answer rests on short runs."] if short else []
+    return said + ([f"The guard stopped {stopped} {of}."] if stopped else [])
 
 
 def contrasts(folder: SweepFolder) -> list[Contrast]:

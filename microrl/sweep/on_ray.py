@@ -27,13 +27,15 @@ from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.schedule import STARTED, Next, side_by_side
-from microrl.sweep.sweep import OK, STOPPED, Show, bounded, last_error
+from microrl.sweep.sweep import OK, STOPPED, Base, Show, base_name, bases_to_evaluate, bounded, end_base, give_base, last_error
 
 SCHEME = "ray"
 RETRIES = 5
 """How often Ray starts a task anew whose node or worker has died. That it failed by itself is no reason."""
 HUNG = "Initialization failure from server"
 """Ray 2.60's server for clients forks while it uses gRPC, and then may wait for its own process in vain. Tried once more."""
+EVALUATE = "import sys; from microrl.cli.sweep import evaluate_base; sys.exit(evaluate_base(*sys.argv[1:]))"
+"""What a worker's Python runs for the base model's evaluation: arguments are its folder and its configuration as JSON."""
 LOOK_S = 0.5
 LINGER_S = 60.0
 """How long a task waits while another process trains in its run folder: that of a killed client, which Ray has yet to end."""
@@ -86,12 +88,26 @@ def _train_all(folder: SweepFolder, task: Any, cpus: int | None, show: Show) -> 
     import ray
 
     while starting := side_by_side(folder):
+        if bases := bases_to_evaluate(folder, starting[0].hours):
+            _evaluate_bases(folder, bases, task, cpus, show)
+            continue  # with what is left of the hours
         running = {task.remote(*_made(folder, one, cpus)): one for one in starting}
         show.note(f"{len(running)} trial{'s are' if len(running) != 1 else ' is'} queued")
         while running:
             ended, _ = ray.wait(list(running), num_returns=1, timeout=LOOK_S)
             for reference in ended:
                 _end(folder, running.pop(reference), reference, show)
+
+
+def _evaluate_bases(folder: SweepFolder, bases: list[Base], task: Any, cpus: int | None, show: Show) -> None:
+    show.note("evaluating the base model, for all trials that share it")
+    running = []
+    for base in bases:
+        command = ["-c", EVALUATE, str(base.path.absolute()), base.config.model_dump_json()]
+        log = folder.log(base_name(base.path.name))
+        running.append(task.remote(str(base.path.absolute()), str(log.absolute()), command, cpus))
+    for base, reference in zip(bases, running, strict=True):
+        end_base(folder, base, _status(reference)[0], show)
 
 
 @contextmanager
@@ -146,27 +162,32 @@ def _refuse_what_no_node_has(cpus: int | None) -> None:
         raise UserError(f"no node of the Ray cluster has {cpus} CPUs", f"--cpus {most} or less")
 
 
-def _made(folder: SweepFolder, found: Next, cpus: int | None) -> tuple[str, str, float | None, int | None]:
+def _made(folder: SweepFolder, found: Next, cpus: int | None) -> tuple[str, str, list[str], int | None]:
     """The arguments of a trial's task; its run folder is made here, where there is none."""
     name, path = found.trial.name, folder.trial(found.trial.name)
     if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
         folder.event(name, STARTED, hours=found.hours, rung=found.rung)
     if not RunFolder.is_one(path):
         folder.forget(name)
-        RunFolder.create(path, bounded(folder, folder.config(found.trial), found.hours).model_dump(mode="json"))
+        config = folder.config(found.trial)
+        RunFolder.create(path, bounded(folder, config, found.hours).model_dump(mode="json"))
+        give_base(folder, config, path)
     had = RunFolder(path).config()["budget"]["hours"]
-    return str(path.absolute()), str(folder.log(name).absolute()), None if had == found.hours else found.hours, cpus
+    command = ["-m", "microrl", "train", "--resume", str(path.absolute())]
+    command += [] if had == found.hours else ["--hours", repr(found.hours)]
+    return str(path.absolute()), str(folder.log(name).absolute()), command, cpus
 
 
-def train(path: str, log: str, hours: float | None, cpus: int | None) -> int:
-    """The task: start or resume the run at `path`; returns its exit status. It dies with the worker."""
+def train(path: str, log: str, command: list[str], cpus: int | None) -> int:
+    """The task: let Python carry out `command`, which works in the run folder `path`; returns its exit status. It dies with the
+    worker."""
     worker = os.getpid()
-    command = [sys.executable, "-m", "microrl", "train", "--resume", path]
     threads = {} if cpus is None else {"OMP_NUM_THREADS": str(cpus)}
-    _wait_for(RunFolder(Path(path)))
+    if RunFolder.is_one(Path(path)):
+        _wait_for(RunFolder(Path(path)))
     with open(log, "ab", buffering=0) as said:
         return subprocess.run(
-            command + ([] if hours is None else ["--hours", repr(hours)]), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             env={**os.environ, **threads}, preexec_fn=lambda: child.die_with(worker),
         ).returncode  # fmt: skip
 
@@ -184,16 +205,21 @@ def _wait_for(folder: RunFolder) -> None:
             return
 
 
-def _end(folder: SweepFolder, found: Next, reference: Any, show: Show) -> None:
+def _status(reference: Any) -> tuple[int, str]:
+    """A task's exit status, and why Ray gave up on it."""
     import ray
 
-    name = found.trial.name
     try:
-        status = int(ray.get(reference))
+        return int(ray.get(reference)), ""
     except ray.exceptions.RayError as error:
-        status, why = 1, f"Ray gave up on the task: {str(error).partition(chr(10))[0]}"
-    else:
-        why = "" if status in (OK, STOPPED) else last_error(folder.log(name), status)
+        return 1, f"Ray gave up on the task: {str(error).partition(chr(10))[0]}"
+
+
+def _end(folder: SweepFolder, found: Next, reference: Any, show: Show) -> None:
+    name = found.trial.name
+    status, why = _status(reference)
+    if not why and status not in (OK, STOPPED):
+        why = last_error(folder.log(name), status)
     if not why and folder.status(name) not in ("done", "stopped"):
         raise MachineFailure(
             f"trial {name} ended on another node, but left no result in {folder.trial(name)}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from microrl.run import follow, heartbeat
-from microrl.sweep.folder import PlannedTrial, SweepFolder
+from microrl.sweep.folder import BASES, PlannedTrial, SweepFolder
 from microrl.sweep.grid import SEED
 
 SPARE = 1.05
@@ -53,7 +53,8 @@ def side_by_side(folder: SweepFolder) -> list[Next]:
     """
     if (found := _rung(folder)) is None:
         return []
-    hours = folder.plan.hours
+    bases = (path.parent for path in (folder.path / BASES).glob("*/config.json"))
+    hours = None if folder.plan.hours is None else folder.plan.hours - sum(map(heartbeat.last_s, bases)) / 3600
     fresh = None if hours is None else hours / rungs(folder) / found.count
     before = {one.name: heartbeat.last_s(folder.trial(one.name)) / 3600 for one in found.left}
     return [

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from microrl import clock, files
 from microrl.config import RunConfig
+from microrl.evaluation.result import Result
+from microrl.files import BadFile
 from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import BASES, PlannedTrial, SweepFolder
@@ -81,7 +85,7 @@ def _make(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Cal
         folder.forget(name)  # killed before its configuration was written
         config = folder.config(found.trial)
         RunFolder.create(path, bounded(folder, config, found.hours).model_dump(mode="json"))
-        _give_base(folder, config, path)
+        give_base(folder, config, path)
     status = _in_child(folder, name, lambda: work.train(path, found.hours, is_fresh=is_fresh), on_wait)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
@@ -135,29 +139,87 @@ def base_key(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _evaluate_base(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Callable[[], None]) -> bool:
-    """Evaluate the untouched model, if this trial and others need it and it has not been done; returns whether it was."""
-    config = folder.config(found.trial)
-    key = base_key(config)
-    base, name = folder.path / BASES / key, f"base-{key}"
-    if (
-        RunFolder.is_one(folder.trial(found.trial.name))
-        or not config.evaluation.problems
-        or _before(base)
-        or folder.failures(name)
-    ):
-        return False
-    if sum(base_key(folder.config(one)) == key for one in folder.plan.trials) < 2:
-        return False
-    show.note("evaluating the base model, for all trials that share it")
-    files.remove(base)
-    limited = bounded(folder, config, found.hours)
-    status = _in_child(folder, name, lambda: work.evaluate_base(base, limited), on_wait)
-    if status == INTERRUPTED:
-        raise KeyboardInterrupt
-    if status != OK or not _before(base):
+@dataclass(frozen=True, slots=True)
+class Base:
+    """An untouched model that is to be evaluated, into the run folder `path`."""
+
+    path: Path
+    config: RunConfig
+
+
+def bases_to_evaluate(folder: SweepFolder, hours: float | None) -> list[Base]:
+    """The untouched models that are to be evaluated before trials of `hours` begin: all, before the first of them.
+
+    Each within half of what the evaluation before training may take, as its time is reserved twice in every trial. The questions
+    that are answered then are those of all trials: where several models manage different numbers, the least of them holds.
+    """
+    sharing: dict[str, list[RunConfig]] = {}
+    for trial in folder.plan.trials:
+        config = bounded(folder, folder.config(trial), hours)
+        if config.evaluation.problems:
+            sharing.setdefault(base_key(config), []).append(config)
+    has_begun = any(RunFolder.is_one(folder.trial(trial.name)) for trial in folder.plan.trials)
+    found = {key: _answered(folder.path / BASES / key) for key in sharing}
+    least = min((count for count in found.values() if count), default=None)
+    bases = []
+    for key, configs in sharing.items():
+        config = min(configs, key=lambda one: math.inf if one.budget.hours is None else one.budget.hours)
+        is_bounded = config.budget.hours is not None
+        if len(configs) < 2 and not (is_bounded and len(folder.plan.trials) > 1):
+            continue
+        is_due = not found[key] or (is_bounded and least is not None and found[key] > least and not has_begun)
+        if not is_due or folder.failures(base_name(key)) or _have_all_begun(folder, key):
+            continue
+        if is_bounded and least is not None:
+            problems = min(config.evaluation.problems, least)
+            config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"problems": problems})})
+        bases.append(Base(folder.path / BASES / key, config))
+    return bases
+
+
+def base_name(key: str) -> str:
+    """What the evaluation of an untouched model is called in logs and events."""
+    return f"base-{key}"
+
+
+def end_base(folder: SweepFolder, base: Base, status: int, show: Show) -> None:
+    """Tell how the evaluation of an untouched model ended: with an exit status, and its result or none. Raises OSError."""
+    name = base_name(base.path.name)
+    if status != OK or not _before(base.path):
         folder.event(name, "failed", last_error(folder.log(name), status), status=status)
         show.note(f"could not evaluate the base model (see {folder.log(name)}): each trial will do it itself")
+        return
+    count, wanted = _answered(base.path), base.config.evaluation.problems
+    if count < wanted and base.config.budget.hours is not None:
+        show.note(
+            f"every trial is evaluated on the same {count} problems (at most {wanted}), and reserves twice the time for them"
+        )
+
+
+def _have_all_begun(folder: SweepFolder, key: str) -> bool:
+    """Whether every trial that shares this untouched model has begun: then none is left to be given its evaluation."""
+    trials = [trial for trial in folder.plan.trials if base_key(folder.config(trial)) == key]
+    return all(RunFolder.is_one(folder.trial(trial.name)) for trial in trials)
+
+
+def _answered(base: Path) -> int:
+    """On how many questions an untouched model has been evaluated; 0 if it has not, or if that cannot be read."""
+    with suppress(BadFile):
+        return len(Result.read(base / "eval" / "held-out-before.json").right) if _before(base) else 0
+    return 0
+
+
+def _evaluate_base(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Callable[[], None]) -> bool:
+    """Evaluate an untouched model, if one has to be; returns whether it was."""
+    bases = bases_to_evaluate(folder, found.hours)
+    if not bases:
+        return False
+    base = bases[0]
+    show.note("evaluating the base model, for all trials that share it")
+    status = _in_child(folder, base_name(base.path.name), lambda: work.evaluate_base(base.path, base.config), on_wait)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    end_base(folder, base, status, show)
     return True
 
 
@@ -166,7 +228,7 @@ def _before(base: Path) -> list[Path]:
     return sorted((base / "eval").glob("held-out-before.*")) if (base / "summary.json").exists() else []
 
 
-def _give_base(folder: SweepFolder, config: RunConfig, path: Path) -> None:
+def give_base(folder: SweepFolder, config: RunConfig, path: Path) -> None:
     """Copy the evaluation of the untouched model into a new run folder, and what it says of the data that it was made with."""
     base = folder.path / BASES / base_key(config)
     found = _before(base)

@@ -11,7 +11,7 @@ from microrl.evaluation.evaluate import evaluate
 from microrl.evaluation.record import write_completions
 from microrl.evaluation.result import Result, in_clusters
 from microrl.files import BadFile
-from microrl.limits import BEFORE_FRACTION
+from microrl.limits import TRIAL_EVALUATION
 from microrl.run import idle
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -55,15 +55,15 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
 def evaluate_before(run: Run) -> None:
     """Evaluate the untouched model on the held-out problems, unless an earlier process of the run has."""
     if run.before is None:
-        left = run.budget.left_s()
-        run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * BEFORE_FRACTION)
+        left, fraction = run.budget.left_s(), run.budget.before_fraction
+        run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * fraction)
         if run.before is None and run.held_out:
             run.announce("evaluation cut", "that before training ran out of time without a result; no gain will be measured")
         elif run.before is not None and len(run.before.right) < len(run.held_out):
             run.announce(
                 "evaluation cut",
                 f"that before training has only {len(run.before.right)} of {len(run.held_out)} questions, since it may take at "
-                f"most {BEFORE_FRACTION:.0%} of the time; the gain is measured on those",
+                f"most {run.budget.before_fraction:.0%} of the time; the gain is measured on those",
             )
     run.forecast.evaluated(run.before)
     run.expect_end()
@@ -124,6 +124,8 @@ def _evaluate(
         return None
     # Before anything is measured, a guess must not prevent the first questions.
     expected_s = run.budget.evaluation_s if run.before is not None else 0.0
+    if run.budget.is_trial:  # of which twice as much is reserved, so that all questions can start at once
+        expected_s /= TRIAL_EVALUATION
 
     scored: list[Group] = []
 

@@ -89,7 +89,9 @@ def _open(
         closing.callback(components.engine.close, at_exit=True)
         closing.callback(components.scorer.close)
         plan = planning.of_model(components, spent_s + clock.now_s() - started)
-    budget = Budget(hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s)
+    budget = Budget(
+        hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s, is_trial=folder.is_in_sweep
+    )
     if state.is_by_steps is None:  # with both bounds: the one that the plan expects to end the run
         state.is_by_steps = bounds.steps is not None and (bounds.hours is None or plan.steps >= bounds.steps - state.step)
     budget.is_by_steps = state.is_by_steps

@@ -1,0 +1,198 @@
+"""What a sweep or a comparison says to its question: which method is better, by how much, and what that rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Any
+
+from microrl.evaluation.intervals import Estimate
+from microrl.evaluation.power import SEED_SD
+from microrl.evaluation.result import Result, clusters
+from microrl.evaluation.seeds import hierarchical_gain
+
+SEEDS = 5
+"""Seeds for which the answer says what they would detect; twice as many as there are, if there are so many."""
+POWER_Z = 1.2816
+"""90 % quantile of the normal distribution: a difference is detected nine times in ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method (a sweep's setting) and its evaluated runs by seed; `planned`: number of runs that it was to have."""
+
+    name: str
+    results: Mapping[int, Result]
+    planned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two methods on the questions that all their runs answered. `difference`: second less first; None: no such question."""
+
+    first: str
+    second: str
+    seeds: tuple[int, int]
+    questions: int
+    difference: Estimate | None
+    detectable: tuple[int, float] | None = None
+    """(seeds, difference that so many would show nine times in ten); None where it cannot be told."""
+
+    @property
+    def is_told_apart(self) -> bool:
+        return self.difference is not None and not self.difference.ci95[0] <= 0 <= self.difference.ci95[1]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "first": self.first, "second": self.second, "seeds": list(self.seeds), "questions": self.questions,
+            "difference": self.difference and self.difference.to_json(), "told_apart": self.is_told_apart,
+            "detectable": self.detectable and {"seeds": self.detectable[0], "difference": self.detectable[1]},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text`: one sentence, and what qualifies it. `pairs`: the first method with each other one, then each with the best."""
+
+    text: str
+    pairs: tuple[Pair, ...]
+    best: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "best": self.best, "pairs": [one.to_json() for one in self.pairs]}
+
+
+def answer(methods: Sequence[Method], *, notes: Sequence[str] = ()) -> Answer | None:
+    """The answer, in accuracy; None where there are no two methods. `notes`: other sentences of what it rests on."""
+    measured = [one for one in methods if one.results]
+    if len(methods) < 2:
+        return None
+    said = [*_gaps(methods), *notes]
+    if len(measured) < 2:
+        found = f"only {measured[0].name} was evaluated" if measured else "no trial was evaluated"
+        return Answer(" ".join([f"Nothing can be compared: {found}.", *said]), (), None)
+    means = _means(measured)
+    best = max(measured, key=lambda one: means.get(one.name, -1.0))
+    firsts = [_pair(measured[0], other) for other in measured[1:]]
+    if len(measured) == 2:
+        return Answer(" ".join([_of_two(firsts[0]), *_seeds(measured), *said]), tuple(firsts), best.name if means else None)
+    if not means:
+        return Answer(" ".join(["The runs have no problem in common: they cannot be compared.", *said]), tuple(firsts), None)
+    bests = [_pair(other, best) for other in measured if other is not best]
+    text = " ".join([*_of_many(best.name, measured[0].name, firsts, bests), *_seeds(measured), *said])
+    others = [one for one in bests if measured[0].name not in (one.first, one.second)]
+    return Answer(text, (*firsts, *others), best.name)
+
+
+def _of_two(pair: Pair) -> str:
+    first, second = pair.first, pair.second
+    if pair.difference is None:
+        return f"{_capital(first)} and {second} have no problem in common: they cannot be compared."
+    least, most = sorted(pair.seeds)
+    rests = f"{_number(most, 'seed')} each" if least == most else f"{least} and {most} seeds"
+    rests += f", {_number(pair.questions, 'problem')}"
+    if not pair.is_told_apart:
+        text = f"{_capital(first)} and {second} cannot be told apart ({second} has {_points(pair.difference)}; {rests})"
+        if pair.detectable is not None:
+            text += f"; {pair.detectable[0]} seeds on these problems would detect about {100 * pair.detectable[1]:.1f} points"
+        return f"{text}."
+    mean, (low, high) = pair.difference
+    better, worse, by = (second, first, pair.difference) if mean > 0 else (first, second, Estimate(-mean, (-high, -low)))
+    return f"{_capital(better)} is better than {worse} by {_points(by)} ({rests})."
+
+
+def _of_many(best: str, first: str, firsts: Sequence[Pair], bests: Sequence[Pair]) -> list[str]:
+    worse = [f"{one.first} (by {_points(one.difference)})" for one in bests if one.is_told_apart and one.difference]
+    level = [one for one in bests if not one.is_told_apart]
+    text = f"{_capital(best)} has the highest accuracy"
+    text += f" and is better than {_listed(worse)}" if worse else ""
+    text += f", but cannot be told apart from {_listed([one.first for one in level])}" if level else ""
+    known = [one.detectable for one in level if one.detectable is not None]
+    if known:
+        text += f"; {known[0][0]} seeds on these problems would detect about {100 * max(size for _, size in known):.1f} points"
+    apart = [one.second for one in firsts if one.is_told_apart and one.second != best]
+    compared = len(firsts) + len(bests) - (best != first)
+    return [
+        f"{text}.",
+        *([f"Of the others, {_listed(apart)} can be told apart from the first, {first}."] if apart and best != first else []),
+        f"{compared} differences were looked at, each with a 95 % interval of its own: among equal settings, about one in twenty "
+        "looks unequal, and the best of several looks better than it is.",
+    ]
+
+
+def _pair(first: Method, second: Method) -> Pair:
+    sides = [[one.by_question() for one in method.results.values()] for method in (first, second)]
+    seeds = len(sides[0]), len(sides[1])
+    samples = next(iter(first.results.values())).samples
+    shared = set.intersection(*(set(run) for side in sides for run in side))
+    alike = clusters([one for method in (first, second) for one in method.results.values()])
+    difference = hierarchical_gain(sides[0], sides[1], samples=samples, clusters=alike) if shared else None
+    return Pair(first.name, second.name, seeds, len(shared), difference, _detectable(sides, sorted(shared), seeds))
+
+
+def _detectable(
+    sides: Sequence[Sequence[Mapping[str, float]]], shared: Sequence[str], seeds: tuple[int, int]
+) -> tuple[int, float] | None:
+    """(seeds a method, difference that they would show nine times in ten on these questions).
+
+    From the scatter of the questions' differences, as it is with today's seeds, which is careful; and from the deviation between
+    seeds, as measured or as `power.SEED_SD` assumes, whichever is larger. Quantiles are Student's, as in the interval.
+    """
+    from scipy import special
+
+    if len(shared) < 2:
+        return None
+    planned = SEEDS if max(seeds) < SEEDS else 2 * max(seeds)
+    means = [[fmean(run[question] for run in side) for question in shared] for side in sides]
+    of_questions = variance([after - before for before, after in zip(*means, strict=True)]) / len(shared)
+    between = 0.0
+    for side in sides:
+        by_seed = [fmean(run[question] for question in shared) for run in side]
+        between += max(variance(by_seed) if len(by_seed) > 1 else 0.0, SEED_SD**2) / planned
+    quantiles = (float(special.stdtrit(len(shared) - 1, 0.975)), float(special.stdtrit(planned - 1, 0.975)))
+    error = math.sqrt(of_questions + between)
+    size = (of_questions * quantiles[0] + between * quantiles[1]) / error + POWER_Z * error
+    return (planned, size) if size < 1 else None
+
+
+def _means(methods: Sequence[Method]) -> dict[str, float]:
+    """Accuracy on the questions that all runs of all methods answered; empty where there are none."""
+    runs = {method.name: [one.by_question() for one in method.results.values()] for method in methods}
+    shared = set.intersection(*(set(run) for some in runs.values() for run in some))
+    return {name: fmean(run[question] for run in some for question in shared) for name, some in runs.items()} if shared else {}
+
+
+def _seeds(methods: Sequence[Method]) -> list[str]:
+    single = [method.name for method in methods if len(method.results) == 1]
+    if not single:
+        return []
+    of = "each method has" if len(single) == len(methods) else f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
+    return [f"As {of} one seed only, this is said of these runs, and nothing can be said of other seeds."]
+
+
+def _gaps(methods: Sequence[Method]) -> list[str]:
+    planned, there = sum(one.planned for one in methods), sum(len(one.results) for one in methods)
+    said = [f"{planned - there} of {planned} trials have no result."] if planned > there else []
+    counts = [len(result.right) for method in methods for result in method.results.values()]
+    if counts and min(counts) < max(counts):
+        said.append(f"Between {min(counts)} and {max(counts)} problems were evaluated; differences are over those in common.")
+    return said
+
+
+def _points(estimate: Estimate) -> str:
+    low, high = estimate.ci95
+    return f"{100 * estimate.mean:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _capital(name: str) -> str:
+    return name[:1].upper() + name[1:]
