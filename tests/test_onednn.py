@@ -45,7 +45,7 @@ def test_rows_of_any_layout(weight):
 @pytest.mark.parametrize("has_avx512", [False, True])
 def test_changed_weights_are_packed_again(weight, has_avx512, monkeypatch):
     """Without AVX-512 only for x W^T: for g W MKL is as fast without a copy, and a head's copy can be as large as the model."""
-    monkeypatch.setattr(onednn, "_has_avx512", lambda: has_avx512)
+    monkeypatch.setattr(onednn, "_beats_mkl", lambda: has_avx512)
     x = rows(IN)
     onednn.times(rows(OUT), weight)
     onednn.times_transposed(x, weight)
@@ -95,7 +95,7 @@ def test_other_types_and_small_weights_are_left_alone(weight, dtype):
 @pytest.mark.parametrize("has_avx512", [False, True])
 def test_products_of_any_size_and_layout(size, transposed, has_avx512, monkeypatch):
     """Small ones are torch's, and without AVX-512 all; the others are oneDNN's. All are as exact."""
-    monkeypatch.setattr(onednn, "_has_avx512", lambda: has_avx512)
+    monkeypatch.setattr(onednn, "_beats_mkl", lambda: has_avx512)
     calls, real = [], onednn._multiply
     monkeypatch.setattr(onednn, "_multiply", lambda *factors: calls.append(factors) or real(*factors))
     left, right = torch.randn(size, IN), torch.randn(IN, size + 1)
