@@ -2,8 +2,9 @@
 
 On AMD processors MKL does not use AVX-512. On two EPYC machines with AVX-512 (two threads), oneDNN is 1.1 and about 2 times as
 fast for 1,100 rows, also for LoRA's thin products. Without AVX-512, MKL is 1.1 to 1.8 times as fast as oneDNN with weights as
-they are; on an Intel processor with AVX-512 it takes 0.6 to 1.0 of oneDNN's time. With or without AVX-512, frozen weights are packed for x W^T, that is, rearranged once and not in every call. This makes
-products with 32 rows 1.2 to 2.7 times as fast. Other types and devices, and small products, are left to torch.
+they are; on an Intel processor with AVX-512 it takes 0.6 to 1.0 of oneDNN's time. With or without AVX-512, frozen weights are
+packed for x W^T, that is, rearranged once and not in every call. This makes products with 32 rows 1.2 to 2.7 times as fast. Other types and
+devices, and small products, are left to torch.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _gains(left_NK: torch.Tensor, columns: int) -> bool:
 def _multiply(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T + b. For each new shape oneDNN generates code of about 1 MB and keeps part of it for ever.
 
-    The number of tokens, as rows of x or W or as the inner dimension, changes in every step: zeros fill it up to one of few sizes.
+    The number of tokens changes in every step. Zeros fill it up to one of few sizes.
     """
     rows, columns = x.shape[:-1].numel(), len(weight_OI)
     more_rows = _more(rows)
@@ -88,7 +89,7 @@ def _multiply(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | N
 
 
 def _more(size: int) -> int:
-    """How many zeros to add to a dimension: up to 64 none, above that at most an eighth, to one of eight sizes per power of two."""
+    """How many zeros to add to a dimension above 64: at most an eighth, up to one of eight sizes for each power of two."""
     return -size % (1 << size.bit_length() - 4) if size > 64 else 0
 
 
