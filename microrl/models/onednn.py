@@ -3,8 +3,8 @@
 On AMD processors MKL does not use AVX-512. On two EPYC machines with AVX-512 (two threads), oneDNN is 1.1 and about 2 times as
 fast for 1,100 rows, also for LoRA's thin products. Without AVX-512, MKL is 1.1 to 1.8 times as fast as oneDNN with weights as
 they are; on an Intel processor with AVX-512 it takes 0.6 to 1.0 of oneDNN's time. With or without AVX-512, frozen weights are
-packed for x W^T, that is, rearranged once and not in every call. This makes products with 32 rows 1.2 to 2.7 times as fast. Other types and
-devices, and small products, are left to torch.
+packed for x W^T, that is, rearranged once and not in every call. This makes products with 32 rows 1.2 to 2.7 times as fast. Other
+types and devices, and small products, are left to torch.
 """
 
 from __future__ import annotations
