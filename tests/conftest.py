@@ -15,7 +15,6 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is imported: no test needs a network
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is, which the process that only hands out the tests never does
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave the cores to the other workers
 
 import processes
 import pytest

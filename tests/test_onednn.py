@@ -1,8 +1,14 @@
 """Products by oneDNN: as exact as torch's own, and never with packed weights that have changed since."""
 
+import itertools
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from test_engine import PROMPTS, collect, random_model, with_adapter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from microrl.adapters.lora_linear import LoraProduct, MergedLoraProduct
 from microrl.models import onednn
@@ -45,7 +51,7 @@ def test_rows_of_any_layout(weight):
 @pytest.mark.parametrize("has_avx512", [False, True])
 def test_changed_weights_are_packed_again(weight, has_avx512, monkeypatch):
     """Without AVX-512 only for x W^T: for g W MKL is as fast without a copy, and a head's copy can be as large as the model."""
-    monkeypatch.setattr(onednn, "_has_avx512", lambda: has_avx512)
+    monkeypatch.setattr(onednn, "_beats_mkl", lambda: has_avx512)
     x = rows(IN)
     onednn.times(rows(OUT), weight)
     onednn.times_transposed(x, weight)
@@ -95,7 +101,7 @@ def test_other_types_and_small_weights_are_left_alone(weight, dtype):
 @pytest.mark.parametrize("has_avx512", [False, True])
 def test_products_of_any_size_and_layout(size, transposed, has_avx512, monkeypatch):
     """Small ones are torch's, and without AVX-512 all; the others are oneDNN's. All are as exact."""
-    monkeypatch.setattr(onednn, "_has_avx512", lambda: has_avx512)
+    monkeypatch.setattr(onednn, "_beats_mkl", lambda: has_avx512)
     calls, real = [], onednn._multiply
     monkeypatch.setattr(onednn, "_multiply", lambda *factors: calls.append(factors) or real(*factors))
     left, right = torch.randn(size, IN), torch.randn(IN, size + 1)
@@ -150,3 +156,46 @@ def test_an_engine_with_packed_weights_samples_what_the_trainer_scores(monkeypat
                 assert torch.allclose(scored[-len(completion.token_ids) :], torch.tensor(completion.logprobs), atol=1e-4)
     assert found[0] != found[1]
     assert not any(getattr(module, "packed", None) is not None for module in engine._model.modules()), "kept while asleep"
+
+
+class _Shapes(TorchDispatchMode):
+    """The shapes that oneDNN computes with."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        if function.overloadpacket.__name__ == "_linear_pointwise":
+            self.seen.add((arguments[0].shape, arguments[1].shape))
+        return function(*arguments, **(named or {}))
+
+
+def test_few_shapes_however_many_token_counts(weight, monkeypatch):
+    """oneDNN keeps generated code for each: a step's number of tokens is hardly ever the same twice."""
+    monkeypatch.setattr(onednn, "_beats_mkl", lambda: True)
+    up, with_bias = torch.randn(2 * IN, IN), torch.randn(OUT)
+    with _Shapes() as shapes:
+        for count in range(513, 1024, 37):
+            x = torch.randn(count, IN)
+            for found, exact in (
+                (onednn.times_transposed(x, weight, with_bias), x @ weight.t() + with_bias),
+                (onednn.product(x, up.t()), x @ up.t()),
+                (onednn.scaled_product(x.t(), x[:, :64], 1.0), x.t() @ x[:, :64]),
+            ):
+                assert found.shape == exact.shape and torch.allclose(found, exact, rtol=1e-3, atol=1e-3)
+    assert 3 * 4 < len(shapes.seen) <= 3 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_the_process_stops_growing(tmp_path):
+    """Completions become longer in the first 200 steps."""
+    sizes = ("budget.hours=2", "evaluation.problems=8")
+    settings = itertools.chain.from_iterable(("--set", size) for size in sizes)
+    command = [sys.executable, "-m", "microrl", "train", "quickstart", "--seed", "31", "--steps", "600", *settings]
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    peaks = [row["memory/peak_gb"] for row in rows]
+    assert len(peaks) == 600 and peaks[-1] <= 1.05 * peaks[200]

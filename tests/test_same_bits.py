@@ -49,14 +49,15 @@ def policy_of(architecture, **flags):
     return policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(
     ("architecture", "flags"),
     [
-        ("llama", {}),
-        pytest.param("gemma3", {}, marks=[pytest.mark.slow, pytest.mark.one_of_each]),
-        *(pytest.param("qwen3", {"loss.kind": loss, "loss.beta": 0.1}, marks=pytest.mark.slow) for loss in LOSSES),
-        pytest.param("llama", {"model.gradient_checkpointing": True}, marks=pytest.mark.slow),
+        pytest.param("llama", {}, marks=pytest.mark.one_of_each),
+        ("gemma3", {}),
+        *(("qwen3", {"loss.kind": loss, "loss.beta": 0.1}) for loss in LOSSES),
+        ("llama", {"model.gradient_checkpointing": True}),
     ],
 )
 def test_gradients_are_the_same_every_time(architecture, flags, count, monkeypatch):
