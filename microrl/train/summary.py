@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from microrl.evaluation.result import gains
+from microrl.files import BadFile
 from microrl.report.history import History
 from microrl.report.verdict import judge
 from microrl.train.run import Run
+from microrl.train.saving import METRICS
 from microrl.train.sft import spent_s
 
 
@@ -37,4 +40,7 @@ def summary_of(run: Run) -> dict[str, Any]:
             **(gains(run.before, run.after) if run.before and run.after else {"paired_gain": None}),
         },
     }
+    with suppress(OSError, BadFile):  # gone, or something else is in its place
+        size = run.folder.size(METRICS)
+        found["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
     return found | {"verdict": judge(History.load(run.folder.path, ending=found)).to_json()}
