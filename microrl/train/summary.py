@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from microrl.errors import UserError
 from microrl.evaluation.result import gains
 from microrl.files import BadFile
 from microrl.report.history import History
@@ -43,4 +44,6 @@ def summary_of(run: Run) -> dict[str, Any]:
     with suppress(OSError, BadFile):  # gone, or something else is in its place
         size = run.folder.size(METRICS)
         found["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
-    return found | {"verdict": judge(History.load(run.folder.path, ending=found)).to_json()}
+    with suppress(UserError):  # somebody has deleted or damaged the folder under the run, whose own error says so
+        found["verdict"] = judge(History.load(run.folder.path, ending=found)).to_json()
+    return found
