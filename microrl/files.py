@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -20,8 +21,12 @@ from microrl.errors import UserError
 
 Value = TypeVar("Value")
 MAX_JSON_BYTES = 64 * 2**20
+CHUNK = 2**20
+"""Bytes that are hashed at once."""
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """For files written by microrl itself: exactly these keys, and no type conversions."""
+ADDED = {"added": True}
+"""Metadata of a field; see `absent`."""
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Seconds = Annotated[float, Field(ge=0, le=10**10)]
 """Up to three centuries, so that sums stay finite."""
@@ -91,6 +96,34 @@ def refuse_hard_links(path: Path, found: os.stat_result) -> None:
         )
 
 
+def sha256(path: Path, size: int | None = None) -> hashlib._Hash:
+    """The hash of a file, or of its first `size` bytes. Raises OSError and BadFile."""
+    found = hashlib.sha256()
+    with open_regular(path) as file:
+        while block := file.read(min(CHUNK, CHUNK if size is None else size - file.tell())):
+            found.update(block)
+    return found
+
+
+class RunningSum:
+    """The SHA-256 of a file that grows, by what was written into it: what is changed there afterwards has another one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size, self._sum = path, 0, hashlib.sha256()
+
+    def at(self, size: int) -> str:
+        """Of the first `size` bytes. They are read if they were not all written here. Raises OSError and BadFile."""
+        if size != self._size:
+            self._size, self._sum = size, sha256(self._path, size) if size else hashlib.sha256()
+        return self._sum.hexdigest()
+
+    def add(self, content: bytes, at: int) -> None:
+        """This was written after the first `at` bytes. Raises as `at` does."""
+        self.at(at)
+        self._size += len(content)
+        self._sum.update(content)
+
+
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, *, follow: bool = False) -> bytes:
     """A whole file of at most `limit` bytes; `follow` as for `open_regular`. Raises BadFile."""
     try:
@@ -135,9 +168,14 @@ def read_json(
 
 
 def absent(raw: Any, found: Any) -> str | None:
-    """The first field of a dataclass, and of the dataclasses in it, that is not in the JSON it was read from."""
+    """The first field of a dataclass, and of the dataclasses in it, that is not in the JSON it was read from.
+
+    One that is marked as ADDED may be absent: it is younger than files that are still read.
+    """
     for field in fields(found) if is_dataclass(found) else ():
         if field.name not in raw:
+            if field.metadata == ADDED:
+                continue
             return field.name
         if (inner := absent(raw[field.name], getattr(found, field.name))) is not None:
             return f"{field.name}.{inner}"

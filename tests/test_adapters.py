@@ -106,6 +106,9 @@ def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
         assert torch.equal(logits(model), before), "the reference is the untouched base"
     assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in attached.parameters.values()}
     folder.write(tmp_path, attached)
+    if (path := tmp_path / "adapter_config.json").exists():
+        names = [value for value in json.loads(path.read_text()).values() if isinstance(value, list)]
+        assert names and all(value == sorted(value) for value in names), "not in hash order, which differs by process"
     with adapted(base, folder.read(tmp_path, base)):
         assert (logits(base) - after).abs().max() < 1e-4
     pair_rank = attached.config.pair_rank

@@ -1,5 +1,6 @@
 """Out of memory wherever it can come, and a full disk: the run goes on, with the same result, and says what happened."""
 
+import hashlib
 import json
 import resource
 import subprocess
@@ -257,6 +258,8 @@ def test_metrics_wait_for_room(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     folder.flush("metrics.jsonl")
     assert [line["step"] for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())] == [0, 1, 2]
+    content = (tmp_path / "metrics.jsonl").read_bytes()
+    assert folder.metrics_sum.at(len(content)) == hashlib.sha256(content).hexdigest()
 
 
 def test_what_is_a_full_disk():

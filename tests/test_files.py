@@ -1,5 +1,6 @@
 """Files of strangers: links, pipes, devices, sizes and types are said in one line, and nothing is followed or waited for."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from microrl import clock, files
 from microrl.errors import UserError
+from microrl.run.folder import RunFolder
 
 
 @dataclass
@@ -127,3 +129,26 @@ def test_where_no_lock_can_be_nobody_waits(tmp_path):
     (tmp_path / "file").write_text("")
     with files.one_at_a_time(tmp_path / "file" / "model"):
         pass
+
+
+def test_the_checksum_of_the_metrics_is_of_what_was_written(tmp_path, monkeypatch):
+    """A change under a run that is going on is noticed, lines that are cut off are not counted, and nothing is read again."""
+    folder, path = RunFolder(tmp_path), tmp_path / "metrics.jsonl"
+    for step in range(3):
+        folder.append("metrics.jsonl", {"step": step})
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b"1", b"7"))
+    monkeypatch.setattr(files, "sha256", None)
+    folder.append("metrics.jsonl", {"step": 3})
+    written += b'{"step": 3}\n'
+    assert folder.metrics_sum.at(len(written)) == hashlib.sha256(written).hexdigest()
+    monkeypatch.undo()
+    assert files.sha256(path).hexdigest() != folder.metrics_sum.at(len(written))
+    folder.rewind("metrics.jsonl", 12)
+    folder.append("metrics.jsonl", {"step": 9})
+    left = path.read_bytes()
+    assert left == b'{"step": 0}\n{"step": 9}\n' and folder.metrics_sum.at(24) == hashlib.sha256(left).hexdigest()
+    resumed = RunFolder(tmp_path)
+    resumed.append("metrics.jsonl", {"step": 2})
+    assert resumed.metrics_sum.at(36) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert files.sha256(path, 12).hexdigest() == hashlib.sha256(left[:12]).hexdigest()

@@ -1,5 +1,6 @@
 """Killed at any instant, a run goes on to the end that it would have had. All of it through the real command line."""
 
+import hashlib
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import processes
@@ -15,6 +17,8 @@ from killed import PLACES
 from test_run import rows
 
 from microrl.config import resolve
+from microrl.report.findings import findings
+from microrl.report.history import CHANGED, History
 from microrl.run.folder import RunFolder
 
 STEPS = 12
@@ -180,8 +184,83 @@ def test_a_run_killed_at_the_very_end_of_its_hours_is_ended(microrl, learning, t
     assert json.loads((out / "summary.json").read_text()) == summary, "a refusal changes nothing"
 
 
+def test_a_changed_digit_in_the_middle_of_the_metrics_is_noticed(inside, whole, tmp_path):
+    """By the report of a run that has ended, of one that was killed, and by resuming: the weights are as they were, so that no
+    step is repeated, and the run says ever after that it has happened."""
+    out = tmp_path / "changed"
+    shutil.copytree(whole, out)
+    assert History.load(out).notes == []
+    path = out / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"0.", b"7.", 1)
+    assert path.read_bytes() != b"".join(lines)
+    path.write_bytes(b"".join(lines))
+    assert History.load(out).notes == [CHANGED]
+    told = inside("report", out)
+    assert CHANGED in (out / "report.html").read_text(), told.stderr
+    (out / "summary.json").unlink()
+    assert History.load(out).notes == [CHANGED], "by its last checkpoint"
+    done = inside("train", "--resume", out, "--steps", STEPS + 1)
+    assert done.returncode == 0 and f"warning: {CHANGED}" in done.stderr, done.stderr
+    assert f"continuing at step {STEPS + 1}" in done.stderr and path.read_bytes().startswith(b"".join(lines))
+    assert any(CHANGED in finding.message for finding in findings(History.load(out)))
+    path.write_bytes(b"".join(lines[2:]))
+    assert History.load(out).notes == [CHANGED], "lines are missing"
+
+
+def test_a_run_of_a_version_without_checksums_is_resumed(inside, whole, tmp_path):
+    out = tmp_path / "old"
+    shutil.copytree(whole, out)
+    summary = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").write_text(json.dumps({name: value for name, value in summary.items() if name != "metrics"}))
+    for folder in (out / "checkpoints").iterdir():
+        state = json.loads((folder / "state.json").read_text())
+        del state["metrics_sha256"]
+        (folder / "state.json").write_text(json.dumps(state))
+        names = [path.name for path in folder.iterdir() if path.name != "SHA256SUMS"]
+        sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(names)]
+        (folder / "SHA256SUMS").write_text("".join(sums))
+    assert History.load(out).notes == []
+    done = inside("train", "--resume", out, "--steps", STEPS + 1)
+    assert done.returncode == 0 and f"continuing at step {STEPS + 1}" in done.stderr, done.stderr
+    assert json.loads((out / "summary.json").read_text())["metrics"]["bytes"] == (out / "metrics.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("form", ["attempts", "none yet", "damaged"])
+def test_every_attempt_is_recorded_and_another_version_is_told(inside, whole, tmp_path, form):
+    out = tmp_path / "attempts"
+    shutil.copytree(whole, out)
+    path = out / "environment.json"
+    first = json.loads(path.read_text())
+    (attempt,) = first["attempts"]
+    assert {name: first[name] for name in ("command", "commit", "python", "packages")}.items() <= attempt.items()
+    assert attempt["time"].endswith("+00:00")
+    older = {"packages": first["packages"] | {"torch": "1.0", "microrl": "0.0.1"}}
+    if form == "attempts":
+        first["attempts"] = [attempt | older]
+    else:
+        first = {name: value for name, value in first.items() if name != "attempts"} | older
+    path.write_text(json.dumps(first)[: 20 if form == "damaged" else None])
+    done = inside("train", "--resume", out, "--steps", STEPS + 1)
+    assert done.returncode == 0, done.stderr
+    versions = [one["packages"]["torch"] for one in json.loads(path.read_text())["attempts"]]
+    now = first["packages"] | {"torch": metadata.version("torch"), "microrl": metadata.version("microrl")}
+    assert versions == [now["torch"]] if form == "damaged" else versions == ["1.0", now["torch"]]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    (told,) = [event["message"] for event in events if event["kind"] == "warning" and "versions" in event["message"]]
+    assert told in " ".join(done.stderr.split())
+    if form == "damaged":
+        assert "environment.json is damaged" in told
+    else:
+        assert f"microrl 0.0.1, now {now['microrl']}" in told and f"torch 1.0, now {now['torch']}" in told
+    assert inside("train", "--resume", out, "--steps", STEPS + 2).returncode == 0
+    lines = (out / "events.jsonl").read_text().splitlines()
+    assert sum("versions" in line for line in lines) == 1, "told once: the next attempt has the same versions"
+
+
 @pytest.mark.parametrize(
-    "damage", ["torn", "metrics", *(pytest.param(one, marks=pytest.mark.slow) for one in ("flipped", "gone"))]
+    "damage",
+    ["torn", "metrics", *(pytest.param(one, marks=pytest.mark.slow) for one in ("flipped", "gone"))],
 )
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(inside, whole, tmp_path, damage):
     out = tmp_path / "damaged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -43,6 +44,7 @@ def write(folder: Path, attached: Adapter) -> None:
     elif attached.peft_model is not None:
         attached.peft_model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        _sort_names(folder)
     else:
         with attached.off():
             write_model(folder, attached.model, snapshot)
@@ -65,12 +67,23 @@ def write_pairs(folder: Path, pairs: Mapping[str, LowRank], base: str | None) ->
     )
     folder.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(str(folder))
+    _sort_names(folder)
     tensors = {}
     for name, pair in pairs.items():
         B_OR = pair.B_OR if whole else pair.B_OR * pair.scale
         tensors[f"base_model.model.{name}.lora_A.weight"] = pair.A_RI.detach().cpu().contiguous()
         tensors[f"base_model.model.{name}.lora_B.weight"] = B_OR.detach().cpu().contiguous()
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _sort_names(folder: Path) -> None:
+    """PEFT keeps the names of modules in sets and writes them in hash order, which differs from process to process."""
+    path = folder / SETTINGS
+    settings = json.loads(path.read_text())
+    for key, value in settings.items():
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            settings[key] = sorted(value)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True))
 
 
 def write_model(folder: Path, model: PreTrainedModel, snapshot: AdapterSnapshot) -> None:

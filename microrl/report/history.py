@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ Row = dict[str, float | None]
 """A line of `metrics.jsonl`: numbers by name."""
 MAX_BYTES = 2**30
 """Of `metrics.jsonl`; what is behind it is left out."""
+
+CHANGED = "metrics.jsonl was changed after it was written: its numbers may not be those of the run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class History:
             return found
 
         summary = tree("summary.json") if ending is None else ending
+        written = _written(path, summary)  # before the rows: a run that is going on writes more of them
         history = cls(
             path=path,
             name=path.absolute().name,
@@ -86,6 +90,8 @@ class History:
             notes=notes,
             is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
         )
+        if written is not None and _is_changed(path / "metrics.jsonl", *written):
+            notes.append(CHANGED)
         for row in history.rows:
             for name, value in row.items():
                 row[name] = finite(value)
@@ -197,6 +203,26 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if damaged:
         notes.append(f"{path.name}: {damaged} damaged {'line' if damaged == 1 else 'lines'} left out")
     return found
+
+
+def _written(path: Path, summary: Mapping[str, Any]) -> tuple[int, str] | None:
+    """(bytes, their SHA-256) of what the run has written into `metrics.jsonl`, by its end or by its last checkpoint."""
+    claim = summary.get("metrics")
+    size, digest = (claim.get("bytes"), claim.get("sha256")) if isinstance(claim, Mapping) else (None, None)
+    if claim is None and (states := sorted(path.glob("checkpoints/step-*/state.json"))):
+        with suppress(BadFile):  # removed meanwhile, or damaged, of which resuming speaks
+            state: dict[str, Any] = files.read_json(states[-1], dict[str, Any])
+            size, digest = state.get("metrics_offset"), state.get("metrics_sha256")
+    return (size, digest) if isinstance(size, int) and isinstance(digest, str) and 0 <= size <= MAX_BYTES else None
+
+
+def _is_changed(path: Path, size: int, digest: str) -> bool:
+    try:
+        return files.sha256(path, size).hexdigest() != digest
+    except FileNotFoundError:
+        return size > 0
+    except (OSError, BadFile):
+        return False  # a note says that it cannot be read
 
 
 def _event(line: dict[str, Any]) -> Event:

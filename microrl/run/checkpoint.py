@@ -6,7 +6,6 @@ A checkpoint appears completely or not at all, and its checksums detect damage. 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from microrl import files
 from microrl.adapters.adapter import Adapter
 from microrl.adapters.folder import write
-from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
+from microrl.files import ADDED, STRICT, BadFile, Count, Fraction, Seconds
 from microrl.policy.policy import Policy
 from microrl.run import generators
 
@@ -80,6 +79,8 @@ class State:
     entropy_start: Annotated[float, Field(allow_inf_nan=True)] | None = None
     elapsed_s: Seconds = 0.0
     metrics_offset: Count = 0
+    metrics_sha256: str | None = field(default=None, metadata=ADDED)
+    """Of these bytes; None before the first checkpoint, and in those of versions without it."""
     phases: dict[str, Seconds] = field(default_factory=dict)
     """Seconds by phase so far."""
     durations: dict[Duration, list[Seconds]] = field(default_factory=dict)
@@ -124,7 +125,7 @@ def save(root: Path, policy: Policy, state: State, *, keep_every: int | None = N
             write(temporary, policy.adapter)
         save_file(generators.states(), temporary / _RNG)
         (temporary / _STATE).write_text(json.dumps(asdict(state), indent=2))
-        sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(temporary.iterdir()))
+        sums = "".join(f"{files.sha256(path).hexdigest()}  {path.name}\n" for path in sorted(temporary.iterdir()))
         (temporary / SUMS).write_text(sums)
         flush(temporary)
     except BaseException:
@@ -159,9 +160,8 @@ def find_damage(folder: Path) -> str | None:
         named = _sums(folder)
         if not {_ADAPTER, _OPTIMIZER, _RNG, _STATE} <= named.keys():
             return f"{SUMS} is damaged"
-        return next(
-            (f"the checksum of {name} does not match" for name, sum in named.items() if _sha256(folder / name) != sum), None
-        )
+        wrong = (name for name, sum in named.items() if files.sha256(folder / name).hexdigest() != sum)
+        return next((f"the checksum of {name} does not match" for name in wrong), None)
     except BadFile as error:
         return error.message
     except OSError as error:
@@ -338,11 +338,6 @@ def _sums(folder: Path) -> dict[str, str]:
             raise BadFile(f"{SUMS} is damaged")
         named[found[2]] = found[1]
     return named
-
-
-def _sha256(path: Path) -> str:
-    with files.open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _names(path: Path) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import subprocess
@@ -10,9 +11,52 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from microrl import files
+from microrl.files import BadFile
 from microrl.sandbox import levels
 
 PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify", "vllm", "bitsandbytes", "numpy", "tokenizers")
+
+
+class Attempt(BaseModel):
+    """A process that has trained in a run folder. In those of versions without `attempts` the last one is all there is."""
+
+    time: str | None = None
+    command: list[str] = []
+    commit: str | None = None
+    python: str | None = None
+    packages: dict[str, str] = {}
+
+
+class _Record(Attempt):
+    attempts: list[Attempt] | None = None
+
+
+def record(path: Path, **details: Any) -> str | None:
+    """Write `environment.json` with this attempt after the earlier ones. Returns a warning where they cannot be read, or where
+    versions or commit differ from those of the last one. Raises OSError.
+    """
+    earlier, warning, described = [], None, describe()
+    if path.exists():
+        try:
+            found: _Record = files.read_json(path, _Record)
+            earlier = [Attempt(**found.model_dump())] if found.attempts is None else found.attempts
+        except BadFile as error:
+            warning = f"earlier versions are not known, since {error.message}"
+    now = Attempt(**described, time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    files.write_json(path, described | details | {"attempts": [one.model_dump() for one in (*earlier, now)]})
+    if earlier and (changed := _difference(earlier[-1], now)):
+        warning = f"resumed under other versions, so results may differ from those of an uninterrupted run: {changed}"
+    return warning
+
+
+def _difference(before: Attempt, now: Attempt) -> str:
+    """What is not the same, as words; empty: nothing."""
+    old, new = ({**one.packages, "python": one.python, "microrl's commit": one.commit} for one in (before, now))
+    names = ("python", "microrl's commit", *PACKAGES)
+    return "; ".join(f"{name} {old.get(name)}, now {new.get(name)}" for name in names if old.get(name) != new.get(name))
 
 
 def describe() -> dict[str, Any]:

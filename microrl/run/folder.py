@@ -21,7 +21,7 @@ from microrl import files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
-from microrl.run import disk, environment, rollouts
+from microrl.run import disk, rollouts
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -50,6 +50,7 @@ class RunFolder:
         """Lines that could not be written yet, by file; they are written first at the next attempt."""
         self._left_out: set[str] = set()
         self._lock: BinaryIO | None = None
+        self.metrics_sum = files.RunningSum(path / "metrics.jsonl")
         self.step: int | None = None
         """The step in progress, which events carry."""
 
@@ -263,6 +264,8 @@ class RunFolder:
         if written != len(waiting):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
         del self._unwritten[name]
+        if name == "metrics.jsonl":
+            self.metrics_sum.add(waiting, at=size)
 
     def flush_all(self) -> None:
         """Write the pending lines of all files. Raises OSError naming the first file that the disk refuses."""
@@ -359,10 +362,6 @@ class RunFolder:
         ):
             for line in lines:
                 file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
-
-    def log_environment(self, **details: Any) -> None:
-        """Write `environment.json`; see `environment.describe`."""
-        self.write_json("environment.json", environment.describe() | details)
 
     def discard(self) -> None:
         """Remove the folder if nothing has been run in it yet, so that its name is free again."""

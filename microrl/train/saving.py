@@ -72,6 +72,11 @@ def _unusable(folder: RunFolder, state: State) -> str | None:
     return None if folder.ends_a_line(METRICS, offset) else f"byte {offset} of {METRICS} is not the end of a line"
 
 
+def record_is_changed(folder: RunFolder, state: State) -> bool:
+    """Whether the metrics before a checkpoint are not those that were written. Its weights are: it is resumed all the same."""
+    return state.metrics_sha256 not in (None, folder.metrics_sum.at(state.metrics_offset))
+
+
 def _log_bad(folder: RunFolder, aside: Path, why: str) -> None:
     folder.event("bad checkpoint", f"renamed to {aside.name} and not used: {why}")
 
@@ -149,6 +154,7 @@ def _save(run: Run) -> None:
                 os.fsync(file.fileno())
     began = run.budget.elapsed_s()
     state.elapsed_s, state.metrics_offset, state.sft.offset = began, folder.size(METRICS), folder.size(SFT)
+    state.metrics_sha256 = folder.metrics_sum.at(state.metrics_offset)
     state.phases, state.guard = dict(run.watch.totals), run.guard.state()
     state.engine_failures = run.engine_failures
     state.durations = {name: getattr(run.budget, name).recent for name in DURATIONS}

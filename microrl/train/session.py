@@ -11,6 +11,8 @@ from microrl.config import RunConfig
 from microrl.errors import Explained, SyncNotProved, UserError
 from microrl.limits import MIN_EVALUATION
 from microrl.models import gpu
+from microrl.report.history import CHANGED
+from microrl.run import environment
 from microrl.run.budget import Budget
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
@@ -126,13 +128,17 @@ def _begin(run: Run, *, resume: bool) -> None:
     adapter = run.policy.adapter.summary()
     (run.folder.path / "summary.json").unlink(missing_ok=True)
     with run.folder.tolerate_write_errors("environment.json", run.announce):
-        run.folder.log_environment(engine=run.engine.name, trainable_params=run.policy.trainable, gpu=gpu.name(), adapter=adapter)
+        path, trained = run.folder.path / "environment.json", {"trainable_params": run.policy.trainable, "adapter": adapter}
+        if (warning := environment.record(path, engine=run.engine.name, gpu=gpu.name(), **trained)) is not None:
+            run.announce("warning", warning)
     run.console.note(f"{adapter['name']}: {adapter['line']}")
     run.expect_end()
     if resume:
         run.folder.step = run.state.step
         sft = run.state.sft
         at = f"SFT step {sft.steps + 1}" if _is_in_sft(run) else f"step {run.state.step + 1}"
+        if saving.record_is_changed(run.folder, run.state):
+            run.announce("warning", f"{CHANGED}. Training is not affected")
         run.announce("resumed", f"continuing at {at}", elapsed_s=run.state.elapsed_s, step=run.state.step)
 
 

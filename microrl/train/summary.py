@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from microrl.errors import UserError
 from microrl.evaluation.result import gains
+from microrl.files import BadFile
 from microrl.report.history import History
 from microrl.report.verdict import judge
 from microrl.train.run import Run
+from microrl.train.saving import METRICS
 from microrl.train.sft import spent_s
 
 
@@ -37,4 +41,9 @@ def summary_of(run: Run) -> dict[str, Any]:
             **(gains(run.before, run.after) if run.before and run.after else {"paired_gain": None}),
         },
     }
-    return found | {"verdict": judge(History.load(run.folder.path, ending=found)).to_json()}
+    with suppress(OSError, BadFile):  # gone, or something else is in its place
+        size = run.folder.size(METRICS)
+        found["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
+    with suppress(UserError):  # somebody has deleted or damaged the folder under the run, whose own error says so
+        found["verdict"] = judge(History.load(run.folder.path, ending=found)).to_json()
+    return found
