@@ -46,6 +46,8 @@ EVENTS: dict[str, str] = {
 """Kinds of events that tell of something that went wrong, the worst first, and what to change."""
 SERIOUS = ("guard", "rolled back", "failed", "hung", "sync check failed", "swap retried", "engine fallback", "out of memory",
            "killed", "no update", "no right answer", "truncated", "reward failed")  # fmt: skip
+SURVIVED = ("swap retried", "engine fallback", "out of memory")
+"""Serious events after which the run went on as it should: said when they happen, and not again at its end."""
 LOWER = "lower optim.lr (now {lr})"
 RULES = {
     "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from microrl.errors import UserError
 from microrl.evaluation.result import gains
 from microrl.report.history import History
 from microrl.report.verdict import judge
@@ -37,4 +38,12 @@ def summary_of(run: Run) -> dict[str, Any]:
             **(gains(run.before, run.after) if run.before and run.after else {"paired_gain": None}),
         },
     }
-    return found | {"verdict": judge(History.load(run.folder.path, ending=found)).to_json()}
+    return found | {"verdict": _verdict(run, found)}
+
+
+def _verdict(run: Run, found: dict[str, Any]) -> dict[str, Any] | None:
+    """None where the folder is gone or damaged: the rest of the summary, or the error that ends the run, matters more."""
+    try:
+        return judge(History.load(run.folder.path, ending=found)).to_json()
+    except (UserError, OSError):
+        return None
