@@ -3,13 +3,12 @@
 import pytest
 import torch
 from architectures import tiny
-from transformers import DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
 from microrl.errors import UserError
-from microrl.policy import architecture
+from microrl.policy import architecture, microbatch
 from microrl.policy.policy import Policy
 from microrl.rollout.factory import make_engine
 from microrl.rollout.transformers import TransformersEngine
@@ -126,14 +125,8 @@ def test_the_check_leaves_no_trace(tokenizer):
 
 def test_a_cache_without_gradients_is_seen(tokenizer, monkeypatch):
     """The log-probabilities are right then, and what the completions teach the prompt's layers is lost."""
-    select = DynamicCache.batch_select_indices
-
-    def detached(cache, indices):
-        select(cache, indices)
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
-
-    monkeypatch.setattr(DynamicCache, "batch_select_indices", detached)
+    select = microbatch.rows_at
+    monkeypatch.setattr(microbatch, "rows_at", lambda x, index: select(x.detach() if x.dim() == 4 else x, index))
     with pytest.raises(UserError, match="gradients differ by"):
         architecture.check(tiny("llama"), tokenizer)
 

@@ -39,8 +39,8 @@ PACES = {"noisy": noise(0, 0.5, 1.6), "slower": slower_every_minute, "stalling":
 
 @pytest.fixture
 def arguments(tiny_arguments):
-    """Runs whose steps are few and cheap to compute."""
-    return [*tiny_arguments, "--set", "sampling.max_completion_tokens=6"]
+    """Runs whose steps are few and cheap to compute, and teach nothing."""
+    return [*tiny_arguments, "--set", "sampling.max_completion_tokens=6", "--set", "guard.useful_groups=none"]
 
 
 def ended_well(out, budget_s):

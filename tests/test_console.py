@@ -100,7 +100,9 @@ def test_a_finished_run_is_shown_at_once(inside, tmp_path):
     make(tmp_path / "run", steps=120)
     done = inside("watch", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert "step 1/120" in done.stderr and "step 120/120" in done.stderr and done.stderr.rstrip().endswith("done")
+    assert "step 1/120" in done.stderr and "step 120/120" in done.stderr
+    *_, status, measured, said = done.stderr.splitlines()
+    assert status.endswith(": done") and "Paired gain +" in measured and said.endswith("the training helped.")
 
 
 def test_a_run_is_followed_to_its_end(tmp_path):
@@ -163,6 +165,7 @@ def test_a_dead_run_is_not_waited_for(inside, tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "ALIVE_S", 0.0)
     done = inside("watch", folder)
     assert done.returncode == 0 and "nothing has been written for two minutes" in done.stderr
+    assert "what went wrong: killed: the run ended after 6 finished steps" in done.stderr
 
 
 def test_rows_of_another_version_are_left_out(tmp_path):

@@ -332,6 +332,7 @@ def test_a_run_that_begins_again_keeps_what_was_there(inside, run):
 def test_a_damaged_best_is_not_rolled_back_to(inside, run):
     change(run / "config.json", "guard.entropy_rise", 0.0)
     change(run / "config.json", "guard.patience", 0.125)
+    change(run / "config.json", "guard.useful_groups", None)
     path = run / FIRST / "optimizer.safetensors"
     change_tensor(path, "0.exp_avg", torch.zeros(3))
     renew(run / FIRST)

@@ -332,6 +332,8 @@ def test_the_command(few_figures, inside, trained, tmp_path, monkeypatch):
     found = json.loads(done.stdout)
     assert found["report"] == str(trained / "report.html") and (trained / "report.html").stat().st_size == found["bytes"]
     assert len(found["figures"]) == len(list((tmp_path / "figures").iterdir()))
+    summary = json.loads((trained / "summary.json").read_text())
+    assert found["runs"] == [{"run": str(trained)} | summary["verdict"]], "as the run itself has judged"
     monkeypatch.chdir(tmp_path)
     other = shutil.copytree(trained, tmp_path / "other")
     done = inside("report", trained, other)

@@ -97,11 +97,23 @@ def test_no_answer_right_is_told_though_their_form_was_rewarded(tmp_path):
     )
 
 
+def test_the_time_of_a_timed_run_is_nothing_that_went_wrong(tmp_path):
+    events = [{"kind": "time is up", "message": "the unfinished work after step 40 was discarded", "step": 40}]
+    found = history(tmp_path, events=events, config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
+    assert judge(found).findings == () and "No: the run logged no warnings" in page([found])
+
+
 def test_starvation_is_named(tmp_path):
     unclear = gained(UNCLEAR)
     few = judge(history(tmp_path / "few", steps=5, **unclear))
     assert few.outcome == "too little to tell" and not few.is_worth_trying and "5 updates" in few.sentences[-1]
-    assert {one.kind for one in few.findings} == {"few updates"}
+    (one,) = few.findings
+    assert (one.kind, one.advice) == ("few updates", "raise budget.steps (now 5)")
+    timed = {"config": {"budget.steps": None}, "hours_budget": 1.0, "hours_spent": 0.97}
+    (one,) = judge(history(tmp_path / "timed", steps=5, **timed, **unclear)).findings
+    assert one.advice.startswith("give the run more time (--hours), or make its steps smaller: sampling.prompts_per_step (now")
+    stopped = judge(history(tmp_path / "stopped", steps=5, status="stopped", **unclear)).findings
+    assert [(one.kind, one.advice) for one in stopped] == [("few updates", "")], "what stopped it says what to change"
     assert judge(history(tmp_path / "helped", steps=5)).outcome == "helped", "however few"
 
     assert "steps cut" in kinds(history(tmp_path / "steps", config={"budget.steps": 120}, **unclear))
@@ -191,7 +203,7 @@ def test_a_run_whose_completions_are_all_cut_is_warned_and_stopped(nothing_ends,
         and "truncated 1.00" in done.stderr
         and "guard (x" not in done.stderr
     )
-    assert "try it" not in done.stderr and "No step changed the weights" in done.stderr
+    assert "try it" not in done.stderr and "No step changed the weights" in done.stderr and "rolled back" not in done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "stopped" and summary["verdict"]["outcome"] == "nothing learned"
     assert summary["eval"]["after"] is not None and (tmp_path / "run" / "final").is_dir()

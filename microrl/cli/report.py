@@ -55,6 +55,7 @@ def report(
     from microrl.report.figures import save, save_all
     from microrl.report.history import load_all
     from microrl.report.page import write
+    from microrl.report.verdict import judge
     from microrl.run.folder import RunFolder
     from microrl.terminal import printable
 
@@ -79,7 +80,8 @@ def report(
             why = f"cannot write {error.filename or target}: {error.strerror}"
             raise UserError(why, f"choose another place: {where}") from None
     if as_json:
-        emit({"report": str(target), "bytes": size, "figures": [str(path) for path in written]})
+        runs = [{"run": str(history.path)} | judge(history).to_json() for history in histories]
+        emit({"report": str(target), "bytes": size, "figures": [str(path) for path in written], "runs": runs})
         return
     say(f"{size / 1e6:.2f} MB" + (f"; {len(written)} figures in {pictures}" if written else ""))
     print(printable(str(target)))

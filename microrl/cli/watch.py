@@ -19,6 +19,7 @@ def watch(
 ) -> None:
     """Watch a run in progress until it ends. Ctrl-C stops watching; the run continues."""
     from microrl.report.history import History
+    from microrl.report.verdict import judge
     from microrl.run import follow, heartbeat
     from microrl.run.console import RunConsole
     from microrl.run.folder import RunFolder
@@ -49,6 +50,8 @@ def watch(
         f"{folder.path}: {ended.status()}"
         + ("" if ended.summary else "; nothing has been written for two minutes; it may have been killed")
     )
+    for line in judge(ended).lines():
+        say(line)
 
 
 def _progress(row: dict[str, Any], steps: int | None, hours: Any) -> float:

@@ -17,6 +17,8 @@ from microrl.config import RunConfig
 from microrl.config.paths import shown
 from microrl.data.prompts import messages
 from microrl.files import Count, Fraction
+from microrl.report.history import History
+from microrl.report.verdict import gain_of
 from microrl.rollout.vllm.launch import LORA_RANKS, buffer_rank
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder
@@ -30,15 +32,9 @@ class _Side(BaseModel):
     questions: Count
 
 
-class _Gain(BaseModel):
-    mean: Annotated[float, Field(ge=-1, le=1)]
-    ci95: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]]
-
-
 class _Evaluations(BaseModel):
     before: _Side | None
     after: _Side | None
-    paired_gain: _Gain | None
 
 
 class _Summary(BaseModel):
@@ -163,14 +159,17 @@ class ModelCard:
         summary = _summary(self.run)
         if summary is None or summary.eval.before is None or summary.eval.after is None:
             return None
-        before, after, gain = summary.eval.before, summary.eval.after, summary.eval.paired_gain
-        rows = "\n".join(
-            f"| {side} | {values.accuracy:.3f} | [{values.ci95[0]:.3f}, {values.ci95[1]:.3f}] |"
-            for side, values in (("before", before), ("after", after))
-        )
-        if gain is not None:
-            rows += f"\n| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
-        asked = f"{after.questions} held-out problems of `{shown(self.config.data.name)}`"
+        gain = gain_of(History.load(self.run.path))
+        if gain is None:
+            return None
+        sides = {"before": (gain.before, summary.eval.before), "after": (gain.after, summary.eval.after)}
+        rows = ""
+        for name, (accuracy, side) in sides.items():
+            # A side's own interval is of all of its questions.
+            interval = "" if gain.left_out else f"[{side.ci95[0]:.3f}, {side.ci95[1]:.3f}]"
+            rows += f"| {name} | {accuracy:.3f} | {interval} |\n"
+        rows += f"| paired gain | {gain.mean:+.3f} | [{gain.low:+.3f}, {gain.high:+.3f}] |"
+        asked = f"{gain.questions} held-out problems of `{shown(self.config.data.name)}`"
         temperature = self.config.evaluation.temperature
         head = f"Measured on {asked}, with {self.config.evaluation.samples} samples each at temperature {temperature}."
         return f"## Held-out accuracy\n\n{head}\n\n| | accuracy | 95 % interval |\n|---|---|---|\n{rows}"

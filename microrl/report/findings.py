@@ -46,9 +46,11 @@ EVENTS: dict[str, str] = {
 """Kinds of events that tell of something that went wrong, the worst first, and what to change."""
 SERIOUS = ("guard", "rolled back", "failed", "hung", "sync check failed", "swap retried", "engine fallback", "out of memory",
            "killed", "no update", "no right answer", "truncated", "reward failed")  # fmt: skip
+SURVIVED = ("swap retried", "engine fallback", "out of memory")
+"""Serious events after which the run went on as it should: said when they happen, and not again at its end."""
 LOWER = "lower optim.lr (now {lr})"
 RULES = {
-    "truncated": f"{LOWER}, or raise sampling.max_completion_tokens",
+    "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",
     "length_drift": "look at the completions; reward.overlong penalises long ones",
     "useful_groups": "take other questions: harder ones where most answers are right, else easier ones",
     "learning": "train longer (--hours, --steps), raise optim.lr (now {lr}), or take easier questions",
@@ -129,7 +131,7 @@ def advise(rule: str, cause: idle.Cause | None, setting: idle.Setting) -> str:
     """What to change where this rule of the guard has triggered; `cause`: why there were no updates, if that is why it has."""
     if cause is not None:
         return f"{idle.advice(cause, setting)}; or go on as it is: guard.useful_groups=none"
-    return RULES.get(rule, LOWER).format(lr=setting("optim.lr"))
+    return RULES.get(rule, LOWER).format(lr=setting("optim.lr"), limit=setting("sampling.max_completion_tokens"))
 
 
 def _of_numbers(history: History) -> Iterator[Finding]:
@@ -204,18 +206,31 @@ def _cut(history: History) -> Iterator[Finding]:
         yield Finding("steps cut", f"only {steps} of {bound} steps were made before the time was up", more)
     count = updates(history)
     if 0 < count < FEW_UPDATES and (history.rows or only_sft):
-        longer = more if bound is None or is_cut else "raise --steps"
-        yield Finding(
-            "few updates",
-            f"{count} updates: too few to expect an effect",
-            f"{longer}, or raise optim.lr (now {setting('optim.lr')})",
-        )
+        advice = _for_more_updates(history, is_cut=is_cut) if is_done else ""
+        yield Finding("few updates", f"{count} updates: too few to expect an effect", advice)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
         said = f"{spent / hours:.0%} of the {_hours(hours)} were used: the rest was too short for a step and the final evaluation"
         yield Finding(
             "budget unused", said, "shorten the final evaluation (evaluation.problems, evaluation.samples), or raise --hours"
         )
+
+
+def _for_more_updates(history: History, *, is_cut: bool) -> str:
+    """How a run that has done what it was told makes more updates; empty where more steps would not be more updates."""
+    setting = history.setting
+    if any(True for _ in _no_update(history)):
+        return ""
+    if setting("sft.only"):
+        bound, smaller = "sft.steps", f"sft.batch (now {setting('sft.batch')})"
+        time = "--hours" if setting("sft.minutes") is None else f"sft.minutes (now {setting('sft.minutes'):g})"
+        is_cut = history.outcome("sft", "steps") != setting(bound)
+    else:
+        bound, time = "budget.steps", "--hours"
+        smaller = " or ".join(f"{name} (now {setting(name)})" for name in ("sampling.prompts_per_step", "sampling.group_size"))
+    if not is_cut and setting(bound) is not None:
+        return f"raise {bound} (now {setting(bound)})"
+    return f"give the run more time ({time}), or make its steps smaller: {smaller}"
 
 
 def _mean(history: History, metric: str) -> float | None:

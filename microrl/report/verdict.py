@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from microrl.report.completions import shown_text
-from microrl.report.findings import EVENTS, FEW_UPDATES, Finding, findings, updates
+from microrl.report.findings import EVENTS, FEW_UPDATES, SURVIVED, Finding, findings, updates
 from microrl.report.history import History, finite
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
@@ -61,7 +61,10 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """What a console says at the end of a run: the sentences, and the findings that matter or were not yet told."""
-        told = [one for one in self.findings if one.is_serious or one.count > 1 or one.kind not in EVENTS]
+        told = [
+            one for one in self.findings
+            if one.count > 1 or one.kind not in EVENTS or (one.is_serious and one.kind not in SURVIVED)
+        ]  # fmt: skip
         return [*self.sentences, *map(str, self.more_gains), *(f"what went wrong: {one}" for one in told)]
 
     @property

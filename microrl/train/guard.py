@@ -74,6 +74,11 @@ class Guard:
         """Factor on the scheduled learning rate after the interventions so far."""
         return float(LOWER_TO**self._memory.interventions)
 
+    @property
+    def has_seen_an_update(self) -> bool:
+        """Whether any step has changed the weights."""
+        return self._memory.norms > 0
+
     def check(self, row: Row, *, has_failed: bool = False) -> Verdict | None:
         """The strongest verdict on this row, the first in `RULES` among equals; None if no rule triggered.
 
@@ -246,7 +251,7 @@ def act(run: Run, row: Row, step: int) -> None:
     tell = run.console.note_once if verdict.action == "warn" else run.console.note
     tell(f"guard, {said}" + (f". To change it: {advice}" if advice else ""))
     run.state.is_stopped = verdict.action == "stop"
-    if verdict.action in ("rollback", "stop"):
+    if verdict.action == "rollback" or (verdict.action == "stop" and run.guard.has_seen_an_update):
         _load_best_weights(run, step, verdict.action)
 
 

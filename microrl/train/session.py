@@ -185,7 +185,7 @@ def until_time_is_up(run: Run) -> Iterator[None]:
         if run.state.step == 0:
             run.budget.step.guess_s = max(run.budget.step.guess_s, run.budget.elapsed_s() - run.saved_s)
             require_time_for_a_step(run)
-        run.announce("warning", f"time is up: the unfinished work after step {run.state.step} was discarded")
+        run.announce("time is up", f"the unfinished work after step {run.state.step} was discarded")
     finally:
         run.engine.check_deadline = run.scorer.check_deadline = run.heartbeat.worked
 

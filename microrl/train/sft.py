@@ -38,7 +38,7 @@ def sft_phase(run: Run) -> None:
             saving.save_if_due(run, step=state.steps, steps=config.steps)
     except OutOfTime:
         run.budget.sft_step.guess_s = max(run.budget.sft_step.guess_s, run.budget.elapsed_s() - began)
-        run.announce("warning", f"time is up: the unfinished work after SFT step {state.steps} was discarded")
+        run.announce("time is up", f"the unfinished work after SFT step {state.steps} was discarded")
     _refuse_without_a_step(run)
     with run.watch.phase(PHASE):
         run.policy.forget_moments()

@@ -44,6 +44,12 @@ def summary_of(run: Run) -> dict[str, Any]:
     with suppress(OSError, BadFile):  # gone, or something else is in its place
         size = run.folder.size(METRICS)
         found["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
-    with suppress(UserError):  # somebody has deleted or damaged the folder under the run, whose own error says so
-        found["verdict"] = judge(History.load(run.folder.path, ending=found)).to_json()
-    return found
+    return found | {"verdict": _verdict(run, found)}
+
+
+def _verdict(run: Run, found: dict[str, Any]) -> dict[str, Any] | None:
+    """None where the folder is gone or damaged: the rest of the summary, or the error that ends the run, matters more."""
+    try:
+        return judge(History.load(run.folder.path, ending=found)).to_json()
+    except (UserError, OSError):
+        return None
