@@ -67,6 +67,6 @@ def test_a_task_does_not_wait_for_ever(tmp_path, monkeypatch):
     assert holder.stdout.readline() == "locked\n"
     monkeypatch.setattr(on_ray, "LINGER_S", 0.1)
     monkeypatch.setattr(on_ray.subprocess, "run", lambda command, **given: subprocess.CompletedProcess(command, 2))
-    assert on_ray.train(str(path), str(tmp_path / "log"), None, 1) == 2
+    assert on_ray.train(str(path), str(tmp_path / "log"), ["-c", ""], 1) == 2
     holder.kill()
     holder.wait()
