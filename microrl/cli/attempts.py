@@ -149,7 +149,7 @@ def report(summary: dict[str, Any], path: Path) -> None:
         say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
     hours = summary["hours_spent"]
     time = f"{hours:.2f} hours" if hours >= 2 else f"{hours * 60:.1f} minutes"
-    steps, sft = f"{summary['steps']} steps", summary["sft"]
+    steps, sft = f"{summary['steps']} step{'s' if summary['steps'] != 1 else ''}", summary["sft"]
     if sft:
         steps = f"{sft['steps']} SFT steps" + (f", {steps}" if summary["steps"] else "")
     cost = f", ${summary['cost_usd']:.2f}" if summary["cost_usd"] else ""

@@ -161,7 +161,8 @@ def _no_update(history: History) -> Iterator[Finding]:
         return
     cause, count = Counter(cause for _, cause in without).most_common(1)[0]
     row = next(row for row, one in reversed(without) if one == cause)
-    of = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else f"in any of the {len(causes)} steps"
+    steps = "in the only step" if len(causes) == 1 else f"in any of the {len(causes)} steps"
+    of = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else steps
     why = idle.said(cause, row) + ("" if count == len(without) else f" (so in {count} of them)")
     yield Finding("no update", f"the weights were not changed {of}: {why}", idle.advice(cause, history.setting), is_serious=True,
                   steps=_steps([int(row["step"] or 0) for row, _ in without]))  # fmt: skip
@@ -207,7 +208,7 @@ def _cut(history: History) -> Iterator[Finding]:
     count = updates(history)
     if 0 < count < FEW_UPDATES and (history.rows or only_sft):
         advice = _for_more_updates(history, is_cut=is_cut) if is_done else ""
-        yield Finding("few updates", f"{count} updates: too few to expect an effect", advice)
+        yield Finding("few updates", f"{count} update{'s' if count != 1 else ''}: too few to expect an effect", advice)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
         said = f"{spent / hours:.0%} of the {_hours(hours)} were used: the rest was too short for a step and the final evaluation"

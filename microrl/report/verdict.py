@@ -159,7 +159,7 @@ def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gai
         return "helped"
     if gain is not None and gain.high < 0:
         return "worse"
-    if count < FEW_UPDATES or (gain is not None and _was_cut(found)):
+    if count < FEW_UPDATES or _was_cut(found):
         return "too little to tell"
     return "not measured" if gain is None else "no clear effect"
 
