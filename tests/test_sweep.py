@@ -398,7 +398,8 @@ def within(arguments, out, hours, *more):
     words[at : at + 2] = ["--hours", str(hours)]
     words = [word for word in words if word not in ("evaluation.problems=4", "data.held_out=0.2", "evaluation.samples=2")]
     words = [word for at, word in enumerate(words) if word != "--set" or "=" in words[at + 1]]
-    sets = ["evaluation.problems=64", "data.held_out=0.5", "evaluation.samples=64", "sampling.max_completion_tokens=24"]
+    sets = ["evaluation.problems=64", "data.held_out=0.5", "evaluation.samples=64", "sampling.max_completion_tokens=24",
+            "guard.truncated=none", "guard.useful_groups=none"]  # fmt: skip
     return ["sweep", *words, *(part for one in sets for part in ("--set", one)), *more, "--out", out]
 
 
