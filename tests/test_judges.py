@@ -89,12 +89,8 @@ def test_ten_steps_on_programs(microrl, tiny_arguments, tmp_path):
     data, out = tmp_path / "programs.jsonl", tmp_path / "run"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["--data", data, "--set", "data.answer_kind=code", "--set", "data.max_prompt_tokens=400", "--steps", 10]
-    arguments += [
-        "--set",
-        "guard.truncated=none",
-        "--set",
-        "guard.useful_groups=none",
-    ]  # it is about programs, none of them right
+    # None of the programs is right, and the run would stop for it.
+    arguments += ["--set", "guard.truncated=none", "--set", "guard.useful_groups=none"]
     done = microrl("train", *tiny_arguments, *arguments, "--out", out)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

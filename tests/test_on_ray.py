@@ -48,6 +48,7 @@ def test_a_task_waits_for_the_one_before_it_to_leave_the_run(tmp_path, monkeypat
     """Of a client that was killed, Ray ends the tasks only after a while."""
     path = tmp_path / "run"
     path.mkdir()
+    (path / "metrics.jsonl").touch()  # so it is a run folder
     holder = subprocess.Popen([sys.executable, "-c", HOLD, path, "1.5"], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "locked\n"
 
@@ -56,7 +57,7 @@ def test_a_task_waits_for_the_one_before_it_to_leave_the_run(tmp_path, monkeypat
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(on_ray.subprocess, "run", run)
-    assert on_ray.train(str(path), str(tmp_path / "log"), None, 1) == 0
+    assert on_ray.train(str(path), str(tmp_path / "log"), ["-c", ""], 1) == 0
     assert holder.wait(timeout=10) == 0
 
 
