@@ -27,7 +27,7 @@ UNUSED = 0.1
 EVENTS: dict[str, str] = {
     "guard": "",
     "rolled back": "",
-    "failed": "mend the cause that the message names, then resume: microrl train --resume {path}",
+    "failed": "find the cause in the message or in crash.log of the run, then resume: microrl train --resume {path}",
     "hung": "look at the step's last line in run.log, then resume: microrl train --resume {path}",
     "sync check failed": "microrl guide engine says what may cause it",
     "swap retried": "",
@@ -39,7 +39,7 @@ EVENTS: dict[str, str] = {
     "bad checkpoint": "",
     "evaluation cut": "give the run more time (--hours), or ask less: evaluation.problems, evaluation.samples",
     "checks killed": "allow answers more time (reward.deadline_s), or look at what hangs: microrl regrade",
-    "reward failed": "repair the reward function; the message has its last error",
+    "reward failed": "repair the reward function; call it by itself on the row that the message names",
     "update skipped": "",
     "warning": "",
 }
@@ -211,7 +211,7 @@ def _cut(history: History) -> Iterator[Finding]:
         yield Finding("few updates", f"{count} update{'s' if count != 1 else ''}: too few to expect an effect", advice)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
-        said = f"{spent / hours:.0%} of the {_hours(hours)} were used: the rest was too short for a step and the final evaluation"
+        said = f"{spent / hours:.0%} of the {_hours(hours)} were used: the rest was too short for a further step before the final evaluation"
         yield Finding(
             "budget unused", said, "shorten the final evaluation (evaluation.problems, evaluation.samples), or raise --hours"
         )

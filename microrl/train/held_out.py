@@ -113,7 +113,8 @@ def evaluate_after(run: Run) -> None:
         count = len(run.after.right) if run.after else 0
         run.announce(
             "evaluation cut",
-            f"time is up: the final evaluation has only {count} of {len(asked)} questions; the gain is measured on those",
+            f"time is up: the final evaluation has only {count} of {len(asked)} questions"
+            + ("; the gain is measured on those" if count else f"; repeat it: microrl eval {run.folder.path}"),
         )
 
 
