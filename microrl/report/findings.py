@@ -211,10 +211,10 @@ def _cut(history: History) -> Iterator[Finding]:
         yield Finding("few updates", f"{count} update{'s' if count != 1 else ''}: too few to expect an effect", advice)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
-        said = f"{spent / hours:.0%} of the {_hours(hours)} were used: the rest was too short for a further step before the final evaluation"
-        yield Finding(
-            "budget unused", said, "shorten the final evaluation (evaluation.problems, evaluation.samples), or raise --hours"
-        )
+        used = f"{spent / hours:.0%} of the {_hours(hours)} were used"
+        said = f"{used}: the rest was too short for a further step before the final evaluation"
+        shorter = "shorten the final evaluation (evaluation.problems, evaluation.samples)"
+        yield Finding("budget unused", said, f"{shorter}, or raise --hours")
 
 
 def _for_more_updates(history: History, *, is_cut: bool) -> str:
