@@ -150,7 +150,8 @@ def test_a_gradient_that_is_not_finite_is_told_from_a_large_one():
 IDLE = {"policy/grad_norm": None, "update/skipped": 1, "groups/useful": 0.0, "loss": 0.0}
 CAUSES = {
     "truncated": ({"reward/accuracy": 0.0, "length/truncated": 1.0}, "100% of the completions are cut"),
-    "wrong": ({"reward/accuracy": 0.0}, "0% of the answers are right"),
+    "wrong": ({"reward/accuracy": 0.0, "reward/format": 1.0}, "0% of the answers are right, so no answer"),
+    "format": ({"reward/accuracy": 0.0, "reward/format": 0.0}, "0% of the completions have the format"),
     "right": ({"reward/accuracy": 1.0}, "100% of the answers are right"),
     "equal": ({"reward/accuracy": 0.5}, "the same reward"),
     "no reward": ({"reward/mean": None, "reward/left_out": 128}, "gave no value"),

@@ -317,10 +317,12 @@ def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     for name in ("heartbeat.json", "config.json"):
         os.utime(folder / name, (old, old))
     assert History.load(folder).status() == "not finished"
-    for name in (".lock", "summary.json"):
-        (folder / name).write_text('{"status": "done"}')
-    os.utime(folder / "summary.json", (old, old))  # resumed after its end, and loading
+    (folder / "summary.json").write_text('{"status": "done"}')
+    os.utime(folder / "summary.json", (old, old))
+    resumed = RunFolder(folder)
+    resumed.lock()  # resumed after its end, and loading
     assert History.load(folder).status() == "still running"
+    resumed.unlock()
     os.utime(folder / ".lock", (old - 60, old - 60))
     assert History.load(folder).status() == "done"
     assert dict(facts(history))["time"] == "29 s"
@@ -460,13 +462,13 @@ def test_each_place_of_a_figure_shows_its_values_without_a_script(tmp_path):
         texts = {key: figures.svg(figures.figure(spec, [history]), in_page=True) for key, spec in specs.items()}
     shown = rectangles(texts["length"])
     assert [title for *_, title in shown] == [
-        f"training steps {step}\nmean {10 + step}\nlongest {f'{1000 * (step + 1):.4g}'}" for step in range(8)
+        f"training steps {step + 1}\nmean {10 + step}\nlongest {f'{1000 * (step + 1):.4g}'}" for step in range(8)
     ]
     (line,) = re.findall(r'<path d="(M [^"]*)" clip-path[^>]*style="[^"]*stroke: #3b82f6; stroke-width: 1.4', texts["length"])
     vertices = [float(x) for x in re.findall(r"[ML] ([\d.]+)", line)]
     for (x, width, _), vertex in zip(shown, vertices, strict=True):
         assert x - 0.1 <= vertex <= x + width + 0.1, "it lies over the point whose values it shows"
-    assert rectangles(texts["own-rewards"])[4][2] == "training steps 4\n<b> 0.5" and "<b>" not in texts["own-rewards"]
+    assert rectangles(texts["own-rewards"])[4][2] == "training steps 5\n<b> 0.5" and "<b>" not in texts["own-rewards"]
     assert "update 1" in rectangles(texts["phases"])[0][2] and "held-out, before training 0.25" in texts["held-out"]
     assert all(rectangles(text) for text in texts.values()), "every figure has them"
     assert not any("<script" in text or "onmouse" in text for text in texts.values())

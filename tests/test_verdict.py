@@ -1,6 +1,10 @@
 """The judge of a run: what it says of runs that went wrong in one way each, made by writing their folders; and real tiny ones."""
 
+import gzip
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from conftest import in_process
@@ -11,6 +15,7 @@ from microrl.report import figures
 from microrl.report.history import History
 from microrl.report.page import page
 from microrl.report.verdict import judge
+from microrl.run.folder import RunFolder
 from microrl.types import Sampling
 
 IDLE = {"policy/grad_norm": None, "update/skipped": 1, "loss": 0.0, "groups/useful": 0.0, "length/truncated": 0.0}
@@ -61,13 +66,14 @@ def test_a_healthy_run_has_nothing_wrong(tmp_path):
     ("rows", "said", "advice"),
     [
         ({"length/truncated": 1.0, "reward/accuracy": 0.0}, "100% of the completions are cut", "max_completion_tokens (now 32)"),
-        ({"reward/accuracy": 0.0}, "0% of the answers are right", "easier questions"),
+        ({"reward/accuracy": 0.0, "reward/format": 1.0}, "0% of the answers are right, so no answer", "easier questions"),
+        ({"reward/accuracy": 0.0, "reward/format": 0.0}, "0% of the completions have the format", "SFT first (sft.steps)"),
         ({"reward/accuracy": 1.0}, "100% of the answers are right", "harder questions"),
         ({"reward/accuracy": 0.5}, "same reward", "sampling.group_size, now 8"),
         ({"reward/mean": None, "reward/left_out": 128, "reward/accuracy": 0.0}, "gave no value", "repair the function"),
         ({"loss": None}, "not finite", "optim.lr (now 0.00013)"),
     ],
-    ids=["truncated", "wrong", "right", "equal", "no reward", "gradient"],
+    ids=["truncated", "wrong", "format", "right", "equal", "no reward", "gradient"],
 )  # fmt: skip
 def test_a_run_without_updates_is_told_its_cause_and_what_to_change(tmp_path, rows, said, advice):
     found = history(tmp_path, rows=IDLE | rows, **gained(UNCLEAR))
@@ -118,6 +124,7 @@ def test_starvation_is_named(tmp_path):
 
     assert "steps cut" in kinds(history(tmp_path / "steps", config={"budget.steps": 120}, **unclear))
     sft = {"steps": 4, "seconds": 1.0, "first_loss": 2.0, "last_loss": 1.0}
+    assert "few updates" not in kinds(history(tmp_path / "few, but clear", steps=5)), "enough for the effect that was seen"
     found = judge(history(tmp_path / "sft", config={"sft.steps": 32, "sft.minutes": 2.0}, sft=sft, **unclear))
     (one,) = [one for one in found.findings if one.kind == "SFT cut"]
     assert "only 4 of 32 SFT steps" in one.message and "sft.minutes (now 2)" in one.advice and found.updates == 44
@@ -140,7 +147,8 @@ def test_equal_events_are_one_finding_with_their_count(tmp_path):
     events = [{"kind": "reward failed", "message": said.format(100 + step, step), "step": step} for step in range(40)]
     found = history(tmp_path, events=events)
     (one,) = judge(found).findings
-    assert (one.count, one.is_serious, one.steps) == (40, True, "steps 0 to 39") and str(one).startswith("reward failed (x40): ")
+    assert (one.count, one.is_serious, one.steps) == (40, True, "steps 1 to 40")
+    assert str(one).startswith("what went wrong: reward failed (x40), steps 1 to 40: ")
     assert page([found]).count("gave no value for") == 1
 
 
@@ -151,7 +159,82 @@ def test_a_killed_run_and_a_failed_one_are_no_good_ones(tmp_path):
     assert one.kind == "killed" and f"--resume {killed.path}" in one.advice and one.is_serious
     event = {"kind": "failed", "message": "OSError: no", "step": 3}
     failed = history(tmp_path / "failed", status="failed", events=[event], eval={"before": None, "after": None})
-    assert "failed" in kinds(failed) and not judge(failed).is_worth_trying
+    verdict = judge(failed)
+    assert "failed" in kinds(failed) and not verdict.is_worth_trying
+    assert verdict.sentences[0] == "The run did not finish: OSError: no."
+    assert "crash.log, then resume" in verdict.findings[0].advice
+    failed.rows.clear()
+    refused = judge(failed)
+    assert refused.sentences[0] == "Nothing was trained: OSError: no." and "--resume" not in refused.findings[0].advice
+    over = history(tmp_path / "over", events=[event, {"kind": "resumed", "message": "continuing at step 4", "step": 3}])
+    one, _ = judge(over).findings
+    assert not one.is_serious and "has been resumed" in one.message and not one.advice and judge(over).outcome == "helped"
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from microrl.run.folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+folder.lock()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_run_is_known_at_once_by_its_lock(tmp_path):
+    folder = make(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    (folder / "heartbeat.json").write_text(json.dumps({"elapsed_s": 75.0, "doing": "step 21: update", "silent_s": 0.0}))
+    os.utime(folder / "heartbeat.json", (0, 0))  # as of a machine that was suspended for long
+    with subprocess.Popen([sys.executable, "-c", HELD, folder], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"locked\n"
+        assert judge(History.load(folder)).outcome == "running"
+        assert RunFolder.is_locked(folder), "looking has not released it"
+        process.kill()
+    (folder / "heartbeat.json").touch()
+    verdict = judge(History.load(folder))
+    assert verdict.sentences[0].startswith("The run did not finish: the run's process ended after 20 finished steps")
+    assert "came 0:01:15 into the run, from `step 21: update`" in verdict.findings[0].message
+
+
+def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):
+    def undone(name, *ranges, resumed=None, **more):
+        events = [{"kind": "rolled back", "message": "", "step": last, "restored_steps": first} for first, last in ranges]
+        events += [{"kind": "resumed", "message": "", "step": resumed}] if resumed is not None else []
+        return judge(history(tmp_path / name, events=events, **more))
+
+    stopped = undone("stopped", (12, 39), status="stopped")
+    assert stopped.updates == 12
+    assert stopped.sentences[-1] == "The guard has undone 28 of the 40 steps: the weights are those after step 12."
+    twice = undone("twice", (5, 14), (5, 24)).sentences[-1]
+    assert "undone 20 of the 40 steps: the weights are what the other 20 have taught" in twice
+    assert undone("again", (5, 14), resumed=10).updates == 40, "the steps after the checkpoint have been made again"
+    assert undone("kept", (5, 14), resumed=15).updates == 30
+
+
+def test_a_reward_that_never_differs_is_named(tmp_path):
+    rows = IDLE | {"reward/accuracy": 0.3, "reward/part/ones": 1.0}
+    found = history(tmp_path, rows=rows, config={"reward.accuracy_weight": 0.0}, **gained(UNCLEAR))
+    (one,) = [one for one in judge(found).findings if one.kind == "no update"]
+    assert "the same reward (on average `ones` gave 1)" in one.message
+    assert one.advice == "let `ones` tell the completions of a question apart, or raise reward.accuracy_weight (now 0.0)"
+
+
+def test_where_no_answer_is_right_one_is_shown_beside_the_gold_one(tmp_path):
+    found = history(tmp_path, rows=IDLE | {"reward/accuracy": 0.0, "reward/format": 1.0}, **gained(UNCLEAR))
+    lines = [
+        {"question": f"What is {number // 4} + 2?", "answer": "9", "completion": f"so {number}", "accuracy": 0.0, "prompt": "",
+         "extracted": "3" if number in (4, 5, 7) else str(number)} for number in range(8)
+    ]  # fmt: skip
+    with gzip.open(found.path / "rollouts" / "step-000039.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    one = judge(found).findings[0]
+    assert "For example, to `What is 1 + 2?` 3 of 4 completions answer `3`, and the data says `9`" in one.message
+    assert "in 1 of 2 groups most completions agree" in one.message and f"microrl regrade {found.path}" in one.advice
+    with gzip.open(found.path / "rollouts" / "step-000039.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(line | {"extracted": None}) + "\n" for line in lines))
+    assert "No answer was found in, for example, `so 0`" in judge(found).findings[0].message
 
 
 def evaluated(count: int, right: int) -> Result:

@@ -172,7 +172,8 @@ def test_watch_says_what_hangs_and_for_how_long(inside, tmp_path, monkeypatch):
     (folder / "heartbeat.json").write_text(json.dumps(beat))
     monkeypatch.setattr(follow, "ALIVE_S", 0.0)
     said = inside("watch", folder).stderr
-    assert "hangs in: step 7: sampling: 0/4 groups, since 0:02:10" in said, said
+    assert "no progress for 0:02:10 in `step 7: sampling: 0/4 groups`" in said, said
+    assert "`step 7: sampling: 0/4 groups`, where nothing had been finished for 0:02:10" in said
     assert "to go" not in said
 
 
@@ -211,9 +212,10 @@ def test_a_step_that_hangs_ends_the_run_which_resumes_bit_for_bit(microrl, tiny_
     assert microrl("train", *arguments, "--out", whole).returncode == 0
     done = hanging(2, {"SILENT_S": 1.0, "FACTOR": 0.0}, "train", *arguments, "--out", out)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "error: hangs in: step 3: sampling" in done.stderr and f"microrl train --resume {out}" in done.stderr
+    assert "error: the run hangs: no progress for 0:00:0" in done.stderr and "in `step 3: sampling" in done.stderr
+    assert f"microrl train --resume {out}" in done.stderr
     assert "in groups" in (out / "crash.log").read_text()
-    assert "hangs in: step 3: sampling" in (out / "run.log").read_text()
+    assert "in `step 3: sampling" in (out / "run.log").read_text()
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["kind"] == "failed" and event["stack"]] == [2]
     assert json.loads((out / "summary.json").read_text())["status"] == "failed"
@@ -227,7 +229,7 @@ def test_a_step_that_hangs_keeps_its_hours(tiny_arguments, tmp_path):
     """The process's own clock says when it ended, and the processor time of a busy machine changes nothing in it."""
     out, budget_s = tmp_path / "hung", 90.0
     done = hanging(2, {}, "train", *tiny_arguments, "--hours", budget_s / 3600, "--out", out)
-    assert done.returncode == 1 and "hangs in: step 3: sampling" in done.stderr and "time is up" in done.stderr, done.stderr
+    assert done.returncode == 1 and "in `step 3: sampling" in done.stderr and "time is up" in done.stderr, done.stderr
     assert 0.97 * budget_s <= heartbeat.last_s(out) <= 1.01 * budget_s + EVERY_S
 
 
@@ -237,10 +239,10 @@ def test_a_hang_is_resumed_once(tiny_arguments, tmp_path):
     (tmp_path / "once").mkdir()
     done, out = script(tmp_path / "once", [hang], *tiny_arguments, run=started_anew)
     assert survived(done, out) == [("hanging", "restart")]
-    assert "hangs in: step 1: sampling" in done.stderr and "continuing in a new process" in done.stderr
+    assert "in `step 1: sampling" in done.stderr and "continuing in a new process" in done.stderr
     done, out = script(tmp_path, [hang, hang], *tiny_arguments, run=started_anew)
     assert done.returncode == 1 and done.stderr.count("engine fallback") == 1, done.stderr
-    assert "error: hangs in: step 1: sampling" in done.stderr and f"resume it: microrl train --resume {out}" in done.stderr
+    assert "error: the run hangs: " in done.stderr and f"resume it: microrl train --resume {out}" in done.stderr
 
 
 def test_stopped_and_continued_it_goes_on(tmp_path):

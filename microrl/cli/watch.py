@@ -46,10 +46,7 @@ def watch(
                 said = follow.completion(folder.path, row["step"])
                 console.step(row, progress=_progress(row, bound, hours), completion=said)
     ended = History.load(folder.path)
-    say(
-        f"{folder.path}: {ended.status()}"
-        + ("" if ended.summary else "; nothing has been written for two minutes; it may have been killed")
-    )
+    say(f"{folder.path}: {ended.status()}")
     for line in judge(ended).lines():
         say(line)
 

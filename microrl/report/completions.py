@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +88,37 @@ def read_lines(path: Path, notes: list[str], most: int = MAX_LINES) -> Iterator[
         notes.append(f"{path.name} is damaged: {error}")
 
 
+def answered(history: History) -> str:
+    """An example, as the end of a sentence: a question of the last step that most completions answer alike, though not as the
+    data does, or else any; empty where no completions are kept."""
+    found = rollouts.steps(history.path)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in read_lines(found[-1][1], []) if found else ():
+        groups.setdefault(str(line.get("question")), []).append(line)
+    best, most, agreed = "", 0, 0
+    for question, lines in groups.items():
+        wrong = [str(line["extracted"]) for line in lines if line.get("extracted") is not None and not line.get("accuracy")]
+        ((answer, count),) = Counter(wrong).most_common(1) or [("", 0)]
+        agreed += count > len(lines) / 2
+        if count > most:
+            said = f"{count} of {len(lines)} completions answer `{short(answer)}`"
+            best, most = f"to `{short(question)}` {said}, and the data says `{short(str(lines[0].get('answer')))}`", count
+    if best:
+        alike = f"; in {agreed} of {len(groups)} groups most completions agree on such an answer" if agreed else ""
+        return f". For example, {best}{alike}"
+    texts = (str(line.get("completion")) for lines in groups.values() for line in lines)
+    text = next(filter(str.strip, texts), "")
+    return f". No answer was found in, for example, `{short(text)}`" if text else ""
+
+
+def short(text: str, most: int = 80) -> str:
+    """The end of a text in one line."""
+    line = shown_text(" ".join(text.split()))
+    return line if len(line) <= most else f"...{line[-most:]}"
+
+
 def _entry(step: int, line: Mapping[str, Any]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"step": step}
+    entry: dict[str, Any] = {"step": step + 1}  # counted from 1, as on the console
     for name in ("question", "answer", "completion", "prompt", "extracted"):
         if line.get(name) is not None:
             entry[name] = shown_text(str(line[name]))

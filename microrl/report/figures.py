@@ -17,7 +17,7 @@ import numpy as np
 from microrl.report import hover
 from microrl.report.completions import shown_text
 from microrl.report.history import Event, History, finite
-from microrl.run.metrics import part
+from microrl.run.metrics import own_parts, part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,7 +136,7 @@ def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
     """Time against steps: as it came, and as it was forecast after the first steps."""
     label, unit_s = unit_of_time(histories)
     for history, colour, style in styled(histories):
-        steps, seconds = history.series("budget/elapsed_s")
+        steps, seconds = positions(history, "budget/elapsed_s", "step", histories)
         actual = reduced(steps, [s / unit_s for s in seconds])
         hover.show(axes, shown_text(history.name) if len(histories) > 1 else label, *actual)
         axes.plot(*actual, style, color=colour, label="actual")
@@ -219,10 +219,11 @@ def unit_of_time(histories: Sequence[History]) -> tuple[str, float]:
 
 
 def positions(history: History, metric: str, by: str, histories: Sequence[History]) -> tuple[list[float], list[float]]:
-    """(places, values) of the steps that have this metric, the places as they are on the axis of these runs' figure."""
-    scale = unit_of_time(histories)[1] if by == "time" else 1.0
+    """(places, values) of the steps that have this metric, the places as they are on the axis of these runs' figure: steps are
+    counted from 1, as on the console."""
+    scale, first = unit_of_time(histories)[1] if by == "time" else 1.0, 1 if by == "step" else 0
     places, values = history.series(metric, COLUMNS[by])
-    return [place / scale for place in places], values
+    return [place / scale + first for place in places], values
 
 
 def reduced(places: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -330,25 +331,24 @@ def marks(history: History) -> list[Event]:
     return [event for event in history.events if event.kind in MARKS and event.step is not None] + best[-1:]
 
 
-def mark_of(event: Event) -> tuple[str, str]:
-    """The colour and the name of a mark."""
-    return MARKS.get(event.kind, ("#12a150", "best checkpoint"))
+def mark_of(event: Event) -> tuple[str, str, int]:
+    """The colour and the name of a mark, and its step, counted from 1. The best checkpoint's is the last that it has made."""
+    return *MARKS.get(event.kind, ("#12a150", "best checkpoint")), (event.step or 0) + (event.kind in MARKS)
 
 
 def _mark(axes: Axes, history: History, by: str) -> None:
     for event in marks(history):
-        place = _place(history, event.step or 0, by)
-        if place is not None:
-            colour, name = mark_of(event)
+        colour, name, step = mark_of(event)
+        if (place := _place(history, step, by)) is not None:
             axes.axvline(place, color=colour, linewidth=0.8, dashes=(2, 2), alpha=0.8, gid=f"mark-{name.replace(' ', '-')}")
 
 
 def _place(history: History, step: int, by: str) -> float | None:
-    """Where a step is on an axis; behind the last row, where that is."""
+    """Where a step, counted from 1, is on an axis; behind the last row, where that is."""
     if by == "step":
         return float(step)
     places, _ = positions(history, "step", by, [history])
-    number = next((number for number, row in enumerate(history.rows) if (row["step"] or 0) >= step), len(history.rows) - 1)
+    number = next((number for number, row in enumerate(history.rows) if (row["step"] or 0) >= step - 1), len(history.rows) - 1)
     return places[number] if number < len(places) else None
 
 
@@ -385,9 +385,8 @@ def save(figures: Callable[[], Iterable[tuple[str, Figure]]], folder: Path) -> l
 
 def _own_rewards(histories: Sequence[History]) -> Spec:
     """The parts of the reward that the user's own functions give."""
-    prefix = part("")
-    metrics = dict.fromkeys(name for history in histories for row in history.rows for name in row if name.startswith(prefix))
-    lines = tuple((metric, shown_text(metric.removeprefix(prefix))) for metric in metrics)
+    names = dict.fromkeys(name for history in histories for row in history.rows for name in own_parts(row))
+    lines = tuple((part(name), shown_text(name)) for name in names)
     return Spec("own-rewards", "Parts of the reward from own functions", "mean value", lines)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from microrl.report.completions import shown_text
+from microrl.report.completions import answered, shown_text
 from microrl.report.history import Event, History, finite
-from microrl.run import idle
+from microrl.run import heartbeat, idle
+from microrl.run.view import clock
 from microrl.terminal import alike
 
 FEW_UPDATES = 20
@@ -27,14 +28,13 @@ UNUSED = 0.1
 EVENTS: dict[str, str] = {
     "guard": "",
     "rolled back": "",
-    "failed": "find the cause in the message or in crash.log of the run, then resume: microrl train --resume {path}",
-    "hung": "look at the step's last line in run.log, then resume: microrl train --resume {path}",
+    "failed": "find the cause in {path}/crash.log",
     "sync check failed": "microrl guide engine says what may cause it",
     "swap retried": "",
     "engine fallback": "",
     "out of memory": "sample less at once: sampling.prompts_per_step, sampling.group_size or sampling.max_completion_tokens",
     "disk full": "free space on the disk; the run goes on without what it could not write",
-    "interrupted": "resume: microrl train --resume {path}",
+    "interrupted": "",
     "resumed": "",
     "bad checkpoint": "",
     "evaluation cut": "give the run more time (--hours), or ask less: evaluation.problems, evaluation.samples",
@@ -44,11 +44,11 @@ EVENTS: dict[str, str] = {
     "warning": "",
 }
 """Kinds of events that tell of something that went wrong, the worst first, and what to change."""
-SERIOUS = ("guard", "rolled back", "failed", "hung", "sync check failed", "swap retried", "engine fallback", "out of memory",
-           "killed", "no update", "no right answer", "truncated", "reward failed")  # fmt: skip
-SURVIVED = ("swap retried", "engine fallback", "out of memory")
-"""Serious events after which the run went on as it should: said when they happen, and not again at its end."""
-LOWER = "lower optim.lr (now {lr})"
+SERIOUS = ("guard", "failed", "interrupted", "sync check failed", "swap retried", "engine fallback", "out of memory",
+           "reward failed")  # fmt: skip
+ENDINGS = ("failed", "interrupted", "sync check failed")
+"""Events that end the process of a run, which may be resumed."""
+LOWER = "start a new run with a lower learning rate than optim.lr={lr}, for example a tenth of it"
 RULES = {
     "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",
     "length_drift": "look at the completions; reward.overlong penalises long ones",
@@ -56,13 +56,14 @@ RULES = {
     "learning": "train longer (--hours, --steps), raise optim.lr (now {lr}), or take easier questions",
     "kl_sampler": "microrl guide engine says why engine and trainer may differ",
 }
-"""By rule of the guard; for those that are not here, `LOWER`."""
+"""By rule of the guard; for those that are not here, and for collapsed runs, `LOWER`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that went wrong in a run. `message`: what happened, with numbers; `advice`: which flag or key to change, empty
-    where there is nothing to change; `count`: how often; `steps`: in which steps, as words."""
+    """Something that went wrong in a run, or, where it is not serious, that is worth knowing. `message`: what happened, with
+    numbers; `advice`: which flag or key to change, empty where there is nothing to change; `count`: how often; `steps`: in which
+    steps, as words."""
 
     kind: str
     message: str
@@ -79,78 +80,109 @@ class Finding:
 
     def __str__(self) -> str:
         """One line."""
-        times = f" (x{self.count})" if self.count > 1 else ""
+        what = "what went wrong" if self.is_serious else "worth knowing"
         advice = f" To change it: {self.advice}." if self.advice else ""
-        return f"{self.kind}{times}: {self.message.rstrip('.')}.{advice}"
+        return f"{what}: {self.title}: {self.message.rstrip('.')}.{advice}"
+
+    @property
+    def title(self) -> str:
+        """Kind, count and steps."""
+        return self.kind + (f" (x{self.count})" if self.count > 1 else "") + (f", {self.steps}" if self.steps else "")
 
 
-def findings(history: History) -> list[Finding]:
-    """All that went wrong, the serious first; what could not be read of the folder comes last. Empty: nothing did."""
-    seen = [*_of_numbers(history)]
+def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
+    """All that went wrong, the serious first; what could not be read of the folder comes last. Empty: nothing did.
+
+    `is_clear`: whether the run's gain differs from zero, whatever was too little for it.
+    """
+    seen = [*_of_numbers(history, is_clear=is_clear)]
     kinds = {one.kind for one in seen}
-    events = [one for one in _of_events(history) if "no update" not in kinds or one.kind != "update skipped"]
+    events = [one for one in _of_events(history, is_clear=is_clear) if "no update" not in kinds or one.kind != "update skipped"]
     found = sorted(seen + events, key=lambda one: not one.is_serious)
     return found + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
 
 
 def updates(history: History) -> int:
-    """Steps that changed weights, those of SFT included."""
-    sft = history.outcome("sft", "steps")
-    return sum(_cause(history, row) is None for row in history.rows) + (sft if isinstance(sft, int) else 0)
+    """Steps that changed the weights that the run ended with, those of SFT included."""
+    sft, undone = history.outcome("sft", "steps"), history.undone()
+    made = sum(_cause(history, row) is None for row in history.rows if row["step"] not in undone)
+    return made + (sft if isinstance(sft, int) else 0)
 
 
 def _cause(history: History, row: idle.Row) -> idle.Cause | None:
     return idle.cause_of(row, counts_accuracy=bool(history.setting("reward.accuracy_weight", 1.0)))
 
 
-def _of_events(history: History) -> Iterator[Finding]:
+def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
     """Events of one kind whose messages differ in numbers alone are one finding, with the first of the messages."""
     is_told = any(True for _ in _no_update(history))  # by the numbers: the guard's words say no more
-    alike_events: dict[tuple[str, str], list[Event]] = {}
-    for event in history.events:
+    resumed = max((number for number, event in enumerate(history.events) if event.kind == "resumed"), default=-1)
+    alike_events: dict[tuple[str, str, bool], list[Event]] = {}
+    for number, event in enumerate(history.events):
         if event.kind in EVENTS and not (event.details.get("rule") == "useful_groups" and is_told):
-            alike_events.setdefault((event.kind, alike(event.message)), []).append(event)
+            event = replace(event, message=_skipped(history, event)) if event.kind == "update skipped" else event
+            is_past = event.kind in ENDINGS and number < resumed
+            alike_events.setdefault((event.kind, alike(event.message), is_past), []).append(event)
     order = list(EVENTS)
-    for (kind, _), events in sorted(alike_events.items(), key=lambda item: order.index(item[0][0])):
+    for (kind, _, is_past), events in sorted(alike_events.items(), key=lambda item: order.index(item[0][0])):
         first, steps = events[0], [event.step for event in events if event.step is not None]
-        is_serious = kind in SERIOUS and not (kind == "guard" and first.details.get("action") == "warn")
-        advice = shown_text(_advice(history, first))
-        yield Finding(kind, shown_text(first.message), advice, is_serious, len(events), _steps(steps))
+        message = first.message + ("; the run has been resumed since" if is_past else "")
+        is_serious = kind in SERIOUS and not is_past and not (kind == "guard" and first.details.get("action") == "warn")
+        is_serious |= kind == "evaluation cut" and not is_clear
+        advice = "" if is_past else shown_text(_advice(history, first))
+        yield Finding(kind, shown_text(message), advice, is_serious, len(events), _steps(steps))
+
+
+def _skipped(history: History, event: Event) -> str:
+    """Why a step had no update, by its numbers if they are known."""
+    row = next((row for row in history.rows if row["step"] == event.step), None)
+    cause = None if row is None or "sft_step" in event.details else _cause(history, row)
+    return event.message if row is None or cause is None else idle.said(cause, row)
 
 
 def _advice(history: History, event: Event) -> str:
     given = event.details.get("advice", event.details.get("hint"))
-    if isinstance(given, str):
+    if not isinstance(given, str):
+        is_guard = event.kind == "guard"
+        given = advise(str(event.details.get("rule")), history.setting) if is_guard else EVENTS[event.kind]
+    given = given.replace("{path}", str(history.path))
+    if event.kind not in ENDINGS or "microrl train --resume" in given or not (history.rows or history.outcome("sft", "steps")):
         return given
-    if event.kind == "guard":
-        return advise(str(event.details.get("rule")), None, history.setting)
-    return EVENTS[event.kind].format(path=history.path)
+    resume = event.details.get("resume", f"microrl train --resume {history.path}")
+    return f"{given}, then resume the run: {resume}" if given else f"resume the run: {resume}"
 
 
-def advise(rule: str, cause: idle.Cause | None, setting: idle.Setting) -> str:
-    """What to change where this rule of the guard has triggered; `cause`: why there were no updates, if that is why it has."""
-    if cause is not None:
-        return f"{idle.advice(cause, setting)}; or go on as it is: guard.useful_groups=none"
-    return RULES.get(rule, LOWER).format(lr=setting("optim.lr"), limit=setting("sampling.max_completion_tokens"))
+def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> str:
+    """What to change where this rule of the guard has triggered; `has_collapsed`: because a policy has that could learn."""
+    advice = LOWER if has_collapsed else RULES.get(rule, LOWER)
+    return advice.format(lr=setting("optim.lr"), limit=setting("sampling.max_completion_tokens"))
 
 
-def _of_numbers(history: History) -> Iterator[Finding]:
-    yield from _ending(history)
+def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
+    yield from _killed(history)
     yield from _no_update(history)
     if history.is_running and len(history.rows) < FEW_UPDATES:
         return
     yield from _answers(history)
     if not history.is_running:
-        yield from _cut(history)
+        yield from _cut(history, is_clear=is_clear)
 
 
-def _ending(history: History) -> Iterator[Finding]:
-    if not history.summary and not history.is_running:
-        done = f"after {len(history.rows)} finished steps" if history.rows else "before its first step"
-        told = any(event.kind in ("failed", "hung") for event in history.events)
-        why = "" if told else ": it was killed, or the machine went down"
-        advice = f"resume: microrl train --resume {history.path}"
-        yield Finding("killed", f"the run ended {done} without a summary{why}", advice, is_serious=True)
+def _killed(history: History) -> Iterator[Finding]:
+    """A run without a summary has neither ended nor failed; events of an earlier process do not explain its end."""
+    if history.summary or history.is_running:
+        return
+    done = f"after {len(history.rows)} finished steps" if history.rows else "before its first step was finished"
+    beat = heartbeat.read(history.path)
+    silent = f", where nothing had been finished for {clock(beat.silent_s)}" if beat.silent_s else ""
+    last = f". Its last sign of life came {clock(beat.elapsed_s)} into the run, from `{beat.doing}`{silent}" if beat.doing else ""
+    lost = "find out why (the kernel's log, dmesg, tells if memory ran out)"
+    yield Finding(
+        "killed",
+        f"the run's process ended {done}, without an error: it was killed, or the machine went down{last}",
+        f"{lost}, then resume the run: microrl train --resume {history.path}",
+        is_serious=True,
+    )
 
 
 def _no_update(history: History) -> Iterator[Finding]:
@@ -164,7 +196,10 @@ def _no_update(history: History) -> Iterator[Finding]:
     steps = "in the only step" if len(causes) == 1 else f"in any of the {len(causes)} steps"
     of = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else steps
     why = idle.said(cause, row) + ("" if count == len(without) else f" (so in {count} of them)")
-    yield Finding("no update", f"the weights were not changed {of}: {why}", idle.advice(cause, history.setting), is_serious=True,
+    if cause in ("wrong", "format"):
+        why += answered(history)
+    advice = idle.advice(cause, history.setting, row, history.path)
+    yield Finding("no update", f"the weights were not changed {of}: {why}", advice, is_serious=True,
                   steps=_steps([int(row["step"] or 0) for row, _ in without]))  # fmt: skip
 
 
@@ -177,21 +212,22 @@ def _answers(history: History) -> Iterator[Finding]:
     accuracy = _mean(history, "reward/accuracy")
     if counts_accuracy and accuracy == 0:
         said = f"not one answer was right in {len(history.rows)} steps: the updates rewarded other parts of the reward alone"
-        yield Finding("no right answer", said, idle.advice("wrong", history.setting), is_serious=True)
+        advice = idle.advice("wrong", history.setting, {}, history.path)
+        yield Finding("no right answer", said + answered(history), advice, is_serious=True)
     truncated = _mean(history, "length/truncated")
     if truncated is not None and truncated > MUCH_TRUNCATED:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
-        yield Finding("truncated", said, idle.advice("truncated", history.setting), is_serious=True)
+        yield Finding("truncated", said, idle.advice("truncated", history.setting, {}, history.path), is_serious=True)
     useful = _mean(history, "groups/useful")
     if useful is not None and useful < FEW_USEFUL and accuracy:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         said = (
             f"on average {useful:.0%} of the groups have differing rewards, and only these teach; {accuracy:.0%} of the answers"
         )
-        yield Finding("few useful groups", f"{said} are right", idle.advice(cause, history.setting))
+        yield Finding("few useful groups", f"{said} are right", idle.advice(cause, history.setting, {}, history.path))
 
 
-def _cut(history: History) -> Iterator[Finding]:
+def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     """What there was too little of."""
     setting, outcome = history.setting, history.outcome
     more = "give the run more time: --hours"
@@ -199,16 +235,17 @@ def _cut(history: History) -> Iterator[Finding]:
     if isinstance(made, int) and isinstance(wanted, int) and made < wanted:
         minutes = setting("sft.minutes")
         advice = more if minutes is None else f"raise sft.minutes (now {minutes:g}) or --hours"
-        yield Finding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice)
+        yield Finding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice, not is_clear)
     steps, bound = outcome("steps"), setting("budget.steps")
     is_done, only_sft = outcome("status") == "done", bool(setting("sft.only"))
     is_cut = is_done and not only_sft and isinstance(steps, int) and isinstance(bound, int) and steps < bound
     if is_cut:
-        yield Finding("steps cut", f"only {steps} of {bound} steps were made before the time was up", more)
+        yield Finding("steps cut", f"only {steps} of {bound} steps were made before the time was up", more, not is_clear)
     count = updates(history)
-    if 0 < count < FEW_UPDATES and (history.rows or only_sft):
+    if 0 < count < FEW_UPDATES and (history.rows or only_sft) and not is_clear:
         advice = _for_more_updates(history, is_cut=is_cut) if is_done else ""
-        yield Finding("few updates", f"{count} update{'s' if count != 1 else ''}: too few to expect an effect", advice)
+        said = f"{count} update{'s' if count != 1 else ''}: too few to expect an effect"
+        yield Finding("few updates", said, advice, is_serious=is_done)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
         used = f"{spent / hours:.0%} of the {_hours(hours)} were used"
@@ -246,9 +283,10 @@ def _hours(hours: float) -> str:
 
 
 def _steps(steps: Sequence[int]) -> str:
-    """Counted from 0, as in `metrics.jsonl`."""
+    """Counted from 1, as on the console; `steps` are counted from 0, as in `metrics.jsonl`."""
     if not steps:
         return ""
+    steps = [step + 1 for step in dict.fromkeys(steps)]
     if len(steps) > 6 and steps[-1] - steps[0] == len(steps) - 1:
         return f"steps {steps[0]} to {steps[-1]}"
     listed = ", ".join(map(str, steps[:6])) + (", ..." if len(steps) > 6 else "")

@@ -109,6 +109,18 @@ class History:
             found = found[part]
         return found
 
+    def undone(self) -> set[int]:
+        """The steps whose updates are not in the weights, since the guard has restored those of an earlier checkpoint."""
+        undone: dict[int, range] = {}
+        for event in self.events:
+            first = event.details.get("restored_steps")
+            if event.kind == "resumed" and event.step is not None:  # what the killed process did after its checkpoint is void
+                undone = {step: steps for step, steps in undone.items() if step < event.step}
+            elif event.kind == "rolled back" and event.step is not None and isinstance(first, int):
+                undone[event.step] = range(first, event.step + 1)
+        made = {int(row["step"] or 0) for row in self.rows}
+        return made & {step for steps in undone.values() for step in steps}
+
     @property
     def rank(self) -> int | None:
         """The adapter's rank, if it has one."""

@@ -57,7 +57,7 @@ def page(
         axes=[(by, figures.AXES[by]) for by in axes],
         own_axis=figures.OWN_AXIS,
         legend=[(shown_text(history.name), *look) for history, *look in figures.styled(histories)],
-        marks=[(*figures.mark_of(event), event.step) for event in figures.marks(histories[0])] if len(histories) == 1 else [],
+        marks=[figures.mark_of(event) for event in figures.marks(histories[0])] if len(histories) == 1 else [],
         turned=[(shown_text(history.name), *found) for history in detailed if (found := _turned(history)) is not None],
         early_and_late=[(shown_text(history.name), _early_and_late(found.shown)) for history, found in samples],
         evaluations=evaluations(histories),

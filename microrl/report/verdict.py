@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from microrl.report.completions import shown_text
-from microrl.report.findings import EVENTS, FEW_UPDATES, SURVIVED, Finding, findings, updates
+from microrl.report.findings import ENDINGS, FEW_UPDATES, Finding, findings, updates
 from microrl.report.history import History, finite
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
-HOPELESS = ("no update", "no right answer", "truncated", "reward failed", "killed", "failed", "hung", "sync check failed")
+HOPELESS = ("no update", "no right answer", "truncated", "reward failed", "killed", *ENDINGS)
 """Kinds of findings after which nobody is asked to try the model, unless training demonstrably helped."""
 
 
@@ -60,19 +60,15 @@ class Verdict:
     """In pass@k."""
 
     def lines(self) -> list[str]:
-        """What a console says at the end of a run: the sentences, and the findings that matter or were not yet told."""
-        told = [
-            one for one in self.findings
-            if one.count > 1 or one.kind not in EVENTS or (one.is_serious and one.kind not in SURVIVED)
-        ]  # fmt: skip
-        return [*self.sentences, *map(str, self.more_gains), *(f"what went wrong: {one}" for one in told)]
+        """What a console says at the end of a run: all that its page says in words."""
+        return [*self.sentences, *map(str, self.more_gains), *map(str, self.findings)]
 
     @property
     def is_worth_trying(self) -> bool:
         """Whether the trained model may be better than the untouched one."""
         if self.outcome in ("helped", "worse"):
             return self.outcome == "helped"
-        hopeless = any(one.kind in HOPELESS for one in self.findings)
+        hopeless = any(one.kind in HOPELESS and one.is_serious for one in self.findings)
         return self.outcome in ("no clear effect", "not measured") and not hopeless
 
     def to_json(self) -> dict[str, Any]:
@@ -87,13 +83,16 @@ class Verdict:
 
 def judge(history: History) -> Verdict:
     """The verdict on a run, finished or not."""
-    found, count, gain = tuple(findings(history)), updates(history), gain_of(history)
+    count, gain = updates(history), gain_of(history)
+    is_clear = gain is not None and (gain.low > 0 or gain.high < 0)
+    found = tuple(findings(history, is_clear=is_clear))
     outcome = _outcome(history, found, count, gain)
     stored = history.outcome("eval")
     names = [str(name) for name in stored] if isinstance(stored, Mapping) else []
     metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
     more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
-    return Verdict(outcome, tuple(_sentences(outcome, gain, count, found)), found, gain, count, more)
+    said = _sentences(outcome, gain, count, found)
+    return Verdict(outcome, (*_failure(history, found), *said, *_undone(history, count)), found, gain, count, more)
 
 
 def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
@@ -176,6 +175,25 @@ def _sentences(outcome: Outcome, gain: Gain | None, count: int, found: tuple[Fin
         "not measured": "Held-out questions were not evaluated both before and after training: whether it helped is not known.",
     }
     return [*measured, said[outcome]]
+
+
+def _failure(history: History, found: tuple[Finding, ...]) -> list[str]:
+    """First of all that a run has not come to its end, if it has not."""
+    failed = [one for one in found if one.kind in ("killed", *ENDINGS) and one.is_serious]
+    if history.is_running or not failed or history.outcome("status") in ("done", "stopped"):
+        return []
+    is_untrained = not history.rows and not history.outcome("sft", "steps")
+    return [f"{'Nothing was trained' if is_untrained else 'The run did not finish'}: {failed[0].message.rstrip('.')}."]
+
+
+def _undone(history: History, count: int) -> list[str]:
+    """Which of the steps are in the weights, where the guard has undone some."""
+    undone, made = history.undone(), len(history.rows)
+    if not undone or not count or history.is_running:
+        return []
+    is_end = min(undone) == made - len(undone)
+    rest = f"those after step {made - len(undone)}" if is_end else f"what the other {made - len(undone)} have taught"
+    return [f"The guard has undone {len(undone)} of the {made} steps: the weights are {rest}."]
 
 
 def _was_cut(found: tuple[Finding, ...]) -> bool:

@@ -20,6 +20,8 @@ from microrl.types import Group
 Item = TypeVar("Item")
 QUIET_S, LONG_S = 2.0, 30.0
 """Minimum seconds between status lines in plain output: at first, and after many of the same kind."""
+PACED, PACED_S = 20, 10.0
+"""The pace of what is counted is known when a twentieth of it is done, or after so many seconds."""
 STEP_LINES = 20
 """A step's line is printed when so large a part of the budget has been spent since the last one, a twentieth,"""
 STEP_S = 300.0
@@ -112,7 +114,8 @@ class RunConsole:
         if self._counting[0] != label or done < self._counting[1]:
             self._counting = (label, done, now_s())
         _, first, began = self._counting
-        left = f", {clock((now_s() - began) / (done - first) * (total - done))} to go" if first < done < total else ""
+        is_known = first < done < total and (PACED * (done - first) >= total or now_s() - began >= PACED_S)
+        left = f", {clock((now_s() - began) / (done - first) * (total - done))} to go" if is_known else ""
         self.status(f"{label}: {done}/{total}{more}{left}")
 
     def progress(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
@@ -129,7 +132,7 @@ class RunConsole:
 
     def silence(self, doing: str, seconds: float) -> None:
         """Show that nothing has been finished for so many seconds; without `doing`: that work goes on. From any thread."""
-        hung, self._seen.hangs = self._seen.hangs, f"hangs in: {doing}, since {clock(seconds)}" if doing else ""
+        hung, self._seen.hangs = self._seen.hangs, f"no progress for {clock(seconds)} in `{doing}`" if doing else ""
         if bool(hung) != bool(doing):
             said = f"warning: {self._seen.hangs}" if doing else f"work goes on ({hung})"
             saying = Thread(target=self.note, args=(said,), daemon=True)  # a terminal that nobody reads may block it for ever

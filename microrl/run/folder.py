@@ -10,10 +10,12 @@ import json
 import os
 import re
 import shutil
+import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from pydantic import BaseModel
 
@@ -43,6 +45,8 @@ class RunFolder:
 
     LOG_BYTES = 8 * 2**20
     """Maximum size of `run.log`, which is then renamed to `run.log.1`."""
+    _locked_here: ClassVar[set[Path]] = set()
+    """Folders that this process has locked. It may not open their lock files: closing one would release the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -146,12 +150,29 @@ class RunFolder:
         with suppress(OSError):  # a full disk: the lock works without the process id
             file.write(f"{os.getpid()}\n".encode().ljust(12))
         self._lock = file
+        self._locked_here.add(self.path.resolve())
 
     def unlock(self) -> None:
         """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+            self._locked_here.discard(self.path.resolve())
+
+    @classmethod
+    def is_locked(cls, path: Path) -> bool | None:
+        """Whether a process trains in this folder: its lock ends with it, however it ends. None where nobody can tell."""
+        if path.resolve() in cls._locked_here:
+            return True
+        if sys.platform != "linux":
+            return None  # elsewhere the structure below differs
+        asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            with files.open_regular(path / LOCK) as file:
+                answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+        except (OSError, BadFile):
+            return None
+        return bool(struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK)
 
     @classmethod
     def newest(cls, root: Path = Path("runs"), *, has_final: bool = False) -> RunFolder:

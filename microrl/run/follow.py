@@ -14,13 +14,13 @@ from typing import Any
 from microrl import clock, files
 from microrl.files import BadFile
 from microrl.run import rollouts
-from microrl.run.folder import LOCK
+from microrl.run.folder import LOCK, RunFolder
 from microrl.run.metrics import METRICS, part
 
 CHUNK = 2**24
 """Bytes that are read at once."""
 ALIVE_S = 120.0
-"""A run whose heartbeat is younger is taken to be going on; it beats every few seconds."""
+"""Where the lock does not tell, a run whose heartbeat is younger is taken to be going on; it beats every few seconds."""
 LOOKS_S = 0.5
 SAME_S = 1.0
 """Files whose times differ by less may have been copied together."""
@@ -70,7 +70,9 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether the run's process has given a sign of life lately, or has only just begun."""
+    """Whether a process is at work on the run; where its lock does not tell, whether there has been a sign of life lately."""
+    if (is_locked := RunFolder.is_locked(folder)) is not None:
+        return is_locked
     times = []
     for name in ("heartbeat.json", LOCK, "config.json"):
         with suppress(OSError):

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from microrl.run.metrics import own_parts
+
 Row = Mapping[str, Any]
 Setting = Callable[[str], Any]
 """The value of a key of the configuration such as `sampling.group_size`."""
-Cause = Literal["truncated", "wrong", "right", "equal", "no reward", "gradient"]
+Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient"]
 NEARLY_ALL = 0.95
 """Fraction of a step's completions from which they are called all truncated, all right, or (below 1 - this) all wrong."""
-
-SETTINGS = ("optim.lr", "sampling.max_completion_tokens", "sampling.group_size")
-
-
 MANY = 0.5
 """Fraction of truncated completions from which truncation explains that no answer is right."""
 
 
 class Reason(NamedTuple):
-    """Why a step changed no weight, and what to change: templates, of a row's numbers and of the configuration's values."""
+    """Why a step changed no weight, and what to change: templates, of a row's numbers, the configuration's values, and {run}."""
 
     said: str
     advice: str
 
 
+EASIER = "take easier questions, a larger model, or teach it by SFT first (sft.steps)"
 REASONS: dict[Cause, Reason] = {
     "no reward": Reason(
         "no completion has a reward, because a reward function gave no value",
@@ -39,20 +38,25 @@ REASONS: dict[Cause, Reason] = {
         "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
         "raise sampling.max_completion_tokens (now {sampling/max_completion_tokens})",
     ),
+    "format": Reason(
+        "{reward/accuracy:.0%} of the answers are right, and {reward/format:.0%} of the completions have the format",
+        "teach the format by SFT first (sft.steps), ask questions as the model knows them, or take a model that follows "
+        "instructions; how answers are read: microrl regrade {run}",
+    ),
     "right": Reason(
         "{reward/accuracy:.0%} of the answers are right, so there is nothing left to learn from them",
         "train on harder questions: another data.name, or data.screen_minutes to leave out those that are always right",
     ),
     "wrong": Reason(
         "{reward/accuracy:.0%} of the answers are right, so no answer is better than another",
-        "check that answers are read as they should be (microrl regrade), then take easier questions, a larger model, or teach "
-        "it by SFT first (sft.steps)",
+        f"compare the answers with those of the data (microrl regrade {{run}}); if the data is right, {EASIER}",
     ),
     "equal": Reason(
         "within each group all completions that count have the same reward",
         "sample more completions a question (sampling.group_size, now {sampling/group_size}), or take a reward that differs more",
     ),
 }
+_KEYS = ("optim.lr", "sampling.max_completion_tokens", "sampling.group_size")
 
 
 def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
@@ -75,14 +79,25 @@ def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
         return "truncated"
     if accuracy is None or 1 - NEARLY_ALL < accuracy < NEARLY_ALL:
         return "equal"
-    return "right" if accuracy >= NEARLY_ALL else "wrong"
+    if accuracy >= NEARLY_ALL:
+        return "right"
+    in_format = row.get("reward/format")
+    return "format" if in_format is not None and in_format < 1 - NEARLY_ALL else "wrong"
 
 
 def said(cause: Cause, row: Row) -> str:
     """The cause in words, with this row's numbers."""
-    return REASONS[cause].said.format_map({name: 0.0 if value is None else value for name, value in row.items()})
+    known = {name: 0.0 if value is None else value for name, value in row.items()}
+    parts = ", ".join(f"`{name}` gave {value:g}" for name, value in own_parts(row).items() if value is not None)
+    means = f" (on average {parts})" if cause == "equal" and parts else ""
+    return REASONS[cause].said.format_map({"reward/format": 0.0} | known) + means
 
 
-def advice(cause: Cause, setting: Setting) -> str:
-    """What to change about it."""
-    return REASONS[cause].advice.format_map({name.replace(".", "/"): setting(name) for name in SETTINGS})
+def advice(cause: Cause, setting: Setting, row: Row, run: Any) -> str:
+    """What to change about it. `run`: the run's folder."""
+    values = {name.replace(".", "/"): setting(name) for name in _KEYS} | {"run": run}
+    names = " or ".join(f"`{name}`" for name in own_parts(row))
+    if cause == "equal" and names:
+        key = "sampling.group_size" if setting("reward.accuracy_weight") else "reward.accuracy_weight"
+        return f"let {names} tell the completions of a question apart, or raise {key} (now {setting(key)})"
+    return REASONS[cause].advice.format_map(values)

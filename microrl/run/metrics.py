@@ -60,6 +60,12 @@ def part(name: str) -> str:
     return f"reward/part/{name}"
 
 
+def own_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics of a row's reward functions, by their names."""
+    prefix = part("")
+    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+
+
 def row(values: Mapping[str, Any], parts: Sequence[str] = ()) -> dict[str, Any]:
     """One line of metrics.jsonl: all names in order; None for a value that is missing or not finite.
 

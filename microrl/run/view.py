@@ -145,7 +145,7 @@ def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
         ("reward", _number(row["reward/mean"], 3)),
         ("accuracy", _number(row["reward/accuracy"], 3)),
         ("format", _number(row["reward/format"], 3)),
-        *((name, _number(value, 3)) for name, value in _own_parts(row)),
+        *((printable(name), _number(value, 3)) for name, value in metrics.own_parts(row).items()),
         ("entropy", f"{_number(row['policy/entropy'], 3)} ({_change(row)} %)"),
         ("length", _number(row["length/mean"], 1)),
         ("truncated", _number(row["length/truncated"], 2)),
@@ -164,12 +164,6 @@ def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
 def _times(seen: Seen) -> list[tuple[str, str]]:
     now_s, left_s = seen.now_s(), seen.left_s()
     return [("elapsed", "-" if now_s is None else clock(now_s)), ("to go", "-" if left_s is None else clock(left_s))]
-
-
-def _own_parts(row: Row) -> list[tuple[str, float | None]]:
-    """Names and values of the parts of the reward that the user's own functions give."""
-    prefix = metrics.part("")
-    return [(printable(metric.removeprefix(prefix)), value) for metric, value in row.items() if metric.startswith(prefix)]
 
 
 def sparkline(values: Sequence[float | None], width: int, *, fancy: bool = True) -> str:
@@ -222,7 +216,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
         f"reward {_number(row['reward/mean'], 3)}",
         f"accuracy {_number(row['reward/accuracy'], 3)}",
         f"format {_number(row['reward/format'], 2)}",
-        *(f"{name} {_number(value, 3)}" for name, value in _own_parts(row)),
+        *(f"{printable(name)} {_number(value, 3)}" for name, value in metrics.own_parts(row).items()),
         f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
         f"length {_number(row['length/mean'], 1)}",
         f"truncated {_number(row['length/truncated'], 2)}",

@@ -43,7 +43,7 @@ def without_repeats(questions: Sequence[Question], folder: RunFolder, console: R
     kept = distinct(questions)
     golds = {_text(question): question.answer for question in kept}
     if differing := sum(golds[_text(question)] != question.answer for question in questions):
-        why = f"repeated questions with another gold answer than their first occurrence, whose answer is used: {differing}"
+        why = f"{differing} questions are repeated with a different gold answer; the first one is used"
         folder.event("warning", why)
         console.note(f"warning: {why}")
     return kept

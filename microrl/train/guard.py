@@ -38,7 +38,7 @@ LEVEL = 0.05
 IDLE_WARN, IDLE_STOP, IDLE_DEAD = 3, 10, 2
 """Consecutive steps without an update after which the guard says so, and stops the run; and after which it stops it where reward
 functions have failed for every completion."""
-COLLAPSED: tuple[idle.Cause, ...] = ("wrong", "truncated", "gradient")
+COLLAPSED: tuple[idle.Cause, ...] = ("wrong", "format", "truncated", "gradient")
 """Causes of such steps that better weights may remove, if the run ever had any."""
 ONCE_USEFUL = 0.1
 """Fraction of useful groups in the whole run below which there never was anything to learn."""
@@ -56,6 +56,8 @@ class Verdict:
     message: str
     cause: idle.Cause | None = None
     """Why the last steps had no update; None for every other verdict."""
+    has_collapsed: bool = False
+    """Whether those steps had no update because a policy that could learn no longer can."""
 
 
 class Guard:
@@ -153,18 +155,19 @@ class Guard:
         memory, rule, configured = self._memory, "useful_groups", self._config.action
         steps = memory.passed[rule] = memory.passed.get(rule, 0) + 1
         last = self._scaled(patience)
+        has_collapsed = cause in COLLAPSED and memory.norms > 0 and memory.useful >= ONCE_USEFUL * memory.steps
         action: Action = "warn"
         if steps >= last and configured != "warn":
             action = "stop"
-            has_learned = memory.useful >= ONCE_USEFUL * memory.steps
-            if configured == "auto" and cause in COLLAPSED and has_learned and steps < 2 * last:
+            if configured == "auto" and has_collapsed and steps < 2 * last:
                 if steps > last:
                     return None  # it has been rolled back
                 action = "rollback" if memory.interventions < ROLLBACKS else "stop"
         if action == "warn" and (steps < self._scaled(IDLE_WARN) or rule in memory.warned):
             return None
         in_a_row = f"{steps} steps in a row" if steps > 1 else "this step"
-        return Verdict(rule, action, 0.0, limit, f"{in_a_row} without an update: {idle.said(cause, row)}", cause)
+        message = f"{in_a_row} without an update: {idle.said(cause, row)}"
+        return Verdict(rule, action, 0.0, limit, message, cause, has_collapsed)
 
     def _limit(self, name: str) -> float | None:
         """The configured limit; for accuracy at least, and for learning less, what chance does to the difference of averages."""
@@ -243,7 +246,14 @@ def act(run: Run, row: Row, step: int) -> None:
     verdict = run.guard.check(row, has_failed=has_failed and row["reward/mean"] is None)
     if verdict is None:
         return
-    advice = advise(verdict.rule, verdict.cause, lambda key: attrgetter(key)(run.config))
+
+    def setting(key: str) -> Any:
+        return attrgetter(key)(run.config)
+
+    if verdict.cause is None or verdict.has_collapsed:
+        advice = advise(verdict.rule, setting, has_collapsed=verdict.has_collapsed)
+    else:
+        advice = f"{idle.advice(verdict.cause, setting, row, run.folder.path)}; or go on as it is: guard.useful_groups=none"
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
     run.folder.event("guard", verdict.message, **details, advice=advice)
     said = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
@@ -266,6 +276,8 @@ def _load_best_weights(run: Run, step: int, action: Action) -> None:
         with run.watch.phase("save"):
             checkpoint.load_weights(best, run.policy)
         halved = " and halved the learning rate" if action == "rollback" else ""
-        run.announce("rolled back", f"restored the weights of {best.name}{halved}", step=step)
+        made = run.state.validation.best_step or 0
+        of = f"from after step {made}" if made else "from before the first step"
+        run.announce("rolled back", f"restored the weights {of}{halved}", step=step, restored_steps=made)
     except UserError as error:
         run.announce("warning", f"cannot roll back to {best.name}: {error.message}", step=step)

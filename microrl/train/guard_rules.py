@@ -161,8 +161,8 @@ RULES: dict[str, Rule] = {
     "entropy_rise": Rule(
         _entropy_rise,
         _says(
-            f"entropy is {{row[policy/entropy]:.3f}} nats, {{value:.1f}} times that of the first step (taken as at least "
-            f"{MIN_ENTROPY:g} nats): the policy is becoming random"
+            "entropy is {row[policy/entropy]:.3f} nats, {value:.1f} times that of the first step"
+            f" (or of {MIN_ENTROPY:g} nats, if that is larger): the policy is becoming random"
         ),
     ),
     "entropy_low": Rule(

@@ -58,12 +58,12 @@ def evaluate_before(run: Run) -> None:
         left, fraction = run.budget.left_s(), run.budget.before_fraction
         run.before = _evaluate(run, BASE, "before", run.held_out, lambda: None if left is None else left * fraction)
         if run.before is None and run.held_out:
-            run.announce("evaluation cut", "that before training ran out of time without a result; no gain will be measured")
+            run.announce("evaluation cut", "there was no time for the evaluation before training: no gain will be measured")
         elif run.before is not None and len(run.before.right) < len(run.held_out):
             run.announce(
                 "evaluation cut",
-                f"that before training has only {len(run.before.right)} of {len(run.held_out)} questions, since it may take at "
-                f"most {run.budget.before_fraction:.0%} of the time; the gain is measured on those",
+                f"before training, only {len(run.before.right)} of {len(run.held_out)} questions were evaluated, since that may "
+                f"take at most {run.budget.before_fraction:.0%} of the time; the gain is measured on those",
             )
     run.forecast.evaluated(run.before)
     run.expect_end()
@@ -113,8 +113,8 @@ def evaluate_after(run: Run) -> None:
         count = len(run.after.right) if run.after else 0
         run.announce(
             "evaluation cut",
-            f"time is up: the final evaluation has only {count} of {len(asked)} questions"
-            + ("; the gain is measured on those" if count else f"; repeat it: microrl eval {run.folder.path}"),
+            f"after training, there was time for only {count} of {len(asked)} questions"
+            + ("; the gain is measured on those" if count else f"; to evaluate the adapter: microrl eval {run.folder.path}"),
         )
 
 

@@ -200,7 +200,7 @@ def recorded(run: Run) -> Iterator[None]:
         with run.signals.held("saving"):
             saving.save_consistent_state(run)
             done = f"{run.state.sft.steps} finished SFT steps" if _is_in_sft(run) else f"{run.state.step} finished steps"
-            run.folder.event("interrupted", f"stopped by a signal after {done}", step=run.state.step)
+            run.folder.event("interrupted", f"stopped by a signal after {done}", resume=run.resume_command(), step=run.state.step)
         raise
     except SyncNotProved as error:
         run.status = "unproved"
@@ -209,7 +209,8 @@ def recorded(run: Run) -> Iterator[None]:
         raise
     except Exception as error:
         hint = {"hint": error.hint} if isinstance(error, Explained) and error.hint else {}
-        run.folder.event("failed", f"{type(error).__name__}: {error}", **hint, step=run.state.step)
+        said = error.message if isinstance(error, Explained) else f"{type(error).__name__}: {error}"
+        run.folder.event("failed", said, **hint, resume=run.resume_command(), step=run.state.step)
         saving.save_consistent_state(run)
         error.add_note(f"resume with: {run.resume_command()}")
         raise

@@ -37,10 +37,11 @@ class Watchdog:
         """Record what hangs, then say it, since a terminal may hang too. Does not return."""
         folder, run = self._folder, self.run
         why = ", and the time is up" if hang.is_overdue else ""
-        message = f"hangs in: {hang.doing}, for {clock(hang.silent_s)}{why}"
-        error = MachineFailure(message, f"resume it: {run.resume_command() if run else f'microrl train --resume {folder.path}'}")
-        folder.event("failed", message, stack=hang.stack)
-        error.add_note(self._crash_log(hang.stack))
+        message = f"the run hangs: no progress for {clock(hang.silent_s)} in `{hang.doing}`{why}"
+        resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
+        error, log = MachineFailure(message, f"resume it: {resume}"), self._crash_log(hang.stack)
+        folder.event("failed", message, hint=log, resume=resume, stack=hang.stack)
+        error.add_note(log)
         folder.log(f"error: {message}")
         if run is not None and not (folder.path / "summary.json").exists():
             with suppress(Exception):  # of a run in any state
