@@ -69,7 +69,7 @@ def test_repeated_questions_are_trained_on_once(prepared):
     assert [one.row for one in found.questions.held_out] == [5]
     assert found.events["questions left out"]["counts"] == {"training": {"repeated": 2}, "held-out": {"repeated": 1}}
     assert "questions left out: training: 2 repeated; held-out: 1 repeated" in found.notes
-    assert "first occurrence, whose answer is used: 1" in found.events["warning"]["message"]
+    assert "1 question is repeated with a different gold answer" in found.events["warning"]["message"]
 
 
 def test_distinct_questions_stay_as_they_were(prepared):

@@ -9,6 +9,7 @@ import pytest
 from microrl.config import resolve
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
+from microrl.report.findings import advise
 from microrl.run import metrics
 from microrl.train.guard import Guard, Verdict
 from microrl.train.guard_rules import RULES
@@ -217,6 +218,15 @@ def test_a_run_that_has_learned_is_stopped_when_it_has_solved_its_data_and_rolle
     assert found[:2] == [(3, "warn"), (10, then)]
     if then == "rollback":
         assert found[2:] == [(20, "stop")], "the best weights have not helped"
+
+
+def test_a_longer_limit_is_no_advice_for_a_policy_that_has_become_random():
+    cut = {"length/truncated": 0.9}
+    (calm,) = filter(None, feed(started(), 8, **cut, **{"policy/entropy": 0.3}))
+    (random_,) = filter(None, feed(started(), 8, **cut, **{"policy/entropy": 0.8}))
+    assert (calm.rule, calm.has_collapsed, random_.rule, random_.has_collapsed) == ("truncated", False, "truncated", True)
+    said = [advise("truncated", lambda key: 32, has_collapsed=one.has_collapsed) for one in (calm, random_)]
+    assert "max_completion_tokens (now 32)" in said[0] and "max_completion_tokens" not in said[1]
 
 
 def test_what_never_could_be_learned_from_is_only_warned_of():

@@ -15,7 +15,7 @@ from microrl.report import figures
 from microrl.report.history import History
 from microrl.report.page import page
 from microrl.report.verdict import judge
-from microrl.run.folder import RunFolder
+from microrl.run import locks
 from microrl.types import Sampling
 
 IDLE = {"policy/grad_norm": None, "update/skipped": 1, "loss": 0.0, "groups/useful": 0.0, "length/truncated": 0.0}
@@ -98,6 +98,9 @@ def test_a_few_steps_without_an_update_are_no_finding_but_the_last_ones_are(tmp_
 def test_no_answer_right_is_told_though_their_form_was_rewarded(tmp_path):
     found = history(tmp_path, rows={"reward/accuracy": 0.0}, **gained(UNCLEAR))
     assert "no right answer" in kinds(found) and not judge(found).is_worth_trying
+    hardly = history(tmp_path / "hardly", rows={"reward/accuracy": 0.004}, **gained(UNCLEAR))
+    (one,) = [one for one in judge(hardly).findings if one.kind == "no right answer"]
+    assert one.message.startswith("0.4% of the answers were right in 40 steps") and "`" in one.message
     assert "no right answer" not in kinds(
         history(tmp_path / "own", rows={"reward/accuracy": 0.0}, config={"reward.accuracy_weight": 0.0})
     )
@@ -190,12 +193,12 @@ def test_a_killed_run_is_known_at_once_by_its_lock(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HELD, folder], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"locked\n"
         assert judge(History.load(folder)).outcome == "running"
-        assert RunFolder.is_locked(folder), "looking has not released it"
+        assert locks.is_held(folder / ".lock"), "looking has not released it"
         process.kill()
     (folder / "heartbeat.json").touch()
     verdict = judge(History.load(folder))
     assert verdict.sentences[0].startswith("The run did not finish: the run's process ended after 20 finished steps")
-    assert "came 0:01:15 into the run, from `step 21: update`" in verdict.findings[0].message
+    assert "Its last sign of life came 0:01:15 into the run" in verdict.findings[0].message
 
 
 def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):

@@ -173,7 +173,7 @@ def test_watch_says_what_hangs_and_for_how_long(inside, tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "ALIVE_S", 0.0)
     said = inside("watch", folder).stderr
     assert "no progress for 0:02:10 in `step 7: sampling: 0/4 groups`" in said, said
-    assert "`step 7: sampling: 0/4 groups`, where nothing had been finished for 0:02:10" in said
+    assert "when there had been no progress for 0:02:10 in `step 7: sampling: 0/4 groups`" in said
     assert "to go" not in said
 
 

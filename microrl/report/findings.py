@@ -16,6 +16,8 @@ from microrl.terminal import alike
 
 FEW_UPDATES = 20
 """Of fewer updates hardly a gain can be expected that an evaluation would show."""
+FEW_RIGHT = 0.01
+"""Mean accuracy in training below which hardly anything but the other parts of the reward was rewarded."""
 FEW_USEFUL = 0.1
 """Mean fraction of useful groups below which nearly all sampling was in vain."""
 MUCH_TRUNCATED = 0.5
@@ -96,8 +98,10 @@ def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
     `is_clear`: whether the run's gain differs from zero, whatever was too little for it.
     """
     seen = [*_of_numbers(history, is_clear=is_clear)]
-    kinds = {one.kind for one in seen}
-    events = [one for one in _of_events(history, is_clear=is_clear) if "no update" not in kinds or one.kind != "update skipped"]
+    events = [*_of_events(history, is_clear=is_clear)]
+    is_explained = {"no update", "no right answer"} & {one.kind for one in seen}
+    if is_explained or any(event.details.get("rule") == "useful_groups" for event in history.events):
+        events = [one for one in events if one.kind != "update skipped"]
     found = sorted(seen + events, key=lambda one: not one.is_serious)
     return found + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
 
@@ -163,7 +167,7 @@ def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     yield from _no_update(history)
     if history.is_running and len(history.rows) < FEW_UPDATES:
         return
-    yield from _answers(history)
+    yield from _answers(history, is_clear=is_clear)
     if not history.is_running:
         yield from _cut(history, is_clear=is_clear)
 
@@ -174,8 +178,9 @@ def _killed(history: History) -> Iterator[Finding]:
         return
     done = f"after {len(history.rows)} finished steps" if history.rows else "before its first step was finished"
     beat = heartbeat.read(history.path)
-    silent = f", where nothing had been finished for {clock(beat.silent_s)}" if beat.silent_s else ""
-    last = f". Its last sign of life came {clock(beat.elapsed_s)} into the run, from `{beat.doing}`{silent}" if beat.doing else ""
+    last = f". Its last sign of life came {clock(beat.elapsed_s)} into the run" if beat.elapsed_s else ""
+    if beat.silent_s:
+        last += f", when there had been no progress for {clock(beat.silent_s)} in `{beat.doing}`"
     lost = "find out why (the kernel's log, dmesg, tells if memory ran out)"
     yield Finding(
         "killed",
@@ -203,15 +208,17 @@ def _no_update(history: History) -> Iterator[Finding]:
                   steps=_steps([int(row["step"] or 0) for row, _ in without]))  # fmt: skip
 
 
-def _answers(history: History) -> Iterator[Finding]:
+def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     """What the completions' rewards show, where there were updates nevertheless."""
     causes = Counter(_cause(history, row) for row in history.rows)
     if not history.rows or not causes[None]:
         return
     counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0))
     accuracy = _mean(history, "reward/accuracy")
-    if counts_accuracy and accuracy == 0:
-        said = f"not one answer was right in {len(history.rows)} steps: the updates rewarded other parts of the reward alone"
+    few_right = counts_accuracy and accuracy is not None and accuracy < FEW_RIGHT and not is_clear
+    if few_right:
+        share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
+        said = f"{share} right in {len(history.rows)} steps: the updates rewarded other parts of the reward"
         advice = idle.advice("wrong", history.setting, {}, history.path)
         yield Finding("no right answer", said + answered(history), advice, is_serious=True)
     truncated = _mean(history, "length/truncated")
@@ -219,12 +226,11 @@ def _answers(history: History) -> Iterator[Finding]:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
         yield Finding("truncated", said, idle.advice("truncated", history.setting, {}, history.path), is_serious=True)
     useful = _mean(history, "groups/useful")
-    if useful is not None and useful < FEW_USEFUL and accuracy:
+    if useful is not None and useful < FEW_USEFUL and accuracy and not few_right:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
-        said = (
-            f"on average {useful:.0%} of the groups have differing rewards, and only these teach; {accuracy:.0%} of the answers"
-        )
-        yield Finding("few useful groups", f"{said} are right", idle.advice(cause, history.setting, {}, history.path))
+        differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
+        advice = idle.advice(cause, history.setting, {}, history.path)
+        yield Finding("few useful groups", f"{differ}; {accuracy:.0%} of the answers are right", advice, not is_clear)
 
 
 def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:

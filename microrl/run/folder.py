@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import datetime
 import errno
-import fcntl
 import gzip
 import json
 import os
 import re
 import shutil
-import struct
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
@@ -23,7 +20,7 @@ from microrl import files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
-from microrl.run import disk, rollouts
+from microrl.run import disk, locks, rollouts
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -45,8 +42,6 @@ class RunFolder:
 
     LOG_BYTES = 8 * 2**20
     """Maximum size of `run.log`, which is then renamed to `run.log.1`."""
-    _locked_here: ClassVar[set[Path]] = set()
-    """Folders that this process has locked. It may not open their lock files: closing one would release the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,50 +124,20 @@ class RunFolder:
             with suppress(FileNotFoundError):
                 files.refuse_hard_links(path, path.lstat())
         try:
-            file = files.open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+            self._lock = locks.take(self.path / LOCK)
+        except locks.Held as error:
+            owner = f" ({error.owner})" if error.owner else ""
+            hint = "wait for it, stop it, or choose another folder: --out DIR"
+            raise UserError(f"another process{owner} is training in {self.path}", hint) from None
         except OSError as error:
-            raise UserError(
-                f"cannot write to {self.path}: {error.strerror}", f"make it writable, or copy it: cp -r {self.path} COPY"
-            ) from error
-        try:
-            # A POSIX lock, which forked children do not inherit: it must not outlive this process. filelock's would.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError | PermissionError):
-                file.close()
-                return  # a file system without locks
-            owner = file.read(32).decode(errors="replace").strip()
-            file.close()
-            raise UserError(
-                f"another process{f' ({owner})' if owner else ''} is training in {self.path}",
-                "wait for it, stop it, or choose another folder: --out DIR",
-            ) from None
-        with suppress(OSError):  # a full disk: the lock works without the process id
-            file.write(f"{os.getpid()}\n".encode().ljust(12))
-        self._lock = file
-        self._locked_here.add(self.path.resolve())
+            hint = f"make it writable, or copy it: cp -r {self.path} COPY"
+            raise UserError(f"cannot write to {self.path}: {error.strerror}", hint) from error
 
     def unlock(self) -> None:
         """Release the lock."""
         if self._lock is not None:
-            self._lock.close()
+            locks.release(self._lock)
             self._lock = None
-            self._locked_here.discard(self.path.resolve())
-
-    @classmethod
-    def is_locked(cls, path: Path) -> bool | None:
-        """Whether a process trains in this folder: its lock ends with it, however it ends. None where nobody can tell."""
-        if path.resolve() in cls._locked_here:
-            return True
-        if sys.platform != "linux":
-            return None  # elsewhere the structure below differs
-        asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        try:
-            with files.open_regular(path / LOCK) as file:
-                answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
-        except (OSError, BadFile):
-            return None
-        return bool(struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK)
 
     @classmethod
     def newest(cls, root: Path = Path("runs"), *, has_final: bool = False) -> RunFolder:

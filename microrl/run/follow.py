@@ -13,8 +13,8 @@ from typing import Any
 
 from microrl import clock, files
 from microrl.files import BadFile
-from microrl.run import rollouts
-from microrl.run.folder import LOCK, RunFolder
+from microrl.run import locks, rollouts
+from microrl.run.folder import LOCK
 from microrl.run.metrics import METRICS, part
 
 CHUNK = 2**24
@@ -71,7 +71,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 def is_alive(folder: Path) -> bool:
     """Whether a process is at work on the run; where its lock does not tell, whether there has been a sign of life lately."""
-    if (is_locked := RunFolder.is_locked(folder)) is not None:
+    if (is_locked := locks.is_held(folder / LOCK)) is not None:
         return is_locked
     times = []
     for name in ("heartbeat.json", LOCK, "config.json"):

@@ -43,7 +43,8 @@ def without_repeats(questions: Sequence[Question], folder: RunFolder, console: R
     kept = distinct(questions)
     golds = {_text(question): question.answer for question in kept}
     if differing := sum(golds[_text(question)] != question.answer for question in questions):
-        why = f"{differing} questions are repeated with a different gold answer; the first one is used"
+        are = "question is" if differing == 1 else "questions are"
+        why = f"{differing} {are} repeated with a different gold answer; the first one is used"
         folder.event("warning", why)
         console.note(f"warning: {why}")
     return kept

@@ -40,6 +40,8 @@ IDLE_WARN, IDLE_STOP, IDLE_DEAD = 3, 10, 2
 functions have failed for every completion."""
 COLLAPSED: tuple[idle.Cause, ...] = ("wrong", "format", "truncated", "gradient")
 """Causes of such steps that better weights may remove, if the run ever had any."""
+RANDOM = 2.0
+"""Entropy as a multiple of the first step's from which a policy is taken to have become random."""
 ONCE_USEFUL = 0.1
 """Fraction of useful groups in the whole run below which there never was anything to learn."""
 
@@ -57,7 +59,7 @@ class Verdict:
     cause: idle.Cause | None = None
     """Why the last steps had no update; None for every other verdict."""
     has_collapsed: bool = False
-    """Whether those steps had no update because a policy that could learn no longer can."""
+    """Whether a policy that could learn no longer can."""
 
 
 class Guard:
@@ -148,7 +150,9 @@ class Guard:
         if action == "rollback" and memory.interventions >= ROLLBACKS:
             action = "stop"
             message += f"; the run was already rolled back {memory.interventions} times"
-        return Verdict(name, action, value if math.isfinite(value) else None, limit, message)
+        # Completions without an end are what a policy that has become random gives: a longer limit would not help it.
+        is_random = name in ("truncated", "length_drift") and (RULES["entropy_rise"].measure(row, memory) or 0.0) > RANDOM
+        return Verdict(name, action, value if math.isfinite(value) else None, limit, message, has_collapsed=is_random)
 
     def _check_idle(self, cause: idle.Cause, row: Row, limit: float, patience: int) -> Verdict | None:
         """A step without an update. A run that has learned and collapsed is rolled back once before it is stopped."""
