@@ -102,7 +102,7 @@ def test_a_confined_function_computes_and_is_started_again(make):
     assert called(rewards, "abc", "") == ([7, 4], "")
     (confined,) = judged.below(rewards._rewards[0]._process._process.pid)
     os.kill(confined, signal.SIGKILL)
-    assert called(rewards, "abc")[1] == "its process has ended"
+    assert "its process " in called(rewards, "abc")[1]
     assert called(rewards, "abc") == ([7], "")
 
 

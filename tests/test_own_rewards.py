@@ -74,7 +74,7 @@ def never_ends(prompts, completions, rows):
 
 def leaves(prompts, completions, rows):
     if any("leave" in text for text in completions):
-        os._exit(0)
+        os._exit(3)
     return [1.0] * len(completions)
 
 def exits(prompts, completions, rows):
@@ -328,7 +328,7 @@ def test_a_call_that_hangs_is_killed_and_after_two_no_more_are_made(own):
 
 def test_a_function_that_ends_its_process_is_started_again(own):
     rewards = own("leaves")
-    assert values(rewards, "leave") == ([None], {0: "its process has ended"})
+    assert values(rewards, "leave") == ([None], {0: "its process ended with status 3"})
     assert values(rewards, "stay") == ([1.0], {})
 
 
@@ -340,7 +340,7 @@ def test_a_function_that_ends_its_process_is_started_again(own):
         ("own:Scorer", "it is a class, not a function"),
         ("broken:fn", "SyntaxError: invalid syntax (broken.py, line 1)"),
         ("raises:fn", "RuntimeError: no card (raises.py, line 1)"),
-        ("leaves:fn", "its process has ended"),
+        ("leaves:fn", "its process ended with status "),
     ],
 )
 def test_a_function_that_cannot_be_imported_is_named(own, target, words):

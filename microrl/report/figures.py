@@ -85,7 +85,8 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
     """Validation accuracy during training; held-out accuracy before and after it, with its 95 % intervals."""
     for number, (history, colour, style) in enumerate(styled(histories)):
         name = shown_text(history.name) if len(histories) > 1 else ""
-        validated = positions(history, "validate/accuracy", by, histories)
+        places, accuracies = positions(history, "validate/accuracy", by, histories)
+        validated = [place - (by == "step") for place in places], accuracies  # of the weights before the step
         hover.show(axes, f"{name} validation".strip(), *validated)
         axes.plot(*validated, style, color=colour, marker="o", markersize=2.5, linewidth=1.2)
         places, _ = positions(history, "step", by, histories)

@@ -26,6 +26,8 @@ HOST = str(Path(__file__).with_name("host.py"))
 """Run as a file: it needs nothing of this package, and starts in a tenth of a second."""
 IMPORT_S = 300.0
 """How long a function's module may take to be imported. Some load a model of their own."""
+ENDING_S = 1.0
+"""How long a process that has closed its pipes may take to end."""
 LONGEST_REPLY = 2**26
 """Bytes."""
 
@@ -109,15 +111,17 @@ class FunctionProcess:
                 _wait(descriptor, select.POLLOUT, until, gone)
                 view = view[os.write(descriptor, view[: 1 << 16]) :]
         except BrokenPipeError:
-            raise NoReply(_ENDED) from None
+            raise NoReply(self._how_it_ended()) from None
 
     def _reply(self, until: float, gone: Gone) -> dict[str, Any]:
         descriptor, found = self._pipes()[1], [self._unread]
         while b"\n" not in found[-1]:
             _wait(descriptor, select.POLLIN, until, gone)
             data = os.read(descriptor, 1 << 16)
-            if not data or sum(map(len, found)) > LONGEST_REPLY:
-                raise NoReply(_ENDED)
+            if not data:
+                raise NoReply(self._how_it_ended())
+            if sum(map(len, found)) > LONGEST_REPLY:
+                raise NoReply(f"it returned more than {LONGEST_REPLY:,} bytes")
             found.append(data)
         line, _, self._unread = b"".join(found).partition(b"\n")
         try:
@@ -127,6 +131,14 @@ class FunctionProcess:
         if not isinstance(reply, dict):
             raise NoReply("its process has sent something that is no answer")
         return reply
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        try:
+            status = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            return "it has closed its process's pipes"
+        return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with status {status}"
 
     def kill(self) -> None:
         """Kill the process and what it has started."""
@@ -139,9 +151,6 @@ class FunctionProcess:
                 assert pipe is not None
                 pipe.close()
             self._process = None
-
-
-_ENDED = "its process has ended"
 
 
 def _wait(descriptor: int, event: int, until: float, gone: Gone) -> None:
