@@ -29,10 +29,6 @@ SHOWN = 60
 EXCERPT = 200
 
 
-def register(app: typer.Typer) -> None:
-    app.command("audit", epilog=EXAMPLES)(audit)
-
-
 def audit(
     target: Annotated[
         str | None,

@@ -25,18 +25,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
-        no_args_is_help=True,
-        epilog=EXAMPLES,
-    )
-    group.callback()(lambda: None)
-    for command in (step, peer, rollout, sync, logprob):
-        group.command(command.__name__)(command)
-    app.add_typer(group, name="bench")
-
-
 def step(
     model: Annotated[
         str,
@@ -271,3 +259,12 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
     for first, *others in lines:
         print("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:]))]))
+
+
+group = typer.Typer(
+    help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
+    no_args_is_help=True,
+    epilog=EXAMPLES,
+)
+for command in (step, peer, rollout, sync, logprob):
+    group.command(command.__name__)(command)

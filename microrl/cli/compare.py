@@ -37,10 +37,6 @@ PIPE_WIDTH = 200
 """Characters per line without a terminal."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("compare", epilog=EXAMPLES)(compare)
-
-
 def compare(
     targets: Annotated[
         list[str],

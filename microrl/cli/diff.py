@@ -30,10 +30,6 @@ SHOWN_BEFORE = 60
 """Characters of what both answers begin with that are shown."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("diff", epilog=EXAMPLES)(diff)
-
-
 def diff(
     target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
     evaluation: Annotated[

@@ -23,10 +23,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("eval", epilog=EXAMPLES)(evaluate)
-
-
 def evaluate(
     target: Annotated[
         str | None,

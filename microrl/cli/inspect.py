@@ -26,10 +26,6 @@ KL_BOUND = "kl-bound"
 RANKS = (2, 4, 8, 16, 32, 64)
 
 
-def register(app: typer.Typer) -> None:
-    app.command("inspect", epilog=EXAMPLES)(inspect)
-
-
 def inspect(
     target: Annotated[
         str | None,

@@ -26,10 +26,6 @@ EXAMPLES = """
 FORMS = ("lora", "full")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("merge", epilog=EXAMPLES)(merge)
-
-
 def merge(
     run: Annotated[
         str | None,

@@ -31,10 +31,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("plan", epilog=EXAMPLES)(plan)
-
-
 def plan(
     presets: options.Presets = None,
     model: options.Model = None,

@@ -9,16 +9,10 @@ import typer
 from microrl.cli.output import emit
 from microrl.terminal import printable
 
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="List the presets, show one, or list the adapters or the data sets.", invoke_without_command=True)
-    group.callback()(listing)
-    group.command("show")(show)
-    group.command("adapters")(adapters)
-    group.command("data")(data)
-    app.add_typer(group, name="presets")
+group = typer.Typer(invoke_without_command=True)
 
 
+@group.callback()
 def listing(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print names and descriptions as JSON.")] = False,
@@ -37,6 +31,7 @@ def listing(
         print(f"{name:{width}}  {text}")
 
 
+@group.command()
 def show(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Presets; later ones win.")],
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the full configuration as JSON.")] = False,
@@ -51,6 +46,7 @@ def show(
         print(printable(presets.read(presets.find(name)).rstrip()))
 
 
+@group.command()
 def adapters(
     model: Annotated[str, typer.Option(help="Model whose parameters are counted, as for `train`.")] = "Qwen2.5-1.5B-Instruct",
     rank: Annotated[
@@ -67,6 +63,7 @@ def adapters(
     emit({row.kind: row.to_json() for row in rows}) if as_json else print(table.page(model, rows))
 
 
+@group.command()
 def data(as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False) -> None:
     """List the data sets that `--data` and `--bench` know by name. "benchmark": it has no training part."""
     from dataclasses import asdict

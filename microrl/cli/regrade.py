@@ -24,10 +24,6 @@ SHOWN = 20
 WIDTH = 60
 
 
-def register(app: typer.Typer) -> None:
-    app.command("regrade", epilog=EXAMPLES)(regrade)
-
-
 def regrade(
     target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
     reward: Annotated[

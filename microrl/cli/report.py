@@ -27,10 +27,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("report", epilog=EXAMPLES)(report)
-
-
 def report(
     targets: Annotated[
         list[str] | None,

@@ -24,10 +24,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("sample", epilog=EXAMPLES)(sample)
-
-
 def sample(
     words: Annotated[
         list[str], typer.Argument(metavar="[RUN] QUESTION", help="A run folder (default: the newest run), and the question.")

@@ -32,10 +32,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("sweep", epilog=EXAMPLES)(sweep)
-
-
 def _several(what: str, of: str) -> Any:
     return typer.Option(metavar=f"{what}[,...]", help=of, show_default="the preset's")
 

@@ -21,10 +21,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("track", epilog=EXAMPLES)(track)
-
-
 def track(
     target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
     *,

@@ -35,10 +35,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("train", epilog=EXAMPLES)(train)
-
-
 def train(
     presets: options.Presets = None,
     model: options.Model = None,

@@ -27,10 +27,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("warmup", epilog=EXAMPLES)(warmup)
-
-
 def warmup(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default="with --resume: the run's")

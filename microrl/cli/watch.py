@@ -10,10 +10,6 @@ import typer
 from microrl.cli.output import say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("watch")(watch)
-
-
 def watch(
     target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
 ) -> None:
