@@ -32,6 +32,7 @@ EXAMPLES = """
 
 
 def plan(
+    context: typer.Context,
     presets: options.Presets = None,
     model: options.Model = None,
     rank: options.Rank = None,
@@ -67,11 +68,7 @@ def plan(
     from microrl.config import resolve
     from microrl.plan.source import shape_of
 
-    flags = options.as_flags(
-        model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
-        price=price, sft_minutes=sft_minutes,
-    )  # fmt: skip
-    config = _bounded(resolve(presets or (), flags, sets or ()))
+    config = _bounded(resolve(presets or (), options.as_flags(context), sets or ()))
     shape = shape_of(config.model.name)
     device, free_gb = _card(gpu)
     if study is not None:

@@ -37,6 +37,7 @@ def _several(what: str, of: str) -> Any:
 
 
 def sweep(
+    context: typer.Context,
     presets: options.Presets = None,
     models: Annotated[str | None, _several("MODEL", "Models to train.")] = None,
     adapters: Annotated[str | None, _several("KIND", "Kinds of adapters.")] = None,
@@ -119,10 +120,7 @@ def sweep(
     strategy = strategy if strategy is not None else study.strategy or STRATEGIES[0]
     if strategy not in STRATEGIES:
         raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
-    flags = options.as_flags(
-        model=None, rank=None, adapter=None, loss=None, data=data, engine=engine, seed=None, hours=hours, steps=steps,
-        price=price, sft_minutes=None,
-    )  # fmt: skip
+    flags = options.as_flags(context) | {"budget.hours": hours}
     given: dict[str, Sequence[Any]] = {
         "model": values("--models", models), "adapter": values("--adapters", adapters), "rank": numbers("--ranks", ranks),
         "alpha": values("--alpha", alpha), "loss": values("--losses", losses), **varied(vary or ()),
