@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,7 +30,7 @@ SHOWN_BEFORE = 60
 
 
 def diff(
-    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+    target: options.Run = None,
     evaluation: Annotated[
         str | None,
         typer.Option(
@@ -47,9 +46,9 @@ def diff(
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
+    from microrl.cli.target import run_of
     from microrl.errors import UserError, did_you_mean
     from microrl.report import transcripts
-    from microrl.run.folder import RunFolder
     from microrl.terminal import printable
 
     kinds = {
@@ -58,9 +57,7 @@ def diff(
     }  # fmt: skip
     if only not in kinds:
         raise UserError(f"invalid value '{only}' for --only", did_you_mean(only, kinds))
-    folder = RunFolder.open(Path(target)) if target is not None else RunFolder.newest()
-    if target is None:
-        say(f"using the newest run: {folder.path}")
+    folder = run_of(target)
     stored = transcripts.evaluations(folder.path)
     if not stored:
         raise UserError(

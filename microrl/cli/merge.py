@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit, say
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -51,7 +49,7 @@ def merge(
     model: Annotated[
         str | None, typer.Option(help="Base model of the adapter.", show_default="the one that the run or adapter names")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON description of the output.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
     from microrl.cli.target import prepare_hub

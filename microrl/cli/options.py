@@ -64,6 +64,7 @@ Price = Annotated[
         show_default="the preset's, else the GPU's typical price, 0 on a CPU",
     ),
 ]
+Run = Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the result as JSON.")]
 SftMinutes = Annotated[
     float | None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit
 from microrl.terminal import printable
 
@@ -15,7 +16,7 @@ group = typer.Typer(invoke_without_command=True)
 @group.callback()
 def listing(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print names and descriptions as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the presets, show one, or list the adapters or the data sets."""
     if context.invoked_subcommand is not None:
@@ -34,7 +35,7 @@ def listing(
 @group.command()
 def show(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Presets; later ones win.")],
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the full configuration as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Print a preset file; with --json, the full configuration it resolves to."""
     from microrl.config import presets, resolve
@@ -53,7 +54,7 @@ def adapters(
         list[int] | None,
         typer.Option(min=1, help="Rank to count parameters for; repeat for several.", show_default="8, 64 and 256"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """List every adapter: its formula, its source, how it is served, and its number of trained parameters."""
     from microrl.plan import adapters as table
@@ -64,7 +65,7 @@ def adapters(
 
 
 @group.command()
-def data(as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False) -> None:
+def data(as_json: options.Json = False) -> None:
     """List the data sets that `--data` and `--bench` know by name. "benchmark": it has no training part."""
     from dataclasses import asdict
 

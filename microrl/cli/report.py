@@ -47,12 +47,12 @@ def report(
     """Write a page about runs: did it help, what went wrong, figures, completions. One HTML file that loads nothing else."""
     from rich.console import Console
 
+    from microrl.cli.target import run_of
     from microrl.report import settings
     from microrl.report.figures import save, save_all
     from microrl.report.history import load_all
     from microrl.report.page import write
     from microrl.report.verdict import judge
-    from microrl.run.folder import RunFolder
     from microrl.terminal import printable
 
     by_setting: list[tuple[str, Estimate]] = []
@@ -60,8 +60,7 @@ def report(
         by_setting = [one for target in targets for one in _by_setting(Path(target))]
         paths = [path for target in targets for path in _runs(Path(target))]
     else:
-        paths = [RunFolder.newest().path]
-        say(f"using the newest run: {paths[0]}")
+        paths = [run_of(None).path]
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
     of_sweep = _of_sweep(targets or ())
     with Console(stderr=True).status("reading, and drawing the figures"):  # on a terminal only

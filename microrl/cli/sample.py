@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def sample(
         typer.Option(min=0, help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the answers as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Ask a run's base model and trained model the same question, with the same random numbers."""
     from microrl.cli.target import prepare_hub

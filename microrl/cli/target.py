@@ -47,6 +47,15 @@ def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False, loads_m
     hub.prepare(*models_named, *map(place, data), local=(known_models.QUICKSTART, "arithmetic"))
 
 
+def run_of(name: str | None) -> RunFolder:
+    """The run in this folder; for None the newest, which is said. Raises UserError."""
+    if name is not None:
+        return RunFolder.open(Path(name))
+    run = RunFolder.newest()
+    say(f"using the newest run: {run.path}")
+    return run
+
+
 def is_path(name: str) -> bool:
     """Whether a name can only be a path."""
     return name.startswith(("/", ".", "~", "runs/"))
