@@ -253,12 +253,11 @@ def _names(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def _table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print columns: the first one flush left, the others flush right."""
-    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
-    for first, *others in lines:
-        print("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:]))]))
+    from microrl.plan.show import as_text, table
+
+    print(as_text(table((head[0], *(f">{name}" for name in head[1:])), (map(str, row) for row in rows))))
 
 
 group = typer.Typer(

@@ -70,17 +70,15 @@ def data(as_json: options.Json = False) -> None:
     from dataclasses import asdict
 
     from microrl.config.catalogue import DATASETS
+    from microrl.plan.show import print_lines
 
     if as_json:
         emit({name: {**asdict(known), "page": known.page} for name, known in DATASETS.items()})
         return
-    table = [("name", "kind", "rows", "splits", "licence", "gated", "hub id")]
+    lines = []
     for name, known in DATASETS.items():
         rows = " + ".join(f"{count:,}" for count in known.rows.values())
         splits = " + ".join(known.splits) if "train" in known.splits else "benchmark"
-        table.append(
-            (name, known.kind, rows, splits, known.licence or "not stated", "yes" if known.is_gated else "", known.hub_id)
-        )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        gated = "yes" if known.is_gated else ""
+        lines.append((name, known.kind, rows, splits, known.licence or "not stated", gated, known.hub_id))
+    print_lines(("name", "kind", "rows", "splits", "licence", "gated", "hub id"), lines)
