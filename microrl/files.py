@@ -254,6 +254,33 @@ def written_whole(target: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `target` after everything in it is on disk."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    remove(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for path in (*temporary.iterdir(), temporary):
+            _flush(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    # From here on it is complete, under either name.
+    remove(target)
+    temporary.replace(target)
+    _flush(target.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_json(target: Path, value: Any) -> None:
     """Write a file under a temporary name, flush it and rename it. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -200,18 +200,10 @@ def save_final(run: Run) -> None:
     """Write the current adapter to `final/`. Raises MachineFailure if it cannot be written."""
 
     def work() -> None:
-        target, temporary = run.folder.path / FINAL, run.folder.path / f".{FINAL}.tmp"
-        files.remove(temporary)
-        try:
-            temporary.mkdir(parents=True)
+        with files.whole_folder(run.folder.path / FINAL) as temporary:
             if not (run.folder.path / "config.json").exists():  # somebody has deleted the folder under the run
                 run.folder.write_config(run.config.model_dump(mode="json"))
             write(temporary, run.policy.adapter)
-            checkpoint.flush(temporary)
-            files.remove(target)
-            temporary.replace(target)
-        finally:
-            files.remove(temporary)
 
     run.console.status("saving the adapter")
     with run.watch.phase("save"):
