@@ -67,6 +67,11 @@ class BrokenTrainer(SyncNotProved):
     """The trainer's own scores are not finite, so nothing can be proved: no fault of the engine."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its kind; libraries add a page."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def in_a_new_run(change: str) -> str:
     """A hint to change a setting that a run cannot change when it is resumed."""
     return f"start a new run, for example with {change}; --init RUN starts it from this run's adapter"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from microrl.errors import UserError
 
@@ -158,13 +159,22 @@ def read_json(
         found = adapter.validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
         if is_consistent and first["type"] == "unexpected_keyword_argument":
-            raise BadFile(f"{path} has a key `{where}` too many: {OF_ANOTHER_VERSION}") from None
-        raise BadFile(f"{path} is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
+            raise BadFile(f"{path} has a key `{_place(first)}` too many: {OF_ANOTHER_VERSION}") from None
+        raise BadFile(f"{path} is damaged: {said_first(error)}") from None
     if is_consistent and (name := absent(json.loads(content), found)) is not None:
         raise BadFile(f"{path} has no `{name}`: {OF_ANOTHER_VERSION}")
     return found
+
+
+def said_first(error: ValidationError) -> str:
+    """What is wrong first, and at which key."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"`{_place(first)}`: {first['msg']}" if first["loc"] else first["msg"]
+
+
+def _place(error: ErrorDetails) -> str:
+    return ".".join(str(part) for part in error["loc"])
 
 
 def absent(raw: Any, found: Any) -> str | None:

@@ -16,7 +16,7 @@ from microrl.adapters import starts
 from microrl.adapters.starts import Pair, Progress, Start
 from microrl.adapters.targets import chosen_linears, kind_of, refuse_rank
 from microrl.config.adapters import BaseAdapterConfig
-from microrl.errors import UserError
+from microrl.errors import UserError, first_line
 from microrl.models.tensors import parameter_count
 from microrl.types import AdapterSnapshot, LowRank, Merge
 
@@ -79,7 +79,7 @@ class Adapter:
         try:
             wrapped = peft.get_peft_model(self.model, settings, adapter_name=ADAPTER)
         except ValueError as error:
-            raise UserError(f"PEFT cannot adapt this {architecture} model: {str(error).splitlines()[0]}", hint) from error
+            raise UserError(f"PEFT cannot adapt this {architecture} model: {first_line(error)}", hint) from error
         wrong = sorted(set(tuned(self.model)) ^ set(layers)) if layers else []
         if wrong:
             why = f"PEFT would adapt other layers of this {architecture} model than intended; the first difference: {wrong[0]}"

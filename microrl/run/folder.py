@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
 import fcntl
 import gzip
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
-from microrl import files
+from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
@@ -274,10 +273,10 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append a console line with its time to `run.log`; dropped if that cannot be written."""
-        path, now = self.path / LOG, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        path = self.path / LOG
         with suppress(OSError, BadFile):
             with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
-                file.write(f"{now} {printable(text.strip())}\n".encode(errors="backslashreplace"))
+                file.write(f"{clock.stamp()} {printable(text.strip())}\n".encode(errors="backslashreplace"))
                 size = file.tell()
             if size > self.LOG_BYTES:
                 path.replace(path.with_name(f"{LOG}.1"))
@@ -346,9 +345,8 @@ class RunFolder:
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Append an event to `events.jsonl`: a warning, a skipped update, an interruption. In training it has a step."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         step = {} if self.step is None else {"step": self.step}
-        self.append("events.jsonl", {"time": now, "kind": kind, "message": message} | step | details)
+        self.append("events.jsonl", {"time": clock.stamp(), "kind": kind, "message": message} | step | details)
 
     def log_rollouts(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
         """Write all completions of a step, compressed, one per line; see `rollouts.lines`. Raises OSError."""

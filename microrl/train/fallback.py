@@ -6,12 +6,12 @@ longer works, and both go with the process. The changes are kept in `engine.json
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from microrl import clock
 from microrl.config import RunConfig
 from microrl.config.engine_rules import Mode, auto_is_vllm, sync_mode
 from microrl.config.schema import AutoEngineConfig, TransformersEngineConfig
@@ -103,8 +103,7 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     if found is None:
         return None
     change, engine, said = found
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    failure = Failure(time=now, doing=error.fault.doing, error=error.message, change=change)
+    failure = Failure(time=clock.stamp(), doing=error.fault.doing, error=error.message, change=change)
     kept = _Record(engine=engine, failures=[*before, failure])
     try:
         folder.write_json(FILE, kept.model_dump(mode="json"))
