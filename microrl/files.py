@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -262,6 +263,17 @@ def written_whole(target: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_lines(target: Path, lines: Iterable[dict[str, Any]], level: int) -> None:
+    """Write JSON lines, compressed, under a temporary name; the same ones give the same bytes. Raises OSError."""
+    with (
+        written_whole(target) as temporary,
+        temporary.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=level) as file,  # without name and time
+    ):
+        for line in lines:
+            file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
 
 
 @contextmanager

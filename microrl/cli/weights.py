@@ -9,7 +9,7 @@ from microrl.cli.target import find, is_path
 from microrl.config import RunConfig, resolve
 from microrl.config.paths import expanded
 from microrl.errors import UserError
-from microrl.run.folder import RunFolder
+from microrl.run.folder import RunFolder, run_above
 
 CHECKPOINTS = "checkpoints"
 FINAL = "final"
@@ -69,18 +69,15 @@ def find_weights(name: str | None) -> Found:
         has_model = (path / "config.json").is_file()  # with an adapter beside it, loading the model refuses both
         is_adapter = (path / "adapter_config.json").is_file() and not has_model
         if not (is_adapter or RunFolder.is_one(path) or _part(path) is not None):
-            if is_path(name) and _run_above(path) is not None:
-                raise UserError(
-                    f"{name} is no part of the run {_run_above(path)}",
-                    f"its parts: {', '.join(_parts(_run_above(path)))}",
-                )
+            if is_path(name) and (run := run_above(path)) is not None:
+                raise UserError(f"{name} is no part of the run {run}", f"its parts: {', '.join(_parts(run))}")
             return Found(find(name).config, None, None)
     return find_adapter(name)
 
 
 def _part(path: Path) -> tuple[Path, Path] | None:
     """(run, folder of its part), for RUN/final, RUN/best, RUN/checkpoints/step-N and RUN/step-N that exist."""
-    run = _run_above(path)
+    run = run_above(path)
     if run is None:
         return None
     for folder in (path, run / CHECKPOINTS / path.name):
@@ -89,14 +86,6 @@ def _part(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _run_above(path: Path) -> Path | None:
-    """The run that this may be a part of."""
-    above = path.absolute().parent
-    return next((run for run in (above, above.parent) if RunFolder.is_one(run)), None)
-
-
-def _parts(run: Path | None) -> list[str]:
-    if run is None:
-        return []
+def _parts(run: Path) -> list[str]:
     found = [name for name in (FINAL, "best") if (run / name).is_dir()]
     return [*found, *sorted(path.name for path in (run / CHECKPOINTS).glob("step-*"))] or ["none yet"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gzip
 import json
 import os
 import re
@@ -352,14 +351,7 @@ class RunFolder:
         """Write all completions of a step, compressed, one per line; see `rollouts.lines`. Raises OSError."""
         path = self.path / rollouts.FOLDER / rollouts.name(step)
         path.parent.mkdir(exist_ok=True)
-        # No name and no time in the archive, so that the same rollouts give the same bytes.
-        with (
-            files.written_whole(path) as temporary,
-            temporary.open("wb") as raw,
-            gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=3) as file,
-        ):
-            for line in lines:
-                file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+        files.write_lines(path, lines, level=3)
 
     def discard(self) -> None:
         """Remove the folder if nothing has been run in it yet, so that its name is free again."""
@@ -390,9 +382,14 @@ def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"budget": {name: value for name, value in config["budget"].items() if name not in ("hours", "steps")}}
 
 
+def run_above(path: Path) -> Path | None:
+    """The run that this may be a part of."""
+    above = path.absolute().parent
+    return next((run for run in (above, above.parent) if RunFolder.is_one(run)), None)
+
+
 def not_a_run(path: Path) -> UserError:
     """For what is no run folder; the hint names the run that it is a part of, if any."""
-    above = path.absolute().parent
-    run = next((one for one in (above, above.parent) if RunFolder.is_one(one)), None)
+    run = run_above(path)
     hint = "list your runs with `ls runs`, or start one with `microrl train`" if run is None else f"pass the run itself: {run}"
     return UserError(f"{path} is not a run folder", hint)
