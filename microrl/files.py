@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +27,7 @@ Value = TypeVar("Value")
 MAX_JSON_BYTES = 64 * 2**20
 CHUNK = 2**20
 """Bytes that are hashed at once."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """For files written by microrl itself: exactly these keys, and no type conversions."""
 ADDED = {"added": True}
@@ -317,3 +320,21 @@ def is_writable(folder: Path) -> bool:
     """Whether files can be written to this folder, which need not exist yet."""
     place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error means no space: a full disk, a quota, or a file size limit."""
+    return _errno(error) in _FULL
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether an error comes from the operating system: full or read-only disk, missing permissions, deleted folder."""
+    return _errno(error) is not None
+
+
+def _errno(error: BaseException) -> int | None:
+    """The errno of an error, or None. safetensors, written in Rust, has it in its message only."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found is not None else None

@@ -18,7 +18,6 @@ from microrl.config import RunConfig, known_models
 from microrl.errors import MachineFailure, UserError
 from microrl.models.load import NO_CODE
 from microrl.models.tensors import weights
-from microrl.run import disk
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.saving import BEST
@@ -114,7 +113,7 @@ def _whole(target: Path) -> Iterator[Path]:
     except PermissionError as error:
         raise UserError(f"cannot write {target}: {error.strerror}", "choose another folder: --out DIR") from error
     except Exception as error:
-        if not disk.is_full(error):
+        if not files.is_full(error):
             raise
         raise MachineFailure(
             f"the disk is full: no room for {target} ({error})", "free some space, or choose another folder: --out DIR"

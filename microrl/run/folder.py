@@ -19,7 +19,7 @@ from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
-from microrl.run import disk, rollouts
+from microrl.run import rollouts
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -333,11 +333,11 @@ class RunFolder:
         try:
             yield
         except Exception as error:
-            if not disk.is_refused(error):
+            if not files.is_refused(error):
                 raise
             if what not in self._left_out:
                 self._left_out.add(what)
-                kind, said = ("disk full", "no room for") if disk.is_full(error) else ("warning", "cannot write")
+                kind, said = ("disk full", "no room for") if files.is_full(error) else ("warning", "cannot write")
                 (tell or self.event)(kind, f"{said} {what}: {error}")
         else:
             self._left_out.discard(what)

@@ -12,7 +12,7 @@ from microrl.adapters.folder import write
 from microrl.errors import MachineFailure, UserError
 from microrl.files import BadFile
 from microrl.limits import CHECKPOINTS, checkpoint_interval_s
-from microrl.run import checkpoint, disk, heartbeat
+from microrl.run import checkpoint, heartbeat
 from microrl.run.checkpoint import State
 from microrl.run.folder import RunFolder
 from microrl.train.guard import memory_of
@@ -171,7 +171,7 @@ def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
             work()
             return
         except Exception as error:
-            if not disk.is_full(error):
+            if not files.is_full(error):
                 raise
             checkpoint.prune(run.folder.path / FOLDER, kept=1, keep_every=keep_every)
     work()
@@ -210,7 +210,7 @@ def save_final(run: Run) -> None:
         try:
             _retry_on_a_full_disk(run, work)
         except Exception as error:
-            if not disk.is_refused(error):
+            if not files.is_refused(error):
                 raise
             raise _not_written(run, "the final adapter", error) from error
 
@@ -224,7 +224,7 @@ def flush_lines(run: Run) -> None:
 
 
 def _not_written(run: Run, what: str, error: Exception) -> MachineFailure:
-    full = disk.is_full(error)
+    full = files.is_full(error)
     return MachineFailure(
         (f"the disk is full: no room for {what}" if full else f"cannot write {what} into {run.folder.path}") + f" ({error})",
         ("free some space" if full else "make it writable")

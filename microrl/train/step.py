@@ -11,7 +11,7 @@ from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
 from microrl.errors import first_line
 from microrl.models import gpu
-from microrl.policy.schedule import learning_rate
+from microrl.policy.optimizer import learning_rate
 from microrl.policy.update_metrics import Update
 from microrl.rewards.scorer import gdpo_weights
 from microrl.run import metrics, rollouts
