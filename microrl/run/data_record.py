@@ -13,7 +13,6 @@ from microrl.config.schema import DataConfig
 from microrl.data.load import Question, load_questions
 from microrl.data.sft_examples import Solution
 from microrl.errors import UserError
-from microrl.files import read_json
 from microrl.run.folder import RunFolder
 
 RECORD = "data.json"
@@ -69,13 +68,13 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
     """
     found = of_questions(config.data, questions)
     sft = fingerprint(config.sft.data or config.data.name, solutions) if solutions is not None else None
-    path = folder.path / RECORD
-    if not path.exists() and not _has_results(folder):
+    record = recorded(folder)
+    if record is None and not _has_results(folder):
         folder.write_json(RECORD, Record(data=found, sft=sft).model_dump())
         return
-    if not path.exists():
-        raise UserError(f"{path} is missing, so it is unknown whether the data has changed", "start a new run: --out DIR")
-    record: Record = read_json(path, Record)
+    if record is None:
+        why = f"{folder.path / RECORD} is missing, so it is unknown whether the data has changed"
+        raise UserError(why, "start a new run: --out DIR")
     _refuse_other(folder, record.data, found, "the data")
     if sft is not None and record.sft is not None:
         _refuse_other(folder, record.sft, sft, "the SFT data")
@@ -83,8 +82,8 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
 
 def recorded(folder: RunFolder) -> Record | None:
     """The record of a run; None if there is none. Raises BadFile if it is damaged."""
-    path = folder.path / RECORD
-    return read_json(path, Record) if path.exists() else None
+    found: Record | None = folder.read_if_there(RECORD, Record)
+    return found
 
 
 def is_same(run: RunFolder | None, config: RunConfig, found: Fingerprint) -> bool | None:

@@ -232,6 +232,10 @@ class RunFolder:
         """A JSON file as `kind`; see `files.read_json`. Raises BadFile."""
         return files.read_json(self.path / name, kind)
 
+    def read_if_there(self, name: str, kind: Any) -> Any:
+        """As `read_json`; None where there is no such file."""
+        return self.read_json(name, kind) if (self.path / name).exists() else None
+
     def write_json(self, name: str, value: Any) -> None:
         """Write a file under a temporary name, flush it and rename it. Raises OSError."""
         files.write_json(self.path / name, value)
