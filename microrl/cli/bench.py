@@ -166,19 +166,20 @@ def rollout(
 
     Needs vLLM. The comparison uses the same engine, requests and settings, and a model with random weights.
     """
+    from microrl.cli.sweep_values import values
     from microrl.commands.bench.synthetic import ARCHITECTURES, check_name
     from microrl.rollout.preflight import require_vllm
 
-    names = _names(arch)
+    names = values("--arch", arch)
     for name in names:
         check_name("architecture", name, ARCHITECTURES)
     require_vllm("bench rollout")
     from microrl.commands.bench.rollout import measure
 
-    results = []
+    results, layers = [], values("--targets", targets)
     for name in names:
         result = measure(
-            shape=shape, architecture=name, rank=rank, targets=_names(targets), sync=sync, sleep=sleep, dtype=dtype, head=head,
+            shape=shape, architecture=name, rank=rank, targets=layers, sync=sync, sleep=sleep, dtype=dtype, head=head,
             device=device, prompts=prompts, group=group, tokens=tokens, cycles=cycles, pairs=pairs, say=say,
         )  # fmt: skip
         results.append(result)
@@ -228,11 +229,12 @@ def sync(
 
     Needs vLLM. The sync check is not timed. The model has random weights.
     """
+    from microrl.cli.sweep_values import values
     from microrl.commands.bench.synthetic import check_name
     from microrl.config.adapters import KINDS
     from microrl.rollout.preflight import require_vllm
 
-    kinds = _names(adapters)
+    kinds = values("--adapters", adapters)
     for kind in kinds:
         check_name("adapter", kind, KINDS)
     require_vllm("bench sync")
@@ -246,11 +248,6 @@ def sync(
         ("adapter", "mode", "push", "trained parameters"),
         ((row["kind"], row["mode"], f"{1000 * row['push_s']:.1f} ms", f"{row['trained']:,}") for row in found),
     )
-
-
-def _names(text: str | None) -> list[str]:
-    """The parts of a list that is separated by commas."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
