@@ -52,11 +52,10 @@ def compare(
 ) -> None:
     """Compare runs by their stored evaluations. Intervals cover both seeds and problems; gains are paired by problem."""
     from microrl.cli.weights import find_adapter
-    from microrl.errors import UserError, did_you_mean
+    from microrl.errors import UserError, refuse_other
 
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
-    if form not in forms:
-        raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, forms))
+    refuse_other("--as", form, forms)
     from microrl.commands.answer import answer_to
     from microrl.commands.compare import Entry, varied
     from microrl.commands.compare import compare as rows_of

@@ -47,7 +47,7 @@ def diff(
 ) -> None:  # fmt: skip
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
     from microrl.cli.target import run_of
-    from microrl.errors import UserError, did_you_mean
+    from microrl.errors import UserError, did_you_mean, refuse_other
     from microrl.report import transcripts
     from microrl.terminal import printable
 
@@ -55,8 +55,7 @@ def diff(
         "turned": (transcripts.RIGHT, transcripts.WRONG), "right": (transcripts.RIGHT,), "wrong": (transcripts.WRONG,),
         "changed": (transcripts.RIGHT, transcripts.WRONG, transcripts.OTHER), "all": transcripts.KINDS,
     }  # fmt: skip
-    if only not in kinds:
-        raise UserError(f"invalid value '{only}' for --only", did_you_mean(only, kinds))
+    refuse_other("--only", only, kinds)
     folder = run_of(target)
     stored = transcripts.evaluations(folder.path)
     if not stored:

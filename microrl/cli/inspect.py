@@ -109,10 +109,9 @@ def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
 
 
 def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
-    from microrl.errors import UserError, did_you_mean
+    from microrl.errors import UserError, refuse_other
 
-    if clip not in ("value", "norm"):
-        raise UserError(f"invalid value '{clip}' for --clip", did_you_mean(clip, ("value", "norm")))
+    refuse_other("--clip", clip, ("value", "norm"))
     try:
         import sklearn  # noqa: F401
     except ImportError:

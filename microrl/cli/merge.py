@@ -21,7 +21,6 @@ EXAMPLES = """
 
   microrl merge some-peft-adapter --model Qwen2.5-1.5B-Instruct --as full --out my-model
 """
-FORMS = ("lora", "full")
 
 
 def merge(
@@ -55,12 +54,10 @@ def merge(
     from microrl.cli.target import prepare_hub
     from microrl.cli.weights import find_adapter
     from microrl.config.paths import expanded
-    from microrl.errors import UserError, did_you_mean
+    from microrl.errors import UserError, refuse_other
 
-    if form is not None and form not in FORMS:
-        raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, FORMS))
-    if dtype is not None and dtype not in (types := ("float32", "bfloat16", "float16")):
-        raise UserError(f"invalid value '{dtype}' for --dtype", did_you_mean(dtype, types))
+    refuse_other("--as", form, ("lora", "full"))
+    refuse_other("--dtype", dtype, ("float32", "bfloat16", "float16"))
     if dtype is not None and form == "lora":
         raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
     expanded(str(out), "--out")

@@ -32,11 +32,10 @@ def track(
 ) -> None:  # fmt: skip
     """Send a run's metrics to an experiment tracker, while it trains or afterwards. Training never waits for it."""
     from microrl.cli.target import run_of
-    from microrl.errors import UserError, did_you_mean
+    from microrl.errors import refuse_other
     from microrl.run.tracking import TRACKERS, refuse_if_missing
 
-    if to not in TRACKERS:
-        raise UserError(f"invalid value '{to}' for --to", did_you_mean(to, TRACKERS))
+    refuse_other("--to", to, TRACKERS)
     refuse_if_missing(to)
     folder = run_of(target)
     from microrl.commands.track import track as send

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -315,9 +314,8 @@ class RunFolder:
 
     def forget_rollouts(self, first_step: int) -> None:
         """Remove the rollouts of `first_step` and later, which will be sampled again."""
-        for path in (self.path / "rollouts").glob("step-*.jsonl.gz"):
-            number = re.fullmatch(r"step-(\d{6,15})\.jsonl\.gz", path.name)
-            if number and int(number[1]) >= first_step:
+        for step, path in rollouts.steps(self.path):
+            if step >= first_step:
                 files.remove(path)
 
     def keep_before(self) -> None:
