@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from microrl.cli.target import find, is_path
-from microrl.config import RunConfig, resolve
+from microrl.cli.output import say
+from microrl.cli.target import is_path
+from microrl.config import RunConfig, known_models, resolve
 from microrl.config.paths import expanded
+from microrl.config.resolve import override
 from microrl.errors import UserError
 from microrl.run.folder import RunFolder, run_above
 
@@ -39,12 +42,11 @@ def find_adapter(name: str | None, model: str | None = None) -> Found:
     `model` takes the place of the base model that these name. Raises UserError, also for anything else.
     """
     path = None if name is None else Path(expanded(name, "the name of a run"))
-    if path is None or RunFolder.is_one(path):
-        found = find(None if path is None else str(path), needs_weights=True)
-        return Found(found.with_settings({"model.name": model}, ()), found.run, None)
-    if (part := _part(path)) is not None:
-        found = find(str(part[0]))
-        return Found(found.with_settings({"model.name": model}, ()), found.run, part[1])
+    run, adapter = (_newest(), None) if path is None else (path, None) if RunFolder.is_one(path) else _part(path)
+    if run is not None:
+        folder = RunFolder.open(run)
+        return Found(override(folder.settings().model_dump(), {"model.name": model}, ()), folder, adapter)
+    assert path is not None
     if not path.is_dir():
         raise UserError(
             f"there is no folder {name}", "pass a run folder, its best/, or an adapter folder; `ls runs` lists your runs"
@@ -68,22 +70,39 @@ def find_weights(name: str | None) -> Found:
         path = Path(expanded(name, "the name of a run or model"))
         has_model = (path / "config.json").is_file()  # with an adapter beside it, loading the model refuses both
         is_adapter = (path / "adapter_config.json").is_file() and not has_model
-        if not (is_adapter or RunFolder.is_one(path) or _part(path) is not None):
+        if not (is_adapter or RunFolder.is_one(path) or _part(path)[0] is not None):
             if is_path(name) and (run := run_above(path)) is not None:
                 raise UserError(f"{name} is no part of the run {run}", f"its parts: {', '.join(_parts(run))}")
-            return Found(find(name).config, None, None)
+            return Found(_model(name), None, None)
     return find_adapter(name)
 
 
-def _part(path: Path) -> tuple[Path, Path] | None:
+def _newest() -> Path:
+    """The newest run that is finished, or else the newest."""
+    run = RunFolder.newest(has_final=True).path
+    say(f"using the newest run{'' if run == RunFolder.newest().path else ' that is finished'}: {run}")
+    return run
+
+
+def _model(name: str) -> RunConfig:
+    if is_path(name) and not os.path.exists(os.path.expanduser(name)):
+        raise UserError(f"there is no run and no model at {name}", "list your runs with `ls runs`, or pass a model")
+    if name == known_models.QUICKSTART:
+        return resolve([name])
+    if "/" in name and not os.path.exists(name):
+        say(f"note: {name} is neither a run nor a local folder; taken as a model on the Hugging Face hub")
+    return resolve((), {"model.name": name})
+
+
+def _part(path: Path) -> tuple[Path, Path] | tuple[None, None]:
     """(run, folder of its part), for RUN/final, RUN/best, RUN/checkpoints/step-N and RUN/step-N that exist."""
     run = run_above(path)
     if run is None:
-        return None
+        return None, None
     for folder in (path, run / CHECKPOINTS / path.name):
         if any((folder / file).is_file() for file in ("adapter_config.json", "config.json", "adapter.safetensors")):
             return run, folder
-    return None
+    return None, None
 
 
 def _parts(run: Path) -> list[str]:
