@@ -51,7 +51,7 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare runs by their stored evaluations. Intervals cover both seeds and problems; gains are paired by problem."""
-    from microrl.cli.weights import find_adapter
+    from microrl.cli.target import find_adapter
     from microrl.errors import UserError, refuse_other
 
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}

@@ -110,8 +110,7 @@ def evaluate(
     """Measure accuracy and unbiased pass@k with 95 % confidence intervals."""
     from microrl.cli.benchmarks import label, resolve_benchmarks
     from microrl.cli.sweep_values import numbers
-    from microrl.cli.target import prepare_hub
-    from microrl.cli.weights import find_weights
+    from microrl.cli.target import find_weights, prepare_hub
     from microrl.errors import UserError
 
     if hours is not None and not hours > 0:

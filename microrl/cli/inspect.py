@@ -60,8 +60,7 @@ def inspect(
             _save(lambda folder: save(lambda: [("kl-bound", kl_bound(found, width=3.3, height=2.2))], folder), pictures)
         emit(found) if as_json else _show_kl_bound(found)
         return
-    from microrl.cli.target import prepare_hub
-    from microrl.cli.weights import find_adapter
+    from microrl.cli.target import find_adapter, prepare_hub
     from microrl.errors import UserError
 
     chosen = find_adapter(target)

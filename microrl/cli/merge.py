@@ -51,8 +51,7 @@ def merge(
     as_json: options.Json = False,
 ) -> None:
     """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
-    from microrl.cli.target import prepare_hub
-    from microrl.cli.weights import find_adapter
+    from microrl.cli.target import find_adapter, prepare_hub
     from microrl.config.paths import expanded
     from microrl.errors import UserError, refuse_other
 
