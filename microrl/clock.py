@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from pathlib import Path
@@ -22,6 +23,11 @@ def awake_s() -> float:
 def wall_s() -> float:
     """Seconds since 1970 on the clock that can be set: only to compare with the times of files."""
     return time.time()
+
+
+def stamp() -> str:
+    """The date and time in UTC, to the second, in ISO's form."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def processor_s() -> float:

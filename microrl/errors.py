@@ -67,6 +67,11 @@ class BrokenTrainer(SyncNotProved):
     """The trainer's own scores are not finite, so nothing can be proved: no fault of the engine."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its kind; libraries add a page."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def in_a_new_run(change: str) -> str:
     """A hint to change a setting that a run cannot change when it is resumed."""
     return f"start a new run, for example with {change}; --init RUN starts it from this run's adapter"
@@ -77,6 +82,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     return lowered[close[0]] if close else None
+
+
+def refuse_other(flag: str, value: str | None, known: Iterable[str]) -> None:
+    """Raise UserError for an option's value that is not among the known ones; None: the option was not given."""
+    names = list(known)
+    if value is not None and value not in names:
+        raise UserError(f"invalid value '{value}' for {flag}", did_you_mean(value, names))
 
 
 def did_you_mean(word: str, known: Iterable[str], shown: int | None = None) -> str:

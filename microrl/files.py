@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from microrl.errors import UserError
 
@@ -23,6 +27,7 @@ Value = TypeVar("Value")
 MAX_JSON_BYTES = 64 * 2**20
 CHUNK = 2**20
 """Bytes that are hashed at once."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """For files written by microrl itself: exactly these keys, and no type conversions."""
 ADDED = {"added": True}
@@ -158,13 +163,22 @@ def read_json(
         found = adapter.validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
         if is_consistent and first["type"] == "unexpected_keyword_argument":
-            raise BadFile(f"{path} has a key `{where}` too many: {OF_ANOTHER_VERSION}") from None
-        raise BadFile(f"{path} is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
+            raise BadFile(f"{path} has a key `{_place(first)}` too many: {OF_ANOTHER_VERSION}") from None
+        raise BadFile(f"{path} is damaged: {said_first(error)}") from None
     if is_consistent and (name := absent(json.loads(content), found)) is not None:
         raise BadFile(f"{path} has no `{name}`: {OF_ANOTHER_VERSION}")
     return found
+
+
+def said_first(error: ValidationError) -> str:
+    """What is wrong first, and at which key."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"`{_place(first)}`: {first['msg']}" if first["loc"] else first["msg"]
+
+
+def _place(error: ErrorDetails) -> str:
+    return ".".join(str(part) for part in error["loc"])
 
 
 def absent(raw: Any, found: Any) -> str | None:
@@ -254,6 +268,44 @@ def written_whole(target: Path) -> Iterator[Path]:
         raise
 
 
+def write_lines(target: Path, lines: Iterable[dict[str, Any]], level: int) -> None:
+    """Write JSON lines, compressed, under a temporary name; the same ones give the same bytes. Raises OSError."""
+    with (
+        written_whole(target) as temporary,
+        temporary.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=level) as file,  # without name and time
+    ):
+        for line in lines:
+            file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `target` after everything in it is on disk."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    remove(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for path in (*temporary.iterdir(), temporary):
+            _flush(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    # From here on it is complete, under either name.
+    remove(target)
+    temporary.replace(target)
+    _flush(target.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_json(target: Path, value: Any) -> None:
     """Write a file under a temporary name, flush it and rename it. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -268,3 +320,21 @@ def is_writable(folder: Path) -> bool:
     """Whether files can be written to this folder, which need not exist yet."""
     place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error means no space: a full disk, a quota, or a file size limit."""
+    return _errno(error) in _FULL
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether an error comes from the operating system: full or read-only disk, missing permissions, deleted folder."""
+    return _errno(error) is not None
+
+
+def _errno(error: BaseException) -> int | None:
+    """The errno of an error, or None. safetensors, written in Rust, has it in its message only."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found is not None else None

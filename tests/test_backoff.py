@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from test_run import rows
 
+from microrl import files
 from microrl.algorithm import loss as losses
 from microrl.models.gpu import is_out_of_memory
 from microrl.policy import policy as policy_module
@@ -19,7 +20,7 @@ from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.rollout import continuous, decoding
 from microrl.rollout import transformers as engine_module
-from microrl.run import checkpoint, disk
+from microrl.run import checkpoint
 from microrl.train import held_out, setup
 
 ADAPTER = "final/adapter_model.safetensors"
@@ -263,10 +264,10 @@ def test_metrics_wait_for_room(tmp_path):
 
 
 def test_what_is_a_full_disk():
-    assert disk.is_full(OSError(28, "No space left on device"))
-    assert disk.is_full(ValueError("Error while serializing: I/O error: No space left on device (os error 28)"))
-    assert not disk.is_full(OSError(13, "Permission denied")) and not disk.is_full(ValueError("os error"))
-    assert disk.is_refused(OSError(13, "Permission denied")) and not disk.is_refused(ValueError("os error"))
+    assert files.is_full(OSError(28, "No space left on device"))
+    assert files.is_full(ValueError("Error while serializing: I/O error: No space left on device (os error 28)"))
+    assert not files.is_full(OSError(13, "Permission denied")) and not files.is_full(ValueError("os error"))
+    assert files.is_refused(OSError(13, "Permission denied")) and not files.is_refused(ValueError("os error"))
 
 
 @pytest.mark.one_of_each

@@ -11,7 +11,7 @@ import time
 import pytest
 from code_host import Host
 
-from microrl.commands.cheats.sources import HANGING, ONLY_CONFINED, PROGRAMS, cheat
+from microrl.commands.cheats.sources import HANGING, KINDS, ONLY_CONFINED, calling
 from microrl.config import resolve
 from microrl.config.schema import DataConfig
 from microrl.data import code as rows
@@ -22,6 +22,7 @@ from microrl.sandbox import host as sandbox_host
 from microrl.sandbox import landlock, seccomp
 
 HUMANEVAL = os.environ.get("MICRORL_TEST_HUMANEVAL")
+PROGRAMS = {name: source for kind in KINDS.values() for name, source in kind.items()}
 HAS_SANDBOX = seccomp.is_available() and landlock.version() > 0
 
 
@@ -339,8 +340,8 @@ def test_cheats_earn_nothing(host, name):
     if name in ONLY_CONFINED and not HAS_SANDBOX:
         pytest.skip("would harm a machine without the sandbox")
     seconds = 0.3 if name in HANGING else 1.0
-    assert judged(host, SORTED, cheat(name, "merge"), seconds) == [False] * 3
-    assert judged(host, HALF, cheat(name, "half"), seconds) == [False]
+    assert judged(host, SORTED, calling(PROGRAMS[name], "merge"), seconds) == [False] * 3
+    assert judged(host, HALF, calling(PROGRAMS[name], "half"), seconds) == [False]
 
 
 # ---- HumanEval
@@ -386,7 +387,7 @@ def _no_cheat(host, pairs):
         if name in ONLY_CONFINED and not HAS_SANDBOX:
             continue
         problem = rows.problem(row, "prompt", "test")
-        program = cheat(name, row["entry_point"])
+        program = calling(PROGRAMS[name], row["entry_point"])
         if judged(host, problem, program, 0.3 if name in HANGING else 2.0) != [False]:
             passed.append((row["task_id"], name))
     assert passed == []

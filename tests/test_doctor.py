@@ -76,7 +76,7 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch, tmp_path, script, says
 
 def test_a_change_too_small_for_a_slope_is_said(monkeypatch, tmp_path):
     seen = dict(engine="vllm", device="cuda", start_s=20.0, generate_s=0.1, tokens=100, swap_s=0.01, probe_gap=0.01,
-                probe_slope=None, sleep_wake_s=0.1, freed_bytes=int(3e9), update_s=0.1, kl_sampler=1e-5)  # fmt: skip
+                probe_slope=None, freed_bytes=int(3e9), update_s=0.1, kl_sampler=1e-5)  # fmt: skip
     fake, body = tmp_path / "python", tmp_path / "body.py"
     body.write_text(f"print({json.dumps(json.dumps({'found': seen}))})")
     fake.write_text(f"#!/bin/sh\nexec {doctor.sys.executable} {body}\n")

@@ -19,8 +19,8 @@ from microrl.models.load import use_own_parts
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
+from microrl.policy.optimizer import learning_rate
 from microrl.policy.policy import Policy
-from microrl.policy.schedule import learning_rate
 from microrl.policy.sft import sft_step
 from microrl.rollout.decoding import sample_tokens
 from microrl.rollout.transformers import TransformersEngine

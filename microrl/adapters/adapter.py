@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 
 from microrl.adapters import starts
 from microrl.adapters.starts import Pair, Progress, Start
-from microrl.adapters.targets import chosen_linears, kind_of, refuse_rank
-from microrl.config.adapters import BaseAdapterConfig
-from microrl.errors import UserError
-from microrl.models.tensors import parameter_count
+from microrl.config.adapters import BaseAdapterConfig, chosen, kind_of
+from microrl.errors import UserError, first_line
+from microrl.models.tensors import linears, parameter_count
 from microrl.types import AdapterSnapshot, LowRank, Merge
 
 ADAPTER = "default"
@@ -57,9 +56,9 @@ class Adapter:
     @staticmethod
     def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:
         """The linear layers that it changes, by name. Raises UserError for targets and ranks that cannot be."""
-        found = chosen_linears(model, config.targets)
-        refuse_rank(config.rank, found)
-        return found
+        found = linears(model)
+        names = chosen(config, {name: min(layer.in_features, layer.out_features) for name, layer in found.items()})
+        return {name: layer for name, layer in found.items() if name in names}
 
     def peft_config(self, kinds: list[str]) -> peft.PeftConfig:
         """PEFT's configuration for these kinds of layers, with every default set that is not the paper's definition."""
@@ -79,7 +78,7 @@ class Adapter:
         try:
             wrapped = peft.get_peft_model(self.model, settings, adapter_name=ADAPTER)
         except ValueError as error:
-            raise UserError(f"PEFT cannot adapt this {architecture} model: {str(error).splitlines()[0]}", hint) from error
+            raise UserError(f"PEFT cannot adapt this {architecture} model: {first_line(error)}", hint) from error
         wrong = sorted(set(tuned(self.model)) ^ set(layers)) if layers else []
         if wrong:
             why = f"PEFT would adapt other layers of this {architecture} model than intended; the first difference: {wrong[0]}"

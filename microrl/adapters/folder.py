@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from microrl.adapters.adapter import Adapter, replace_base, tuned
 from microrl.adapters.attach import export
 from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnSettings, base_of, read_settings
-from microrl.adapters.targets import kind_of
 from microrl.adapters.tinylora import skip_svd
-from microrl.errors import UserError
+from microrl.config.adapters import kind_of
+from microrl.errors import UserError, first_line
 from microrl.models.tensors import is_real, linears, norms, not_finite, shape_of, weight_sharing_copy, weights
 from microrl.types import AdapterSnapshot, LowRank
 
@@ -234,8 +234,7 @@ def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:
     try:
         tensors = load_file(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} cannot be read: {_shown(said)}", INCOMPLETE) from error
+        raise UserError(f"{path} cannot be read: {_shown(first_line(error))}", INCOMPLETE) from error
     if (other := next((name for name, tensor in tensors.items() if not is_real(tensor)), None)) is not None:
         kind = str(tensors[other].dtype).removeprefix("torch.")
         raise UserError(f"{path}: `{_shown(other)}` is stored as {kind}; weights must be floating-point", INCOMPLETE)

@@ -9,10 +9,8 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.ia3 import IA3Layer
-from transformers import PreTrainedModel
 
 from microrl.adapters.adapter import TASK, Adapter, Update, rounding_notes
-from microrl.adapters.targets import chosen_linears
 from microrl.config.adapters import Ia3Config
 from microrl.types import Merge
 
@@ -21,10 +19,6 @@ class Ia3(Adapter):
     config: Ia3Config
     peft_layer = IA3Layer
     prefix = "ia3_"
-
-    @staticmethod
-    def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:
-        return chosen_linears(model, config.targets)
 
     def peft_config(self, kinds: list[str]) -> peft.PeftConfig:
         inputs = [kind for kind in kinds if kind == "down_proj"]

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import resource
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,6 +36,7 @@ from microrl.config.adapters import (
     WaveletConfig,
 )  # fmt: skip
 from microrl.files import one_at_a_time
+from microrl.models import gpu
 from microrl.models.hub import cache_folder
 from microrl.models.tensors import dequantize
 
@@ -248,10 +247,7 @@ def _write_cache(path: Path, spectra: Mapping[str, Spectrum]) -> None:
 
 def _memory_mark(since: float = 0.0) -> float:
     """GB at the most, less `since`: what the card has held, or on a CPU the process."""
-    if torch.cuda.is_available():
-        if not since:
-            torch.cuda.reset_peak_memory_stats()
-            return torch.cuda.memory_allocated() / 1e9
-        return torch.cuda.max_memory_allocated() / 1e9 - since
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9 - since
+    if torch.cuda.is_available() and not since:
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 1e9
+    return gpu.peak_gb() - since

@@ -9,11 +9,9 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.tinylora import TinyLoraLayer
-from transformers import PreTrainedModel
 
 from microrl.adapters.adapter import ADAPTER, TASK, Adapter, Update
 from microrl.adapters.starts import Pair
-from microrl.adapters.targets import chosen_linears
 from microrl.config.adapters import TinyLoraConfig
 from microrl.types import LowRank
 
@@ -22,10 +20,6 @@ class TinyLora(Adapter):
     config: TinyLoraConfig
     peft_layer = TinyLoraLayer
     prefix = "tinylora_"
-
-    @staticmethod
-    def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:
-        return chosen_linears(model, config.targets)  # of any rank: a layer that has fewer directions takes all it has
 
     def peft_config(self, kinds: list[str]) -> peft.PeftConfig:
         return peft.TinyLoraConfig(

@@ -63,25 +63,15 @@ def _options(
     pass
 
 
-train.register(app)
-sweep.register(app)
-warmup.register(app)
-plan.register(app)
-evaluate.register(app)
-compare.register(app)
-diff.register(app)
-report.register(app)
-watch.register(app)
-inspect.register(app)
-track.register(app)
-audit.register(app)
-regrade.register(app)
-sample.register(app)
-merge.register(app)
-presets.register(app)
-bench.register(app)
-doctor.register(app)
-guide.register(app)
+for name, module in {
+    "train": train, "sweep": sweep, "warmup": warmup, "plan": plan, "eval": evaluate, "compare": compare, "diff": diff,
+    "report": report, "watch": watch, "inspect": inspect, "track": track, "audit": audit, "regrade": regrade, "sample": sample,
+    "merge": merge, "presets": presets, "bench": bench, "doctor": doctor, "guide": guide,
+}.items():  # fmt: skip
+    if isinstance(group := getattr(module, "group", None), typer.Typer):
+        app.add_typer(group, name=name)
+    else:  # the function with the file's name
+        app.command(name, epilog=getattr(module, "EXAMPLES", None))(getattr(module, module.__name__.rpartition(".")[2]))
 
 
 def main() -> None:

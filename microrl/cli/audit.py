@@ -29,10 +29,6 @@ SHOWN = 60
 EXCERPT = 200
 
 
-def register(app: typer.Typer) -> None:
-    app.command("audit", epilog=EXAMPLES)(audit)
-
-
 def audit(
     target: Annotated[
         str | None,
@@ -79,6 +75,7 @@ def audit(
 
 def configured(target: str | None, data: str | None, reward: list[str] | None, sets: list[str] | None) -> RunConfig:
     """The configuration of a preset, a TOML file or a run, with what was given. Raises UserError."""
+    from microrl.cli.target import run_of
     from microrl.config import presets, resolve
     from microrl.config.resolve import override
     from microrl.errors import UserError, did_you_mean
@@ -88,8 +85,7 @@ def configured(target: str | None, data: str | None, reward: list[str] | None, s
     if target is None and data is not None:
         return resolve((), flags, sets or ())
     if target is None:
-        run = RunFolder.newest()
-        say(f"using the newest run: {run.path}")
+        run = run_of(None)
     elif target.endswith(".toml") or target in presets.available():
         return resolve([target], flags, sets or ())
     elif Path(target).exists() and RunFolder.is_one(Path(target)):

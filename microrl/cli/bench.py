@@ -25,18 +25,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
-        no_args_is_help=True,
-        epilog=EXAMPLES,
-    )
-    group.callback()(lambda: None)
-    for command in (step, peer, rollout, sync, logprob):
-        group.command(command.__name__)(command)
-    app.add_typer(group, name="bench")
-
-
 def step(
     model: Annotated[
         str,
@@ -178,19 +166,20 @@ def rollout(
 
     Needs vLLM. The comparison uses the same engine, requests and settings, and a model with random weights.
     """
+    from microrl.cli.sweep_values import values
     from microrl.commands.bench.synthetic import ARCHITECTURES, check_name
     from microrl.rollout.preflight import require_vllm
 
-    names = _names(arch)
+    names = values("--arch", arch)
     for name in names:
         check_name("architecture", name, ARCHITECTURES)
     require_vllm("bench rollout")
     from microrl.commands.bench.rollout import measure
 
-    results = []
+    results, layers = [], values("--targets", targets)
     for name in names:
         result = measure(
-            shape=shape, architecture=name, rank=rank, targets=_names(targets), sync=sync, sleep=sleep, dtype=dtype, head=head,
+            shape=shape, architecture=name, rank=rank, targets=layers, sync=sync, sleep=sleep, dtype=dtype, head=head,
             device=device, prompts=prompts, group=group, tokens=tokens, cycles=cycles, pairs=pairs, say=say,
         )  # fmt: skip
         results.append(result)
@@ -240,11 +229,12 @@ def sync(
 
     Needs vLLM. The sync check is not timed. The model has random weights.
     """
+    from microrl.cli.sweep_values import values
     from microrl.commands.bench.synthetic import check_name
     from microrl.config.adapters import KINDS
     from microrl.rollout.preflight import require_vllm
 
-    kinds = _names(adapters)
+    kinds = values("--adapters", adapters)
     for kind in kinds:
         check_name("adapter", kind, KINDS)
     require_vllm("bench sync")
@@ -260,14 +250,17 @@ def sync(
     )
 
 
-def _names(text: str | None) -> list[str]:
-    """The parts of a list that is separated by commas."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def _table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print columns: the first one flush left, the others flush right."""
-    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
-    for first, *others in lines:
-        print("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:]))]))
+    from microrl.plan.show import as_text, table
+
+    print(as_text(table((head[0], *(f">{name}" for name in head[1:])), (map(str, row) for row in rows))))
+
+
+group = typer.Typer(
+    help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
+    no_args_is_help=True,
+    epilog=EXAMPLES,
+)
+for command in (step, peer, rollout, sync, logprob):
+    group.command(command.__name__)(command)

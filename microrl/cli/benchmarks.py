@@ -7,7 +7,7 @@ from typing import Any
 
 from microrl.cli import options
 from microrl.cli.output import say
-from microrl.cli.weights import Found
+from microrl.cli.target import Found
 from microrl.config import RunConfig, catalogue, protocols
 from microrl.config.catalogue import KnownDataset
 from microrl.config.paths import is_data_file

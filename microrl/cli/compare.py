@@ -33,12 +33,6 @@ EXAMPLES = """
   microrl compare runs/study                       [dim]a sweep, by setting[/]
 """
 HEAD = ("method", "seeds", "benchmark", "settings", "metric", "value", "base", "gain", "p", "against first", "$ a point", "note")
-PIPE_WIDTH = 200
-"""Characters per line without a terminal."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("compare", epilog=EXAMPLES)(compare)
 
 
 def compare(
@@ -57,12 +51,11 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare runs by their stored evaluations. Intervals cover both seeds and problems; gains are paired by problem."""
-    from microrl.cli.weights import find_adapter
-    from microrl.errors import UserError, did_you_mean
+    from microrl.cli.target import find_adapter
+    from microrl.errors import UserError, refuse_other
 
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
-    if form not in forms:
-        raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, forms))
+    refuse_other("--as", form, forms)
     from microrl.commands.answer import answer_to
     from microrl.commands.compare import Entry, varied
     from microrl.commands.compare import compare as rows_of
@@ -198,27 +191,15 @@ def _interval(estimate: Estimate, sign: str = "") -> str:
 
 def _shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The head and the cells of the columns in which something stands."""
-    cells = [_cells(row) for row in rows]
-    shown = [number for number in range(len(HEAD)) if any(line[number] for line in cells)]
-    return [HEAD[number] for number in shown], [[line[number] for number in shown] for line in cells]
+    from microrl.plan.show import filled
+
+    return filled(HEAD, [_cells(row) for row in rows])
 
 
 def _table(rows: Sequence[Row]) -> str:
-    from rich.table import Table
-    from rich.text import Text
+    from microrl.plan.show import WIDE, as_text, table
 
-    from microrl.plan.show import as_text
-    from microrl.terminal import printable
-
-    head, lines = _shown(rows)
-    table = Table(
-        box=None, pad_edge=False, header_style="bold", caption="in percent, with 95 % intervals over seeds and problems"
-    )
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(printable(cell)) for cell in line))
-    return as_text(table, PIPE_WIDTH)
+    return as_text(table(*_shown(rows), caption="in percent, with 95 % intervals over seeds and problems"), WIDE)
 
 
 def _markdown(rows: Sequence[Row]) -> str:

@@ -74,22 +74,20 @@ def _cost(config: RunConfig, shape: Shape, device: Device, questions: int, sampl
 
 def _page(study: Study, designs: list[dict[str, Any]], devices: list[Device]) -> str:
     from rich.console import Group
-    from rich.table import Table
 
     from microrl.evaluation.power import POWER
-    from microrl.plan.show import as_text
+    from microrl.plan.show import as_text, table
 
     alone = devices[0].name if len(devices) == 1 else None
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("seeds", "samples", "questions", "completions", *((f"hours on {alone}", "$") if alone else ())):
-        table.add_column(name, justify="right")
+    columns = (">seeds", ">samples", ">questions", ">completions", *((f">hours on {alone}", ">$") if alone else ()))
+    rows = []
     for design in designs:
-        row = [str(design["seeds"]), str(design["samples"])]
-        if design["questions"] is None:
-            table.add_row(*row, "never")
-            continue
-        costs = _hours_and_dollars(design["cards"][alone]) if alone else ()
-        table.add_row(*row, f"{design['questions']:,}", f"{design['completions']:,}", *costs)
+        found = ["never"]
+        if design["questions"] is not None:
+            costs = _hours_and_dollars(design["cards"][alone]) if alone else ()
+            found = [f"{design['questions']:,}", f"{design['completions']:,}", *costs]
+        rows.append([str(design["seeds"]), str(design["samples"]), *found])
+    parts: list[Any] = [table(columns, rows), *([] if alone else ["", _cards(designs, devices)])]
     head = (
         f"To detect a gain of {100 * study.gain:g} points from an accuracy of {study.accuracy:g} with a power of {POWER:.0%} "
         "(so often the gain's 95 % interval lies above 0):"
@@ -100,21 +98,16 @@ def _page(study: Study, designs: list[dict[str, Any]], devices: list[Device]) ->
         "seeds. With one seed, the result holds for that run alone. never: no number of problems outweighs the spread between "
         "so few seeds."
     )
-    return as_text(Group(head, "", table, "", *(() if alone else (_cards(designs, devices), "")), tail))
+    return as_text(Group(head, "", *parts, "", tail))
 
 
 def _cards(designs: list[dict[str, Any]], devices: list[Device]) -> Table:
     """The cost of one design on every card; those of the others are in proportion to their completions, nearly."""
-    from rich.table import Table
+    from microrl.plan.show import table
 
     one = next(design for design in designs if design["seeds"] == 1 and design["samples"] == max(SAMPLES))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"{one['seeds']} seed, {one['samples']} samples on")
-    table.add_column("hours", justify="right")
-    table.add_column("$", justify="right")
-    for device in devices:
-        table.add_row(device.name, *_hours_and_dollars(one["cards"][device.name]))
-    return table
+    rows = [(device.name, *_hours_and_dollars(one["cards"][device.name])) for device in devices]
+    return table((f"{one['seeds']} seed, {one['samples']} samples on", ">hours", ">$"), rows)
 
 
 def _hours_and_dollars(cost: dict[str, float]) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,12 +29,8 @@ SHOWN_BEFORE = 60
 """Characters of what both answers begin with that are shown."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("diff", epilog=EXAMPLES)(diff)
-
-
 def diff(
-    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+    target: options.Run = None,
     evaluation: Annotated[
         str | None,
         typer.Option(
@@ -51,20 +46,17 @@ def diff(
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
-    from microrl.errors import UserError, did_you_mean
+    from microrl.cli.target import run_of
+    from microrl.errors import UserError, did_you_mean, refuse_other
     from microrl.report import transcripts
-    from microrl.run.folder import RunFolder
     from microrl.terminal import printable
 
     kinds = {
         "turned": (transcripts.RIGHT, transcripts.WRONG), "right": (transcripts.RIGHT,), "wrong": (transcripts.WRONG,),
         "changed": (transcripts.RIGHT, transcripts.WRONG, transcripts.OTHER), "all": transcripts.KINDS,
     }  # fmt: skip
-    if only not in kinds:
-        raise UserError(f"invalid value '{only}' for --only", did_you_mean(only, kinds))
-    folder = RunFolder.open(Path(target)) if target is not None else RunFolder.newest()
-    if target is None:
-        say(f"using the newest run: {folder.path}")
+    refuse_other("--only", only, kinds)
+    folder = run_of(target)
     stored = transcripts.evaluations(folder.path)
     if not stored:
         raise UserError(

@@ -18,9 +18,10 @@ from microrl.data.prompts import to_prompt
 from microrl.errors import UserError
 from microrl.rewards.compare import readable
 from microrl.rewards.judges.judge import refuse_unconfined
+from microrl.rewards.line_process import NoReply
 from microrl.rewards.own.functions import OwnRewards
 from microrl.rewards.own.probe import probe
-from microrl.rewards.own.process import NoReply, refuse_unusable
+from microrl.rewards.own.process import refuse_unusable
 from microrl.run.folder import RunFolder, not_a_run
 from microrl.sweep.grid import Trial, of_trial
 

@@ -23,10 +23,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("eval", epilog=EXAMPLES)(evaluate)
-
-
 def evaluate(
     target: Annotated[
         str | None,
@@ -113,8 +109,8 @@ def evaluate(
 ) -> None:
     """Measure accuracy and unbiased pass@k with 95 % confidence intervals."""
     from microrl.cli.benchmarks import label, resolve_benchmarks
-    from microrl.cli.target import prepare_hub
-    from microrl.cli.weights import find_weights
+    from microrl.cli.sweep_values import numbers
+    from microrl.cli.target import find_weights, prepare_hub
     from microrl.errors import UserError
 
     if hours is not None and not hours > 0:
@@ -128,7 +124,8 @@ def evaluate(
     against = None if base is None else find_weights(base)
     base_name = None if against is None else label(against, base)
     flags = {
-        "evaluation.samples": samples, "evaluation.pass_k": _ks(pass_k), "evaluation.temperature": temperature,
+        "evaluation.samples": samples, "evaluation.pass_k": tuple(numbers("--pass-k", pass_k)) or None,
+        "evaluation.temperature": temperature,
         "evaluation.top_p": top_p, "evaluation.max_completion_tokens": max_tokens, "evaluation.problems": problems,
         "evaluation.seed": seed, "evaluation.question_seed": question_seed, "engine.kind": engine,
         "engine.sync": None if engine == "transformers" else "auto",
@@ -168,17 +165,6 @@ def evaluate(
         return
     for benchmark in benchmarks:
         _show(benchmark.name, result["benchmarks"][benchmark.name])
-
-
-def _ks(text: str | None) -> tuple[int, ...] | None:
-    from microrl.errors import UserError
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"--pass-k {text} is not a comma-separated list of integers", "for example: --pass-k 1,8,16") from None
 
 
 def _show_plan(shown: dict[str, Any]) -> None:

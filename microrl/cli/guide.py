@@ -19,10 +19,6 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("guide", epilog=EXAMPLES)(guide)
-
-
 def guide(
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Page to show.", show_default="list the pages")] = None,
 ) -> None:

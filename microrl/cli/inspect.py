@@ -26,10 +26,6 @@ KL_BOUND = "kl-bound"
 RANKS = (2, 4, 8, 16, 32, 64)
 
 
-def register(app: typer.Typer) -> None:
-    app.command("inspect", epilog=EXAMPLES)(inspect)
-
-
 def inspect(
     target: Annotated[
         str | None,
@@ -54,17 +50,17 @@ def inspect(
     as_json: options.Json = False,
 ) -> None:
     """Measure an update against the weights it changes: its spectrum, its norm by layer and its initialization."""
+    from microrl.cli.sweep_values import numbers, values
     from microrl.report.figures import save
     from microrl.report.inspected import kl_bound, save_all
 
     if target == KL_BOUND:
-        found = _kl_bound(_integers(ranks, "--ranks", least=1) or list(RANKS), seeds, clip)
+        found = _kl_bound(numbers("--ranks", ranks, least=1) or list(RANKS), seeds, clip)
         if pictures is not None:
             _save(lambda folder: save(lambda: [("kl-bound", kl_bound(found, width=3.3, height=2.2))], folder), pictures)
         emit(found) if as_json else _show_kl_bound(found)
         return
-    from microrl.cli.target import prepare_hub
-    from microrl.cli.weights import find_adapter
+    from microrl.cli.target import find_adapter, prepare_hub
     from microrl.errors import UserError
 
     chosen = find_adapter(target)
@@ -74,10 +70,10 @@ def inspect(
     from microrl.commands.inspect import FILE
     from microrl.commands.inspect import inspect as measure
 
-    numbers = _integers(layers, "--layers")
+    chosen_layers = numbers("--layers", layers) or None
     if html and chosen.run is None:
         raise UserError(f"{target} does not belong to a run, so there is no report to write", "pass --figures DIR instead")
-    found = measure(chosen.config, chosen.run, folder, layers=numbers, projections=projections.split(","))
+    found = measure(chosen.config, chosen.run, folder, layers=chosen_layers, projections=values("--projections", projections))
     if chosen.run is not None:
         try:
             chosen.run.write_json(FILE, found)
@@ -112,10 +108,9 @@ def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
 
 
 def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
-    from microrl.errors import UserError, did_you_mean
+    from microrl.errors import UserError, refuse_other
 
-    if clip not in ("value", "norm"):
-        raise UserError(f"invalid value '{clip}' for --clip", did_you_mean(clip, ("value", "norm")))
+    refuse_other("--clip", clip, ("value", "norm"))
     try:
         import sklearn  # noqa: F401
     except ImportError:
@@ -145,18 +140,6 @@ def _show_kl_bound(found: dict[str, Any]) -> None:
         kl, bound = (f"{row[name]['mean']:.3g} +- {row[name]['sd'] or 0.0:.2g}" for name in ("kl", "bound"))
         print(f"{row['rank']:>5}  {kl:>22}  {bound:>22}  {row['holds']} of {found['seeds']} seeds")
     say("the divergence grows with the rank" if found["grows"] else "the divergence does not grow with every rank")
-
-
-def _integers(text: str | None, flag: str, least: int = -(10**6)) -> list[int] | None:
-    from microrl.errors import UserError
-
-    try:
-        found = None if text is None else [int(part) for part in text.split(",")]
-        if found and min(found) < least:
-            raise ValueError
-        return found
-    except ValueError:
-        raise UserError(f"invalid value '{text}' for {flag}", f"whole numbers, comma-separated: {flag} 0,1") from None
 
 
 def _show(found: dict[str, Any]) -> None:

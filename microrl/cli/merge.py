@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit, say
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -23,11 +21,6 @@ EXAMPLES = """
 
   microrl merge some-peft-adapter --model Qwen2.5-1.5B-Instruct --as full --out my-model
 """
-FORMS = ("lora", "full")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("merge", epilog=EXAMPLES)(merge)
 
 
 def merge(
@@ -55,18 +48,15 @@ def merge(
     model: Annotated[
         str | None, typer.Option(help="Base model of the adapter.", show_default="the one that the run or adapter names")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON description of the output.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
-    from microrl.cli.target import prepare_hub
-    from microrl.cli.weights import find_adapter
+    from microrl.cli.target import find_adapter, prepare_hub
     from microrl.config.paths import expanded
-    from microrl.errors import UserError, did_you_mean
+    from microrl.errors import UserError, refuse_other
 
-    if form is not None and form not in FORMS:
-        raise UserError(f"invalid value '{form}' for --as", did_you_mean(form, FORMS))
-    if dtype is not None and dtype not in (types := ("float32", "bfloat16", "float16")):
-        raise UserError(f"invalid value '{dtype}' for --dtype", did_you_mean(dtype, types))
+    refuse_other("--as", form, ("lora", "full"))
+    refuse_other("--dtype", dtype, ("float32", "bfloat16", "float16"))
     if dtype is not None and form == "lora":
         raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
     expanded(str(out), "--out")

@@ -64,6 +64,7 @@ Price = Annotated[
         show_default="the preset's, else the GPU's typical price, 0 on a CPU",
     ),
 ]
+Run = Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the result as JSON.")]
 SftMinutes = Annotated[
     float | None,
@@ -79,11 +80,13 @@ Sets = Annotated[
 ]
 
 
-FLAGS = {
-    "model.name": "--model", "adapter.rank": "--rank", "adapter.kind": "--adapter", "loss.kind": "--loss", "data.name": "--data",
-    "engine.kind": "--engine", "seed": "--seed", "budget.hours": "--hours", "budget.steps": "--steps", "budget.price": "--price",
-    "sft.minutes": "--sft-minutes", "init": "--init", "reward.functions": "--reward", "track": "--track",
+KEYS = {
+    "model": "model.name", "rank": "adapter.rank", "adapter": "adapter.kind", "loss": "loss.kind", "data": "data.name",
+    "engine": "engine.kind", "seed": "seed", "hours": "budget.hours", "steps": "budget.steps", "price": "budget.price",
+    "sft_minutes": "sft.minutes", "init": "init", "track": "track",
 }  # fmt: skip
+"""The configuration keys of commands' parameters."""
+FLAGS = {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items()} | {"reward.functions": "--reward"}
 """The flags of configuration keys."""
 NAME_BYTES = 120
 """Maximum length of a run folder's name without its time: file systems allow 255, and there may be many presets."""
@@ -107,16 +110,9 @@ def run_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def as_flags(
-    *, model: str | None, rank: int | None, adapter: str | None, loss: str | None, data: str | None, engine: str | None,
-    seed: int | None, hours: float | None, steps: int | None, price: float | None, sft_minutes: float | None,
-) -> dict[str, Any]:  # fmt: skip
-    """The options as configuration keys; None for an option that was not given."""
-    return {
-        "model.name": model, "adapter.rank": rank, "adapter.kind": adapter, "loss.kind": loss, "data.name": data,
-        "engine.kind": engine, "seed": seed, "budget.hours": hours, "budget.steps": steps, "budget.price": price,
-        "sft.minutes": sft_minutes,
-    }  # fmt: skip
+def as_flags(context: typer.Context) -> dict[str, Any]:
+    """What was given for a command's parameters in `KEYS`, as configuration keys; None for what was not given."""
+    return {key: context.params.get(name) for name, key in KEYS.items()}
 
 
 def reward_flags(reward: list[str] | None) -> dict[str, Any]:

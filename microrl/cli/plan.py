@@ -13,7 +13,7 @@ from microrl.errors import UserError
 if TYPE_CHECKING:
     from microrl.config import RunConfig
     from microrl.evaluation.power import Study
-    from microrl.plan import Device, Plan, Shape
+    from microrl.plan import Device, Shape
 
 DEFAULT_HOURS = 24.0
 GPUS = "t4, l4, a10g, 3090, 4090, 5090, a40, a6000, l40s, rtx6000ada, a100-40gb, a100, h100, h200, b200"
@@ -31,11 +31,8 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("plan", epilog=EXAMPLES)(plan)
-
-
 def plan(
+    context: typer.Context,
     presets: options.Presets = None,
     model: options.Model = None,
     rank: options.Rank = None,
@@ -71,11 +68,7 @@ def plan(
     from microrl.config import resolve
     from microrl.plan.source import shape_of
 
-    flags = options.as_flags(
-        model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
-        price=price, sft_minutes=sft_minutes,
-    )  # fmt: skip
-    config = _bounded(resolve(presets or (), flags, sets or ()))
+    config = _bounded(resolve(presets or (), options.as_flags(context), sets or ()))
     shape = shape_of(config.model.name)
     device, free_gb = _card(gpu)
     if study is not None:
@@ -88,10 +81,10 @@ def plan(
         names_price = price is not None or any(text.startswith("budget.price") for text in sets or ())
         _compare(config, shape, names_price=names_price, as_json=as_json)
         return
-    from microrl.plan import make
+    from microrl.plan import make, show
 
     found = make(config, shape, device, free_gb=free_gb)
-    emit(found.to_json()) if as_json else _show(config, found)
+    emit(found.to_json()) if as_json else print(show.page(config, found))
 
 
 def _study(gain: float | None, accuracy: float | None) -> Study | None:
@@ -125,12 +118,6 @@ def _card(name: str | None) -> tuple[Device | None, float | None]:
         say(f"hint: {problem.hint}")
     found = here.gpu()
     return (None, None) if found is None else found
-
-
-def _show(config: RunConfig, found: Plan) -> None:
-    from microrl.plan import show
-
-    print(show.page(config, found))
 
 
 def _compare(config: RunConfig, shape: Shape, *, names_price: bool, as_json: bool) -> None:

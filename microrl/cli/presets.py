@@ -6,22 +6,17 @@ from typing import Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit
 from microrl.terminal import printable
 
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="List the presets, show one, or list the adapters or the data sets.", invoke_without_command=True)
-    group.callback()(listing)
-    group.command("show")(show)
-    group.command("adapters")(adapters)
-    group.command("data")(data)
-    app.add_typer(group, name="presets")
+group = typer.Typer(invoke_without_command=True)
 
 
+@group.callback()
 def listing(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print names and descriptions as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the presets, show one, or list the adapters or the data sets."""
     if context.invoked_subcommand is not None:
@@ -37,9 +32,10 @@ def listing(
         print(f"{name:{width}}  {text}")
 
 
+@group.command()
 def show(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Presets; later ones win.")],
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the full configuration as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Print a preset file; with --json, the full configuration it resolves to."""
     from microrl.config import presets, resolve
@@ -51,13 +47,14 @@ def show(
         print(printable(presets.read(presets.find(name)).rstrip()))
 
 
+@group.command()
 def adapters(
     model: Annotated[str, typer.Option(help="Model whose parameters are counted, as for `train`.")] = "Qwen2.5-1.5B-Instruct",
     rank: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Rank to count parameters for; repeat for several.", show_default="8, 64 and 256"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """List every adapter: its formula, its source, how it is served, and its number of trained parameters."""
     from microrl.plan import adapters as table
@@ -67,22 +64,21 @@ def adapters(
     emit({row.kind: row.to_json() for row in rows}) if as_json else print(table.page(model, rows))
 
 
-def data(as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False) -> None:
+@group.command()
+def data(as_json: options.Json = False) -> None:
     """List the data sets that `--data` and `--bench` know by name. "benchmark": it has no training part."""
     from dataclasses import asdict
 
     from microrl.config.catalogue import DATASETS
+    from microrl.plan.show import print_lines
 
     if as_json:
         emit({name: {**asdict(known), "page": known.page} for name, known in DATASETS.items()})
         return
-    table = [("name", "kind", "rows", "splits", "licence", "gated", "hub id")]
+    lines = []
     for name, known in DATASETS.items():
         rows = " + ".join(f"{count:,}" for count in known.rows.values())
         splits = " + ".join(known.splits) if "train" in known.splits else "benchmark"
-        table.append(
-            (name, known.kind, rows, splits, known.licence or "not stated", "yes" if known.is_gated else "", known.hub_id)
-        )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        gated = "yes" if known.is_gated else ""
+        lines.append((name, known.kind, rows, splits, known.licence or "not stated", gated, known.hub_id))
+    print_lines(("name", "kind", "rows", "splits", "licence", "gated", "hub id"), lines)

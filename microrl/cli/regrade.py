@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,12 +23,8 @@ SHOWN = 20
 WIDTH = 60
 
 
-def register(app: typer.Typer) -> None:
-    app.command("regrade", epilog=EXAMPLES)(regrade)
-
-
 def regrade(
-    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+    target: options.Run = None,
     reward: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,13 +38,11 @@ def regrade(
     as_json: options.Json = False,
 ) -> None:
     """Judge a run's rollouts again, without a model: rewards, advantages and useful groups step by step, and changed verdicts."""
+    from microrl.cli.target import run_of
     from microrl.config.resolve import override
     from microrl.rewards.own.process import refuse_unusable
-    from microrl.run.folder import RunFolder
 
-    run = RunFolder.newest() if target is None else RunFolder.open(Path(target))
-    if target is None:
-        say(f"using the newest run: {run.path}")
+    run = run_of(target)
     config = override(run.settings().model_dump(), options.reward_flags(reward), sets or ())
     refuse_unusable(config.reward)
     from microrl.commands.regrade import regrade as judge_again

@@ -12,9 +12,7 @@ from microrl.cli.output import emit, say
 from microrl.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from microrl.evaluation.intervals import Estimate
+    from microrl.sweep.folder import SweepFolder
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -25,10 +23,6 @@ EXAMPLES = """
 
   microrl report runs/mine --figures figures       [dim]also as PNG and SVG, as wide as a paper's column[/]
 """
-
-
-def register(app: typer.Typer) -> None:
-    app.command("report", epilog=EXAMPLES)(report)
 
 
 def report(
@@ -51,23 +45,22 @@ def report(
     """Write a page about runs: did it help, what went wrong, figures, completions. One HTML file that loads nothing else."""
     from rich.console import Console
 
+    from microrl.cli.target import run_of
     from microrl.report import settings
     from microrl.report.figures import save, save_all
     from microrl.report.history import load_all
     from microrl.report.page import write
     from microrl.report.verdict import judge
-    from microrl.run.folder import RunFolder
+    from microrl.sweep.contrast import accuracies
+    from microrl.sweep.folder import SweepFolder
     from microrl.terminal import printable
 
-    by_setting: list[tuple[str, Estimate]] = []
-    if targets:
-        by_setting = [one for target in targets for one in _by_setting(Path(target))]
-        paths = [path for target in targets for path in _runs(Path(target))]
-    else:
-        paths = [RunFolder.newest().path]
-        say(f"using the newest run: {paths[0]}")
+    given = [Path(target) for target in targets or ()] or [run_of(None).path]
+    sweeps = {path: SweepFolder.open(path) for path in given if SweepFolder.is_one(path)}
+    by_setting = [one for sweep in sweeps.values() for one in accuracies(sweep)]
+    paths = [run for path in given for run in (_runs(sweeps[path]) if path in sweeps else [path])]
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
-    of_sweep = _of_sweep(targets or ())
+    of_sweep = _of_sweep(sweeps[given[0]]) if len(given) == len(sweeps) == 1 else {}
     with Console(stderr=True).status("reading, and drawing the figures"):  # on a terminal only
         histories = load_all(paths)
         try:
@@ -87,41 +80,21 @@ def report(
     print(printable(str(target)))
 
 
-def _by_setting(path: Path) -> list[tuple[str, Estimate]]:
-    """The accuracy of a sweep's settings; nothing for a run."""
-    from microrl.sweep.contrast import accuracies
-    from microrl.sweep.folder import SweepFolder
-
-    return accuracies(SweepFolder.open(path)) if SweepFolder.is_one(path) else []
-
-
-def _of_sweep(targets: Sequence[str]) -> dict[str, str]:
-    """Title and answer of a sweep, where the page is of one alone."""
+def _of_sweep(sweep: SweepFolder) -> dict[str, str]:
+    """The page's title and the answer of the sweep that it is of."""
     from microrl.sweep.contrast import answer_of
-    from microrl.sweep.folder import SweepFolder
 
-    if len(targets) != 1 or not SweepFolder.is_one(path := Path(targets[0])):
-        return {}
-    sweep = SweepFolder.open(path)
-    said = answer_of(sweep)
-    return {
-        "title": f"Sweep {path.absolute().name}: {len(sweep.plan.trials)} trials",
-        "answer": "" if said is None else said.text,
-    }
+    said, trials = answer_of(sweep), len(sweep.plan.trials)
+    return {"title": f"Sweep {sweep.path.absolute().name}: {trials} trials", "answer": "" if said is None else said.text}
 
 
-def _runs(path: Path) -> list[Path]:
-    """The runs of a sweep's folder; else the folder itself."""
-    from microrl.sweep.folder import SweepFolder
-
-    if not SweepFolder.is_one(path):
-        return [path]
+def _runs(sweep: SweepFolder) -> list[Path]:
+    """The runs of a sweep; what is left out is said."""
     from microrl.sweep.table import left_out
 
-    sweep = SweepFolder.open(path)
     found = sweep.runs()
     if not found:
-        raise UserError(f"no trial of {path} has begun", f"train them first: microrl sweep --resume {path}")
+        raise UserError(f"no trial of {sweep.path} has begun", f"train them first: microrl sweep --resume {sweep.path}")
     if any(missing := left_out(sweep)):
         say("; ".join(missing))
     return found

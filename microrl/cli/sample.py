@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import emit
 
 if TYPE_CHECKING:
-    from microrl.cli.target import Target
     from microrl.run.folder import RunFolder
 
 
@@ -22,10 +22,6 @@ EXAMPLES = """
 
   microrl sample runs/mine 'What is 47 + 38?'
 """
-
-
-def register(app: typer.Typer) -> None:
-    app.command("sample", epilog=EXAMPLES)(sample)
 
 
 def sample(
@@ -39,19 +35,20 @@ def sample(
         typer.Option(min=0, help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the answers as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Ask a run's base model and trained model the same question, with the same random numbers."""
     from microrl.cli.target import prepare_hub
+    from microrl.config.resolve import override
     from microrl.data.load import is_torn
     from microrl.errors import UserError
 
-    found, run, question = _asked(words)
+    run, question = _asked(words)
     if is_torn(question):
         raise UserError("the question is not valid Unicode (half a surrogate pair)", "write it in UTF-8")
     # transformers answers one question before vLLM would have started.
     flags = {"evaluation.temperature": temperature, "engine.kind": "transformers"}
-    config = found.with_settings(flags, ())
+    config = override(run.settings().model_dump(), flags, ())
     prepare_hub(config)
     from microrl.commands.sample import answers
 
@@ -71,11 +68,11 @@ def sample(
     Console().print(table)
 
 
-def _asked(words: list[str]) -> tuple[Target, RunFolder, str]:
-    """(target, run, question). One argument alone is a question, unless it can only be a run. Raises UserError."""
-    from microrl.cli.target import find, is_path
+def _asked(words: list[str]) -> tuple[RunFolder, str]:
+    """(run, question). One argument alone is a question, unless it can only be a run. Raises UserError."""
+    from microrl.cli.target import is_path, run_of
     from microrl.errors import UserError
-    from microrl.run.folder import RunFolder, not_a_run
+    from microrl.run.folder import RunFolder
 
     hint = "microrl sample [RUN] 'your question'; without RUN, the newest run answers"
     if len(words) > 2:
@@ -83,13 +80,9 @@ def _asked(words: list[str]) -> tuple[Target, RunFolder, str]:
     name, question = words[0], words[-1]
     looks_like_a_run = RunFolder.is_one(Path(name)) or (is_path(name) and len(name.split()) == 1)
     if len(words) == 1 and not looks_like_a_run:
-        found = find(None)
-    elif is_path(name) and not os.path.exists(os.path.expanduser(name)):
+        return run_of(None), question
+    if is_path(name) and not os.path.exists(os.path.expanduser(name)):
         raise UserError(f"there is no run at {name}", "list your runs with `ls runs`, or omit the name to use the newest run")
-    elif len(words) == 1:
+    if len(words) == 1:
         raise UserError("the question is missing", hint)
-    else:
-        found = find(name)
-    if found.run is None:
-        raise not_a_run(Path(name))
-    return found, found.run, question
+    return run_of(name), question

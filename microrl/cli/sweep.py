@@ -32,15 +32,12 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("sweep", epilog=EXAMPLES)(sweep)
-
-
 def _several(what: str, of: str) -> Any:
     return typer.Option(metavar=f"{what}[,...]", help=of, show_default="the preset's")
 
 
 def sweep(
+    context: typer.Context,
     presets: options.Presets = None,
     models: Annotated[str | None, _several("MODEL", "Models to train.")] = None,
     adapters: Annotated[str | None, _several("KIND", "Kinds of adapters.")] = None,
@@ -123,10 +120,7 @@ def sweep(
     strategy = strategy if strategy is not None else study.strategy or STRATEGIES[0]
     if strategy not in STRATEGIES:
         raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
-    flags = options.as_flags(
-        model=None, rank=None, adapter=None, loss=None, data=data, engine=engine, seed=None, hours=hours, steps=steps,
-        price=price, sft_minutes=None,
-    )  # fmt: skip
+    flags = options.as_flags(context) | {"budget.hours": hours}
     given: dict[str, Sequence[Any]] = {
         "model": values("--models", models), "adapter": values("--adapters", adapters), "rank": numbers("--ranks", ranks),
         "alpha": values("--alpha", alpha), "loss": values("--losses", losses), **varied(vary or ()),

@@ -1,4 +1,4 @@
-"""The values that the options of `microrl sweep` list: `A,B`, with quotes or brackets around what has commas of its own."""
+"""The values that an option lists: `A,B`, with quotes or brackets around what has commas of its own."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def values(flag: str, text: str | None) -> list[str]:
     return found
 
 
-def numbers(flag: str, text: str | None) -> list[int]:
+def numbers(flag: str, text: str | None, least: int | None = None) -> list[int]:
     """As `values`, of whole numbers."""
     found = values(flag, text)
-    if not all(_WHOLE.fullmatch(value) for value in found):
+    if not all(_WHOLE.fullmatch(value) and (least is None or int(value) >= least) for value in found):
         raise UserError(f"invalid value '{str(text)[:60]}' for {flag}", f"whole numbers with commas between them: {flag} 1,2,3")
     return [int(value) for value in found]
 

@@ -1,12 +1,10 @@
-"""Resolve a command's RUN_OR_MODEL argument to a run or a model, and its configuration."""
+"""The run or the weights that a command is about, and what has to be done before its heavy imports."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from microrl.cli.output import say
 from microrl.config import RunConfig, known_models, resolve
@@ -17,19 +15,10 @@ from microrl.data.load import check_source
 from microrl.data.sources import place
 from microrl.errors import UserError
 from microrl.models import hub
-from microrl.run.folder import RunFolder
+from microrl.run.folder import RunFolder, run_above
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A run with its own configuration, or a model with the defaults (`run` is None)."""
-
-    config: RunConfig
-    run: RunFolder | None
-
-    def with_settings(self, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
-        """The configuration with these flags and `--set` values applied. Raises UserError."""
-        return override(self.config.model_dump(), flags, sets)
+CHECKPOINTS = "checkpoints"
+FINAL = "final"
 
 
 def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False, loads_model: bool = True) -> None:
@@ -47,29 +36,107 @@ def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False, loads_m
     hub.prepare(*models_named, *map(place, data), local=(known_models.QUICKSTART, "arithmetic"))
 
 
+def run_of(name: str | None) -> RunFolder:
+    """The run in this folder; for None the newest, which is said. Raises UserError."""
+    if name is not None:
+        return RunFolder.open(Path(name))
+    run = RunFolder.newest()
+    say(f"using the newest run: {run.path}")
+    return run
+
+
 def is_path(name: str) -> bool:
     """Whether a name can only be a path."""
     return name.startswith(("/", ".", "~", "runs/"))
 
 
-def find(name: str | None, *, needs_weights: bool = False) -> Target:
-    """The newest run for None; a run folder by its path; anything else is a model. With `needs_weights`, the newest run with a
-    final adapter, if there is one. Raises UserError."""
+class Found(NamedTuple):
+    """A configuration with the model, the run (None: no run's), and the adapter's folder (None: the run's final adapter, or with
+    no run none at all)."""
+
+    config: RunConfig
+    run: RunFolder | None
+    adapter: Path | None
+
+    def adapter_folder(self) -> Path | None:
+        """The adapter's folder; None for a model. Raises UserError for a run that has none yet."""
+        return self.run.final() if self.run is not None and self.adapter is None else self.adapter
+
+    @property
+    def part(self) -> str | None:
+        """`best` or `step-000100` for such a part of a run; None for its final adapter and for what is no run's."""
+        return None if self.run is None or self.adapter is None or self.adapter.name == FINAL else self.adapter.name
+
+
+def find_adapter(name: str | None, model: str | None = None) -> Found:
+    """A run (None: the newest), a part of it such as RUN/best or RUN/step-000100, or an adapter's folder in PEFT's format.
+
+    `model` takes the place of the base model that these name. Raises UserError, also for anything else.
+    """
+    path = None if name is None else Path(expanded(name, "the name of a run"))
+    run, adapter = (_newest(), None) if path is None else (path, None) if RunFolder.is_one(path) else _part(path)
+    if run is not None:
+        folder = RunFolder.open(run)
+        return Found(override(folder.settings().model_dump(), {"model.name": model}, ()), folder, adapter)
+    assert path is not None
+    if not path.is_dir():
+        raise UserError(
+            f"there is no folder {name}", "pass a run folder, its best/, or an adapter folder; `ls runs` lists your runs"
+        )
+    if not (path / "adapter_config.json").is_file():
+        raise UserError(f"{name} is neither a run folder nor an adapter in PEFT's format", "pass a run folder, or its best/")
+    from microrl.adapters.settings import base_of
+
+    base = model or base_of(path)
+    if base is None:
+        raise UserError(
+            f"{name} does not name its base model",
+            "name it in its adapter_config.json: base_model_name_or_path (merge: --model BASE)",
+        )
+    return Found(resolve((), {"model.name": base}), None, path)
+
+
+def find_weights(name: str | None) -> Found:
+    """As `find_adapter`, or a model. Raises UserError."""
     if name is not None:
-        expanded(name, "the name of a run or model")
-    if name is None:
-        run = newest = RunFolder.newest()
-        if needs_weights:
-            run = RunFolder.newest(has_final=True)
-        say(f"using the newest run{'' if run.path == newest.path else ' that is finished'}: {run.path}")
-    elif RunFolder.is_one(Path(name)):
-        run = RunFolder.open(Path(name))
-    elif is_path(name) and not os.path.exists(os.path.expanduser(name)):
+        path = Path(expanded(name, "the name of a run or model"))
+        has_model = (path / "config.json").is_file()  # with an adapter beside it, loading the model refuses both
+        is_adapter = (path / "adapter_config.json").is_file() and not has_model
+        if not (is_adapter or RunFolder.is_one(path) or _part(path)[0] is not None):
+            if is_path(name) and (run := run_above(path)) is not None:
+                raise UserError(f"{name} is no part of the run {run}", f"its parts: {', '.join(_parts(run))}")
+            return Found(_model(name), None, None)
+    return find_adapter(name)
+
+
+def _newest() -> Path:
+    """The newest run that is finished, or else the newest."""
+    run = RunFolder.newest(has_final=True).path
+    say(f"using the newest run{'' if run == RunFolder.newest().path else ' that is finished'}: {run}")
+    return run
+
+
+def _model(name: str) -> RunConfig:
+    if is_path(name) and not os.path.exists(os.path.expanduser(name)):
         raise UserError(f"there is no run and no model at {name}", "list your runs with `ls runs`, or pass a model")
-    elif name == known_models.QUICKSTART:
-        return Target(resolve([name]), None)
-    else:
-        if "/" in name and not os.path.exists(name):
-            say(f"note: {name} is neither a run nor a local folder; taken as a model on the Hugging Face hub")
-        return Target(resolve((), {"model.name": name}), None)
-    return Target(run.settings(), run)
+    if name == known_models.QUICKSTART:
+        return resolve([name])
+    if "/" in name and not os.path.exists(name):
+        say(f"note: {name} is neither a run nor a local folder; taken as a model on the Hugging Face hub")
+    return resolve((), {"model.name": name})
+
+
+def _part(path: Path) -> tuple[Path, Path] | tuple[None, None]:
+    """(run, folder of its part), for RUN/final, RUN/best, RUN/checkpoints/step-N and RUN/step-N that exist."""
+    run = run_above(path)
+    if run is None:
+        return None, None
+    for folder in (path, run / CHECKPOINTS / path.name):
+        if any((folder / file).is_file() for file in ("adapter_config.json", "config.json", "adapter.safetensors")):
+            return run, folder
+    return None, None
+
+
+def _parts(run: Path) -> list[str]:
+    found = [name for name in (FINAL, "best") if (run / name).is_dir()]
+    return [*found, *sorted(path.name for path in (run / CHECKPOINTS).glob("step-*"))] or ["none yet"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from microrl.cli import options
 from microrl.cli.output import say
 
 EXAMPLES = """
@@ -21,12 +21,8 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("track", epilog=EXAMPLES)(track)
-
-
 def track(
-    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+    target: options.Run = None,
     *,
     to: Annotated[str, typer.Option("--to", metavar="wandb|trackio|tensorboard", help="The tracker.")],
     project: Annotated[
@@ -35,16 +31,13 @@ def track(
     beside: Annotated[bool, typer.Option("--beside", hidden=True, help="Follow the run until the parent process ends.")] = False,
 ) -> None:  # fmt: skip
     """Send a run's metrics to an experiment tracker, while it trains or afterwards. Training never waits for it."""
-    from microrl.errors import UserError, did_you_mean
-    from microrl.run.folder import RunFolder
+    from microrl.cli.target import run_of
+    from microrl.errors import refuse_other
     from microrl.run.tracking import TRACKERS, refuse_if_missing
 
-    if to not in TRACKERS:
-        raise UserError(f"invalid value '{to}' for --to", did_you_mean(to, TRACKERS))
+    refuse_other("--to", to, TRACKERS)
     refuse_if_missing(to)
-    folder = RunFolder.open(Path(target)) if target is not None else RunFolder.newest()
-    if target is None:
-        say(f"using the newest run: {folder.path}")
+    folder = run_of(target)
     from microrl.commands.track import track as send
 
     steps = send(folder, to, project, say, parent=os.getppid() if beside else None)

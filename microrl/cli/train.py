@@ -35,11 +35,8 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("train", epilog=EXAMPLES)(train)
-
-
 def train(
+    context: typer.Context,
     presets: options.Presets = None,
     model: options.Model = None,
     rank: options.Rank = None,
@@ -85,11 +82,7 @@ def train(
 
     if out is not None:
         expanded(str(out), "--out")
-    flags = options.as_flags(
-        model=model, rank=rank, adapter=adapter, loss=loss, data=data, engine=engine, seed=seed, hours=hours, steps=steps,
-        price=price, sft_minutes=sft_minutes,
-    )  # fmt: skip
-    flags |= {"init": init, "track": track, **options.reward_flags(reward)}
+    flags = options.as_flags(context) | options.reward_flags(reward)
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         return go_on(RunFolder.open(Path(resume)), hours, steps)

@@ -27,11 +27,8 @@ EXAMPLES = """
 """
 
 
-def register(app: typer.Typer) -> None:
-    app.command("warmup", epilog=EXAMPLES)(warmup)
-
-
 def warmup(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default="with --resume: the run's")
     ] = None,
@@ -69,11 +66,8 @@ def warmup(
     """Fine-tune on worked solutions before RL, with an evaluation before and after. Continue with `train --init RUN`."""
     from microrl.run.folder import RunFolder
 
-    flags = options.as_flags(
-        model=model, rank=rank, adapter=adapter, loss=None, data=data, engine=None, seed=seed, hours=hours, steps=None,
-        price=None, sft_minutes=None,
-    )  # fmt: skip
-    flags["sft.steps"] = steps
+    flags = options.as_flags(context)
+    flags["sft.steps"] = flags.pop("budget.steps")
     if resume is not None:
         bounds = ("budget.hours", "sft.steps")
         given = {name: flags[name] for name in flags if name not in ("model.name", *bounds)}

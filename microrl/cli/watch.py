@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from microrl.cli import options
 from microrl.cli.output import say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("watch")(watch)
-
-
 def watch(
-    target: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")] = None,
+    target: options.Run = None,
 ) -> None:
     """Watch a run in progress until it ends. Ctrl-C stops watching; the run continues."""
+    from microrl.cli.target import run_of
     from microrl.report.history import History
     from microrl.report.verdict import judge
     from microrl.run import follow, heartbeat
     from microrl.run.console import RunConsole
-    from microrl.run.folder import RunFolder
 
-    folder = RunFolder.newest() if target is None else RunFolder.open(Path(target))
+    folder = run_of(target)
     history = History.load(folder.path)
     steps, hours = history.setting("budget.steps"), history.setting("budget.hours")
     bound = steps if isinstance(steps, int) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from microrl import files
 from microrl.adapters.folder import write_pairs
 from microrl.commands.model_card import ModelCard
 from microrl.commands.weights import trained
@@ -18,7 +18,6 @@ from microrl.config import RunConfig, known_models
 from microrl.errors import MachineFailure, UserError
 from microrl.models.load import NO_CODE
 from microrl.models.tensors import weights
-from microrl.run import checkpoint, disk
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.saving import BEST
@@ -68,15 +67,15 @@ def merge(
                 model.save_pretrained(temporary, state_dict=tensors)
                 tokenizer.save_pretrained(temporary)
             (temporary / "README.md").write_text(card.text(), encoding="utf-8")
-    files = sorted(path for path in target.iterdir() if path.is_file())
+    written = sorted(path for path in target.iterdir() if path.is_file())
     return {
         "folder": str(target),
         "as": form,
         "base": base,
         "dtype": "float32" if form == "lora" else stored,
         "rank": rank if form == "lora" else None,
-        "files": [path.name for path in files],
-        "bytes": sum(path.stat().st_size for path in files),
+        "files": [path.name for path in written],
+        "bytes": sum(path.stat().st_size for path in written),
         "serve": card.serve(),
     }
 
@@ -106,24 +105,19 @@ def _free(out: Path) -> Path:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `target` once everything in it is on disk."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    """`files.whole_folder`, with errors that a user understands."""
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        yield temporary
-        checkpoint.flush(temporary)
-        temporary.replace(target)
+        with files.whole_folder(target) as temporary:
+            yield temporary
+            _free(target)  # nobody else has written there meanwhile
     except PermissionError as error:
         raise UserError(f"cannot write {target}: {error.strerror}", "choose another folder: --out DIR") from error
     except Exception as error:
-        if not disk.is_full(error):
+        if not files.is_full(error):
             raise
         raise MachineFailure(
             f"the disk is full: no room for {target} ({error})", "free some space, or choose another folder: --out DIR"
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _not_low_rank(what: str) -> UserError:

@@ -127,8 +127,7 @@ def _similarity(name: str, basis: Basis, snapshot: AdapterSnapshot) -> dict[str,
 
 def _start(run: RunFolder) -> dict[str, Any]:
     """What the start was and took: ||B0 A0||_F averaged over the targets (ortho, table 4), seconds and memory (table 7)."""
-    environment = run.read_json("environment.json", dict[str, Any]) if (run.path / "environment.json").exists() else {}
-    adapter = environment.get("adapter")
+    adapter = (run.read_if_there("environment.json", dict[str, Any]) or {}).get("adapter")
     found: dict[str, Any] = {"norm": adapter.get("start_norm") if isinstance(adapter, dict) else None}
     for event in Lines(run.path / "events.jsonl").new():
         if event.get("kind") == "adapter start":

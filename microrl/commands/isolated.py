@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -22,12 +23,29 @@ def run(module: str, *arguments: str, deadline_s: float, variables: dict[str, st
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=environment)
     except subprocess.TimeoutExpired:
         return {"error": f"no answer in {deadline_s:.0f} s", "hint": "stop other work on this machine"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if lines:
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return {"error": f"failed with status {done.returncode}: {last[:200]}", "hint": None}
+    found = printed(done)
+    return {"error": f"failed with status {done.returncode}: {last_words(done)}", "hint": None} if found is None else found
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any] | None:
+    """The JSON object at the end of what a process has printed; None where it failed or there is none."""
+    lines = done.stdout.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("{")]
+    if done.returncode != 0 or not starts:
+        return None
+    try:
+        found: dict[str, Any] = json.loads("\n".join(lines[starts[-1] :]))
+    except ValueError:
+        return None
+    return found
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line that a process has written to standard error, or how it ended."""
+    if done.returncode < 0:
+        return f"killed by {signal.Signals(-done.returncode).name}"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else f"status {done.returncode} without a result"
 
 
 def answer(work: Callable[[], dict[str, Any]]) -> NoReturn:

@@ -132,7 +132,8 @@ class ModelCard:
         """The run's settings, with the numbers of its summary if there is one."""
         if self.run is None:
             return None
-        config, summary = self.config, _summary(self.run)
+        config = self.config
+        summary: _Summary | None = self.run.read_if_there("summary.json", _Summary)
         rows: dict[str, Any] = {"adapter": config.adapter.name}
         if summary is not None:
             rows["trained parameters"] = f"{summary.trainable_params:,}"
@@ -156,7 +157,7 @@ class ModelCard:
         """Accuracy before and after; only for the final adapter, since no other was evaluated."""
         if self.run is None or self.source.resolve() != (self.run.path / "final").resolve():
             return None
-        summary = _summary(self.run)
+        summary: _Summary | None = self.run.read_if_there("summary.json", _Summary)
         if summary is None or summary.eval.before is None or summary.eval.after is None:
             return None
         gain = gain_of(History.load(self.run.path))
@@ -231,12 +232,7 @@ class ModelCard:
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
     def _versions(self) -> str | None:
-        if self.run is None or not (self.run.path / "environment.json").is_file():
+        found: _Environment | None = None if self.run is None else self.run.read_if_there("environment.json", _Environment)
+        if found is None:
             return None
-        packages = self.run.read_json("environment.json", _Environment).packages
-        return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in packages.items())
-
-
-def _summary(run: RunFolder) -> _Summary | None:
-    """The run's summary; None if there is none yet. Raises BadFile."""
-    return run.read_json("summary.json", _Summary) if (run.path / "summary.json").is_file() else None
+        return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in found.packages.items())

@@ -14,13 +14,14 @@ import torch
 from microrl import clock
 from microrl.algorithm.batch import Batch, Row
 from microrl.commands import isolated
+from microrl.commands.bench import synthetic
 from microrl.config import resolve
 from microrl.models.load import dtype_of
 from microrl.models.tiny import build_model, build_tokenizer
 from microrl.policy.policy import Policy
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import installed
-from microrl.types import BASE, AdapterSnapshot, Group, Prompt, Sampling
+from microrl.types import BASE, AdapterSnapshot, Group, Sampling
 
 SAMPLING = Sampling(group_size=4, max_tokens=32)
 LARGEST_KL = 1e-3
@@ -39,7 +40,6 @@ class Passed:
     swap_s: float
     probe_gap: float | None
     probe_slope: float | None
-    sleep_wake_s: float
     freed_bytes: int
     update_s: float
     kl_sampler: float
@@ -61,8 +61,7 @@ def run() -> Passed:
     began = clock.now_s()
     engine = make_engine(config, model, tokenizer)
     policy = Policy(model, config)
-    texts = [f"What is {n} + {n}?" for n in range(11, 15)]
-    prompts = [Prompt(text, "", text, tuple(tokenizer(text)["input_ids"])) for text in texts]
+    prompts = synthetic.prompts(tokenizer, 4)
 
     def generate(snapshot: AdapterSnapshot, step: int) -> tuple[list[Group], float]:
         began = clock.now_s()
@@ -97,7 +96,6 @@ def run() -> Passed:
         swap_s=report.push_s + report.proof_s,
         probe_gap=report.gap,
         probe_slope=report.slope,
-        sleep_wake_s=report.sleep_s + report.wake_s,
         freed_bytes=report.freed_bytes,
         update_s=update_s,
         kl_sampler=update.kl_sampler,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import IO, Any, Protocol
 
 from microrl import clock, files
-from microrl.errors import MachineFailure, UserError
+from microrl.errors import MachineFailure, UserError, first_line
 from microrl.report.history import History, finite
 from microrl.run import follow
 from microrl.run.folder import RunFolder
@@ -138,11 +138,10 @@ def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None], 
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MachineFailure(
-            f"{to} failed after {sent} steps: {text}", f"training was not affected; send it again: microrl track {folder.path} "
-            f"--to {to}"
-        ) from error  # fmt: skip
+            f"{to} failed after {sent} steps: {first_line(error)}",
+            f"training was not affected; send it again: microrl track {folder.path} --to {to}",
+        ) from error
     finally:
         faulthandler.cancel_dump_traceback_later()
         if lock is not None:

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from microrl.adapters.attach import attach
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
-from microrl.errors import UserError
-from microrl.models import gpu
+from microrl.errors import UserError, first_line
 from microrl.models.tensors import weight_sharing_copy
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
@@ -41,7 +40,7 @@ def opened(
         try:
             engine.close(at_exit=at_exit)
         except Exception as error:
-            console.note(f"warning: the engine failed while closing: {gpu.first_line(error)}")
+            console.note(f"warning: the engine failed while closing: {first_line(error)}")
 
 
 def trained(folder: Path, config: RunConfig, model: PreTrainedModel) -> AdapterSnapshot:

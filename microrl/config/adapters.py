@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from microrl.config.section import Decay, Fraction, Positive, Section
+from microrl.errors import UserError, did_you_mean
 
 ALPHA_FROM_RANK = {"rank": 1.0, "2rank": 2.0}
 """What alpha can be instead of a number, and the factor of the rank that it then is."""
@@ -314,11 +315,34 @@ KINDS: dict[str, type[BaseAdapterConfig]] = {
 """The classes by what `--adapter` takes."""
 
 
-def rank_hint(limit: int, kinds: Iterable[str]) -> str:
-    """What to do about a rank above `limit`; `kinds` are the names of the layers that are wide enough for it."""
-    wide = json.dumps(sorted(set(kinds)), separators=(",", ":"))
-    others = f", or adapt only the wider layers: --set 'adapter.targets={wide}'" if wide != "[]" else ""
-    return f"--rank {limit} or less{others}"
+def chosen(adapter: TargetedConfig, sides: Mapping[str, int]) -> set[str]:
+    """The linear layers that an adapter changes, of these with their smaller sides.
+
+    Raises UserError for a target that is none, where there are none, and for a rank above the smallest side.
+    """
+    kinds = {kind_of(name) for name in sides}
+    if adapter.targets != "all-linear":
+        for target in adapter.targets:
+            if target not in kinds:
+                raise UserError(f"no linear layer is called `{target}`", did_you_mean(target, sorted(kinds)))
+        sides = {name: side for name, side in sides.items() if kind_of(name) in adapter.targets}
+    if not sides:
+        raise UserError(
+            "the adapter has nothing to attach to", "--set adapter.targets=all-linear, or choose another model: --model NAME"
+        )
+    limit, narrowest = min((side, name) for name, side in sides.items())
+    rank = getattr(adapter, "rank", 0)
+    if rank > limit and not isinstance(adapter, TinyLoraConfig):  # in which a layer with fewer directions takes all it has
+        kinds = {kind_of(name) for name, side in sides.items() if side >= rank}
+        wide = json.dumps(sorted(kinds), separators=(",", ":"))
+        others = f", or adapt only the wider layers: --set 'adapter.targets={wide}'" if kinds else ""
+        raise UserError(f"rank {rank} is above {limit}, the smaller side of {narrowest}", f"--rank {limit} or less{others}")
+    return set(sides)
+
+
+def kind_of(name: str) -> str:
+    """`q_proj` of `model.layers.0.self_attn.q_proj`: what `adapter.targets` names."""
+    return name.rpartition(".")[2]
 
 
 def described(cls: type[BaseAdapterConfig]) -> tuple[str, str, str]:

@@ -228,17 +228,6 @@ class SamplingConfig(Section):
     temperature: Temperature = 1.0
     """Sampling temperature, at least 0.01; the trainer uses the same."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_distribution(cls, values: Any) -> Any:
-        for name in ("top_p", "top_k", "min_p"):
-            if isinstance(values, dict) and name in values:
-                raise ValueError(
-                    f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",
-                    "remove it; training samples from the full distribution, and evaluation.top_p is free",
-                )
-        return values
-
 
 class CheckpointsConfig(Section):
     keep_every: Positive | None = None
@@ -250,14 +239,25 @@ class DiagnosticsConfig(Section):
     """Measure `policy/kl_ref` every so many steps, on one micro-batch, outside the loss; None: only if loss.beta is not 0."""
 
 
-RENAMED: dict[str, str | None] = {
+RENAMED = {
     "sync.mode": "engine.sync",
     "warmup": "sft",
     "validate.share": "validation.fraction",
     "validate": "validation",
-    "budget.checkpoint_minutes": None,
 }
-"""Keys of earlier versions and their new names; None: removed, now derived."""
+"""Keys of earlier versions and their new names."""
+REFUSED = {
+    **{old: (f"`{old}` was renamed to `{new}`", f"replace `{old}` with `{new}`") for old, new in RENAMED.items()},
+    "budget.checkpoint_minutes": ("`budget.checkpoint_minutes` was removed: it follows from the budget", "remove the key"),
+    **{
+        f"sampling.{name}": (
+            f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",
+            "remove it; training samples from the full distribution, and evaluation.top_p is free",
+        )
+        for name in ("top_p", "top_k", "min_p")
+    },
+}
+"""Keys that somebody may look for, by what is said of them: why, and what to do."""
 
 
 class RunConfig(Section):
@@ -287,15 +287,11 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _renamed(cls, values: Any) -> Any:
-        """Raise ValueError for a key of an earlier version, with its new name."""
-        if isinstance(values, dict):
-            for old, new in RENAMED.items():
-                section, _, leaf = old.partition(".")
-                if section in values and (not leaf or (isinstance(values[section], dict) and leaf in values[section])):
-                    if new is None:
-                        raise ValueError(f"`{old}` was removed: it follows from the budget", "remove the key")
-                    raise ValueError(f"`{old}` was renamed to `{new}`", f"replace `{old}` with `{new}`")
+    def _refuse(cls, values: Any) -> Any:
+        for key, said in REFUSED.items() if isinstance(values, dict) else ():
+            section, _, leaf = key.partition(".")
+            if section in values and (not leaf or (isinstance(values[section], dict) and leaf in values[section])):
+                raise ValueError(*said)
         return values
 
     @model_validator(mode="before")

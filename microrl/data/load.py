@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ from microrl.config.catalogue import KnownDataset
 from microrl.config.data import GYM, DataConfig
 from microrl.data import arithmetic, code
 from microrl.data.cells import NotText, as_json, as_text, cell, plain
-from microrl.data.choices import lettered
 from microrl.data.sources import hub_id, local_rows, rows_of
 from microrl.errors import UserError, did_you_mean
 
@@ -30,6 +30,8 @@ LONGEST_ANSWER = 1_000_000
 """Maximum characters of a gold answer, including its solution."""
 TOO_LONG = "too long"
 """Why a question is left out."""
+LETTERS = "ABCDEFGHIJ"
+"""Of multiple-choice options, as many as the answer checker knows."""
 _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 _GROUPED = re.compile(r"[^\d,(){}\[\]]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[^\d,(){}\[\]]*")
 
@@ -339,3 +341,15 @@ def split(questions: Iterable[Question], held_out: float, validation: float = 0.
         else:
             parts.training.append(question)
     return parts
+
+
+def lettered(question: str, right: str, wrong: Sequence[str]) -> tuple[str, str]:
+    """A multiple-choice question with its options, one a line, and the letter of the right one. The same text always gives the
+    same order."""
+    options = [right, *wrong]
+    assert len(options) <= len(LETTERS), options
+    order = list(range(len(options)))
+    random.Random(question).shuffle(order)
+    lines = [f"({letter}) {options[index].strip()}" for letter, index in zip(LETTERS, order, strict=False)]
+    text = f"{question.strip()}\n\n" + "\n".join(lines) + "\n\nThe final answer is the letter of the right option."
+    return text, LETTERS[order.index(0)]

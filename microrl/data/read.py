@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from microrl.errors import UserError
+from microrl.errors import UserError, first_line
 from microrl.files import BadFile, open_regular
 
 Row = dict[str, Any]
@@ -170,7 +170,7 @@ def rows_of_arrow(path: Path, distinct: Distinct | None = None) -> Iterator[Row]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}", "check the file and its permissions") from error
     except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-        raise UserError(f"{path} cannot be read as Arrow: {_first_line(error)}", _COPY_AGAIN) from error
+        raise UserError(f"{path} cannot be read as Arrow: {first_line(error)}", _COPY_AGAIN) from error
 
 
 def _parquet(file: BinaryIO, path: Path, distinct: Distinct | None) -> Iterator[Row]:
@@ -182,7 +182,7 @@ def _parquet(file: BinaryIO, path: Path, distinct: Distinct | None) -> Iterator[
         _refuse_repeats(table.schema_arrow.names, path)
         yield from rows_of_batches(table.iter_batches(), distinct)
     except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
-        raise UserError(f"{path} cannot be read as parquet: {_first_line(error)}", _COPY_AGAIN) from error
+        raise UserError(f"{path} cannot be read as parquet: {first_line(error)}", _COPY_AGAIN) from error
 
 
 def rows_of_batches(batches: Iterable[Any], distinct: Distinct | None = None) -> Iterator[Row]:
@@ -226,10 +226,6 @@ class Distinct:
             new.append(text is None or text not in self._seen)
             self._seen.add(text)
         return batch.filter(pyarrow.array(new, pyarrow.bool_()))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _refuse_repeats(names: list[str], path: Path) -> None:

@@ -14,7 +14,7 @@ from microrl.config.paths import is_local_data
 from microrl.data import arithmetic
 from microrl.data.folder import has_data, rows_of_folder
 from microrl.data.read import Distinct, rows_of_batches, rows_of_file
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError, did_you_mean, first_line
 from microrl.models import hub
 
 ROWS_AT_ONCE = 10_000
@@ -107,7 +107,7 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
         found = load_dataset(name, subset, split=config.split, revision=revision)
     except ValueError as error:  # an unknown configuration or split; the library's message lists what there is
         raise UserError(
-            f"data set {name}: {str(error).splitlines()[0]}", "choose with --set data.subset=NAME and --set data.split=NAME"
+            f"data set {name}: {first_line(error)}", "choose with --set data.subset=NAME and --set data.split=NAME"
         ) from error
     except Exception as error:  # the hub client has many exceptions for missing data sets
         page, copy = (known.licence_page, own_copy(known)) if known is not None else (None, None)

@@ -18,6 +18,11 @@ class Benchmark:
 
     def sampling(self) -> Sampling:
         """How completions are drawn."""
-        settings = self.config.evaluation
-        limit = settings.max_completion_tokens or self.config.sampling.max_completion_tokens
-        return Sampling(settings.samples, limit, settings.temperature, settings.top_p)
+        return sampling_of(self.config)
+
+
+def sampling_of(config: RunConfig, *, samples: int | None = None) -> Sampling:
+    """How an evaluation draws completions; `samples`: another number of them."""
+    settings = config.evaluation
+    limit = settings.max_completion_tokens or config.sampling.max_completion_tokens
+    return Sampling(samples or settings.samples, limit, settings.temperature, settings.top_p)

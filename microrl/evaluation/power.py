@@ -7,6 +7,7 @@ after differ by the gain, and by a change of each question that follows from the
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,26 +72,17 @@ def power(study: Study, *, questions: int, samples: int, seeds: int = 1) -> floa
 
 def questions_needed(study: Study, *, samples: int, seeds: int = 1) -> int | None:
     """Fewest questions that show the gain nine times in ten; None if 200,000 do not."""
-    low, high = 4, MOST
-    if power(study, questions=MOST, samples=samples, seeds=seeds) < POWER:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(study, questions=middle, samples=samples, seeds=seeds) >= POWER else (middle, high)
-    return high
+    counts = range(5, MOST + 1)
+    place = bisect_left(counts, POWER, key=lambda count: power(study, questions=count, samples=samples, seeds=seeds))
+    return None if place == len(counts) else counts[place]
 
 
 def smallest_gain(*, questions: int, samples: int) -> float | None:
     """Smallest gain, to a thousandth, that one seed shows nine times in ten with the other assumptions of `Study`; None if even
     the largest possible one is not."""
-    fits = [gain / 1000 for gain in range(1, int(1000 * (1 - ACCURACY)))]
-    if power(Study(fits[-1]), questions=questions, samples=samples) < POWER:
-        return None
-    low, high = -1, len(fits) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(Study(fits[middle]), questions=questions, samples=samples) >= POWER else (middle, high)
-    return fits[high]
+    gains = [gain / 1000 for gain in range(1, int(1000 * (1 - ACCURACY)))]
+    place = bisect_left(gains, POWER, key=lambda gain: power(Study(gain), questions=questions, samples=samples))
+    return None if place == len(gains) else gains[place]
 
 
 def _variances(study: Study, samples: int, seeds: int) -> tuple[float, float]:

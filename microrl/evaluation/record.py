@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
@@ -149,22 +148,19 @@ class _Stored(BaseModel):
 
 
 def write_completions(path: Path, groups: Sequence[Group]) -> None:
-    """Every completion with its verdict, one a line, compressed. The same completions give the same bytes. Raises OSError."""
+    """Every completion with its verdict, one a line. Raises OSError."""
+    lines = (
+        {
+            "question": group.prompt.question, "row": group.prompt.row, "answer": group.prompt.answer,
+            "sample": sample, "right": score.accuracy == 1, "extracted": score.extracted, "killed": score.killed,
+            "tokens": len(one.token_ids), "finish": one.finish, "entropy": round(entropy(one), 5),
+            "completion": one.text, **({"cluster": group.prompt.cluster} if group.prompt.cluster else {}),
+        }
+        for group in groups
+        for sample, (one, score) in enumerate(zip(group.completions, group.scores, strict=True))
+    )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        files.written_whole(path) as temporary,
-        temporary.open("wb") as raw,
-        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=6) as file,
-    ):
-        for group in groups:
-            for sample, (one, score) in enumerate(zip(group.completions, group.scores, strict=True)):
-                line = {
-                    "question": group.prompt.question, "row": group.prompt.row, "answer": group.prompt.answer,
-                    "sample": sample, "right": score.accuracy == 1, "extracted": score.extracted, "killed": score.killed,
-                    "tokens": len(one.token_ids), "finish": one.finish, "entropy": round(entropy(one), 5),
-                    "completion": one.text, **({"cluster": group.prompt.cluster} if group.prompt.cluster else {}),
-                }  # fmt: skip
-                file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+    files.write_lines(path, lines, level=6)
 
 
 def prompts_sha256(prompts: Sequence[Prompt]) -> str:

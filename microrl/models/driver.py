@@ -42,17 +42,17 @@ def version() -> str | None:
         told = (PROC / "version").read_text(encoding="utf-8", errors="replace")
     except OSError:
         told = ""
-    return _version_in(told) or _version_in(_asked())
+    return _version_in(told) or _version_in(asked("driver_version"))
 
 
-def _asked() -> str:
-    """What nvidia-smi answers; nothing where it is missing, fails or hangs."""
+def asked(fields: str, timeout_s: float = ANSWER_S) -> str:
+    """What nvidia-smi answers, a card a line; nothing where it is missing, fails or hangs."""
     tool = shutil.which(TOOL)
     if tool is None:
         return ""
-    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    query = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=True).stdout
+        return subprocess.run(query, capture_output=True, text=True, timeout=timeout_s, check=True).stdout
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
 

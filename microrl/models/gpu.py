@@ -148,11 +148,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ValueError)) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says first; torch adds a page."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def empty_cache() -> None:
     """Give back to the card what torch keeps of it."""
     gc.collect()

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
 
-from microrl.errors import UserError
+from microrl.errors import UserError, first_line
 
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -131,6 +131,6 @@ def missing(
             "check the name; for a private one, run `hf auth login` first",
         )
     return UserError(
-        f"{what} {name} could not be loaded: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
+        f"{what} {name} could not be loaded: {first_line(error)}",
         "try again; if it is private, run `hf auth login`; or download it with `hf download` and pass the local path",
     )

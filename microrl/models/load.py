@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from microrl.config import known_models
 from microrl.config.paths import local_model
 from microrl.config.schema import ModelConfig
-from microrl.errors import INSTALL_GPU, UserError
+from microrl.errors import INSTALL_GPU, UserError, first_line
 from microrl.files import read_json
 from microrl.limits import CPU_SMALL_PARAMETERS, auto_dtype
 from microrl.models import gpu, hub
@@ -161,7 +161,7 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
             ) from error
         if Path(name).exists():
             raise UserError(
-                f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}",
+                f"{name} cannot be loaded: {first_line(error)}",
                 "the download may be incomplete: download it again",
             ) from error
         known = known_models.find(str(name))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rich.console import Group
-from rich.table import Table
 
 from microrl.config.adapters import KINDS, described
 from microrl.errors import UserError
 from microrl.plan.shapes import Shape
-from microrl.plan.show import as_text
+from microrl.plan.show import as_text, table
 from microrl.terminal import printable
 
 RANKS = (8, 64, 256)
@@ -50,17 +49,11 @@ def rows(shape: Shape, ranks: tuple[int, ...]) -> list[Row]:
 def page(model: str, found: list[Row]) -> str:
     """The table as text."""
     ranks = max((row.trained for row in found), key=len)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("adapter", no_wrap=True)
-    table.add_column("form; source")
-    table.add_column("served as")
-    for rank in ranks:
-        table.add_column(f"r = {rank}", justify="right", no_wrap=True)
+    lines = []
     for row in found:
         counts = [row.trained.get(rank, row.trained.get(0)) for rank in ranks]
         percentages = ["-" if count is None else f"{count / row.total:.3%}" for count in counts]
-        table.add_row(row.kind, f"{row.form}; {row.source}", row.served, *percentages)
-    total = found[0].total
-    return as_text(
-        Group(table, "", f"Percentages of the {total:,} parameters of {printable(model)}. Choose one with --adapter NAME.")
-    )
+        lines.append((row.kind, f"{row.form}; {row.source}", row.served, *percentages))
+    columns = table(("adapter", "form; source", "served as", *(f">r = {rank}" for rank in ranks)), lines)
+    said = f"Percentages of the {found[0].total:,} parameters of {printable(model)}. Choose one with --adapter NAME."
+    return as_text(Group(columns, "", said))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from microrl.config import RunConfig
 from microrl.config.resolve import override
 from microrl.limits import MAX_SWAP_RANK
 from microrl.plan import memory, roofline
@@ -34,7 +35,10 @@ def conflicts(work: Workload) -> list[Fix]:
     config, found = work.config, []
     positions = work.shape.max_positions
     if positions is not None and work.longest_row > positions:
-        found.append(_fewer_tokens(work, positions))
+        prompt, completion = config.data.max_prompt_tokens, work.longest_row - config.data.max_prompt_tokens
+        why = f"prompts of up to {prompt} tokens and completions of up to {completion} exceed the model's {positions} positions"
+        values = shorter(config, positions)
+        found.append(Fix(sets(values), why, values))
     if work.dtype == "bfloat16" and work.device.auto_dtype == "float16":
         why = f"the {work.device.label} has no bfloat16"
         found.append(Fix("--set model.dtype=float16", why, {"model.dtype": "float16"}))
@@ -47,20 +51,15 @@ def conflicts(work: Workload) -> list[Fix]:
     return found
 
 
-def _fewer_tokens(work: Workload, positions: int) -> Fix:
-    prompt = work.config.data.max_prompt_tokens
-    completion = work.longest_row - prompt
-    why = f"prompts of up to {prompt} tokens and completions of up to {completion} exceed the model's {positions} positions"
-    values: dict[str, Any] = {}
-    if prompt > positions // 2:
-        prompt = positions // 2
-        values["data.max_prompt_tokens"] = prompt
-    limit = positions - prompt
-    if work.limit > limit:
-        values |= _limit(work, limit)
-    if (work.config.evaluation.max_completion_tokens or 0) > limit:
-        values["evaluation.max_completion_tokens"] = limit
-    return Fix(_sets(values), why, values)
+def shorter(config: RunConfig, bound: int) -> dict[str, Any]:
+    """Limits with which prompt and completion together are at most `bound` tokens; a prompt keeps at least half of them."""
+    prompt = min(config.data.max_prompt_tokens, bound // 2)
+    values = {} if prompt == config.data.max_prompt_tokens else {"data.max_prompt_tokens": prompt}
+    if config.sampling.max_completion_tokens > bound - prompt:
+        values |= _limit(config, bound - prompt)
+    if (config.evaluation.max_completion_tokens or 0) > bound - prompt:
+        values["evaluation.max_completion_tokens"] = bound - prompt
+    return values
 
 
 def fixes(work: Workload, room: float) -> tuple[str, ...]:
@@ -114,8 +113,8 @@ def _candidates(work: Workload) -> Iterator[Fix]:
         yield Fix("--set model.gradient_checkpointing=true", why, {"model.gradient_checkpointing": True})
     limit = work.limit // 2
     while limit >= MIN_LIMIT:
-        values = _limit(work, limit)
-        yield Fix(_sets(values), "shorter completions", values)
+        values = _limit(config, limit)
+        yield Fix(sets(values), "shorter completions", values)
         limit //= 2
     rank = getattr(config.adapter, "rank", 0) // 2
     while rank >= max(MIN_RANK, getattr(config.adapter, "target_rank", None) or 0):
@@ -143,16 +142,17 @@ def _after(work: Workload, applied: list[Fix]) -> Workload:
     return Workload.from_config(override(tree, values, ()), work.shape, work.device)
 
 
-def _limit(work: Workload, limit: int) -> dict[str, Any]:
+def _limit(config: RunConfig, limit: int) -> dict[str, Any]:
     """A completion limit, and the overlong penalty's buffer and the evaluation's limit where they would pass it."""
     values: dict[str, Any] = {"sampling.max_completion_tokens": limit}
-    overlong = work.config.reward.overlong
+    overlong = config.reward.overlong
     if overlong is not None and overlong.buffer >= limit:
         values["reward.overlong.buffer"] = limit // 4
     return values
 
 
-def _sets(values: dict[str, Any]) -> str:
+def sets(values: dict[str, Any]) -> str:
+    """As flags."""
     return " ".join(f"--set {key}={value}" for key, value in values.items())
 
 

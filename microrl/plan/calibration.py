@@ -5,12 +5,10 @@ A calibration is used on the same device with the same versions of torch and vLL
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-from collections.abc import Iterator
-from importlib import metadata, resources
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -20,9 +18,8 @@ from microrl import files
 from microrl.models import hub
 
 FOLDER = "calibration"
-"""In the cache, and in the package for those that were contributed."""
+"""In the cache."""
 HERE = "measured here"
-"""The source of a calibration that was not contributed by somebody else."""
 SAME_MEMORY = 0.05
 """Relative difference up to which two cards have the same memory: drivers keep a little for themselves."""
 Factor = Annotated[float, Field(gt=0, le=1000)]
@@ -51,7 +48,7 @@ class Calibration(BaseModel):
     versions: dict[str, str]
     """torch and vllm ("none" where it is not installed)."""
     source: str
-    """`HERE`, or who contributed it."""
+    """`HERE`."""
     date: str
     product_tflops: dict[str, float]
     """Matrix products by type, in 1e12 operations per second."""
@@ -79,7 +76,7 @@ class Found(NamedTuple):
 
 
 def find(device: str, memory_gb: float) -> Found:
-    """The newest calibration of this device, the user's own before contributed ones."""
+    """The newest calibration of this device."""
     mismatch = None
     for found in _all():
         if found.device != device or abs(found.memory_gb / memory_gb - 1) > SAME_MEMORY:
@@ -101,10 +98,7 @@ def save(calibration: Calibration) -> Path:
     """Write it where `find` looks; returns the path. Raises OSError."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{calibration.device} {calibration.memory_gb:.0f}gb".lower()).strip("-")
     path = _own() / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(calibration.model_dump(), indent=2) + "\n")
-    temporary.replace(path)
+    files.write_json(path, calibration.model_dump())
     return path
 
 
@@ -122,17 +116,13 @@ def _version(*names: str) -> str:
     return "none"
 
 
-def _all() -> Iterator[Calibration]:
-    """Readable ones, newest first, the user's own before contributed ones. What is damaged is passed over."""
-    contributed = Path(str(resources.files("microrl"))) / "plan" / FOLDER
-    for folder in (_own(), contributed):
-        readable: list[Calibration] = []
-        for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-            try:
-                readable.append(files.read_json(path, Calibration))
-            except files.BadFile:
-                continue
-        yield from sorted(readable, key=lambda found: found.date, reverse=True)
+def _all() -> list[Calibration]:
+    """Readable ones, newest first. What is damaged is passed over."""
+    readable: list[Calibration] = []
+    for path in sorted(_own().glob("*.json")):
+        with suppress(files.BadFile):
+            readable.append(files.read_json(path, Calibration))
+    return sorted(readable, key=lambda found: found.date, reverse=True)
 
 
 def _own() -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -44,18 +42,16 @@ def instead_of_gpu(shape: Shape) -> Here:
 
 def gpu() -> Here | None:
     """The first GPU; None where there is none, no driver, or none that torch sees: a run would not use it."""
-    tool = shutil.which(driver.TOOL)
-    if tool is None or driver.is_hidden() or driver.problem() is not None:
+    if driver.is_hidden() or driver.problem() is not None:
         return None
-    query = [tool, "--query-gpu=name,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_S, check=True).stdout
+        answer = driver.asked("name,memory.total,memory.free,compute_cap", DRIVER_S)
         name, total, free, capability = answer.splitlines()[0].rsplit(",", 3)
         major, minor = map(int, capability.split("."))
         mebibyte = 2**20 / 1e9
         device = devices.of_device(name.strip(), float(total) * mebibyte, (major, minor))
         return Here(calibrated(device), float(free) * mebibyte)
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
 
 

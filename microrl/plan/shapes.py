@@ -15,14 +15,14 @@ from microrl.config.adapters import (
     LnConfig,
     LoraFaConfig,
     MissConfig,
-    RankedConfig,
     ResidualConfig,
     TargetedConfig,
     TinyLoraConfig,
     VeraConfig,
-    rank_hint,
+    chosen,
+    kind_of,
 )  # fmt: skip
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError
 
 FIRST_LAYER = "model.layers.0."
 
@@ -40,7 +40,7 @@ class Linear:
     @property
     def kind(self) -> str:
         """The name that `adapter.targets` takes."""
-        return self.path.rpartition(".")[2]
+        return kind_of(self.path)
 
     @property
     def parameters(self) -> int:
@@ -99,36 +99,17 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * width
 
     def targets(self, adapter: BaseAdapterConfig) -> tuple[Linear, ...]:
-        """The linear layers of one decoder layer that this adapter changes. Raises UserError as `adapters.targets` does."""
-        if isinstance(adapter, LnConfig):
-            return ()
+        """The linear layers of one decoder layer that this adapter changes. Raises UserError as `chosen` does."""
         if not isinstance(adapter, TargetedConfig):
-            return self.linears
-        chosen = self.linears
-        if adapter.targets != "all-linear":
-            kinds = {linear.kind for linear in self.linears}
-            for target in adapter.targets:
-                if target not in kinds:
-                    raise UserError(f"no linear layer is called `{target}`", did_you_mean(target, sorted(kinds)))
-            chosen = tuple(linear for linear in self.linears if linear.kind in adapter.targets)
-        if not chosen:
-            raise UserError(
-                "the adapter has nothing to attach to",
-                "--set adapter.targets=all-linear, or choose another model: --model NAME",
-            )
-        if isinstance(adapter, RankedConfig) and not isinstance(adapter, TinyLoraConfig):
-            limit, narrowest = min((min(linear.n_in, linear.n_out), FIRST_LAYER + linear.path) for linear in chosen)
-            if adapter.rank > limit:
-                raise UserError(
-                    f"rank {adapter.rank} is above {limit}, the smaller side of {narrowest}",
-                    rank_hint(limit, [linear.kind for linear in chosen if min(linear.n_in, linear.n_out) >= adapter.rank]),
-                )
-        return chosen
+            return () if isinstance(adapter, LnConfig) else self.linears
+        found = {FIRST_LAYER + linear.path: linear for linear in self.linears}
+        names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for name, linear in found.items()})
+        return tuple(linear for name, linear in found.items() if name in names)
 
     def trainable(self, adapter: BaseAdapterConfig) -> int:
         """Parameters that are trained with this adapter. Raises UserError as `targets` does."""
-        chosen = self.targets(adapter)
-        n_in, n_out = sum(linear.n_in for linear in chosen), sum(linear.n_out for linear in chosen)
+        linears = self.targets(adapter)
+        n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
         rank = getattr(adapter, "rank", 0)
         match adapter:
             case FullConfig():
@@ -136,17 +117,17 @@ class Shape:
             case LnConfig():
                 return self.layers * self.norms_a_layer + self.hidden
             case Ia3Config():
-                return self.layers * sum(linear.n_in if linear.kind == "down_proj" else linear.n_out for linear in chosen)
+                return self.layers * sum(linear.n_in if linear.kind == "down_proj" else linear.n_out for linear in linears)
             case TinyLoraConfig():
-                return adapter.size * _groups(self.layers * len(chosen), adapter.tying)
+                return adapter.size * _groups(self.layers * len(linears), adapter.tying)
             case VeraConfig():
-                return self.layers * (rank * len(chosen) + n_out)
+                return self.layers * (rank * len(linears) + n_out)
             case LoraFaConfig() | MissConfig():
                 return self.layers * rank * n_out
             case DoraConfig():
                 return self.layers * (rank * (n_in + n_out) + n_out)
             case AdaLoraConfig():
-                return self.layers * rank * (n_in + n_out + len(chosen))
+                return self.layers * rank * (n_in + n_out + len(linears))
             case _:
                 return self.layers * rank * (n_in + n_out)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -48,22 +48,20 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
         f"{printable(first.model)}, {adapter}: {first.total_params:,} parameters, {first.trainable_params:,} trained\n"
         f"{_batch(config, first)}; {_bound(config)}"
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("device", "GB", "used", "s/step", "steps", "tokens", "hours", "$/h", "$", "fits"):
-        table.add_column(name, justify="left" if name in ("device", "fits") else "right", no_wrap=name != "fits")
-    for plan in plans:
-        flags = " ".join(text.partition(": ")[0].replace("--set ", "") for text in plan.advice)
-        table.add_row(
+    head = ["device", *(f">{name}" for name in ("GB", "used", "s/step", "steps", "tokens", "hours", "$/h", "$")), "fits"]
+    rows = [
+        (
             plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", f"{plan.step_s:.3g}", f"{plan.steps:,}",
-            _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
-            _verdict(plan, flags),
-        )  # fmt: skip
-    return as_text(Group(title, "", table, "", _caution("roofline")))
+            _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}", _verdict(plan),
+        )
+        for plan in plans
+    ]  # fmt: skip
+    return as_text(Group(title, "", table(head, rows), "", _caution("roofline")))
 
 
-def _verdict(plan: Plan, flags: str) -> str:
+def _verdict(plan: Plan) -> str:
     if not plan.fits:
-        return f"with {flags}"
+        return "with " + " ".join(text.partition(": ")[0].replace("--set ", "") for text in plan.advice)
     return "yes" if plan.steps else "too slow for one step"
 
 
@@ -101,15 +99,11 @@ _PARTS = {"sync": "weight sync", "sleep_wake": "sleep and wake", "verify": "answ
 
 
 def _memory(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("memory, GB")
-    table.add_column("sampling", justify="right")
-    table.add_column("updating", justify="right")
-    for name in plan.memory_gb:
-        if name != "peak":
-            table.add_row(name, *(_gb(phase.get(name)) for phase in (plan.sampling_gb, plan.updating_gb)))
-    table.add_row("total", *(_gb(sum(phase.values())) for phase in (plan.sampling_gb, plan.updating_gb)), style="bold")
-    return table
+    phases = (plan.sampling_gb, plan.updating_gb)
+    rows = [(name, *(_gb(phase.get(name)) for phase in phases)) for name in plan.memory_gb if name != "peak"]
+    found = table(("memory, GB", ">sampling", ">updating"), rows)
+    found.add_row("total", *(_gb(sum(phase.values())) for phase in phases), style="bold")
+    return found
 
 
 def _gb(size: float | None) -> str:
@@ -117,17 +111,13 @@ def _gb(size: float | None) -> str:
 
 
 def _seconds(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("time, s")
-    table.add_column("", justify="right")
-    for name, seconds in plan.step_parts_s.items():
-        table.add_row(_PARTS.get(name, name), _s(seconds))
-    table.add_row("one step", _s(plan.step_s), style="bold")
-    table.add_row("", "")
+    found = table(("time, s", ">"), [(_PARTS.get(name, name), _s(seconds)) for name, seconds in plan.step_parts_s.items()])
+    found.add_row("one step", _s(plan.step_s), style="bold")
+    found.add_row("", "")
     rows = (("loading", plan.load_s), ("one evaluation", plan.evaluation_s), ("one validation", plan.validation_s))
     for name, seconds in (*rows, ("one checkpoint", plan.save_s)):
-        table.add_row(name, _s(seconds))
-    return table
+        found.add_row(name, _s(seconds))
+    return found
 
 
 def _update(plan: Plan) -> str:
@@ -201,12 +191,23 @@ def as_text(content: RenderableType, pipe_width: int = PIPE_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str | None = None) -> Table:
+    """A table with a caption under it; the columns whose names start with ">" are flush right."""
+    found = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
+    for name in head:
+        is_right = name.startswith(">")
+        found.add_column(name.removeprefix(">"), justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
+    for row in rows:
+        found.add_row(*(Text(printable(cell)) for cell in row))
+    return found
+
+
+def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The head and the cells of the columns in which something stands."""
+    shown = [number for number in range(len(head)) if any(row[number] for row in rows)]
+    return [head[number] for number in shown], [[row[number] for number in shown] for row in rows]
+
+
 def print_lines(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> None:
     """Print a table of the columns in which something stands, and a caption under it."""
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
-    shown = [number for number in range(len(head)) if any(row[number] for row in rows)]
-    for number in shown:
-        table.add_column(head[number], overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(row[number])) for number in shown))
-    print(as_text(table, WIDE))
+    print(as_text(table(*filled(head, rows), caption), WIDE))

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from microrl.algorithm.batch import Row
 from microrl.config.schema import ModelConfig
-from microrl.errors import MachineFailure, UserError
+from microrl.errors import MachineFailure, UserError, first_line
 from microrl.models import gpu
 from microrl.models.forward import Bend, kv_bytes_per_token
 from microrl.models.load import LoadedModel, Progress, load, unseen
@@ -93,10 +93,10 @@ def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result
     except Exception as error:  # any architecture's code runs here, and whatever it cannot do is the answer
         if gpu.is_out_of_memory(error):
             raise MachineFailure(
-                f"out of memory with the model alone, in a pass of a few tokens: {gpu.first_line(error)}",
+                f"out of memory with the model alone, in a pass of a few tokens: {first_line(error)}",
                 "use a smaller model, a larger GPU, or --set model.quant=nf4",
             ) from error
-        raise _refused(model, f"{how}, the model raises {type(error).__name__}: {gpu.first_line(error)[:200]}") from error
+        raise _refused(model, f"{how}, the model raises {type(error).__name__}: {first_line(error)[:200]}") from error
 
 
 def _compare(model: PreTrainedModel, how: str, found_N: torch.Tensor, own_N: torch.Tensor) -> None:

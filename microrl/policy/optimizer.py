@@ -1,12 +1,13 @@
-"""AdamW, in float32 or with its moments in 8 bits."""
+"""AdamW, in float32 or with its moments in 8 bits, and the learning rate over a run's progress."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from microrl.config.schema import OptimConfig
+from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig
 from microrl.errors import INSTALL_GPU, UserError
 
 
@@ -37,3 +38,22 @@ def _in_8_bits(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.
             optimizer.init_state(group, parameter, number, index)
     optimizer.initialized = True
     return optimizer
+
+
+def learning_rate(config: OptimConfig, progress: float, *, after: float) -> float:
+    """The rate when the fraction `progress` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or
+    a line.
+
+    `after` is the fraction when the step ends, as far as that is known. A warm-up follows it: of W steps, step t has (t + 1) / W
+    of the rate, and none has 0.
+    """
+    schedule, lr = config.schedule, config.lr
+    assert not isinstance(lr, str), "auto is a number once the model is known"
+    if progress < schedule.warmup:
+        return lr * min(after / schedule.warmup, 1.0)
+    left = 1 - (progress - schedule.warmup) / max(1 - schedule.warmup, 1e-9)
+    if isinstance(schedule, CosineSchedule):
+        return lr * (schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2)
+    if isinstance(schedule, LinearSchedule):
+        return lr * (schedule.floor + (1 - schedule.floor) * left)
+    return lr

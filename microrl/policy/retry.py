@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from microrl.algorithm.batch import Row
-from microrl.errors import MachineFailure, in_a_new_run
+from microrl.errors import MachineFailure, first_line, in_a_new_run
 from microrl.models import gpu
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def retry_with_smaller_microbatches(policy: Policy, minibatches: Minibatches, at
         except Exception as error:
             if not gpu.is_out_of_memory(error) or policy.is_stepping:  # a step that is half done must not be done again
                 raise
-            why = gpu.first_line(error)
+            why = first_line(error)
         # Only out here have the failed attempt's tensors, which the exception held, been let go.
         policy.optimizer.zero_grad(set_to_none=True)
         gpu.empty_cache()

@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from microrl import files
 from microrl.config.reward import RewardConfig
 from microrl.data import arithmetic
 from microrl.data.load import content_share
@@ -34,7 +35,6 @@ from microrl.models.hub import cache_folder
 from microrl.quickstart.pretrain import PretrainingSettings, pretrain
 from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.transformers import TransformersEngine
-from microrl.run import disk
 from microrl.run.console import RunConsole
 from microrl.types import BASE, Sampling, SftExample
 
@@ -91,7 +91,7 @@ def _kept_in(cache: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not disk.is_refused(error):
+        if not files.is_refused(error):
             raise
         raise MachineFailure(
             f"cannot write the quickstart's model to {cache}: {error}",

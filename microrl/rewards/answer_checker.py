@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from microrl.answers import same_text
@@ -18,8 +16,9 @@ from microrl.clock import now_s
 from microrl.errors import MachineFailure
 from microrl.rewards.compare import quick, readable
 from microrl.rewards.judges.judge import Judge, Kind
+from microrl.rewards.line_process import LineProcess, NoReply
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Gone, never, wait_for
+from microrl.sandbox.pipes import Gone, never
 
 START_S = 60.0
 GIVE_UP_S = 1.0
@@ -39,92 +38,41 @@ class Verdict(NamedTuple):
         return self.credit >= 1
 
 
-class _Child:
-    """One checker process, used by one thread at a time. Started at its first request, and again after a death."""
+class _Child(LineProcess):
+    """One checker process."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
-        self._unread = b""
-
-    def start(self) -> None:
-        """Begin to start it; nobody waits."""
-        self._is_ready, self._unread = False, b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "microrl.rewards.checker_process", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=clean(),
-            cwd="/",
-            start_new_session=True,  # Ctrl-C is for the parent, which decides
-        )
-        for descriptor in self._pipes():
-            os.set_blocking(descriptor, False)
+    def _popen(self) -> dict[str, Any]:
+        command = [sys.executable, "-m", "microrl.rewards.checker_process", str(os.getpid())]
+        return {"args": command, "env": clean(), "cwd": "/"}
 
     def ask(self, request: dict[str, Any], deadline_s: float, gone: Gone = never) -> float | None:
         """The child's answer; None where it did not come within the deadline, the check died, or nobody wants it any more."""
-        if self._process is None:
-            self.start()
-        if not self._is_ready:
-            line = self._line(now_s() + START_S, gone)
-            if line != b"ready":
-                self.kill()
-                if gone():
-                    return None
-                raise MachineFailure("the answer checker did not start", "check that `python -c 'import math_verify'` works")
-            self._is_ready = True
-        until = now_s() + deadline_s
-        reply = None
-        if self._send(json.dumps(request).encode("ascii") + b"\n", until, gone):
-            reply = self._line(until, gone)
-            until = now_s() + GIVE_UP_S
-            if reply is None and self._send(b"\n", until, never):
+        self.start()
+        try:
+            self._await_start(gone)
+            until = now_s() + deadline_s
+            self._send(request, until, gone)
+            try:
+                reply = self._line(until, gone)
+            except NoReply:
+                until = now_s() + GIVE_UP_S
+                self._send(None, until, never)
                 reply = self._line(until, never)
-        if reply is None:
+        except NoReply:
             self.kill()
             return None
         return json.loads(reply)
 
-    def _pipes(self) -> tuple[int, int]:
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
-        return self._process.stdin.fileno(), self._process.stdout.fileno()
-
-    def _send(self, data: bytes, until: float, gone: Gone) -> bool:
-        """Whether all of it could be written in time."""
-        descriptor = self._pipes()[0]
-        try:
-            while data:
-                if not wait_for(descriptor, select.POLLOUT, until, gone):
-                    return False
-                data = data[os.write(descriptor, data) :]
-        except BrokenPipeError:
-            return False
-        return True
-
-    def _line(self, until: float, gone: Gone) -> bytes | None:
-        """The next whole line; None where it does not come in time, or the child has died."""
-        descriptor = self._pipes()[1]
-        while b"\n" not in self._unread:
-            if not wait_for(descriptor, select.POLLIN, until, gone):
-                return None
-            data = os.read(descriptor, 1 << 16)
-            if not data:
-                return None
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-    def kill(self) -> None:
-        """Kill the child, which holds nothing worth saving."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None
-                pipe.close()
-            self._process = None
+    def _await_start(self, gone: Gone) -> None:
+        if self._is_ready:
+            return
+        with suppress(NoReply):
+            self._is_ready = self._line(now_s() + START_S, gone) == b"ready"
+        if gone():
+            raise NoReply
+        if not self._is_ready:
+            self.kill()
+            raise MachineFailure("the answer checker did not start", "check that `python -c 'import math_verify'` works")
 
 
 class AnswerChecker:

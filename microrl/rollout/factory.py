@@ -19,6 +19,7 @@ from microrl.limits import CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES, TWO_BLOC
 from microrl.models import gpu
 from microrl.models.forward import kv_bytes_per_token
 from microrl.models.tensors import linears
+from microrl.plan.advice import sets, shorter
 from microrl.plan.memory import hand_over_bytes, trained_bytes
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
@@ -155,20 +156,8 @@ def longest_sequence(config: RunConfig, model: PreTrainedModel) -> int:
         if bound == positions
         else f"{wanted} are too long together: beyond {bound} tokens, this model's rotary embeddings (longrope) change for the "
         "whole batch, and the probabilities of a row would depend on the others",
-        _shorter(config, bound),
+        f"{sets(shorter(config, bound))} (together at most {bound} tokens)",
     )
-
-
-def _shorter(config: RunConfig, bound: int) -> str:
-    """The flags that make prompt and completion together at most `bound` tokens; a prompt keeps at least half of them."""
-    prompt = min(config.data.max_prompt_tokens, bound // 2)
-    wanted = {
-        "data.max_prompt_tokens": (config.data.max_prompt_tokens, prompt),
-        "sampling.max_completion_tokens": (config.sampling.max_completion_tokens, bound - prompt),
-        "evaluation.max_completion_tokens": (config.evaluation.max_completion_tokens or 0, bound - prompt),
-    }
-    flags = [f"--set {key}={limit}" for key, (length, limit) in wanted.items() if length > limit]
-    return f"{' '.join(flags)} (together at most {bound} tokens)"
 
 
 def _rotary_bound(config: Any) -> int | None:

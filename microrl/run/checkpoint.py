@@ -115,10 +115,7 @@ def save(root: Path, policy: Policy, state: State, *, keep_every: int | None = N
     """
     state.version = policy.version
     target = _path(root, state.step)
-    temporary = root / f".{target.name}.tmp"
-    files.remove(temporary)
-    temporary.mkdir(parents=True)
-    try:
+    with files.whole_folder(target) as temporary:  # after a kill, `adopt` finds a complete one
         save_file({name: tensor.contiguous() for name, tensor in policy.adapter.state().items()}, temporary / _ADAPTER)
         save_file(_optimizer_tensors(policy), temporary / _OPTIMIZER)
         if state.validation.best_step == state.step:  # `best/` will be a copy of it, and is to be loaded by others
@@ -127,14 +124,6 @@ def save(root: Path, policy: Policy, state: State, *, keep_every: int | None = N
         (temporary / _STATE).write_text(json.dumps(asdict(state), indent=2))
         sums = "".join(f"{files.sha256(path).hexdigest()}  {path.name}\n" for path in sorted(temporary.iterdir()))
         (temporary / SUMS).write_text(sums)
-        flush(temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    # From here on the temporary folder is complete; `adopt` finds it under either name.
-    files.remove(target)
-    temporary.replace(target)
-    _flush_one(root)
     prune(root, keep_every=keep_every)
     return target
 
@@ -296,20 +285,6 @@ def publish(folder: Path, target: Path) -> None:
         target.replace(old)
     temporary.replace(target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def flush(folder: Path) -> None:
-    """Flush a folder and its files to disk (fsync)."""
-    for path in (*folder.iterdir(), folder):
-        _flush_one(path)
-
-
-def _flush_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _path(root: Path, step: int) -> Path:

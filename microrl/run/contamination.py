@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from microrl.config import catalogue
 from microrl.data.contamination import LENGTH, NEAR, Overlap
 from microrl.data.load import Question
-from microrl.files import Count, Fraction, read_json
+from microrl.files import Count, Fraction
 from microrl.run.folder import RunFolder
 
 RECORD = "contamination.json"
@@ -98,5 +98,5 @@ def keep(folder: RunFolder, found: Record) -> None:
 
 def recorded(folder: RunFolder) -> Record | None:
     """The record of a run; None if there is none. Raises BadFile if it is damaged."""
-    path = folder.path / RECORD
-    return read_json(path, Record) if path.exists() else None
+    found: Record | None = folder.read_if_there(RECORD, Record)
+    return found

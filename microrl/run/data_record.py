@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from microrl.config import RunConfig, check
 from microrl.config.paths import is_local_data
 from microrl.config.schema import DataConfig
-from microrl.data.fingerprint import Fingerprint, fingerprint
 from microrl.data.load import Question, load_questions
 from microrl.data.sft_examples import Solution
 from microrl.errors import UserError
-from microrl.files import read_json
 from microrl.run.folder import RunFolder
 
 RECORD = "data.json"
@@ -22,6 +21,29 @@ CHOICE = (
     "long_prompts",
 )  # fmt: skip
 """Keys of `data` that determine which rows are read."""
+
+
+class Fingerprint(BaseModel):
+    """Of a data set: `sha256` is over the (question, answer) or (question, solution) pairs, in order and as read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    rows: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows, sha256 {self.sha256[:12]}..."
+
+
+def fingerprint(name: str, pairs: Iterable[tuple[str, str]]) -> Fingerprint:
+    """The fingerprint of the pairs of the data set `name`."""
+    digest, rows = hashlib.sha256(), 0
+    for rows, pair in enumerate(pairs, 1):  # noqa: B007, its last value counts
+        for text in pair:
+            content = text.encode("utf-8", "surrogatepass")
+            digest.update(len(content).to_bytes(8, "big") + content)
+    return Fingerprint(name=name, rows=rows, sha256=digest.hexdigest())
 
 
 class Record(BaseModel):
@@ -46,13 +68,13 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
     """
     found = of_questions(config.data, questions)
     sft = fingerprint(config.sft.data or config.data.name, solutions) if solutions is not None else None
-    path = folder.path / RECORD
-    if not path.exists() and not _has_results(folder):
+    record = recorded(folder)
+    if record is None and not _has_results(folder):
         folder.write_json(RECORD, Record(data=found, sft=sft).model_dump())
         return
-    if not path.exists():
-        raise UserError(f"{path} is missing, so it is unknown whether the data has changed", "start a new run: --out DIR")
-    record: Record = read_json(path, Record)
+    if record is None:
+        why = f"{folder.path / RECORD} is missing, so it is unknown whether the data has changed"
+        raise UserError(why, "start a new run: --out DIR")
     _refuse_other(folder, record.data, found, "the data")
     if sft is not None and record.sft is not None:
         _refuse_other(folder, record.sft, sft, "the SFT data")
@@ -60,8 +82,8 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
 
 def recorded(folder: RunFolder) -> Record | None:
     """The record of a run; None if there is none. Raises BadFile if it is damaged."""
-    path = folder.path / RECORD
-    return read_json(path, Record) if path.exists() else None
+    found: Record | None = folder.read_if_there(RECORD, Record)
+    return found
 
 
 def is_same(run: RunFolder | None, config: RunConfig, found: Fingerprint) -> bool | None:

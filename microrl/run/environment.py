@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import platform
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from microrl import files
+from microrl import clock, files
 from microrl.files import BadFile
 from microrl.sandbox import levels
 
@@ -45,7 +44,7 @@ def record(path: Path, **details: Any) -> str | None:
             earlier = [Attempt(**found.model_dump())] if found.attempts is None else found.attempts
         except BadFile as error:
             warning = f"earlier versions are not known, since {error.message}"
-    now = Attempt(**described, time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    now = Attempt(**described, time=clock.stamp())
     files.write_json(path, described | details | {"attempts": [one.model_dump() for one in (*earlier, now)]})
     if earlier and (changed := _difference(earlier[-1], now)):
         warning = f"resumed under other versions, so results may differ from those of an uninterrupted run: {changed}"

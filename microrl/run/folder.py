@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
-import gzip
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,11 +13,11 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
-from microrl import files
+from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
-from microrl.run import disk, locks, rollouts
+from microrl.run import locks, rollouts
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -220,6 +217,10 @@ class RunFolder:
         """A JSON file as `kind`; see `files.read_json`. Raises BadFile."""
         return files.read_json(self.path / name, kind)
 
+    def read_if_there(self, name: str, kind: Any) -> Any:
+        """As `read_json`; None where there is no such file."""
+        return self.read_json(name, kind) if (self.path / name).exists() else None
+
     def write_json(self, name: str, value: Any) -> None:
         """Write a file under a temporary name, flush it and rename it. Raises OSError."""
         files.write_json(self.path / name, value)
@@ -260,10 +261,10 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append a console line with its time to `run.log`; dropped if that cannot be written."""
-        path, now = self.path / LOG, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        path = self.path / LOG
         with suppress(OSError, BadFile):
             with files.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
-                file.write(f"{now} {printable(text.strip())}\n".encode(errors="backslashreplace"))
+                file.write(f"{clock.stamp()} {printable(text.strip())}\n".encode(errors="backslashreplace"))
                 size = file.tell()
             if size > self.LOG_BYTES:
                 path.replace(path.with_name(f"{LOG}.1"))
@@ -299,9 +300,8 @@ class RunFolder:
 
     def forget_rollouts(self, first_step: int) -> None:
         """Remove the rollouts of `first_step` and later, which will be sampled again."""
-        for path in (self.path / "rollouts").glob("step-*.jsonl.gz"):
-            number = re.fullmatch(r"step-(\d{6,15})\.jsonl\.gz", path.name)
-            if number and int(number[1]) >= first_step:
+        for step, path in rollouts.steps(self.path):
+            if step >= first_step:
                 files.remove(path)
 
     def keep_before(self) -> None:
@@ -321,33 +321,25 @@ class RunFolder:
         try:
             yield
         except Exception as error:
-            if not disk.is_refused(error):
+            if not files.is_refused(error):
                 raise
             if what not in self._left_out:
                 self._left_out.add(what)
-                kind, said = ("disk full", "no room for") if disk.is_full(error) else ("warning", "cannot write")
+                kind, said = ("disk full", "no room for") if files.is_full(error) else ("warning", "cannot write")
                 (tell or self.event)(kind, f"{said} {what}: {error}")
         else:
             self._left_out.discard(what)
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Append an event to `events.jsonl`: a warning, a skipped update, an interruption. In training it has a step."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         step = {} if self.step is None else {"step": self.step}
-        self.append("events.jsonl", {"time": now, "kind": kind, "message": message} | step | details)
+        self.append("events.jsonl", {"time": clock.stamp(), "kind": kind, "message": message} | step | details)
 
     def log_rollouts(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
         """Write all completions of a step, compressed, one per line; see `rollouts.lines`. Raises OSError."""
         path = self.path / rollouts.FOLDER / rollouts.name(step)
         path.parent.mkdir(exist_ok=True)
-        # No name and no time in the archive, so that the same rollouts give the same bytes.
-        with (
-            files.written_whole(path) as temporary,
-            temporary.open("wb") as raw,
-            gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=3) as file,
-        ):
-            for line in lines:
-                file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+        files.write_lines(path, lines, level=3)
 
     def discard(self) -> None:
         """Remove the folder if nothing has been run in it yet, so that its name is free again."""
@@ -378,9 +370,14 @@ def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"budget": {name: value for name, value in config["budget"].items() if name not in ("hours", "steps")}}
 
 
+def run_above(path: Path) -> Path | None:
+    """The run that this may be a part of."""
+    above = path.absolute().parent
+    return next((run for run in (above, above.parent) if RunFolder.is_one(run)), None)
+
+
 def not_a_run(path: Path) -> UserError:
     """For what is no run folder; the hint names the run that it is a part of, if any."""
-    above = path.absolute().parent
-    run = next((one for one in (above, above.parent) if RunFolder.is_one(one)), None)
+    run = run_above(path)
     hint = "list your runs with `ls runs`, or start one with `microrl train`" if run is None else f"pass the run itself: {run}"
     return UserError(f"{path} is not a run folder", hint)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from microrl.files import STRICT, BadFile, Count, open_regular
+from microrl.files import STRICT, BadFile, Count, open_regular, said_first
 from microrl.types import Completion, Finish, Group, Prompt, Score
 
 FOLDER = "rollouts"
@@ -149,9 +149,7 @@ def read(path: Path, group_size: int) -> list[Group]:
     except (OSError, EOFError, zlib.error) as error:
         raise BadFile(f"{path} cannot be read: {error}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadFile(f"{path} is damaged: line {len(lines) + 1}: {f'`{where}`: ' if where else ''}{first['msg']}") from None
+        raise BadFile(f"{path} is damaged: line {len(lines) + 1}: {said_first(error)}") from None
     groups = [lines[start : start + group_size] for start in range(0, len(lines), group_size)]
     for number, group in enumerate(groups, 1):
         if len(group) != group_size or len({(one.question, one.answer) for one in group}) > 1:

@@ -6,12 +6,12 @@ longer works, and both go with the process. The changes are kept in `engine.json
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from microrl import clock
 from microrl.config import RunConfig
 from microrl.config.engine_rules import Mode, auto_is_vllm, sync_mode
 from microrl.config.schema import AutoEngineConfig, TransformersEngineConfig
@@ -70,22 +70,20 @@ def may_be_needed(config: RunConfig) -> bool:
 
 def failures(folder: RunFolder) -> list[Failure]:
     """The engine's failures so far, in this and earlier processes of the run. Raises BadFile."""
-    record = _read(folder)
+    record: _Record | None = folder.read_if_there(FILE, _Record)
     return [] if record is None else record.failures
 
 
 def applied(config: RunConfig, folder: RunFolder) -> RunConfig:
     """The configuration with the changes made so far. Raises BadFile."""
-    record = _read(folder)
+    record: _Record | None = folder.read_if_there(FILE, _Record)
     return config if record is None or config.engine.kind != "auto" else _with_engine(config, record.engine)
 
 
 def measured_sync(folder: RunFolder) -> Mode | None:
     """The cheaper of swap and merge, as an earlier process of the run has measured; None: not yet. Raises BadFile."""
-    if not (folder.path / SYNC_FILE).is_file():
-        return None
-    measured: _Measured = folder.read_json(SYNC_FILE, _Measured)
-    return measured.mode
+    measured: _Measured | None = folder.read_if_there(SYNC_FILE, _Measured)
+    return None if measured is None else measured.mode
 
 
 def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None:
@@ -103,8 +101,7 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     if found is None:
         return None
     change, engine, said = found
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    failure = Failure(time=now, doing=error.fault.doing, error=error.message, change=change)
+    failure = Failure(time=clock.stamp(), doing=error.fault.doing, error=error.message, change=change)
     kept = _Record(engine=engine, failures=[*before, failure])
     try:
         folder.write_json(FILE, kept.model_dump(mode="json"))
@@ -177,10 +174,3 @@ def _changed(engine: Any, **values: Any) -> AutoEngineConfig:
 
 def _with_engine(config: RunConfig, engine: Any) -> RunConfig:
     return config.model_copy(update={"engine": engine})
-
-
-def _read(folder: RunFolder) -> _Record | None:
-    if not (folder.path / FILE).is_file():
-        return None
-    found: _Record = folder.read_json(FILE, _Record)
-    return found

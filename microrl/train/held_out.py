@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from microrl import clock
 from microrl.config import RunConfig
 from microrl.errors import UserError
+from microrl.evaluation.benchmark import sampling_of
 from microrl.evaluation.evaluate import evaluate
 from microrl.evaluation.record import write_completions
 from microrl.evaluation.result import Result, in_clusters
@@ -17,7 +18,7 @@ from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.run import Run
 from microrl.train.setup import Components
-from microrl.types import BASE, AdapterSnapshot, Group, Prompt, Sampling
+from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
 HELD_OUT = "held-out"
 CUT = 0.1
@@ -40,9 +41,8 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
         found = Result.read(path)
     except BadFile as error:
         raise BadFile(error.message, hint) from None
-    settings = _sampling(config, config.sampling.max_completion_tokens, None)
     asked = config.evaluation
-    if (found.sampling, found.seed, found.question_seed) != (settings, asked.seed, asked.question_seed):
+    if (found.sampling, found.seed, found.question_seed) != (sampling_of(config), asked.seed, asked.question_seed):
         then = found.sampling
         raise BadFile(
             f"{path} was measured with different settings: with {then.group_size} samples of up to {then.max_tokens} tokens at "
@@ -185,7 +185,7 @@ def evaluate_snapshot(
             sampler,
             parts.scorer,
             prompts,
-            _sampling(parts.config, parts.sampling.max_tokens, samples),
+            sampling_of(parts.config, samples=samples),
             seed=config.seed,
             pass_k=config.pass_k if samples is None else (),
             deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
@@ -196,9 +196,3 @@ def evaluate_snapshot(
     if result is not None:
         result.seconds, result.question_seed = clock.now_s() - began, config.question_seed
     return result
-
-
-def _sampling(config: RunConfig, max_tokens: int, samples: int | None) -> Sampling:
-    settings = config.evaluation
-    limit = settings.max_completion_tokens or max_tokens
-    return Sampling(samples or settings.samples, limit, settings.temperature, settings.top_p)

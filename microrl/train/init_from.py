@@ -10,7 +10,6 @@ from typing import Any
 from microrl.config import RunConfig, known_models
 from microrl.config.adapters import KINDS
 from microrl.errors import UserError
-from microrl.policy.policy import Policy
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder, not_a_run
 
@@ -50,11 +49,6 @@ def find(config: RunConfig) -> Path | None:
     if found is None:
         raise UserError(f"--init {path}: it has no intact checkpoint", f"finish it first: microrl train --resume {path}")
     return found
-
-
-def load_adapter(checkpoint_path: Path, policy: Policy) -> None:
-    """Load a checkpoint's adapter, with a fresh optimizer state. Raises UserError if its tensors have other shapes."""
-    checkpoint.load_adapter(checkpoint_path, policy.adapter)
 
 
 def _identity(name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from microrl import clock
+from microrl.errors import first_line
 from microrl.evaluation.result import Result
 from microrl.models import gpu
 from microrl.run.budget import Budget
@@ -95,7 +96,7 @@ class Run(Components):
             except Exception as error:
                 if not gpu.is_out_of_memory(error):
                     raise
-                why = gpu.first_line(error)
+                why = first_line(error)
             # Only here are the tensors released that the exception held.
             self.console.status("out of memory: reducing the engine's KV cache")
             gpu.empty_cache()

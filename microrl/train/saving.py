@@ -12,7 +12,7 @@ from microrl.adapters.folder import write
 from microrl.errors import MachineFailure, UserError
 from microrl.files import BadFile
 from microrl.limits import CHECKPOINTS, checkpoint_interval_s
-from microrl.run import checkpoint, disk, heartbeat
+from microrl.run import checkpoint, heartbeat
 from microrl.run.checkpoint import State
 from microrl.run.folder import RunFolder
 from microrl.train.guard import memory_of
@@ -171,7 +171,7 @@ def _retry_on_a_full_disk(run: Run, work: Callable[[], None]) -> None:
             work()
             return
         except Exception as error:
-            if not disk.is_full(error):
+            if not files.is_full(error):
                 raise
             checkpoint.prune(run.folder.path / FOLDER, kept=1, keep_every=keep_every)
     work()
@@ -200,25 +200,17 @@ def save_final(run: Run) -> None:
     """Write the current adapter to `final/`. Raises MachineFailure if it cannot be written."""
 
     def work() -> None:
-        target, temporary = run.folder.path / FINAL, run.folder.path / f".{FINAL}.tmp"
-        files.remove(temporary)
-        try:
-            temporary.mkdir(parents=True)
+        with files.whole_folder(run.folder.path / FINAL) as temporary:
             if not (run.folder.path / "config.json").exists():  # somebody has deleted the folder under the run
                 run.folder.write_config(run.config.model_dump(mode="json"))
             write(temporary, run.policy.adapter)
-            checkpoint.flush(temporary)
-            files.remove(target)
-            temporary.replace(target)
-        finally:
-            files.remove(temporary)
 
     run.console.status("saving the adapter")
     with run.watch.phase("save"):
         try:
             _retry_on_a_full_disk(run, work)
         except Exception as error:
-            if not disk.is_refused(error):
+            if not files.is_refused(error):
                 raise
             raise _not_written(run, "the final adapter", error) from error
 
@@ -232,7 +224,7 @@ def flush_lines(run: Run) -> None:
 
 
 def _not_written(run: Run, what: str, error: Exception) -> MachineFailure:
-    full = disk.is_full(error)
+    full = files.is_full(error)
     return MachineFailure(
         (f"the disk is full: no room for {what}" if full else f"cannot write {what} into {run.folder.path}") + f" ({error})",
         ("free some space" if full else "make it writable")

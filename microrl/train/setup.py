@@ -25,6 +25,7 @@ from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
+from microrl.run import checkpoint
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -149,7 +150,7 @@ def make_policy(
     """The adapter on the model, at its start or at that of the checkpoint `init`. `state` as in `build`."""
     policy = Policy(model, config, folder.event, fresh=fresh and init is None, progress=console.progress)
     if init is not None:
-        init_from.load_adapter(init, policy)
+        checkpoint.load_adapter(init, policy.adapter)  # with a fresh optimizer state
         folder.event("init", f"the adapter starts from {init}")
         console.note(f"the adapter starts from {init}")
     if (start := policy.adapter.start) is not None:

@@ -9,8 +9,9 @@ from typing import Any
 from microrl.algorithm.advantages import shuffled
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
+from microrl.errors import first_line
 from microrl.models import gpu
-from microrl.policy.schedule import learning_rate
+from microrl.policy.optimizer import learning_rate
 from microrl.policy.update_metrics import Update
 from microrl.rewards.scorer import gdpo_weights
 from microrl.run import metrics, rollouts
@@ -105,7 +106,7 @@ def diagnose(run: Run, batch: Batch, step: int) -> dict[str, Any]:
     except Exception as error:
         if not gpu.is_out_of_memory(error):
             raise
-        why = gpu.first_line(error)
+        why = first_line(error)
     # A diagnostic must not end training, and must not change its micro-batches either.
     gpu.empty_cache()
     run.announce("out of memory", "in the diagnostics: this step has no policy/kl_ref", error=why)

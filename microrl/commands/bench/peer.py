@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl.commands.bench import trl_step
+from microrl.commands.isolated import last_words, printed
 from microrl.config import known_models
 from microrl.config.paths import local_model
 from microrl.errors import MachineFailure, UserError
@@ -117,9 +116,9 @@ def find_peer(name: str) -> tuple[str, dict[str, str]]:
         done = _run(_script(path, "--versions"), timeout_s=ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"--peer: {name} is not a Python interpreter: {error}", INSTALL) from error
-    found = _answer(done)
+    found = printed(done)
     if found is None:
-        raise UserError(f"--peer: {name} is not a Python interpreter: {_last_words(done)}", INSTALL)
+        raise UserError(f"--peer: {name} is not a Python interpreter: {last_words(done)}", INSTALL)
     missing = [library for library in trl_step.NEEDED if not found.get(library)]
     if missing:
         raise UserError(f"--peer: the environment of {name} lacks {', '.join(missing)}", INSTALL)
@@ -166,22 +165,22 @@ def _our_steps(folder: Path, work: Work) -> dict[str, Any]:
     """`microrl bench step` in a process of its own, so that the peak memory is that of the steps."""
     command = [sys.executable, "-m", "microrl", "bench", "step", "--model", str(folder), "--dtype", DTYPE, "--json"]
     done = _run([*command, *work.options()])
-    result = _answer(done)
+    result = printed(done)
     if result is not None:
         return result
     said = {word: text for word, _, text in (line.partition(": ") for line in done.stderr.splitlines())}
     kind = UserError if done.returncode == 2 else MachineFailure
-    raise kind(f"microrl bench step failed: {said.get('error') or _last_words(done)}", said.get("hint"))
+    raise kind(f"microrl bench step failed: {said.get('error') or last_words(done)}", said.get("hint"))
 
 
 def _peer_steps(interpreter: str, folder: Path, work: Work, ours: dict[str, Any]) -> dict[str, Any]:
     """The peer's steps, on the device and with the threads that microrl's had."""
     same = ["--device", ours["device"], "--threads", str(ours["threads"])]
     done = _run(_script(interpreter, "--model", str(folder), *work.options(), *same))
-    result = _answer(done)
+    result = printed(done)
     if result is None:
         raise MachineFailure(
-            f"TRL failed: {_last_words(done)}", f"TRL was run with {interpreter}; for a new environment: {INSTALL}"
+            f"TRL failed: {last_words(done)}", f"TRL was run with {interpreter}; for a new environment: {INSTALL}"
         )
     return result
 
@@ -198,24 +197,3 @@ def _run(command: list[str], timeout_s: float | None = None) -> subprocess.Compl
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=environment, stdin=subprocess.DEVNULL, timeout=timeout_s
     )
-
-
-def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any] | None:
-    """The JSON object at the end of what a process has printed; None where it failed or there is none."""
-    if done.returncode != 0:
-        return None
-    lines = done.stdout.splitlines()
-    starts = [number for number, line in enumerate(lines) if line.startswith("{")]
-    try:
-        found = json.loads("\n".join(lines[starts[-1] :]))
-    except (IndexError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """The last line that a process has written to standard error, or how it ended."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode < 0:
-        return f"killed by {signal.Signals(-done.returncode).name}"
-    return lines[-1].strip()[:300] if lines else f"status {done.returncode} without a result"

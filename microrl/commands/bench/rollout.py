@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -18,6 +17,7 @@ from microrl.commands.bench import synthetic
 from microrl.config import RunConfig, resolve
 from microrl.config.engine_rules import Mode
 from microrl.models import gpu
+from microrl.models.threads import threads
 from microrl.models.tiny import build_tokenizer
 from microrl.policy.policy import Policy
 from microrl.rollout.engine import Sampler
@@ -69,7 +69,7 @@ def measure(
     )  # fmt: skip
     select_engine(config)  # fails before anything is built
     tokenizer = build_tokenizer()
-    with _threads(1 if device == "cpu" else torch.get_num_threads()):
+    with threads(1 if device == "cpu" else torch.get_num_threads()):
         model = synthetic.build(tokenizer, shape=shape, architecture=architecture, dtype=dtype, device=device)
         say(f"{architecture}: starting vLLM")
         began = clock.now_s()
@@ -77,7 +77,7 @@ def measure(
         started_s = clock.now_s() - began
         try:
             policy = Policy(model, config)
-            asked, sampling = _prompts(tokenizer, prompts), Sampling(group, tokens, min_tokens=tokens)
+            asked, sampling = synthetic.prompts(tokenizer, prompts), Sampling(group, tokens, min_tokens=tokens)
             done = []
             for number, cycle in enumerate(_cycles(engine, policy, asked, sampling, cycles), start=1):
                 done.append(cycle)
@@ -128,21 +128,6 @@ def _config(
     if device == "cuda":
         flags["engine.sleep"] = int(sleep) if sleep.isdigit() else sleep
     return resolve((), flags)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _prompts(tokenizer: Any, count: int) -> list[Prompt]:
-    texts = [f"What is {n} + {n + 7}? Think about it step by step." for n in range(count)]
-    return [Prompt(text, "", text, tuple(tokenizer(text)["input_ids"])) for text in texts]
 
 
 def _cycles(

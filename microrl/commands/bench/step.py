@@ -14,8 +14,8 @@ from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
 from microrl.policy.architecture import load_checked
+from microrl.policy.optimizer import learning_rate
 from microrl.policy.policy import Policy
-from microrl.policy.schedule import learning_rate
 from microrl.rewards.scorer import make_scorer
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine

@@ -73,17 +73,8 @@ def _pushes(engine: VllmEngine, kind: str, rank: int, versions: int) -> Iterator
     for mode in modes:
         seconds = []
         for _ in range(versions):
-            _change(policy, generator)
+            synthetic.move(policy, generator)
             engine._push_timed(policy.snapshot(), mode)
             seconds.append(engine.report.push_s)
         yield {"kind": kind, "mode": mode, "trained": policy.trainable, "push_s": statistics.median(seconds), "all_s": seconds}
         engine._push(BASE, mode)
-
-
-def _change(policy: Policy, generator: torch.Generator) -> None:
-    """A new version: every trained weight moves a little."""
-    with torch.no_grad():
-        for parameter in policy.parameters:
-            step = 0.002 * float(parameter.abs().mean()) + 1e-4
-            parameter += step * torch.randn(parameter.shape, generator=generator, device=parameter.device)
-    policy.version += 1

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from microrl.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
+
+    from microrl.policy.policy import Policy
+    from microrl.types import Prompt
 
 Shape = Literal["tiny", "135m", "1.5b"]
 Architecture = Literal["qwen2", "qwen3", "llama", "gemma3_text", "phi3"]
@@ -79,3 +83,22 @@ def build(
         model = AutoModelForCausalLM.from_config(config)
     wanted = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
     return model.to(wanted).eval().requires_grad_(False)
+
+
+def prompts(tokenizer: Any, count: int) -> list[Prompt]:
+    """Different sums to ask for."""
+    from microrl.types import Prompt
+
+    texts = [f"What is {n} + {n + 7}?" for n in range(11, 11 + count)]
+    return [Prompt(text, "", text, tuple(tokenizer(text)["input_ids"])) for text in texts]
+
+
+def move(policy: Policy, generator: torch.Generator) -> None:
+    """A new version: every trained weight moves a little."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            step = 0.002 * float(parameter.abs().mean()) + 1e-4
+            parameter += step * torch.randn(parameter.shape, generator=generator, device=parameter.device)
+    policy.version += 1

@@ -255,16 +255,10 @@ def ENTRY(*a, **k):
         "recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef ENTRY(*a, **k): return ENTRY(*a, **k)",
     },
 }
-PROGRAMS = {name: source for kind in KINDS.values() for name, source in kind.items()}
 HANGING = tuple(KINDS["hangs"])
 """Each of them may take all of its time."""
 ONLY_CONFINED = ("fork bomb", "kills", "reads files", "threads", "memory bomb", "memory bomb of small things")
 """Those that would harm a machine without the sandbox."""
-
-
-def cheat(name: str, *entries: str) -> str:
-    """The program, for tests that call these names."""
-    return calling(PROGRAMS[name], *entries)
 
 
 def calling(source: str, *entries: str) -> str:

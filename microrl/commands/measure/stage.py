@@ -75,7 +75,7 @@ def back_off(*, rank: int, sleep: str) -> dict[str, Any]:
         flags["engine.sleep"] = int(sleep) if sleep.isdigit() else sleep
     engine = make_engine(resolve((), flags), model, tokenizer)
     policy = Policy(model, resolve((), flags))
-    prompts = _prompts(tokenizer, 4)
+    prompts = synthetic.prompts(tokenizer, 4)
 
     first = _ids(engine, policy, prompts)
     kv_gb = engine.shrink()
@@ -103,10 +103,10 @@ def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, 
     engine = make_engine(config, model, tokenizer)
     started_s = clock.now_s() - began
     policy = Policy(model, config)
-    _move(policy)
+    synthetic.move(policy, torch.Generator(model.device).manual_seed(1))
     rows = []
     for count in prompts:
-        asked, seconds = _prompts(tokenizer, count), []
+        asked, seconds = synthetic.prompts(tokenizer, count), []
         with engine.awake(policy.snapshot()) as sampler:
             for repeat in range(3):  # the first one warms up
                 began = clock.now_s()
@@ -135,10 +135,10 @@ def update(*, shape: str, rank: int, prompts: int, group: int, tokens: int, reco
     keep_freed_memory(model)
     flags = _flags(rank=rank, prompts=prompts, group=group, tokens=tokens) | {"model.gradient_checkpointing": recompute}
     policy = Policy(model, resolve((), flags))
-    _move(policy)
+    synthetic.move(policy, torch.Generator(model.device).manual_seed(1))
     generator = torch.Generator().manual_seed(2)
     rows = []
-    for place, prompt in enumerate(_prompts(tokenizer, prompts)):
+    for place, prompt in enumerate(synthetic.prompts(tokenizer, prompts)):
         for number in range(group):
             ids = tuple(torch.randint(5, 250, (tokens,), generator=generator).tolist())
             rows.append(Row(prompt.token_ids, ids, (-3.0,) * tokens, (-1.0) ** number, True, place))
@@ -184,24 +184,11 @@ def _expected(model: Any, flags: dict[str, Any], *, tokens: int, merges: bool) -
     return roofline.fixed_work(work, sizes, tokens=tokens, merges=merges)
 
 
-def _prompts(tokenizer: Any, count: int) -> list[Prompt]:
-    texts = [f"What is {n} + {n + 7}?" for n in range(11, 11 + count)]
-    return [Prompt(text, "", text, tuple(tokenizer(text)["input_ids"])) for text in texts]
-
-
 def _ids(engine: Engine, policy: Policy, prompts: list[Prompt]) -> list[Any]:
     """Tokens of four completions for each prompt, in order."""
     with engine.awake(policy.snapshot()) as sampler:
         groups = sorted(sampler.groups(prompts, Sampling(4, 16), stream=(0,)), key=lambda found: found[0])
     return [[one.token_ids for one in group.completions] for _, group in groups]
-
-
-def _move(policy: Policy) -> None:
-    """A version of the adapter that changes something."""
-    with torch.no_grad():
-        for parameter in policy.parameters:
-            parameter.add_(torch.randn_like(parameter), alpha=1e-3)
-    policy.version += 1
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -25,7 +25,8 @@ from microrl.clock import now_s
 from microrl.config.own_rewards import RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
-from microrl.rewards.own.process import FunctionProcess, NoReply
+from microrl.rewards.line_process import NoReply
+from microrl.rewards.own.process import FunctionProcess
 from microrl.sandbox.pipes import LOOK_S, Gone, never
 from microrl.types import Group
 

@@ -1,12 +1,9 @@
-"""The process of a reward function, as its parent sees it: started, asked, killed at a deadline."""
+"""The process of a reward function, as its parent sees it."""
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import subprocess
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -18,55 +15,29 @@ from microrl.clock import now_s
 from microrl.config.own_rewards import EXAMPLE, GROUP, RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean, nearest
+from microrl.rewards.line_process import LineProcess, NoReply
 from microrl.sandbox import levels
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Gone, never, wait_for
+from microrl.sandbox.pipes import Gone, never
 
 HOST = str(Path(__file__).with_name("host.py"))
 """Run as a file: it needs nothing of this package, and starts in a tenth of a second."""
 IMPORT_S = 300.0
 """How long a function's module may take to be imported. Some load a model of their own."""
-ENDING_S = 1.0
-"""How long a process that has closed its pipes may take to end."""
-LONGEST_REPLY = 2**26
-"""Bytes."""
 
 
-class NoReply(Exception):
-    """The function's process did not answer: it took too long, or has ended. `why` says which."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
-class FunctionProcess:
-    """The process of one function, used by one thread at a time. Started at its first request, and again after a death."""
+class FunctionProcess(LineProcess):
+    """The process of one function."""
 
     def __init__(self, function: RewardFunction, folder: str | None, confined: bool) -> None:
+        super().__init__()
         self._function, self._folder, self._confined = function, folder, "confined" if confined else ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
-        self._unread = b""
 
-    def start(self) -> None:
-        """Begin to start it, unless it runs; nobody waits."""
-        if self._process is not None:
-            return
-        self._is_ready, self._unread = False, b""
-        self._process = subprocess.Popen(
-            # -P: neither the current folder nor that of the file, whose modules must not be taken for others.
-            [sys.executable, "-P", HOST, self._function.target, self._folder or "", str(os.getpid()), self._confined],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            # A process finds the environment that it was started with on its stack, whatever it clears later.
-            env=clean() if self._confined else None,
-            start_new_session=True,  # Ctrl-C is for the parent, which decides; and what it starts can be killed with it
-        )
-        for descriptor in self._pipes():
-            os.set_blocking(descriptor, False)
+    def _popen(self) -> dict[str, Any]:
+        # -P: neither the current folder nor that of the file, whose modules must not be taken for others.
+        host = [sys.executable, "-P", HOST, self._function.target, self._folder or "", str(os.getpid()), self._confined]
+        # A process finds the environment that it was started with on its stack, whatever it clears later.
+        return {"args": host, "env": clean() if self._confined else None}
 
     def wait_until_ready(self, gone: Gone = never) -> None:
         """Wait until the function is imported. Raises UserError where it cannot be, and NoReply where nobody waits any more."""
@@ -94,69 +65,20 @@ class FunctionProcess:
         self.wait_until_ready(gone)
         until = now_s() + deadline_s
         try:
-            self._send(json.dumps(request).encode("ascii") + b"\n", until, gone)
+            self._send(request, until, gone)
             return self._reply(until, gone)
         except NoReply:
             self.kill()
             raise
 
-    def _pipes(self) -> tuple[int, int]:
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
-        return self._process.stdin.fileno(), self._process.stdout.fileno()
-
-    def _send(self, data: bytes, until: float, gone: Gone) -> None:
-        descriptor, view = self._pipes()[0], memoryview(data)
-        try:
-            while view:
-                _wait(descriptor, select.POLLOUT, until, gone)
-                view = view[os.write(descriptor, view[: 1 << 16]) :]
-        except BrokenPipeError:
-            raise NoReply(self._how_it_ended()) from None
-
     def _reply(self, until: float, gone: Gone) -> dict[str, Any]:
-        descriptor, found = self._pipes()[1], [self._unread]
-        while b"\n" not in found[-1]:
-            _wait(descriptor, select.POLLIN, until, gone)
-            data = os.read(descriptor, 1 << 16)
-            if not data:
-                raise NoReply(self._how_it_ended())
-            if sum(map(len, found)) > LONGEST_REPLY:
-                raise NoReply(f"it returned more than {LONGEST_REPLY:,} bytes")
-            found.append(data)
-        line, _, self._unread = b"".join(found).partition(b"\n")
         try:
-            reply = json.loads(line)
+            reply = json.loads(self._line(until, gone))
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
             raise NoReply("its process has sent something that is no answer")
         return reply
-
-    def _how_it_ended(self) -> str:
-        assert self._process is not None
-        try:
-            status = self._process.wait(ENDING_S)
-        except subprocess.TimeoutExpired:
-            return "it has closed its process's pipes"
-        return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with status {status}"
-
-    def kill(self) -> None:
-        """Kill the process and what it has started."""
-        if self._process is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None
-                pipe.close()
-            self._process = None
-
-
-def _wait(descriptor: int, event: int, until: float, gone: Gone) -> None:
-    """Wait for a pipe. Raises NoReply where the time is up, or nobody waits any more."""
-    if not wait_for(descriptor, event, until, gone):
-        raise NoReply("")
 
 
 def _import_hint(function: RewardFunction) -> str:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from microrl import clock
 from microrl.config.engine_rules import Mode
-from microrl.errors import BrokenTrainer, Doing, EngineFault, Explained, MachineFailure, SyncNotProved, in_a_new_run
+from microrl.errors import BrokenTrainer, Doing, EngineFault, Explained, MachineFailure, SyncNotProved, first_line, in_a_new_run
 from microrl.limits import TWO_BLOCKS_TOKENS
 from microrl.models import gpu
 from microrl.models.forward import adapted, kv_bytes_per_token, sequence_logprobs, stop_tokens
@@ -123,7 +123,7 @@ class VllmEngine:
             if gpu.is_out_of_memory(error):
                 raise
             failure = MachineFailure(
-                f"vLLM failed while {doing}: {type(error).__name__}: {gpu.first_line(error)}",
+                f"vLLM failed while {doing}: {type(error).__name__}: {first_line(error)}",
                 "run `microrl doctor`, or use --engine auto, which then changes the engine's settings, or --engine transformers",
             )
             failure.fault = self._fault(doing)
@@ -145,7 +145,7 @@ class VllmEngine:
             except Exception as error:
                 if not gpu.is_out_of_memory(error):
                     raise
-                said = gpu.first_line(error)
+                said = first_line(error)
             self._halve(f"at vLLM's start: {said}")
 
     def _halve(self, where: str, *, is_reported: bool = True) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from microrl.errors import UserError
+from microrl.errors import UserError, first_line
 from microrl.limits import LORA_RANKS
 from microrl.models.gpu import is_out_of_memory
 from microrl.models.hub import cache_folder
@@ -67,7 +67,7 @@ def import_vllm() -> Any:
         import vllm
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise UserError(
-            f"vLLM is installed but cannot be imported: {str(error).strip().splitlines()[0]}",
+            f"vLLM is installed but cannot be imported: {first_line(error)}",
             "its torch version may not match: run `microrl doctor`, or use --engine transformers",
         ) from error
     return vllm

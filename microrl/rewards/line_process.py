@@ -1,0 +1,111 @@
+"""A process that answers JSON lines, as its parent sees it: started, asked, killed at a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+from microrl.sandbox.pipes import Gone, wait_for
+
+LONGEST_REPLY = 2**26
+"""Bytes."""
+ENDING_S = 1.0
+"""How long a process that has closed its pipes may take to end."""
+
+
+class NoReply(Exception):
+    """The process did not answer. `why` says why; empty where it took too long, or nobody waits any more."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class LineProcess:
+    """Used by one thread at a time. Started at its first request, and again after a death."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        """Whether its first line has come: the work that it imports is there."""
+        self._unread = b""
+
+    def _popen(self) -> dict[str, Any]:
+        """What `subprocess.Popen` is told: `args`, and what else."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin to start it, unless it runs; nobody waits."""
+        if self._process is not None:
+            return
+        self._is_ready, self._unread = False, b""
+        self._process = subprocess.Popen(
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the parent, which decides; and what it starts can be killed with it
+            **self._popen(),
+        )
+        for descriptor in self._pipes():
+            os.set_blocking(descriptor, False)
+
+    def _pipes(self) -> tuple[int, int]:
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        return self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def _send(self, request: Any, until: float, gone: Gone) -> None:
+        """Write a request; None for an empty line. Raises NoReply where it cannot all be written in time."""
+        descriptor = self._pipes()[0]
+        view = memoryview((b"" if request is None else json.dumps(request).encode("ascii")) + b"\n")
+        try:
+            while view:
+                _wait(descriptor, select.POLLOUT, until, gone)
+                view = view[os.write(descriptor, view[: 1 << 16]) :]
+        except BrokenPipeError:
+            raise NoReply(self._how_it_ended()) from None
+
+    def _line(self, until: float, gone: Gone) -> bytes:
+        """The next whole line. Raises NoReply."""
+        descriptor, found = self._pipes()[1], [self._unread]
+        while b"\n" not in found[-1]:
+            _wait(descriptor, select.POLLIN, until, gone)
+            data = os.read(descriptor, 1 << 16)
+            if not data:
+                raise NoReply(self._how_it_ended())
+            if sum(map(len, found)) > LONGEST_REPLY:
+                raise NoReply(f"it sent more than {LONGEST_REPLY:,} bytes")
+            found.append(data)
+        line, _, self._unread = b"".join(found).partition(b"\n")
+        return line
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        try:
+            status = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            return "its process has closed its pipes"
+        return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with status {status}"
+
+    def kill(self) -> None:
+        """Kill the process, which holds nothing worth saving, and what it has started."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process = None
+
+
+def _wait(descriptor: int, event: int, until: float, gone: Gone) -> None:
+    if not wait_for(descriptor, event, until, gone):
+        raise NoReply
