@@ -49,7 +49,7 @@ DENIED = names(
     "octal decimal hexadecimal modulo remainder approximately about nearly almost roughly around less more fewer greater than "
     "least most something nothing undefined infinity impossible wrong right correct incorrect maybe perhaps possibly other else "
     "otherwise unless except without with where when while because since either neither both never always false true answer "
-    "degree root power exponent zero four five seven eight nine eleven twelve twenty "
+    "degree root power exponent zero four five seven eight nine ten eleven twelve twenty halve lakh crore negated "
     "between through until from pairs pair couple "
     "score gross ratio"
 )
