@@ -42,7 +42,8 @@ ONE_SIDED = {
     ("\\frac{x^2-1}{x-1}", "x+1"),
     ("FF_{16}", "ff_{16}"),
 }
-"""Digits as letters, a sum in cents, an angle in degrees, an identity and a reduced quotient: the gold answer decides what may stand for it."""
+"""Digits as letters, a sum in cents, an angle in degrees, an identity and a reduced quotient: the gold answer decides what may
+stand for it."""
 FALSE_REJECTS = {("x=0", "x^2=0"), ("xy=1", r"y=\frac1x"), ("(-1,1)", "|x|<1")}
 """Right answers of both tables that are called wrong, as their relations are not solved; 2 % of the right ones at most."""
 FOR_ALGEBRA = {

@@ -283,6 +283,11 @@ TABLE = {
 + ;; \sum_{k=1}^{n} k ;; \frac{n(n+1)}{2} ;; worked out
 + ;; \sum_{i=1}^{n} i^2 ;; \frac{n(n+1)(2n+1)}{6} ;; worked out
 - ;; \sum_{k=1}^{n} k ;; \frac{n(n-1)}{2} ;; one term less
++ ;; \frac{\sqrt{3}}{3} \approx 0.577 ;; \frac{\sqrt{3}}{3} ;; the exact value
++ ;; x = \frac{1}{3} \approx 0.33 ;; \frac{1}{3} ;; the exact value
++ ;; x \approx 2.4 ;; 2.4 ;; all that is known
+- ;; x \approx 2.4 ;; 2.5 ;; another number
+- ;; \frac{\sqrt{3}}{3} \approx 0.577 ;; 0.578 ;; another number
 + ;; \text{seven} ;; 7 ;; the number as a word
 - ;; \text{seven} ;; 8 ;; another number
 """,

@@ -276,10 +276,9 @@ def _is_name_of(gold: Node) -> bool:
 
 
 def _named_value(gold: Chain) -> Node | None:
-    """What a gold answer such as x = 42 or y = 2x + 1 says of its letter."""
-    if len(gold.parts) == 2 and gold.marks == ("=",) and is_name(gold.parts[0]):
-        return gold.parts[1]
-    return None
+    """What a gold answer such as x = 42, y = 2x + 1 or pi = 3.14 roughly says: of its letter if it has one, and exactly."""
+    has_name = is_name(gold.parts[0]) and gold.marks[0] in ("=", "approx")
+    return gold.parts[has_name] if all(mark == "approx" for mark in gold.marks[has_name:]) else None
 
 
 def _same_chain(gold: Chain, answer: Chain) -> bool:
