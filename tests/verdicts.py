@@ -288,6 +288,9 @@ TABLE = {
 + ;; x \approx 2.4 ;; 2.4 ;; all that is known
 - ;; x \approx 2.4 ;; 2.5 ;; another number
 - ;; \frac{\sqrt{3}}{3} \approx 0.577 ;; 0.578 ;; another number
++ ;; 10 ;; 10 \text{ hours per week} ;; a unit all of its own
++ ;; 10 \text{ hours per week} ;; 10 ;; the unit left out
+- ;; 10 \text{ hours per week} ;; 10 \text{ hours} ;; another unit
 + ;; \text{seven} ;; 7 ;; the number as a word
 - ;; \text{seven} ;; 8 ;; another number
 """,

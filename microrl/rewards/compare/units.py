@@ -92,6 +92,8 @@ def read_unit(found: Sequence[Token]) -> Unit | None:
     if is_open or pending != 1 or strangers > 1:
         raise Unreadable
     left = tuple(sorted((name, power) for name, power in powers.items() if power and name != "unit"))
+    if not left and powers.keys() - {"unit"}:  # hours per week, which are left out like any other unit
+        return Unit(Fraction(1), ((" ".join(token.text for token in found), 1),))
     return Unit(factor, left) if left or factor != 1 else None
 
 
