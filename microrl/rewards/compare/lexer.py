@@ -145,8 +145,12 @@ def plain(text: str) -> str:
         text = _ESCAPED.sub(r"\\", text)
     if "\\choose" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", f"{{{text}}}" if _ONLY_CHOOSE.fullmatch(text) else text)
-    text = _COMBINATIONS.sub(r"\\binom{\1\2\5}{\3\4\6}", text)
-    text = _US.sub("", _DIGITS_OF_A_BASE.sub(r"\1", text))
+    if "C" in text:
+        text = _COMBINATIONS.sub(r"\\binom{\1\2\5}{\3\4\6}", text)
+    if "_" in text:
+        text = _DIGITS_OF_A_BASE.sub(r"\1", text)
+    if "U" in text:
+        text = _US.sub("", text)
     text = unwrapped(text.replace("{:}", ":"))
     if not _READABLE.fullmatch(text):
         raise Unreadable

@@ -245,6 +245,8 @@ def _is_balanced(found: Sequence[Token]) -> bool:
 def _plus_and_minus(tree: Tree) -> list[Tree]:
     """All values of a tree with plus-or-minus signs: each of up to three is free, but for those with a minus-or-plus sign."""
     signs = [node for node in nodes(tree) if node[0] == "pm"]
+    if not signs:
+        return [tree]
     if any(sign[2][0] == "-" for sign in signs):
         return [_signed(tree, repeat(sign)) for sign in (1, -1)]
     if len(signs) > 3:
