@@ -291,6 +291,17 @@ TABLE = {
 + ;; 10 ;; 10 \text{ hours per week} ;; a unit all of its own
 + ;; 10 \text{ hours per week} ;; 10 ;; the unit left out
 - ;; 10 \text{ hours per week} ;; 10 \text{ hours} ;; another unit
++ ;; 98.6^\circ\text{F} ;; 98.6^\circ F ;; the scale as a letter
+- ;; 98.6^\circ\text{F} ;; 98.6^\circ C ;; another scale
++ ;; \frac{dy}{dx} = 2x ;; 2x ;; the value of a derivative
+- ;; 2x ;; \frac{dy}{dx} = 3x ;; another derivative
++ ;; 5 ;; \text{Answer: } 5 ;; a name and a colon
+- ;; 5 ;; \text{Answer: } 6 ;; another number
+- ;; 5 ;; \text{Answer: } 5 : 6 ;; a ratio
++ ;; 500,000,000 ;; 500 million ;; the number as a word
++ ;; \$2.5 \text{ million} ;; \$2{,}500{,}000 ;; the number as a word
+- ;; \$2.5 \text{ million} ;; \$2.5 \text{ billion} ;; another number
+- ;; 500 \text{ million} ;; 500 ;; a millionth
 + ;; \text{seven} ;; 7 ;; the number as a word
 - ;; \text{seven} ;; 8 ;; another number
 """,

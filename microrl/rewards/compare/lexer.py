@@ -127,6 +127,7 @@ _COMBINATIONS = re.compile(
 """_{10}C_3 and C(10, 3)"""
 _DIGITS_OF_A_BASE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf|texttt|textrm)\{|\()([0-9A-F]{1,100})[})](?=_)")
 _BASED = re.compile(r"(?=[0-9]*[A-F])[0-9A-F]{2,100}(?=_(?:1[1-6]|\{(?:\\text\{)?(?:1[1-6]|twelve|sixteen)\}))")
+_SCALE = re.compile(r"(\\circ\s*\}?\s*)([CF])(?![a-zA-Z])")
 _US = re.compile(r"(?:(?<=\{)|(?<![\w\\.]))U\.?S\.? ?(?=\\?\$|dollars?\b)")
 _ESCAPED = re.compile(r"\\\\(?=[a-zA-Z{}])")
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le", "==": "=", "**": "^"}
@@ -145,6 +146,8 @@ def plain(text: str) -> str:
         text = _ESCAPED.sub(r"\\", text)
     if "\\choose" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", f"{{{text}}}" if _ONLY_CHOOSE.fullmatch(text) else text)
+    if "\\circ" in text:
+        text = _SCALE.sub(r"\1\\text{\2}", text)
     if "C" in text:
         text = _COMBINATIONS.sub(r"\\binom{\1\2\5}{\3\4\6}", text)
     if "_" in text:
