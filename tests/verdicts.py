@@ -302,6 +302,15 @@ TABLE = {
 + ;; \$2.5 \text{ million} ;; \$2{,}500{,}000 ;; the number as a word
 - ;; \$2.5 \text{ million} ;; \$2.5 \text{ billion} ;; another number
 - ;; 500 \text{ million} ;; 500 ;; a millionth
++ ;; \begin{bmatrix} 2 & 0 \\ 0 & 2 \end{bmatrix} ;; 2\begin{bmatrix} 1 & 0 \\ 0 & 1 \end{bmatrix} ;; a multiple
++ ;; \frac{1}{7}\begin{pmatrix} 3 \\ -1 \end{pmatrix} ;; \begin{pmatrix} \frac37 \\ -\frac17 \end{pmatrix} ;; a multiple
+- ;; \begin{pmatrix} 3 \\ -1 \end{pmatrix} ;; 2\begin{pmatrix} 3 \\ -1 \end{pmatrix} ;; another multiple
+- ;; \begin{pmatrix} 3 \\ 1 \end{pmatrix} ;; \begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}\begin{pmatrix} 3 \\ 1 \end{pmatrix} ;; not multiplied out
+- ;; \begin{pmatrix} 3 \\ 1 \end{pmatrix} ;; 1\begin{pmatrix} 3 \\ 1 \end{pmatrix}2 ;; something behind it
+- ;; 3:30 ;; 0.1 ;; a time is no number
+- ;; 3:30\text{ p.m.} ;; \frac{3}{30} ;; a time is no number
++ ;; 11 ;; \text{There are } 11 ;; a name before the number
+- ;; 11 ;; \text{There are } 12 ;; another number
 + ;; \text{seven} ;; 7 ;; the number as a word
 - ;; \text{seven} ;; 8 ;; another number
 """,

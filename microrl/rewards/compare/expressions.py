@@ -105,6 +105,8 @@ class Expressions:
                 factors = [("/", _product(factors), self._signed_factor())]
             elif self._begins_factor():
                 factors.append(as_tree(self._factor()))
+            elif self._is("begin") and isinstance(matrix := self._atom(), Matrix):
+                return Matrix(tuple(tuple(_product([*factors, entry]) for entry in row) for row in matrix.rows))
             else:
                 return _product(factors)
 

@@ -30,6 +30,7 @@ from microrl.rewards.compare.units import Unit, currency, read_unit
 
 RELATIONS = ("=", "<", ">", "le", "ge", "ne")
 _UNION = ("cup", "setminus")
+_SAYS = ("is", "are")
 _LARGE = {"hundred": Fraction(10**2), "thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9)}
 _CELSIUS = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
 
@@ -80,7 +81,7 @@ class _Parser(Expressions):
         label = self._label()
         parts: list[Node] = [label or self._operand()]
         marks: list[str] = []
-        if label is not None and (self._peek(-1).text == "is" or self._take(":")):
+        if label is not None and (self._peek(-1).text in _SAYS or self._take(":")):
             marks.append("=")
             parts.append(self._operand())
         while self._is(*RELATIONS, "approx"):
@@ -93,12 +94,12 @@ class _Parser(Expressions):
         return Chain(tuple(parts), tuple(marks))
 
     def _label(self) -> Words | None:
-        """Words before an equals sign or a colon, words that end with "is", or words alone."""
+        """Words before an equals sign or a colon, words that end with "is" or "are", or words alone."""
         ahead = 0
         while self._peek(ahead).kind == "word" and self._peek(ahead).text.lower() not in ("or", "and"):
             ahead += 1
         follows = self._peek(ahead)
-        is_said = ahead > 0 and self._peek(ahead - 1).text == "is"
+        is_said = ahead > 0 and self._peek(ahead - 1).text in _SAYS
         if ahead == 0 or not (is_said or follows.kind in ("end", "word") or follows.text in ("=", ":", ",", ";", "approx")):
             return None
         words = " ".join(self._peek(number).text for number in range(ahead)).lower()
