@@ -88,6 +88,7 @@ _SAME = {
     "ldots": "dots",
     "cdots": "dots", "textdegree": "degree",
 }  # fmt: skip
+_MARKS = frozenset([*"<>[]()|*:/'£€", "\\{", "\\}", "\\$"])
 FUNCTIONS = names("sin cos tan cot sec csc asin acos atan sinh cosh tanh ln log lg exp sqrt")
 _PLAIN_NAMES = {
     **{name: name for name in FUNCTIONS}, "arcsin": "asin", "arccos": "acos", "arctan": "atan", "pi": "pi", "infinity": "infty",
@@ -286,24 +287,7 @@ class _Lexer:
         elif name in "{}$%#&|_\\":
             self._brackets += (name == "{") - (name == "}")
             self._add("mark", {"%": "%", "|": "|", "_": "_"}.get(name, "\\" + name))
-        elif (same := _SAME.get(name, name)) in (
-            "<",
-            ">",
-            "\\{",
-            "\\}",
-            "[",
-            "]",
-            "(",
-            ")",
-            "|",
-            "*",
-            ":",
-            "/",
-            "'",
-            "£",
-            "€",
-            "\\$",
-        ):
+        elif (same := _SAME.get(name, name)) in _MARKS:
             self._brackets += (same in ("\\{", "[", "(")) - (same in ("\\}", "]", ")"))
             self._add("mark", same)
         elif same in ("le", "ge", "ne"):
