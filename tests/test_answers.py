@@ -40,15 +40,18 @@ ONE_SIDED = {
     ("-1", "-\\cos^2 y-\\sin^2 y"),
     ("1", "\\sin^2 x+\\cos^2 x"),
     ("\\frac{x^2-1}{x-1}", "x+1"),
+    ("FF_{16}", "ff_{16}"),
 }
-"""A sum in cents, an angle in degrees, an identity and a reduced quotient: the gold answer decides what may stand for it."""
+"""Digits as letters, a sum in cents, an angle in degrees, an identity and a reduced quotient: the gold answer decides what may
+stand for it."""
 FALSE_REJECTS = {("x=0", "x^2=0"), ("xy=1", r"y=\frac1x"), ("(-1,1)", "|x|<1")}
 """Right answers of both tables that are called wrong, as their relations are not solved; 2 % of the right ones at most."""
 FOR_ALGEBRA = {
-    (r"n!", r"n"),
-    (r"n", r"n!"),
-    (r"n!", r"n(n-1)!"),
     (r"n!", r"n!+10^{-20}"),
+    (r"\frac{n(n-1)}{2}", r"\frac{n!}{2!(n-2)!}"),
+    (r"\sum_{k=1}^{n} k", r"\frac{n(n+1)}{2}"),
+    (r"\sum_{k=1}^{n} k", r"\frac{n(n-1)}{2}"),
+    (r"\sum_{i=1}^{n} i^2", r"\frac{n(n+1)(2n+1)}{6}"),
     (r"F_n = \sum_{k=0}^{n-1} F_k F_{n-k-1}", r"F_n = \sum_{k=0}^{n-2} F_k F_{n-k-2}"),
     (r"F_n = \sum_{k=0}^{n-1} F_k F_{n-k-1}", r"F_n = \sum_{k=0}^{n-1} F_{n-k-1} F_k"),
 }
@@ -618,8 +621,6 @@ def test_what_is_left_for_a_computer_algebra_system_is_quick():
         (r"\int x dx", r"\int x^2 dx", False),
         (r"\max(31337, 8)", "31337+10^{-40}", False),
         (r"\max(31337, 8)", "31336+1", True),
-        (r"\frac{n(n+1)}{2}", r"\binom{n+1}{2}", True),
-        (r"\frac{n(n+1)}{2}", r"\binom{n}{2}", False),
     ],
 )
 def test_only_a_computer_algebra_system_can_tell(gold, answer, right):

@@ -206,6 +206,114 @@ TABLE = {
 + ;; x^2+1 ;; \frac{2x^2+2}{2} ;; a gap is no value
 + ;; \sqrt{x}+1 ;; x^{1/2}+1 ;; conditions, or an expression
 """,
+    "what pairs written before the code was read brought up": r"""
+- ;; x ;; X ;; two letters
+- ;; r ;; R ;; two letters
++ ;; R ;; $R$ ;; the letter
+- ;; x^2+1 ;; (x^2+1)\frac{\cos x}{\cos x} ;; a gap at a zero of the cosine
+- ;; x^2+1 ;; \frac{(x^2+1)(e^x-2)}{e^x-2} ;; a gap at ln 2
+- ;; x^2+1 ;; \frac{(x^2+1)(x^7-3)}{x^7-3} ;; a gap at a root of high degree
+- ;; x ;; \frac{x(\pi x-1)}{\pi x-1} ;; a gap at 1/pi
+- ;; 17 ;; 17 + \lfloor \frac{x^2+1}{1000} \rfloor ;; another value where x is large
+- ;; \sin x ;; \sin x + \lfloor \frac{x^2+1}{1000} \rfloor ;; another value where x is large
+- ;; x ;; |x+100|-100 ;; another value below -100
+- ;; x ;; \sqrt{(x+100)^2}-100 ;; another value below -100
+- ;; x ;; |x+10^{50}|-10^{50} ;; another value far below
+- ;; x+y ;; |x+y+100|-100 ;; another value below -100
+- ;; x ;; x + \arcsin(\sin(x/100)) - x/100 ;; another value above 158
+- ;; 17 ;; 17 + \arctan(\tan(x/100)) - x/100 ;; another value above 158
+- ;; |x| ;; ||x|-10^{-9}|+10^{-9} ;; another value near 0
+- ;; y=x ;; y+|y-x+100| = x+100 ;; a ray more
+- ;; \frac{1}{x} ;; \frac{1}{x}+0^x ;; no value below 0
+- ;; 17 ;; 17 tens ;; ten times
+- ;; 17 ;; 17 halves ;; a half
+- ;; 17 ;; 17 lakh ;; a hundred thousand times
+- ;; 17 ;; 17... ;; it goes on
+- ;; 1,2,3 ;; 1,2,3,... ;; it goes on
+- ;; \{x\in\mathbb{Z} \mid x>2\} ;; (2,\infty) ;; whole numbers only
+- ;; (2,\infty) ;; \{x\in\mathbb{Z} \mid x>2\} ;; whole numbers only
+- ;; \{x\in\mathbb{Z} \mid x>2\} ;; \{x \in \mathbb{N} : x > 2\} ;; another domain
+- ;; \{x\in\mathbb{Z} \mid x>2\} ;; \{x : x > 2\} ;; any number
++ ;; \{x\in\mathbb{Z} \mid x>2\} ;; \{x \in \mathbb{Z} : x > 2\} ;; the same set
+- ;; \pm 1 \pm \sqrt{2} ;; \pm(1+\sqrt2) ;; two of four
++ ;; \pm 1 \pm \sqrt{2} ;; 1+\sqrt2,1-\sqrt2,-1+\sqrt2,-1-\sqrt2 ;; each sign is free
++ ;; \pm\sqrt{3\pm\sqrt2} ;; \sqrt{3+\sqrt2},-\sqrt{3+\sqrt2},\sqrt{3-\sqrt2},-\sqrt{3-\sqrt2} ;; each sign is free
+- ;; \pm\sqrt{3\pm\sqrt2} ;; \sqrt{3+\sqrt2},-\sqrt{3-\sqrt2} ;; two of four
++ ;; 1\mp\sqrt2 ;; 1\pm\sqrt2 ;; the same two
++ ;; 17 ;; seventeen ;; the number as a word
+- ;; 17 ;; seventy ;; another word
+- ;; 17 ;; sixteen ;; another number
++ ;; \text{A, B, D} ;; A, B, D ;; choices
++ ;; A, B, D ;; \text{A, B, D} ;; choices
++ ;; \text{A, B, D} ;; D, A, B ;; choices in any order
+- ;; \text{A, B, D} ;; A, B ;; one is missing
+- ;; \text{A, B, D} ;; A, B, C ;; another choice
++ ;; A7_{16} ;; a7_{16} ;; small digits
++ ;; 2A_{12} ;; 2a_{12} ;; small digits
++ ;; FF_{16} ;; ff_{16} ;; small digits
++ ;; \text{FACE}_{16} ;; face_{16} ;; small digits
+- ;; FF_{16} ;; fe_{16} ;; another number
+- ;; 2A_{12} ;; 2a_{16} ;; another base
+- ;; 2a_{12} ;; 2A_{12} ;; a product of 2 and a letter
++ ;; 1234567 ;; 1.234.567 ;; points between groups
+- ;; 1.234 ;; 1.234.567 ;; another number
+- ;; 1234 ;; 1.234 ;; one point is a decimal point
++ ;; \frac{n(n+1)}{2} ;; \binom{n+1}{2} ;; the triangular number
+- ;; \frac{n(n+1)}{2} ;; \binom{n}{2} ;; the one before
++ ;; \binom{n}{k} ;; C(n,k) ;; binomial coefficient in brackets
++ ;; C(n,k) ;; \binom{n}{k} ;; binomial coefficient in brackets
++ ;; \binom{n}{k} ;; C(n, n-k) ;; what is not chosen
++ ;; \binom{n}{k} ;; {n \choose k} ;; the old spelling
++ ;; \binom{n}{k} ;; {}_nC_k ;; another old spelling
++ ;; \binom{n}{k} ;; {}^{n}C_{k} ;; another old spelling
++ ;; \binom{10}{3} ;; {}_{10}C_3 ;; another old spelling
++ ;; 120 ;; _{10}C_{3} ;; another old spelling
+- ;; \binom{n}{k} ;; C(k,n) ;; exchanged
+- ;; \binom{n}{k} ;; C(n,k+1) ;; another one
+- ;; \binom{10}{3} ;; {}_{10}C_4 ;; 210
+- ;; x^2C_3 ;; \binom{2}{3} ;; a product
++ ;; \binom{n}{k}+\binom{n}{k-1} ;; \binom{n+1}{k} ;; Pascal's rule
++ ;; \frac{n(n-1)}{2} ;; \frac{n!}{2!(n-2)!} ;; written out
++ ;; 17 ;; The answer is 17 ;; a name before the number
++ ;; \frac{3}{5} ;; \text{The probability is } \frac35. ;; a name before the number
+- ;; 17 ;; The answer is not 17 ;; taken back
+- ;; 17 ;; The answer is 17 or 18 ;; two answers
+- ;; 17 ;; The answer is 18 ;; another number
+- ;; 17 ;; 17 is wrong ;; taken back
++ ;; \sum_{k=1}^{n} k ;; \frac{n(n+1)}{2} ;; worked out
++ ;; \sum_{i=1}^{n} i^2 ;; \frac{n(n+1)(2n+1)}{6} ;; worked out
+- ;; \sum_{k=1}^{n} k ;; \frac{n(n-1)}{2} ;; one term less
++ ;; \frac{\sqrt{3}}{3} \approx 0.577 ;; \frac{\sqrt{3}}{3} ;; the exact value
++ ;; x = \frac{1}{3} \approx 0.33 ;; \frac{1}{3} ;; the exact value
++ ;; x \approx 2.4 ;; 2.4 ;; all that is known
+- ;; x \approx 2.4 ;; 2.5 ;; another number
+- ;; \frac{\sqrt{3}}{3} \approx 0.577 ;; 0.578 ;; another number
++ ;; 10 ;; 10 \text{ hours per week} ;; a unit all of its own
++ ;; 10 \text{ hours per week} ;; 10 ;; the unit left out
+- ;; 10 \text{ hours per week} ;; 10 \text{ hours} ;; another unit
++ ;; 98.6^\circ\text{F} ;; 98.6^\circ F ;; the scale as a letter
+- ;; 98.6^\circ\text{F} ;; 98.6^\circ C ;; another scale
++ ;; \frac{dy}{dx} = 2x ;; 2x ;; the value of a derivative
+- ;; 2x ;; \frac{dy}{dx} = 3x ;; another derivative
++ ;; 5 ;; \text{Answer: } 5 ;; a name and a colon
+- ;; 5 ;; \text{Answer: } 6 ;; another number
+- ;; 5 ;; \text{Answer: } 5 : 6 ;; a ratio
++ ;; 500,000,000 ;; 500 million ;; the number as a word
++ ;; \$2.5 \text{ million} ;; \$2{,}500{,}000 ;; the number as a word
+- ;; \$2.5 \text{ million} ;; \$2.5 \text{ billion} ;; another number
+- ;; 500 \text{ million} ;; 500 ;; a millionth
++ ;; \begin{bmatrix} 2 & 0 \\ 0 & 2 \end{bmatrix} ;; 2\begin{bmatrix} 1 & 0 \\ 0 & 1 \end{bmatrix} ;; a multiple
++ ;; \frac{1}{7}\begin{pmatrix} 3 \\ -1 \end{pmatrix} ;; \begin{pmatrix} \frac37 \\ -\frac17 \end{pmatrix} ;; a multiple
+- ;; \begin{pmatrix} 3 \\ -1 \end{pmatrix} ;; 2\begin{pmatrix} 3 \\ -1 \end{pmatrix} ;; another multiple
+- ;; \begin{pmatrix} 3 \\ 1 \end{pmatrix} ;; \begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}\begin{pmatrix} 3 \\ 1 \end{pmatrix} ;; not multiplied out
+- ;; \begin{pmatrix} 3 \\ 1 \end{pmatrix} ;; 1\begin{pmatrix} 3 \\ 1 \end{pmatrix}2 ;; something behind it
+- ;; 3:30 ;; 0.1 ;; a time is no number
+- ;; 3:30\text{ p.m.} ;; \frac{3}{30} ;; a time is no number
++ ;; 11 ;; \text{There are } 11 ;; a name before the number
+- ;; 11 ;; \text{There are } 12 ;; another number
++ ;; \text{seven} ;; 7 ;; the number as a word
+- ;; \text{seven} ;; 8 ;; another number
+""",
     "spellings of data sets": r"""
 + ;; 12.5 ;; USD 12.50 ;; a currency's code stands where its sign does
 + ;; $12.50 ;; USD 12.50 ;; the code is the sign

@@ -57,7 +57,7 @@ def parses(gold: str) -> bool:
 def _parsed(text: str) -> Any | None:
     """A sympy object; None for what math-verify cannot read."""
     from math_verify import LatexExtractionConfig, parse
-    from sympy import Basic, MatrixBase
+    from sympy import Basic, MatrixBase, Symbol
 
     if is_absurd(text) or not is_mathematical(text) or _POWER_IN_POWER.search(text):
         return None
@@ -70,7 +70,10 @@ def _parsed(text: str) -> Any | None:
         raise_on_error=False,
     )
     objects = [each for each in found if isinstance(each, Basic | MatrixBase)]
-    return objects[0] if len(objects) == 1 else None
+    if len(objects) != 1:
+        return None
+    # Where an i stands, though it only counts, math-verify takes all letters for complex ones, which no real ones are equal to.
+    return objects[0].xreplace({name: Symbol(name.name, real=True) for name in objects[0].atoms(Symbol)})
 
 
 _parsed_gold = lru_cache(REMEMBERED_GOLDS)(_parsed)
@@ -106,8 +109,8 @@ def _kind(value: Any) -> str:
 
 def _agree(gold: Any, answer: Any) -> bool:
     """Whether values do not contradict, exact ones where they are: of expressions, at two points where there are letters, and of
-    all entries."""
-    from sympy import MatrixBase, Rational
+    all entries. How many terms a sum has is a whole number."""
+    from sympy import Integer, MatrixBase, Product, Rational, Sum
 
     kind = _kind(gold)
     if kind == "matrix":
@@ -116,8 +119,18 @@ def _agree(gold: Any, answer: Any) -> bool:
     if kind != "expression":
         return True  # compared by math-verify item by item; the numbers in them are never taken for decimals
     names = sorted(gold.free_symbols, key=str)
+    counts = {
+        name
+        for each in gold.atoms(Sum, Product) | answer.atoms(Sum, Product)
+        for limit in each.limits
+        for end in limit[1:]
+        for name in end.free_symbols
+    }
     for shift in range(2) if names else range(1):
-        point = {name: Rational(37 + 11 * number + 29 * shift, 61) for number, name in enumerate(names)}
+        point = {
+            name: Integer(7 + number + 4 * shift) if name in counts else Rational(37 + 11 * number + 29 * shift, 61)
+            for number, name in enumerate(names)
+        }
         a, b = (each.subs(point).doit() for each in (gold, answer))
         if isinstance(a, Rational) and isinstance(b, Rational):
             if a != b:

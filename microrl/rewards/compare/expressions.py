@@ -105,6 +105,8 @@ class Expressions:
                 factors = [("/", _product(factors), self._signed_factor())]
             elif self._begins_factor():
                 factors.append(as_tree(self._factor()))
+            elif self._is("begin") and isinstance(matrix := self._atom(), Matrix):
+                return Matrix(tuple(tuple(_product([*factors, entry]) for entry in row) for row in matrix.rows))
             else:
                 return _product(factors)
 
@@ -241,19 +243,9 @@ class Expressions:
             script += "'"
         if name in ("e", "i") and not script:
             return ("constant", name)
-        if name == "C" and self._is("(") and (found := self._chosen()) is not None:
-            return found
         if name in _FUNCTIONS and self._is("("):
             return ("apply", f"{name}{script}()", as_tree(self._atom()))
         return ("letter", name + script)
-
-    def _chosen(self) -> Tree | None:
-        """C(10, 3) of whole numbers; None for another bracket, which is a factor or a point."""
-        n, comma, k, end = (self._peek(ahead) for ahead in range(1, 5))
-        if not (_is_whole(n) and _is_whole(k) and (comma.text, end.text) == (",", ")") and n.value.value >= k.value.value):
-            return None
-        self._at += 5
-        return ("binom", ("number", *n.value), ("number", *k.value))
 
     def _script(self) -> str:
         """What stands below, as text."""

@@ -88,6 +88,7 @@ _SAME = {
     "ldots": "dots",
     "cdots": "dots", "textdegree": "degree",
 }  # fmt: skip
+_MARKS = frozenset([*"<>[]()|*:/'£€", "\\{", "\\}", "\\$"])
 FUNCTIONS = names("sin cos tan cot sec csc asin acos atan sinh cosh tanh ln log lg exp sqrt")
 _PLAIN_NAMES = {
     **{name: name for name in FUNCTIONS}, "arcsin": "asin", "arccos": "acos", "arctan": "atan", "pi": "pi", "infinity": "infty",
@@ -105,7 +106,8 @@ _UNIT_RUNS = names(
 
 _BLANKS = r"(?:\\[,;:! ]|~|[ ])"
 _GROUPS = re.compile(
-    rf"(?P<first>[0-9]{{1,3}})(?P<blank>{_BLANKS}|\{{,\}}|,\\! ?)[0-9]{{3}}(?:(?P=blank)[0-9]{{3}})*(?![0-9])(?P<more>\.[0-9]+)?"
+    rf"(?P<first>[0-9]{{1,3}})(?P<blank>{_BLANKS}|\{{,\}}|,\\! ?|\.(?=[0-9]{{3}}\.))[0-9]{{3}}(?:(?P=blank)[0-9]{{3}})*"
+    r"(?![0-9])(?P<more>\.[0-9]+)?"
 )
 _COMMAS = re.compile(r"(?P<first>[1-9][0-9]{0,2})(?:,[0-9]{3})+(?![0-9]|,[0-9])(?P<more>\.[0-9]+)?")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?P<power>[+-]?[0-9]{1,6})(?![0-9]))?")
@@ -119,8 +121,14 @@ _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{([a-zA-Z]{1,12}\*?)\}(?:(?<=array\
 _CHOSEN = r"((?:[^{}]|\{[^{}]*\})*)"
 _CHOOSE = re.compile(rf"\{{{_CHOSEN}\\choose(?![a-zA-Z]){_CHOSEN}\}}")
 _ONLY_CHOOSE = re.compile(r"(?:[^{}=<>,]|\{[^{}]*\})*\\choose(?![a-zA-Z])(?:[^{}=<>,]|\{[^{}]*\})*")
+_COMBINATIONS = re.compile(
+    r"(?<![\w)}\]])(?:\{\s*\})?[_^](?:\{([^{}]{1,20})\}|([0-9a-z]))\s*C_(?:\{([^{}]{1,20})\}|([0-9a-z]))"
+    r"|(?<![a-zA-Z\\])C\(([^(){},]{1,20}),([^(){},]{1,20})\)"
+)
+"""_{10}C_3 and C(10, 3)"""
 _DIGITS_OF_A_BASE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf|texttt|textrm)\{|\()([0-9A-F]{1,100})[})](?=_)")
 _BASED = re.compile(r"(?=[0-9]*[A-F])[0-9A-F]{2,100}(?=_(?:1[1-6]|\{(?:\\text\{)?(?:1[1-6]|twelve|sixteen)\}))")
+_SCALE = re.compile(r"(\\circ\s*\}?\s*)([CF])(?![a-zA-Z])")
 _US = re.compile(r"(?:(?<=\{)|(?<![\w\\.]))U\.?S\.? ?(?=\\?\$|dollars?\b)")
 _ESCAPED = re.compile(r"\\\\(?=[a-zA-Z{}])")
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "=<": "le", "==": "=", "**": "^"}
@@ -139,7 +147,14 @@ def plain(text: str) -> str:
         text = _ESCAPED.sub(r"\\", text)
     if "\\choose" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", f"{{{text}}}" if _ONLY_CHOOSE.fullmatch(text) else text)
-    text = _US.sub("", _DIGITS_OF_A_BASE.sub(r"\1", text))
+    if "\\circ" in text:
+        text = _SCALE.sub(r"\1\\text{\2}", text)
+    if "C" in text:
+        text = _COMBINATIONS.sub(r"\\binom{\1\2\5}{\3\4\6}", text)
+    if "_" in text:
+        text = _DIGITS_OF_A_BASE.sub(r"\1", text)
+    if "U" in text:
+        text = _US.sub("", text)
     text = unwrapped(text.replace("{:}", ":"))
     if not _READABLE.fullmatch(text):
         raise Unreadable
@@ -150,7 +165,9 @@ def unwrapped(text: str) -> str:
     """Without what only surrounds an answer: math delimiters, white space, a full stop, comma or semicolon at its end."""
     for _ in range(4):
         before = text
-        text = text.strip().rstrip(".,;").rstrip()
+        text = text.strip()
+        if not text.endswith(".."):  # it goes on
+            text = text.rstrip(".,;").rstrip()
         if text.endswith("\\"):  # it was a thin space
             text = text[:-1]
         for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")):
@@ -270,24 +287,7 @@ class _Lexer:
         elif name in "{}$%#&|_\\":
             self._brackets += (name == "{") - (name == "}")
             self._add("mark", {"%": "%", "|": "|", "_": "_"}.get(name, "\\" + name))
-        elif (same := _SAME.get(name, name)) in (
-            "<",
-            ">",
-            "\\{",
-            "\\}",
-            "[",
-            "]",
-            "(",
-            ")",
-            "|",
-            "*",
-            ":",
-            "/",
-            "'",
-            "£",
-            "€",
-            "\\$",
-        ):
+        elif (same := _SAME.get(name, name)) in _MARKS:
             self._brackets += (same in ("\\{", "[", "(")) - (same in ("\\}", "]", ")"))
             self._add("mark", same)
         elif same in ("le", "ge", "ne"):

@@ -112,7 +112,7 @@ def is_name(node: Node) -> bool:
     if tree[0] == "*" and len(tree) == 3 and tree[1][0] == "letter" and tree[1][1][:1] in _APPLIED:
         return True
     letters = [each[1] for each in nodes(tree) if each[0] == "letter"]
-    small = [letter for letter in letters if not letter.isupper()]
+    small = [letter for letter in letters if not letter.isupper() and not (letter == "d" and tree[0] == "/")]  # dy / dx
     return (
         bool(letters)
         and len(small) == len(set(small))

@@ -7,8 +7,9 @@ constants. `\pm` stands for two values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import product, repeat
 
 from microrl.rewards.compare.expressions import Expressions
 from microrl.rewards.compare.lexer import Token, Unreadable
@@ -29,6 +30,8 @@ from microrl.rewards.compare.units import Unit, currency, read_unit
 
 RELATIONS = ("=", "<", ">", "le", "ge", "ne")
 _UNION = ("cup", "setminus")
+_SAYS = ("is", "are")
+_LARGE = {"hundred": Fraction(10**2), "thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9)}
 _CELSIUS = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
 
 
@@ -75,8 +78,12 @@ class _Parser(Expressions):
 
     def _item(self) -> Node:
         self._take("approx", "=")  # = 17 and about 17 say 17
-        parts: list[Node] = [self._label() or self._operand()]
+        label = self._label()
+        parts: list[Node] = [label or self._operand()]
         marks: list[str] = []
+        if label is not None and (self._peek(-1).text in _SAYS or self._take(":")):
+            marks.append("=")
+            parts.append(self._operand())
         while self._is(*RELATIONS, "approx"):
             marks.append(self._need(*RELATIONS, "approx"))
             parts.append(self._operand())
@@ -87,12 +94,13 @@ class _Parser(Expressions):
         return Chain(tuple(parts), tuple(marks))
 
     def _label(self) -> Words | None:
-        """Words before an equals sign, or words alone."""
+        """Words before an equals sign or a colon, words that end with "is" or "are", or words alone."""
         ahead = 0
         while self._peek(ahead).kind == "word" and self._peek(ahead).text.lower() not in ("or", "and"):
             ahead += 1
         follows = self._peek(ahead)
-        if ahead == 0 or not (follows.kind in ("end", "word") or follows.text in ("=", ",", ";", "approx")):
+        is_said = ahead > 0 and self._peek(ahead - 1).text in _SAYS
+        if ahead == 0 or not (is_said or follows.kind in ("end", "word") or follows.text in ("=", ":", ",", ";", "approx")):
             return None
         words = " ".join(self._peek(number).text for number in range(ahead)).lower()
         self._at += ahead
@@ -142,6 +150,8 @@ class _Parser(Expressions):
                 raise Unreadable
             unit = money
         words = self._unit_tokens()
+        if words and (times := _LARGE.get(words[0].text.lower())) is not None:
+            found, words = ("*", found, ("number", times, False)), words[1:]
         if words and words[0].text.lower() in ("percent", "percentage", "pct"):
             found, words = ("percent", found), words[1:]
         elif words and words[0].text.lower() in ("degree", "degrees", "deg"):
@@ -153,10 +163,8 @@ class _Parser(Expressions):
             if unit is not None and named != unit:
                 raise Unreadable
             unit = unit or named
-        two = _plus_and_minus(found)
-        if two is None:
-            return Value(found, unit)
-        return Group("list", tuple(Value(tree, unit) for tree in two))
+        values = _plus_and_minus(found)
+        return Value(found, unit) if values == [found] else Group("list", tuple(Value(tree, unit) for tree in values))
 
     def _unit_tokens(self) -> list[Token]:
         begin = self._at
@@ -220,9 +228,12 @@ class _Parser(Expressions):
             return Group("set", ())
         builder = 3 if (self._peek(1).text, self._peek(2).text) == ("in", "mathbb") else 1  # \{x \in \mathbb{R} \mid ...\}
         if self._peek().kind == "letter" and self._peek(builder).text in ("mid", ":", "|"):
+            domain = self._peek(2).value if builder == 3 else "R"
             self._at += builder + 1
             condition = self.items()
             self._need("\\}")
+            if domain != "R":  # an item that is no condition: such a set is only known to be itself
+                condition = Group("list", (condition, Words(domain)))
             return Region((condition,))
         inside = self.items()
         self._need("\\}")
@@ -235,15 +246,20 @@ def _is_balanced(found: Sequence[Token]) -> bool:
     return sum((token.text == "{") - (token.text == "}") for token in found) == 0
 
 
-def _plus_and_minus(tree: Tree) -> tuple[Tree, Tree] | None:
-    """Both values of a tree with plus-or-minus signs, which all mean the same sign; None for one without."""
-    if not any(node[0] == "pm" for node in nodes(tree)):
-        return None
-    return _signed(tree, 1), _signed(tree, -1)
+def _plus_and_minus(tree: Tree) -> list[Tree]:
+    """All values of a tree with plus-or-minus signs: each of up to three is free, but for those with a minus-or-plus sign."""
+    signs = [node for node in nodes(tree) if node[0] == "pm"]
+    if not signs:
+        return [tree]
+    if any(sign[2][0] == "-" for sign in signs):
+        return [_signed(tree, repeat(sign)) for sign in (1, -1)]
+    if len(signs) > 3:
+        raise Unreadable
+    return [_signed(tree, iter(chosen)) for chosen in product((1, -1), repeat=len(signs))]
 
 
-def _signed(tree: Tree, sign: int) -> Tree:
-    parts = tuple(_signed(part, sign) if isinstance(part, tuple) else part for part in tree[1:])
+def _signed(tree: Tree, signs: Iterator[int]) -> Tree:
+    parts = tuple(_signed(part, signs) if isinstance(part, tuple) else part for part in tree[1:])
     if tree[0] == "pm":
-        return ("+", parts[0], parts[1] if sign > 0 else ("-", parts[1]))
+        return ("+", parts[0], parts[1] if next(signs) > 0 else ("-", parts[1]))
     return (tree[0], *parts)

@@ -10,9 +10,9 @@ from microrl.answers import is_prose
 from microrl.rewards.compare.absurd import is_absurd
 from microrl.rewards.compare.growth import is_costly
 from microrl.rewards.compare.lexer import FUNCTIONS, SMALL_WORDS, Token, Unreadable, plain, tokens, unwrapped
-from microrl.rewards.compare.nodes import Chain, Group, Node, Region, Value, Words
+from microrl.rewards.compare.nodes import Based, Chain, Group, Node, Region, Value, Words
 from microrl.rewards.compare.parser import parse
-from microrl.rewards.compare.same import same
+from microrl.rewards.compare.same import NUMBERS, same
 from microrl.rewards.compare.tree import TooHard, TooLarge, Undefined, allow, exact, letters_of, nodes
 from microrl.rewards.compare.values import approximate
 from microrl.rewards.compare.vocabulary import names
@@ -117,19 +117,22 @@ def _in_plain_text(text: str) -> str:
 
 
 def _by_words(gold: str, answer: str) -> bool | None:
-    """Bare words are words: compared as text, without case. One letter may be more than that, and so may x, y and z together."""
+    """Bare words are words: compared as text, without case. One letter that is no choice may be more than that, and so may x, y
+    and z together."""
     words = bare_words(gold)
     if words is None or words in _CONSTANTS:
         return None
     others = bare_words(answer)
     if others is not None and others not in _CONSTANTS:
+        if words == others and len(words) == 1 and not _LONE_LETTER.search(gold):
+            return None
         if words == others:
             return True
         return None if set(words + others) <= set("xyz") and len(words) == len(others) else False
     if len(words) == 1:
         return None
     is_product = len(words) <= 3 and words.isascii() and "\\" not in gold and words not in SMALL_WORDS and gold.strip().islower()
-    return None if is_product else False
+    return None if is_product or words in NUMBERS else False
 
 
 def choice(text: str) -> tuple[str, str] | None:
@@ -170,6 +173,8 @@ def _by_reading(gold: str, answer: str) -> bool | None:
     node = _read_gold(gold, True)
     if node is None:
         return _same_tokens(gold, answer) or (None if needs_algebra(gold) and _is_for_algebra(gold, answer) else False)
+    if isinstance(node, Based) and _spelled(gold) == _spelled(answer):
+        return True
     hard = False
     for comma_groups in (True, False) if "," in answer else (True,):
         given = _read_answer(answer, comma_groups)
@@ -193,6 +198,14 @@ def _same_tokens(gold: str, answer: str) -> bool:
     except Unreadable:
         return False
     return first == second
+
+
+def _spelled(text: str) -> str | None:
+    """Without braces and case: a number with digits above nine is only here known from a product of letters."""
+    try:
+        return "".join(token.text for token in tokens(plain(text)) if token.text not in "{}").casefold()
+    except Unreadable:
+        return None
 
 
 def _told(found: list[Token]) -> list[tuple[str, str]]:

@@ -27,19 +27,11 @@ from microrl.rewards.compare.values import constant_ratio, equal, is_decimal, is
 MAX_UNORDERED = 40
 """Items of a list or set whose order does not matter."""
 _CENT = Unit(Fraction(1, 100), (("dollar", 1),))
-_BASES = {
-    "two": "2",
-    "three": "3",
-    "four": "4",
-    "five": "5",
-    "six": "6",
-    "seven": "7",
-    "eight": "8",
-    "nine": "9",
-    "ten": "10",
-    "twelve": "12",
-    "sixteen": "16",
-}
+_COUNTING = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+    "nineteen twenty"
+)
+NUMBERS = {word: str(number) for number, word in enumerate(_COUNTING.split())}
 
 
 def same(gold: Node, answer: Node) -> bool:
@@ -56,6 +48,10 @@ def same(gold: Node, answer: Node) -> bool:
             return same(named, answer) if named is not None else _same_region(gold, answer)
         case Words(), Words():
             return gold.text == answer.text
+        case (Words(word), Value(("letter", name), None)) | (Value(("letter", name), None), Words(word)):
+            return word == name.lower()
+        case (Words(word), Value(tree, None)) | (Value(tree, None), Words(word)) if word in NUMBERS:
+            return equal(tree, ("number", Fraction(NUMBERS[word]), False))
         case Based(), Based():
             return gold.digits == answer.digits and _base(gold) == _base(answer)
         case (Based(), Value()) | (Value(), Based()):
@@ -95,7 +91,7 @@ def _has_conditions(group: Group) -> bool:
 
 def _same_region(gold: Node, answer: Node) -> bool:
     try:
-        return same_region(gold, answer)
+        return gold == answer or same_region(gold, answer)
     except NoRegion:
         return False
 
@@ -175,7 +171,7 @@ def _same_percent(a: Tree, b: Tree) -> bool:
 
 
 def _base(number: Based) -> str:
-    return _BASES.get(number.base, number.base)
+    return NUMBERS.get(number.base, number.base)
 
 
 def _same_based(gold: Node, answer: Node) -> bool:
@@ -280,10 +276,9 @@ def _is_name_of(gold: Node) -> bool:
 
 
 def _named_value(gold: Chain) -> Node | None:
-    """What a gold answer such as x = 42 or y = 2x + 1 says of its letter."""
-    if len(gold.parts) == 2 and gold.marks == ("=",) and is_name(gold.parts[0]):
-        return gold.parts[1]
-    return None
+    """What a gold answer such as x = 42, y = 2x + 1 or pi = 3.14 roughly says: of its letter if it has one, and exactly."""
+    has_name = is_name(gold.parts[0]) and gold.marks[0] in ("=", "approx")
+    return gold.parts[has_name] if all(mark == "approx" for mark in gold.marks[has_name:]) else None
 
 
 def _same_chain(gold: Chain, answer: Chain) -> bool:

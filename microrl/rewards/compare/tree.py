@@ -28,6 +28,8 @@ MAX_BITS = 33_220
 MAX_FACTORIAL = 1_000
 MAX_DIGITS_OF_VALUE = 3_000
 """Decimal digits to which an irrational number is computed."""
+MAX_DIGITS_OF_GAMMA = 150
+"""More take mpmath tens of milliseconds."""
 MAX_EXPONENT = 100_000
 """Binary digits before or behind the point of an irrational number."""
 WORK = 100_000
@@ -271,7 +273,7 @@ class Numeric:
 
     def value(self, tree: Tree, in_angle: bool = False) -> Any:
         """Raises TooHard, Undefined."""
-        _spend(self._cost * (50 if tree[0] in ("call", "log", "^", "root") else 3))
+        _spend(self._cost * (50 if tree[0] in ("call", "log", "^", "root", "factorial", "binom") else 3))
         try:
             found = self._value(tree, in_angle)
         except (ZeroDivisionError, ValueError):
@@ -315,9 +317,7 @@ class Numeric:
                 return argument / (self._fraction(divisor) if divisor else self._nonzero(self._log(self.value(tree[1]))))
             case "factorial" | "binom":
                 value = exact(tree)
-                if value is None:
-                    raise TooHard
-                return self._fraction(value)
+                return self._gamma(kind, tree[1:]) if value is None else self._fraction(value)
         parts = [self.value(part, in_angle) for part in tree[1:]]
         match kind:
             case "+":
@@ -340,6 +340,16 @@ class Numeric:
             case "percent":
                 return parts[0] / 100
         raise TooHard
+
+    def _gamma(self, kind: str, arguments: tuple[Tree, ...]) -> Any:
+        """n! and n over k where letters stand for any numbers. Formulas that are the same for all whole numbers are so there."""
+        values = [self.value(each) for each in arguments]
+        if self._mp.dps > MAX_DIGITS_OF_GAMMA or any(abs(value) > MAX_FACTORIAL for value in values):
+            raise TooHard
+        try:
+            return getattr(self._mp, "binomial" if kind == "binom" else kind)(*values)
+        except ValueError:  # (-1)!, where n! / (n - 1)! may yet be n
+            raise TooHard from None
 
     def _nonzero(self, value: Any) -> Any:
         if abs(value) < self._tiny:

@@ -49,7 +49,7 @@ DENIED = names(
     "octal decimal hexadecimal modulo remainder approximately about nearly almost roughly around less more fewer greater than "
     "least most something nothing undefined infinity impossible wrong right correct incorrect maybe perhaps possibly other else "
     "otherwise unless except without with where when while because since either neither both never always false true answer "
-    "degree root power exponent zero four five seven eight nine eleven twelve twenty "
+    "degree root power exponent zero four five seven eight nine ten eleven twelve twenty halve lakh crore negated "
     "between through until from pairs pair couple "
     "score gross ratio"
 )
@@ -92,6 +92,8 @@ def read_unit(found: Sequence[Token]) -> Unit | None:
     if is_open or pending != 1 or strangers > 1:
         raise Unreadable
     left = tuple(sorted((name, power) for name, power in powers.items() if power and name != "unit"))
+    if not left and powers.keys() - {"unit"}:  # hours per week, which are left out like any other unit
+        return Unit(Fraction(1), ((" ".join(token.text for token in found), 1),))
     return Unit(factor, left) if left or factor != 1 else None
 
 

@@ -43,31 +43,18 @@ def equal(a: Tree, b: Tree) -> bool:
     """Raises TooHard where the bounds do not allow to tell, Undefined where one has no value."""
     if is_infinite(a) or is_infinite(b):
         return a == b
-    names = letters_of(a)
-    if names != (others := letters_of(b)):
-        return not names and _is_always(a, b, others)
-    if not names:
+    names = letters_of(b)
+    if not names and not letters_of(a):
         return _equal_constants(a, b)
+    if letters_of(a) not in (names, frozenset()):
+        return False
     try:
         same = all(modular(a, point) == modular(b, point) for point in _points_modulo(names))
+        if not letters_of(a):  # letters that cancel need not be there, but sin^2 x + cos^2 x is 1
+            return False
     except NotRational:
         same = _equal_at_points(a, b, names)
     return same and _is_whole(a, b, names)
-
-
-def _is_always(a: Tree, b: Tree, names: frozenset[str]) -> bool:
-    """Whether an expression such as sin^2 x + cos^2 x is this constant, whatever its letters are. One that is a quotient of
-    polynomials is not taken: letters that cancel need not be there."""
-    try:
-        modular(b, _points_modulo(names)[0])
-        return False
-    except NotRational:
-        points = [*_random_points(names), *_special_points(names)]
-    for point in points:
-        first, second, bound = _both(a, b, point)
-        if abs(first - second) > bound:
-            return False
-    return True
 
 
 def _is_whole(gold: Tree, answer: Tree, names: frozenset[str]) -> bool:
@@ -78,7 +65,13 @@ def _is_whole(gold: Tree, answer: Tree, names: frozenset[str]) -> bool:
     jumps = any(node[0] in _WITH_GAPS or (node[0] == "^" and letters_of(node[2])) for node in nodes(answer))
     if any(True for _ in _divisors(gold)) or not (divisors or (is_polynomial and jumps)):
         return True
-    points = [point for divisor in divisors for point in _zeros(divisor, names)]
+    points = []
+    for divisor in divisors:
+        for point in _zeros(divisor, names):
+            if point is not None:
+                points.append(point)
+            elif is_polynomial:
+                return False
     if is_polynomial:
         points += _special_points(names)
     for point in points:
@@ -100,10 +93,11 @@ _WITH_GAPS = ("call", "log", "root", "factorial", "binom")
 
 
 def _divisors(tree: Tree) -> Iterator[Tree]:
-    """What it divides by, as far as there are letters in it, and what it raises to 0."""
+    """What it divides by, as far as there are letters in it and it may be 0, and what it raises to 0."""
     for node in nodes(tree):
-        if node[0] == "/" and letters_of(node[2]):
-            yield node[2]
+        if node[0] == "/":
+            factors = node[2][1:] if node[2][0] == "*" else node[2:]
+            yield from (each for each in factors if each[0] != "factorial" and letters_of(each))
         elif node[0] == "^" and letters_of(node[1]) and not letters_of(node[2]):
             power = exact(node[2])
             if power is not None and power <= 0:
@@ -117,13 +111,15 @@ def _special_points(names: frozenset[str]) -> list[dict[str, Fraction]]:
     return [*special, dict.fromkeys(names, Fraction(0))]
 
 
-def _zeros(divisor: Tree, names: frozenset[str]) -> Iterator[dict[str, Fraction]]:
-    """Points where a polynomial of degree MAX_DEGREE or less is 0, for each of its letters, the others being any numbers."""
+def _zeros(divisor: Tree, names: frozenset[str]) -> Iterator[dict[str, Fraction] | None]:
+    """Points where a polynomial of degree MAX_DEGREE or less is 0, for each of its letters, the others being any numbers. None
+    where it is no such polynomial, so that they are not known."""
     between = _random_points(names)[0]
     for name in sorted(letters_of(divisor)):
         try:
             values = [_at(divisor, {**between, name: Fraction(at)}) for at in range(_MAX_DEGREE + 2)]
         except (TooHard, Undefined, NotRational):
+            yield None
             continue
         # Newton's interpolation: the differences of a polynomial vanish above its degree.
         differences = [values[0]]
@@ -131,6 +127,7 @@ def _zeros(divisor: Tree, names: frozenset[str]) -> Iterator[dict[str, Fraction]
             values = [b - a for a, b in pairwise(values)]
             differences.append(values[0])
         if differences[-1] != 0:
+            yield None
             continue
         mp = context()
         mp.dps = 80
@@ -147,6 +144,7 @@ def _zeros(divisor: Tree, names: frozenset[str]) -> Iterator[dict[str, Fraction]
         try:
             roots = mp.polyroots([mp.mpf(one.numerator) / one.denominator for one in reversed(coefficients)], 200, extraprec=200)
         except mp.NoConvergence:
+            yield None
             continue
         for root in roots:
             if abs(_imaginary(root)) < 1e-40:
@@ -254,6 +252,8 @@ def _equal_at_points(a: Tree, b: Tree, names: frozenset[str]) -> bool:
         try:
             first, second, bound = _both(a, b, point)
         except Undefined:
+            if _has_value(a, point) != _has_value(b, point):
+                return False
             continue
         same = bool(abs(first - second) <= bound)
         if abs(_imaginary(first)) <= bound and abs(_imaginary(second)) <= bound:
@@ -262,11 +262,47 @@ def _equal_at_points(a: Tree, b: Tree, names: frozenset[str]) -> bool:
             real += 1
         else:
             others.append(same)
-    if real >= _POINTS:
-        return True
     if real + len(others) < _POINTS:
         raise TooHard
-    return all(others)
+    return (real >= _POINTS or all(others)) and _agree_far_off(a, b, names)
+
+
+def _has_value(tree: Tree, point: Mapping[str, Fraction]) -> bool:
+    try:
+        Numeric(60, point).value(tree)
+    except Undefined:
+        return False
+    return True
+
+
+def _branches(node: Tree) -> bool:
+    if node[0] == "^":
+        return bool(letters_of(node[1])) and (node[2][0] != "number" or node[2][1].denominator != 1)
+    return node[0] in ("root", "log") or (node[0] == "call" and node[1] in _BRANCHING)
+
+
+_BRANCHING = ("abs", "floor", "ceil", "arg", "asin", "acos", "atan")
+
+
+def _agree_far_off(a: Tree, b: Tree, names: frozenset[str]) -> bool:
+    """Whether what is made of pieces is the same also beyond all numbers in it, and nearer to 0: |x + 100| - 100 is x down to
+    -100 only. Of the rest a few points are enough: analytic functions that are the same somewhere are so everywhere."""
+    if not any(map(_branches, (*nodes(a), *nodes(b)))):
+        return True
+    numeric = Numeric(60, _random_points(names)[0])
+    for tree in (a, b):
+        numeric.value(tree)
+    size = int(numeric.large + numeric.small) + 1
+    for power in (size, -size):
+        far = {name: Fraction(_random.randrange(1000, 9999), 997) * Fraction(10) ** power for name in sorted(names)}
+        for point in (far, {name: -value for name, value in far.items()}):
+            try:
+                first, second, bound = _both(a, b, point)
+            except (Undefined, TooHard):
+                continue
+            if abs(_imaginary(first)) <= bound and abs(_imaginary(second)) <= bound and abs(first - second) > bound:
+                return False
+    return True
 
 
 def _imaginary(value: Any) -> Any:
@@ -314,7 +350,7 @@ def _near_everywhere(a: Tree, b: Tree, names: frozenset[str]) -> bool:
             continue
         if abs(first - second) > abs(first) * 1e-25:
             return False
-    return True
+    return _agree_far_off(a, b, names)
 
 
 def _sign_of_ratio(a: Tree, b: Tree, names: frozenset[str]) -> int | None:
