@@ -106,6 +106,21 @@ def test_no_answer_right_is_told_though_their_form_was_rewarded(tmp_path):
     )
 
 
+def test_questions_that_were_too_easy_are_named(tmp_path):
+    easy = history(tmp_path, rows={"reward/accuracy": 0.97}, **gained(UNCLEAR))
+    (one,) = judge(easy).findings
+    assert one.kind == "too easy" and "97% of the answers were right from the start" in one.message and one.is_serious
+    assert "harder questions" in one.advice
+    assert not kinds(history(tmp_path / "2", rows={"reward/accuracy": 0.97})), "it has learned what was left"
+
+
+def test_a_gain_tells_what_the_run_started_from(tmp_path):
+    found = history(tmp_path)
+    assert "started" not in " ".join(judge(found).sentences)
+    found.config["init"] = "runs/first"
+    assert judge(found).sentences[-1] == "The gain includes what runs/first had learned, from which the run started."
+
+
 def test_the_time_of_a_timed_run_is_nothing_that_went_wrong(tmp_path):
     events = [{"kind": "time is up", "message": "the unfinished work after step 40 was discarded", "step": 40}]
     found = history(tmp_path, events=events, config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)

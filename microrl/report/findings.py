@@ -18,6 +18,8 @@ FEW_UPDATES = 20
 """Of fewer updates hardly a gain can be expected that an evaluation would show."""
 FEW_RIGHT = 0.01
 """Mean accuracy in training below which hardly anything but the other parts of the reward was rewarded."""
+MOST_RIGHT, FIRST_STEPS = 0.9, 10
+"""Mean accuracy of so many first steps from which the questions were too easy from the start."""
 FEW_USEFUL = 0.1
 """Mean fraction of useful groups below which nearly all sampling was in vain."""
 MUCH_TRUNCATED = 0.5
@@ -221,12 +223,18 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         said = f"{share} right in {len(history.rows)} steps: the updates rewarded other parts of the reward"
         advice = idle.advice("wrong", history.setting, {}, history.path)
         yield Finding("no right answer", said + answered(history), advice, is_serious=True)
+    at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
+    start = math.fsum(at_first) / len(at_first)
+    if counts_accuracy and start > MOST_RIGHT and not is_clear:
+        said = f"{start:.0%} of the answers were right from the start, so little was left to learn"
+        advice = idle.advice("right", history.setting, {}, history.path)
+        yield Finding("too easy", said, advice, is_serious=True)
     truncated = _mean(history, "length/truncated")
     if truncated is not None and truncated > MUCH_TRUNCATED:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
         yield Finding("truncated", said, idle.advice("truncated", history.setting, {}, history.path), is_serious=True)
     useful = _mean(history, "groups/useful")
-    if useful is not None and useful < FEW_USEFUL and accuracy and not few_right:
+    if useful is not None and useful < FEW_USEFUL and accuracy and not few_right and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
         advice = idle.advice(cause, history.setting, {}, history.path)

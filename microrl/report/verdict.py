@@ -92,7 +92,11 @@ def judge(history: History) -> Verdict:
     metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
     more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
     said = _sentences(outcome, gain, count, found)
-    return Verdict(outcome, (*_failure(history, found), *said, *_undone(history, count)), found, gain, count, more)
+    # Before training means the untouched model, whatever the run started from.
+    init = shown_text(str(history.setting("init") or ""))
+    more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
+    sentences = (*_failure(history, found), *said, *more_said, *_undone(history, count))
+    return Verdict(outcome, sentences, found, gain, count, more)
 
 
 def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
