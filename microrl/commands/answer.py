@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from microrl.commands.compare import labels_of
+from microrl.commands.compare import names_of
 from microrl.commands.stored import Entry, Setup, evaluations
 from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.result import Result
+from microrl.report.history import History
+from microrl.report.several import learned_nothing, told_of
 
 
 def answer_to(entries: Sequence[Entry]) -> Answer | None:
@@ -21,11 +23,15 @@ def answer_to(entries: Sequence[Entry]) -> Answer | None:
     if not shared:
         return None
     results: dict[str, dict[int, Result]] = {}
-    for entry, label, one in zip(entries, labels_of([entry.config for entry in entries]), stored, strict=True):
-        name = (entry.method or label) + (f" ({entry.part})" if entry.part else "")
+    trained: set[str] = set()
+    histories = {entry.run.path: History.load(entry.run.path) for entry in entries}
+    for entry, name, one in zip(entries, names_of(entries), stored, strict=True):
         results.setdefault(name, {})[entry.config.seed] = one[shared[0]]
+        if not learned_nothing(histories[entry.run.path]):
+            trained.add(name)
     notes = [f"This is of {shared[0].benchmark}, the first of their evaluations."] if len(shared) > 1 else []
-    return answer([Method(name, runs) for name, runs in results.items()], notes=notes)
+    methods = [Method(name, runs, is_untrained=name not in trained) for name, runs in results.items()]
+    return answer(methods, notes=[*notes, *told_of([*histories.values()], "run")])
 
 
 def _shared_setup(setup: Setup) -> Setup:

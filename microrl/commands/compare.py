@@ -88,11 +88,9 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
 
     Raises UserError where a run was not evaluated, where two are one method and one seed, and for damaged files.
     """
-    named = zip(entries, labels_of([entry.config for entry in entries]), strict=True)
-    labels = [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in named]
     groups: dict[Setup, dict[tuple[str, str | None, int], list[Evaluation]]] = {}
     given: dict[tuple[str, int], Entry] = {}
-    for entry, label in zip(entries, labels, strict=True):
+    for entry, label in zip(entries, names_of(entries), strict=True):
         if (other := given.setdefault((label, entry.config.seed), entry)) is not entry:
             raise UserError(
                 f"{entry.run.path} and {other.run.path} have the same settings and the same seed",
@@ -220,9 +218,9 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
     bases = [one.base.by_question(k) for one in runs if one.base is not None]
     if len(bases) == len(runs) and len({one.over for one in runs}) == 1:
         base = bases[:1] if all(base == bases[0] for base in bases) else bases
-        row.gain = hierarchical_gain(base, ours, samples=samples, k=k or 1, clusters=of)
+        row.gain = hierarchical_gain(base, ours, samples=samples, k=k or 1, clusters=of, is_fixed=len(base) == 1)
         row.base = sum(sum(one.values()) / len(one) for one in base) / len(base)
-        row.p = p_value(base, ours, samples=samples, k=k or 1, clusters=of)
+        row.p = p_value(base, ours, samples=samples, k=k or 1, clusters=of, is_fixed=len(base) == 1)
     if first is not None:
         theirs = [one.result.by_question(k) for one in first]
         row.against_first = hierarchical_gain(theirs, ours, samples=samples, k=k or 1, clusters=of)
@@ -241,6 +239,12 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
 def _cost(run: RunFolder) -> float | None:
     path = run.path / "summary.json"
     return read_json(path, _Summary).cost_usd if path.is_file() else None
+
+
+def names_of(entries: Sequence[Entry]) -> list[str]:
+    """What the method of each entry is called."""
+    labels = zip(entries, labels_of([entry.config for entry in entries]), strict=True)
+    return [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in labels]
 
 
 def labels_of(configs: Sequence[RunConfig]) -> list[str]:

@@ -13,12 +13,11 @@ from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result, clusters
 from microrl.evaluation.seeds import hierarchical, hierarchical_gain
+from microrl.report.history import History
+from microrl.report.several import learned_nothing, told_of
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import SEED, key_name
 from microrl.sweep.table import Line, label, lines, method
-
-FEW_UPDATES = 20
-"""Of fewer updates hardly a difference can be expected that an evaluation would show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +67,18 @@ def answer_of(folder: SweepFolder) -> Answer | None:
 
     Raises UserError for a damaged evaluation.
     """
-    names = {trial.name: method(folder, trial) for trial in folder.plan.trials}
-    results: dict[str, dict[int, Result]] = {name: {} for name in names.values()}
-    evaluated = [one for _, one in _ended(folder)]
-    for one in evaluated:
-        results[names[one.line.trial.name]][one.line.trial.values[SEED]] = one.result
-    planned = Counter(names.values())
-    return answer([Method(name, found, planned[name]) for name, found in results.items()], notes=_notes(evaluated))
-
-
-def _notes(evaluated: list[_Ended]) -> list[str]:
-    """What of the trials qualifies the answer."""
-    short = sum(one.line.summary is not None and one.line.summary.steps < FEW_UPDATES for one in evaluated)
-    stopped = sum(one.line.status == "stopped" for one in evaluated)
-    of = f"of {len(evaluated)} trials"
-    said = [f"{short} {of} made fewer than {FEW_UPDATES} updates: the answer rests on short runs."] if short else []
-    return said + ([f"The guard stopped {stopped} {of}."] if stopped else [])
+    planned = Counter(method(folder, trial) for trial in folder.plan.trials)
+    results: dict[str, dict[int, Result]] = {name: {} for name in planned}
+    trained: dict[str, int] = dict.fromkeys(planned, 0)
+    histories = []
+    for _, one in _ended(folder):
+        trial = one.line.trial
+        name, history = method(folder, trial), History.load(folder.trial(trial.name))
+        results[name][trial.values[SEED]] = one.result
+        trained[name] += not learned_nothing(history)
+        histories.append(history)
+    methods = [Method(name, found, planned[name], is_untrained=not trained[name]) for name, found in results.items()]
+    return answer(methods, notes=told_of(histories, "trial"))
 
 
 def contrasts(folder: SweepFolder) -> list[Contrast]:
