@@ -16,7 +16,7 @@ from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain, p_value
+from microrl.evaluation.seeds import hierarchical, hierarchical_gain, holm, p_value
 from microrl.files import read_json
 from microrl.run.folder import RunFolder
 
@@ -50,8 +50,13 @@ class Row:
     gain: Estimate | None = None
     p: float | None = None
     """Of no gain, two-sided: below 0.05 exactly where the interval of the gain leaves out 0."""
+    p_adjusted: float | None = None
+    """For the number of gains of the same benchmark and metric, by Holm's method."""
     against_first: Estimate | None = None
     """Difference to the first method that was evaluated on the same benchmark in the same way."""
+    p_first: float | None = None
+    """Of no such difference."""
+    p_first_adjusted: float | None = None
     paired: int = 0
     """Questions of that difference."""
     usd: float | None = None
@@ -104,6 +109,11 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
             asked = evaluation.setup.prompts_sha256, evaluation.setup.question_seed
             methods.setdefault((label, *asked), []).append(evaluation)
     rows = [row for methods in groups.values() for row in _rows(methods)]
+    for of in dict.fromkeys((row.benchmark, row.metric) for row in rows):
+        alike = [row for row in rows if (row.benchmark, row.metric) == of]
+        gains, firsts = holm([row.p for row in alike]), holm([row.p_first for row in alike])
+        for row, gain, first in zip(alike, gains, firsts, strict=True):
+            row.p_adjusted, row.p_first_adjusted = gain, first
     _tell_apart(rows)
     models = {entry.config.model.name for entry in entries}
     known = {row.benchmark for row in rows if row.setup is not None and row.setup.is_known}
@@ -224,6 +234,7 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
     if first is not None:
         theirs = [one.result.by_question(k) for one in first]
         row.against_first = hierarchical_gain(theirs, ours, samples=samples, k=k or 1, clusters=of)
+        row.p_first = p_value(theirs, ours, samples=samples, k=k or 1, clusters=of)
         row.paired = len(shared.intersection(*theirs))
     costs = [cost for one in runs if (cost := _cost(one.entry.run)) is not None]
     if len(costs) == len(runs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +12,7 @@ from microrl.errors import UserError
 from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result, clusters
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain
+from microrl.evaluation.seeds import hierarchical, hierarchical_gain, holm, p_value
 from microrl.report.history import History
 from microrl.report.several import learned_nothing, told_of
 from microrl.sweep.folder import SweepFolder
@@ -41,12 +41,16 @@ class Contrast:
     """Second value less first, paired by problem; its interval is over seeds and problems."""
     minutes: tuple[float, float]
     """Mean time of a run, evaluations included."""
+    p: float | None
+    """Of no difference."""
+    p_adjusted: float | None = None
+    """For the number of settings, by Holm's method."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "axis": self.axis, "values": list(self.values), "setting": self.setting, "seeds": list(self.seeds),
             "accuracy": [one.to_json() for one in self.accuracy], "difference": self.difference.to_json(),
-            "minutes": list(self.minutes),
+            "minutes": list(self.minutes), "p": self.p, "p_adjusted": self.p_adjusted,
         }  # fmt: skip
 
 
@@ -89,7 +93,7 @@ def contrasts(folder: SweepFolder) -> list[Contrast]:
     ended = [(values, one) for combinations, one in _ended(folder) for values in combinations]
     planned = [values for trial in folder.plan.trials for values in (trial.values, *trial.also)]
     axes = dict.fromkeys(axis for values in planned for axis in values if axis != SEED)
-    found = []
+    found: list[Contrast] = []
     for axis in axes:
         pair = list(dict.fromkeys(str(values[axis]) for values in planned if axis in values))
         if len(pair) != 2:
@@ -101,10 +105,9 @@ def contrasts(folder: SweepFolder) -> list[Contrast]:
                 named = label(folder, rest, one.line.trial, without=axis)
                 setting = settings.setdefault(str(rest), (named, {}, {}))
                 setting[1 + pair.index(str(values[axis]))][values[SEED]] = one  # type: ignore[index]
-        for named, *sides in settings.values():
-            contrast = _contrast(axis, (pair[0], pair[1]), named, *sides)
-            if contrast is not None:
-                found.append(contrast)
+        made = [_contrast(axis, (pair[0], pair[1]), named, *sides) for named, *sides in settings.values()]
+        known = [one for one in made if one is not None]
+        found += [replace(one, p_adjusted=p) for one, p in zip(known, holm([one.p for one in known]), strict=True)]
     return found
 
 
@@ -117,13 +120,13 @@ def _contrast(
     sides = [[side[seed].result for seed in seeds] for side in (first, second)]
     before, after = ([one.by_question() for one in side] for side in sides)
     accuracy = [_accuracy(side) for side in sides]
-    difference = hierarchical_gain(before, after, samples=sides[0][0].samples, clusters=clusters(sides[0] + sides[1]))
+    of: dict[str, Any] = {"samples": sides[0][0].samples, "clusters": clusters(sides[0] + sides[1])}
+    difference, p = hierarchical_gain(before, after, **of), p_value(before, after, **of)
     if accuracy[0] is None or accuracy[1] is None or difference is None:
         return None  # no problem in common: their hours were too short
     hours = [fmean(one.hours_spent for seed in seeds if (one := side[seed].line.summary)) for side in (first, second)]
-    return Contrast(
-        key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), difference, (60 * hours[0], 60 * hours[1])
-    )
+    minutes = (60 * hours[0], 60 * hours[1])
+    return Contrast(key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), difference, minutes, p)
 
 
 def _accuracy(results: list[Result]) -> Estimate | None:
