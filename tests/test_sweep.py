@@ -366,21 +366,64 @@ def test_killed_at_random_instants_and_resumed_the_table_is_the_same(swept, argu
         assert outcome(out, name) == outcome(whole, name)
 
 
-def test_a_trial_that_fails_is_tried_again_and_the_others_go_on(microrl, inside, arguments, data_file, tmp_path):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')  # the first row is fine
-    arguments = list(map(str, arguments))
-    for flag in ("--ranks", "--seeds", "--data", "--steps"):
-        at = arguments.index(flag)
-        del arguments[at : at + 2]
-    good = shutil.copyfile(data_file, tmp_path / "sums,more.jsonl")
-    varied = f'data.name={bad},"{good}"'
-    done = microrl("sweep", *arguments, "--set", "adapter.rank=2", "--steps", 1, "--vary", varied, "--out", tmp_path / "study")
+@pytest.fixture
+def one_of_two(microrl, arguments, data_file, tmp_path):
+    """A sweep of one step over two data files: the first with these further rows, the second good."""
+
+    def swept(rows, *more):
+        bad = tmp_path / "bad.jsonl"
+        bad.write_text(data_file.read_text() + rows)
+        words = list(map(str, arguments))
+        for flag in ("--ranks", "--seeds", "--data", "--steps"):
+            at = words.index(flag)
+            del words[at : at + 2]
+        good = shutil.copyfile(data_file, tmp_path / "sums,more.jsonl")
+        varied = f'data.name={bad},"{good}"'
+        done = microrl(
+            "sweep", *words, "--set", "adapter.rank=2", "--steps", 1, "--vary", varied, *more, "--out", tmp_path / "study"
+        )
+        return done, SweepFolder.open(tmp_path / "study"), good
+
+    return swept
+
+
+def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_two, inside, microrl, data_file, tmp_path):
+    done, folder, good = one_of_two('{"question": "What is 1 + 1?"}\n')  # the first row is fine
     assert done.returncode == 1
-    assert done.stderr.count("bad.jsonl-seed0 failed") == 2 and done.stderr.count("it will be tried once more") == 1
-    assert "sums_more.jsonl-seed0: 1 steps" in done.stderr and "failed: " in done.stdout
-    assert len(SweepFolder.open(tmp_path / "study").failures("name-bad.jsonl-seed0")) == 2
-    assert f"name {good}" in json.loads(inside("compare", tmp_path / "study", "--json").stdout)["settings"][0]["method"]
+    assert done.stderr.count("bad.jsonl-seed0 was refused: ") == 1 and "tried once more" not in done.stderr
+    assert "sums_more.jsonl-seed0: 1 steps" in done.stderr and "refused: " in done.stdout
+    assert folder.status("name-bad.jsonl-seed0") == "refused" and len(folder.failures("name-bad.jsonl-seed0")) == 1
+    assert f"name {good}" in json.loads(inside("compare", folder.path, "--json").stdout)["settings"][0]["method"]
+    shutil.copyfile(data_file, tmp_path / "bad.jsonl")  # repaired
+    again = microrl("sweep", "--resume", folder.path)
+    assert again.returncode == 0 and again.stdout.count(" done") == 2
+
+
+def test_where_all_trials_are_refused_the_sweep_ends_with_their_error(microrl, arguments, data_file, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')
+    words = [tmp_path / "bad.jsonl" if word == data_file else word for word in arguments]
+    done = microrl("sweep", *words, "--out", tmp_path / "study")
+    assert done.returncode == 2 and done.stderr.count(" was refused: ") == 4 == done.stdout.count("refused: ")
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ") and error.count("bad.jsonl") == 1 and hint.startswith("hint: ")
+    assert "compare the settings" not in done.stderr and "could not evaluate the base model: " in done.stderr
+
+
+def test_a_trial_that_fails_is_tried_again(inside, arguments, tmp_path, monkeypatch):
+    """In the process that is forked for it."""
+    from microrl.train import loop
+
+    train = loop.train
+
+    def broken(config, *given, **named):
+        if config.adapter.rank == 2 and config.seed == 0:
+            raise RuntimeError("the machine is broken")
+        return train(config, *given, **named)
+
+    monkeypatch.setattr(loop, "train", broken)
+    done = inside("sweep", *arguments, "--out", tmp_path / "study")
+    assert done.returncode == 1 and done.stderr.count("r2-seed0 failed: ") == 2 and done.stderr.count("tried once more") == 1
+    assert done.stdout.count(" done") == 3 and "failed: " in done.stdout
 
 
 @pytest.mark.slow
