@@ -326,7 +326,10 @@ def test_the_trials_are_found_by_the_other_commands(swept, inside, tmp_path, mon
     page = (tmp_path / "report.html").read_text()
     assert done.returncode == 0 and all(name in page for name in NAMES)
     assert "<h1>Sweep study: 4 trials</h1>" in page and nothing in page and page.count(">data</th>") == 1
-    assert page.index('data-figure="settings"') < page.index("What was trained")
+    assert page.index(nothing) < page.index('data-figure="settings"') < page.index(">Trials<") < page.index("What was trained")
+    assert "<td>lora rank 4 - lora rank 2</td>" in page and page.count("<td>nothing learned</td>") == 4
+    assert "<th>adapter.rank</th>" in page and "<th>seed</th>" in page
+    assert page.count("max_completion_tokens&#34;: 12") == 1, "what all trials share stands there once"
     assert 'data-figure="settings"' in page and "lora rank 4" in (tmp_path / "settings.svg").read_text()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "study").symlink_to(out)

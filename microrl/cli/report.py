@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,7 +95,7 @@ def _by_setting(path: Path) -> list[tuple[str, Estimate]]:
     return accuracies(SweepFolder.open(path)) if SweepFolder.is_one(path) else []
 
 
-def _of_sweep(targets: Sequence[str]) -> dict[str, str]:
+def _of_sweep(targets: Sequence[str]) -> dict[str, Any]:
     """Title and answer of a sweep, where the page is of one alone."""
     from microrl.sweep.contrast import answer_of
     from microrl.sweep.folder import SweepFolder
@@ -103,11 +103,7 @@ def _of_sweep(targets: Sequence[str]) -> dict[str, str]:
     if len(targets) != 1 or not SweepFolder.is_one(path := Path(targets[0])):
         return {}
     sweep = SweepFolder.open(path)
-    said = answer_of(sweep)
-    return {
-        "title": f"Sweep {path.absolute().name}: {len(sweep.plan.trials)} trials",
-        "answer": "" if said is None else said.text,
-    }
+    return {"title": f"Sweep {path.absolute().name}: {len(sweep.plan.trials)} trials", "answer": answer_of(sweep)}
 
 
 def _runs(path: Path) -> list[Path]:

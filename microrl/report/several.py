@@ -1,13 +1,19 @@
-"""What several runs suffered, counted: what qualifies the answer of a sweep or of a comparison."""
+"""Several runs side by side: what they suffered, counted; how they ended; and in what their configurations differ."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from microrl.evaluation.answer import Answer
+from microrl.evaluation.intervals import Estimate
+from microrl.report.completions import shown_text
 from microrl.report.findings import FEW_UPDATES, SURVIVED, Finding, findings, updates
 from microrl.report.history import History
+from microrl.report.verdict import Verdict, judge
 from microrl.terminal import alike
 
 CUT = ("evaluation cut", "SFT cut")
@@ -44,3 +50,75 @@ def _typical(found: Sequence[Finding]) -> Finding:
     way, count = ways.most_common(1)[0]
     first = next(one for one in found if alike(one.message) == way)
     return replace(first, count=1, message=first.message if count == len(found) else f"most often, {first.message}")
+
+
+# ---- on the page
+
+
+def compared(answer: Answer) -> list[tuple[str, ...]]:
+    """(difference of what, its value in points, p, adjusted p, verdict) of each comparison of an answer."""
+    return [
+        (
+            shown_text(f"{one.second} - {one.first}"), "" if one.difference is None else _points(one.difference),
+            *("" if p is None else f"{p:.2g}" for p in (one.p, one.p_adjusted)), "yes" if one.is_told_apart else "no",
+        )
+        for one in answer.pairs
+    ]  # fmt: skip
+
+
+def outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
+    """(run, status, updates, accuracy before, after, paired gain, verdict) of each run."""
+    found: list[tuple[str, ...]] = []
+    for history in histories:
+        verdict = judge(history)
+        gain = verdict.gain
+        measured = ("", "", "") if gain is None else (
+            f"{gain.before:.3f}", f"{gain.after:.3f}", _points(Estimate(gain.mean, (gain.low, gain.high))),
+        )  # fmt: skip
+        found.append((shown_text(history.name), history.status(), str(verdict.updates), *measured, verdict.outcome))
+    return found
+
+
+def alike_verdicts(histories: Sequence[History]) -> list[tuple[str, Verdict]]:
+    """(runs, verdict) of what was found: runs of which the same is to be said stand together."""
+    found: dict[Any, tuple[list[str], Verdict]] = {}
+    for history in histories:
+        verdict = judge(history)
+        names, _ = found.setdefault((verdict.findings, verdict.outcome == "running"), ([], verdict))
+        names.append(shown_text(history.name))
+    return [(", ".join(names), verdict) for names, verdict in found.values()]
+
+
+def configurations(histories: Sequence[History]) -> tuple[str, list[str], list[tuple[str, ...]]]:
+    """(what all configurations share, as JSON; the other keys; (run, their values) of each run)."""
+    flat = [dict(_flat(history.config)) for history in histories]
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    said = [{key: json.dumps(one[key]) for key in one} for one in flat]
+    differing = [key for key in keys if len({one.get(key) for one in said}) > 1]
+    shared = _without(histories[0].config, set(differing))
+    names = [shown_text(history.name) for history in histories]
+    rows = [(name, *(shown_text(one.get(key, "")) for key in differing)) for name, one in zip(names, said, strict=True)]
+    return json.dumps(shared, indent=2), [shown_text(key) for key in differing], rows if differing else []
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _without(tree: Mapping[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
+    """The tree without these keys, and without sections of which nothing is left."""
+    found = {}
+    for key, value in tree.items():
+        inside = _without(value, keys, f"{prefix}{key}.") if isinstance(value, Mapping) and value else value
+        if f"{prefix}{key}" not in keys and (inside != {} or value == {}):
+            found[key] = inside
+    return found
+
+
+def _points(estimate: Estimate) -> str:
+    low, high = estimate.ci95
+    return f"{100 * estimate.mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
