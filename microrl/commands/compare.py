@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib import resources
 from math import isinf
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
@@ -16,8 +17,9 @@ from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain, holm, p_value
+from microrl.evaluation.seeds import accuracy_of, difference, holm
 from microrl.files import read_json
+from microrl.report.several import flat_of
 from microrl.run.folder import RunFolder
 
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
@@ -105,7 +107,7 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
         if not found:
             raise UserError(f"{entry.run.path} was not evaluated", f"microrl eval {entry.run.path}")
         for evaluation in found:
-            methods = groups.setdefault(replace(evaluation.setup, seed=0, question_seed=0, prompts_sha256=None), {})
+            methods = groups.setdefault(evaluation.setup.shared(), {})
             asked = evaluation.setup.prompts_sha256, evaluation.setup.question_seed
             methods.setdefault((label, *asked), []).append(evaluation)
     rows = [row for methods in groups.values() for row in _rows(methods)]
@@ -212,30 +214,27 @@ def _apart_by(label: str, runs: Sequence[Evaluation], listed: Listed) -> str:
 
 
 def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], first: Sequence[Evaluation] | None) -> Row:
-    samples, setup = runs[0].result.samples, runs[0].setup
-    ours = [one.result.by_question(k) for one in runs]
-    of = clusters(one.result for one in runs)
-    value = hierarchical(ours, samples=samples, k=k or 1, clusters=of)
+    setup, ours = runs[0].setup, [one.result for one in runs]
+    value = accuracy_of(ours, k)
     if value is None:
         raise UserError(
             f"the runs of `{label}` have no question of {setup.benchmark} in common",
             "evaluate them on the same data and with the same --question-seed",
         )
     seeds = [one.entry.config.seed for one in runs]
-    shared = set.intersection(*map(set, ours))
-    row = Row(label, seeds, setup.benchmark, metric, len(shared), value, setup, len(set(named(list(shared), of) or shared)))
+    shared = set.intersection(*(set(one.right) for one in ours))
+    alike = set(named(list(shared), clusters(ours)) or shared)
+    row = Row(label, seeds, setup.benchmark, metric, len(shared), value, setup, len(alike))
     row.sampling_seeds = _sampling_seeds(runs)
-    bases = [one.base.by_question(k) for one in runs if one.base is not None]
+    bases = [one.base for one in runs if one.base is not None]
     if len(bases) == len(runs) and len({one.over for one in runs}) == 1:
-        base = bases[:1] if all(base == bases[0] for base in bases) else bases
-        row.gain = hierarchical_gain(base, ours, samples=samples, k=k or 1, clusters=of, is_fixed=len(base) == 1)
-        row.base = sum(sum(one.values()) / len(one) for one in base) / len(base)
-        row.p = p_value(base, ours, samples=samples, k=k or 1, clusters=of, is_fixed=len(base) == 1)
+        base = bases[:1] if all(one.right == bases[0].right for one in bases) else bases
+        row.gain, row.p = difference(base, ours, k, is_fixed=len(base) == 1) or (None, None)
+        row.base = fmean(fmean(one.by_question(k).values()) for one in base)
     if first is not None:
-        theirs = [one.result.by_question(k) for one in first]
-        row.against_first = hierarchical_gain(theirs, ours, samples=samples, k=k or 1, clusters=of)
-        row.p_first = p_value(theirs, ours, samples=samples, k=k or 1, clusters=of)
-        row.paired = len(shared.intersection(*theirs))
+        theirs = [one.result for one in first]
+        row.against_first, row.p_first = difference(theirs, ours, k) or (None, None)
+        row.paired = len(shared.intersection(*(one.right for one in theirs)))
     costs = [cost for one in runs if (cost := _cost(one.entry.run)) is not None]
     if len(costs) == len(runs):
         row.usd = sum(costs) / len(costs)
@@ -261,7 +260,8 @@ def names_of(entries: Sequence[Entry]) -> list[str]:
 def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     """What distinguishes each run from the others by its configuration, seeds aside; its adapter where nothing does."""
     flat = [
-        {key: value for key, value in _flat(config.model_dump(mode="json")) if not key.startswith(IGNORED)} for config in configs
+        {key: value for key, value in flat_of(config.model_dump(mode="json")) if not key.startswith(IGNORED)}
+        for config in configs
     ]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differing = [key for key in keys if len({str(one.get(key, "")) for one in flat}) > 1]
@@ -271,14 +271,6 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
         own = [f"{key}={one[key]}" for key in differing if key in one and key not in NAMED]
         found.append(", ".join([adapter, *own]))
     return found
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _published(benchmarks: set[str], models: set[str]) -> list[Row]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.power import SEED_SD
-from microrl.evaluation.result import Result, clusters
-from microrl.evaluation.seeds import hierarchical_gain, holm, p_value
+from microrl.evaluation.result import Result
+from microrl.evaluation.seeds import difference, holm
 
 SEEDS = 5
 """Seeds for which the answer says what they would detect; twice as many as there are, if there are so many."""
@@ -149,16 +149,13 @@ def _lead(pair: Pair, better: str) -> Estimate:
 
 
 def _pair(first: Method, second: Method) -> Pair:
-    sides = [[one.by_question() for one in method.results.values()] for method in (first, second)]
+    groups = [list(method.results.values()) for method in (first, second)]
+    sides = [[one.by_question() for one in group] for group in groups]
     seeds = len(sides[0]), len(sides[1])
     shared = set.intersection(*(set(run) for side in sides for run in side))
-    of: dict[str, Any] = {
-        "samples": next(iter(first.results.values())).samples,
-        "clusters": clusters([one for method in (first, second) for one in method.results.values()]),
-    }
-    difference, p = hierarchical_gain(sides[0], sides[1], **of), p_value(sides[0], sides[1], **of)
+    found, p = difference(groups[0], groups[1]) or (None, None)
     detectable = _detectable(sides, sorted(shared), seeds)
-    return Pair(first.name, second.name, seeds, len(shared), difference, p, detectable=detectable)
+    return Pair(first.name, second.name, seeds, len(shared), found, p, detectable=detectable)
 
 
 def _detectable(

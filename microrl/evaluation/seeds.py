@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from microrl.evaluation.intervals import TAIL, Estimate, gain_interval, mean_share, named, spread
+from microrl.evaluation.result import Result
+from microrl.evaluation.result import clusters as clusters_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,9 +78,26 @@ def p_value(
     questions in common.
     """
     interval = _gain(before, after, samples=samples, k=k, clusters=clusters, is_fixed=is_fixed)
-    if interval is None:
-        return None
+    return None if interval is None else _p(interval)
 
+
+def accuracy_of(results: Sequence[Result], k: int | None = None) -> Estimate | None:
+    """`hierarchical` of the accuracy, or of pass@k, of evaluated runs."""
+    values = [one.by_question(k) for one in results]
+    return hierarchical(values, samples=results[0].samples, k=k or 1, clusters=clusters_of(results))
+
+
+def difference(
+    before: Sequence[Result], after: Sequence[Result], k: int | None = None, *, is_fixed: bool = False
+) -> tuple[Estimate, float] | None:
+    """`hierarchical_gain` of the accuracy, or of pass@k, and its `p_value`, between two groups of evaluated runs."""
+    sides = [[one.by_question(k) for one in group] for group in (before, after)]
+    of = clusters_of([*before, *after])
+    interval = _gain(sides[0], sides[1], samples=after[0].samples, k=k or 1, clusters=of, is_fixed=is_fixed)
+    return None if interval is None else (interval(TAIL), _p(interval))
+
+
+def _p(interval: Callable[[float], Estimate]) -> float:
     def leaves_out_0(log_tail: float) -> bool:
         low, high = interval(math.exp(log_tail)).ci95
         return low > 0 or high < 0

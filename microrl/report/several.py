@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from microrl.evaluation.answer import Answer
+from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.intervals import Estimate
+from microrl.evaluation.result import Result
 from microrl.report.completions import shown_text
 from microrl.report.findings import FEW_UPDATES, SURVIVED, Finding, findings, updates
 from microrl.report.history import History
@@ -52,6 +53,28 @@ def _typical(found: Sequence[Finding]) -> Finding:
     return replace(first, count=1, message=first.message if count == len(found) else f"most often, {first.message}")
 
 
+def answer_of(
+    runs: Sequence[tuple[str, int, Result, History]],
+    noun: str,
+    *,
+    planned: Mapping[str, int] | None = None,
+    notes: Sequence[str] = (),
+) -> Answer | None:
+    """What evaluated runs, each as (method, seed, result, history), say of their methods; None where there are no two.
+
+    `planned`: how many runs each method was to have; `notes`: other sentences of what it rests on.
+    """
+    results: dict[str, dict[int, Result]] = {name: {} for name in planned or ()}
+    for name, seed, result, _ in runs:
+        results.setdefault(name, {})[seed] = result
+    trained = {name for name, _, _, history in runs if not learned_nothing(history)}
+    methods = [
+        Method(name, found, (planned or {}).get(name, 0), is_untrained=name not in trained) for name, found in results.items()
+    ]
+    histories = {history.path: history for *_, history in runs}
+    return answer(methods, notes=[*notes, *told_of(list(histories.values()), noun)])
+
+
 # ---- on the page
 
 
@@ -91,7 +114,7 @@ def alike_verdicts(histories: Sequence[History]) -> list[tuple[str, Verdict]]:
 
 def configurations(histories: Sequence[History]) -> tuple[str, list[str], list[tuple[str, ...]]]:
     """(what all configurations share, as JSON; the other keys; (run, their values) of each run)."""
-    flat = [dict(_flat(history.config)) for history in histories]
+    flat = [dict(flat_of(history.config)) for history in histories]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     said = [{key: json.dumps(one[key]) for key in one} for one in flat]
     differing = [key for key in keys if len({one.get(key) for one in said}) > 1]
@@ -101,10 +124,11 @@ def configurations(histories: Sequence[History]) -> tuple[str, list[str], list[t
     return json.dumps(shared, indent=2), [shown_text(key) for key in differing], rows if differing else []
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat_of(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """(`section.key`, value) of a configuration."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat_of(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

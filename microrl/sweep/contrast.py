@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from microrl.errors import UserError
-from microrl.evaluation.answer import Answer, Method, answer
+from microrl.evaluation.answer import Answer
 from microrl.evaluation.intervals import Estimate
-from microrl.evaluation.result import Result, clusters
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain, holm, p_value
+from microrl.evaluation.result import Result
+from microrl.evaluation.seeds import accuracy_of, difference, holm
+from microrl.report import several
 from microrl.report.history import History
-from microrl.report.several import learned_nothing, told_of
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import SEED, key_name
 from microrl.sweep.table import Line, label, lines, method
@@ -60,10 +60,9 @@ def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
     Raises UserError for a damaged evaluation.
     """
     by_setting: dict[str, list[Result]] = {}
-    for combinations, one in _ended(folder):
-        name = " = ".join(label(folder, values, one.line.trial) for values in combinations)
-        by_setting.setdefault(name, []).append(one.result)
-    return [(name, found) for name, results in by_setting.items() if (found := _accuracy(results)) is not None]
+    for _, one in _ended(folder):
+        by_setting.setdefault(method(folder, one.line.trial), []).append(one.result)
+    return [(name, found) for name, results in by_setting.items() if (found := accuracy_of(results)) is not None]
 
 
 def answer_of(folder: SweepFolder) -> Answer | None:
@@ -71,18 +70,12 @@ def answer_of(folder: SweepFolder) -> Answer | None:
 
     Raises UserError for a damaged evaluation.
     """
-    planned = Counter(method(folder, trial) for trial in folder.plan.trials)
-    results: dict[str, dict[int, Result]] = {name: {} for name in planned}
-    trained: dict[str, int] = dict.fromkeys(planned, 0)
-    histories = []
-    for _, one in _ended(folder):
-        trial = one.line.trial
-        name, history = method(folder, trial), History.load(folder.trial(trial.name))
-        results[name][trial.values[SEED]] = one.result
-        trained[name] += not learned_nothing(history)
-        histories.append(history)
-    methods = [Method(name, found, planned[name], is_untrained=not trained[name]) for name, found in results.items()]
-    return answer(methods, notes=told_of(histories, "trial"))
+    runs = [
+        (method(folder, trial), trial.values[SEED], one.result, History.load(folder.trial(trial.name)))
+        for _, one in _ended(folder)
+        for trial in [one.line.trial]
+    ]
+    return several.answer_of(runs, "trial", planned=Counter(method(folder, trial) for trial in folder.plan.trials))
 
 
 def contrasts(folder: SweepFolder) -> list[Contrast]:
@@ -118,19 +111,12 @@ def _contrast(
     if not seeds:
         return None
     sides = [[side[seed].result for seed in seeds] for side in (first, second)]
-    before, after = ([one.by_question() for one in side] for side in sides)
-    accuracy = [_accuracy(side) for side in sides]
-    of: dict[str, Any] = {"samples": sides[0][0].samples, "clusters": clusters(sides[0] + sides[1])}
-    difference, p = hierarchical_gain(before, after, **of), p_value(before, after, **of)
-    if accuracy[0] is None or accuracy[1] is None or difference is None:
+    accuracy, found = [accuracy_of(side) for side in sides], difference(sides[0], sides[1])
+    if accuracy[0] is None or accuracy[1] is None or found is None:
         return None  # no problem in common: their hours were too short
     hours = [fmean(one.hours_spent for seed in seeds if (one := side[seed].line.summary)) for side in (first, second)]
     minutes = (60 * hours[0], 60 * hours[1])
-    return Contrast(key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), difference, minutes, p)
-
-
-def _accuracy(results: list[Result]) -> Estimate | None:
-    return hierarchical([one.by_question() for one in results], samples=results[0].samples, clusters=clusters(results))
+    return Contrast(key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), found[0], minutes, found[1])
 
 
 def _ended(folder: SweepFolder) -> list[tuple[tuple[Mapping[str, Any], ...], _Ended]]:
