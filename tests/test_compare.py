@@ -12,6 +12,7 @@ from microrl.commands.compare import Entry, compare
 from microrl.config import catalogue, resolve
 from microrl.evaluation.estimators import pass_at_k
 from microrl.evaluation.result import Result, gains
+from microrl.evaluation.seeds import holm
 from microrl.run.folder import RunFolder
 from microrl.types import Sampling
 
@@ -247,6 +248,23 @@ def test_the_p_value_is_that_of_the_interval(tmp_path):
             assert (row.p < 0.05) == (low > 0 or high < 0)
             seen.add(row.p < 0.05)
     assert False in seen
+
+
+def test_several_comparisons_are_adjusted_for_their_number(inside, tmp_path):
+    entries = [made(tmp_path, str(rank), rank=rank, lift=lift)[0] for rank, lift in ((2, 0.0), (4, 0.04), (8, 0.05), (16, 0.3))]
+    rows = [row for row in compare(entries, published=False) if row.metric.startswith("avg@")]
+    firsts = [row.p_first for row in rows]
+    assert firsts[0] is None and all((p < 0.05) != (row.against_first.ci95[0] <= 0 <= row.against_first.ci95[1])
+                                     for p, row in zip(firsts[1:], rows[1:], strict=True))  # fmt: skip
+    assert [row.p_first_adjusted for row in rows] == holm(firsts) and [row.p_adjusted for row in rows] == holm(
+        [row.p for row in rows]
+    )
+    assert rows[3].p_first_adjusted == pytest.approx(3 * firsts[3]) and rows[2].p_first_adjusted > firsts[2]
+    paths = [entry.run.path for entry in entries]
+    table = inside("compare", *paths, "--no-published").stdout
+    assert "p of it" in table and f"{firsts[2]:.3g} ({rows[2].p_first_adjusted:.3g})" in table
+    (line, *_) = csv.DictReader(io.StringIO(inside("compare", *paths[2:], "--as", "csv", "--no-published").stdout))
+    assert line["p_adjusted"] and line["p_first_adjusted"] == ""
 
 
 def test_clusters_widen_every_interval_and_are_told(inside, tmp_path):

@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from fractions import Fraction
+from functools import lru_cache
 from itertools import combinations, product
 
 import numpy as np
@@ -14,7 +15,7 @@ from simulated_scores import POPULATIONS, scores
 
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
 from microrl.evaluation.intervals import gain_bounds, mean_share, paired_gain, share_bounds, spread
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain, p_value
+from microrl.evaluation.seeds import hierarchical, hierarchical_gain, holm, p_value
 
 SAMPLED = [(8, 1), (16, 1), (32, 16), (8, 4)]
 """(samples, k): avg@samples, and pass@k of more samples than k."""
@@ -269,6 +270,61 @@ def test_seeds_that_vary_are_no_gain():
     assert false_alarms(3, 0.5, 64, 100) <= 0.1
 
 
+def test_p_values_are_adjusted_for_their_number():
+    """By hand: 3 times the smallest, 2 times the next, the last as it is, and never less than a smaller one's."""
+    assert holm([0.04, None, 0.01, 0.03]) == pytest.approx([0.06, None, 0.03, 0.06])
+    assert holm([0.04, 0.01, 0.03], family=6) == pytest.approx([0.16, 0.06, 0.15])
+    assert holm([0.4, 0.6]) == [0.8, 0.8] and holm([0.03]) == [0.03] and holm([]) == []
+
+
+def of_cell(seeds: tuple[int, int], spread: float, populations: int, is_fixed: bool) -> tuple[float, float]:
+    """(how often p is below 0.05 without a difference, coverage of a difference of half a logit), over so many populations."""
+    rng, alarms, hits = np.random.default_rng((*seeds, int(100 * spread), 5)), 0, 0
+    spreads, shifts = (0.0 if is_fixed else spread, spread), (0.0, 0.5)
+    none, gain = (truth_of(spreads[1], shift) - truth_of(spreads[0]) for shift in shifts)
+    for _ in range(populations):
+        for shift, truth in zip(shifts, (none, gain), strict=True):
+            rates = POPULATIONS["middle"].draw(rng, (64,)).clip(1e-9, 1 - 1e-9)
+            sides = runs(rng, seeds[0], rates, spreads[0]), runs(rng, seeds[1], rates, spreads[1], shift)
+            low, high = hierarchical_gain(*sides, samples=8, is_fixed=is_fixed).ci95
+            alarms, hits = alarms + (not shift and not low <= truth <= high), hits + (shift > 0 and low <= truth <= high)
+    return alarms / populations, hits / populations
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_one_run_against_several_seeds_is_no_gain_either(is_fixed):
+    alarms, hits = of_cell((1, 3), 1.0, 150, is_fixed)
+    assert alarms <= 0.08 and hits >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("seeds", "is_fixed"),
+    [*(((1, several), True) for several in (2, 3, 5)),
+     *((seeds, False) for seeds in [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (5, 5)])],
+)  # fmt: skip
+def test_few_seeds_cover_the_truth_and_p_is_what_it_says(seeds, is_fixed, spread):
+    """`is_fixed`: one side is an untouched model. 0.0138 is twice the error of a share of 5 % of 1000."""
+    alarms, hits = of_cell(seeds, spread, 1000, is_fixed)
+    print(seeds, is_fixed, spread, alarms, hits)
+    assert alarms <= 0.05 + 0.0138 and hits >= 0.935
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [(2, 2), (2, 3), (3, 3), (3, 5)])
+@pytest.mark.parametrize("spreads", [(0.0, 1.0), (1.0, 0.0), (1.0, 0.25)])
+def test_one_method_may_vary_more_than_the_other(seeds, spreads):
+    rng, hits, truth = np.random.default_rng((*seeds, int(spreads[0]))), 0, truth_of(spreads[1]) - truth_of(spreads[0])
+    for _ in range(600):
+        rates = POPULATIONS["middle"].draw(rng, (64,)).clip(1e-9, 1 - 1e-9)
+        sides = [runs(rng, count, rates, spread) for count, spread in zip(seeds, spreads, strict=True)]
+        low, high = hierarchical_gain(*sides, samples=8).ci95
+        hits += low <= truth <= high
+    print(seeds, spreads, hits / 600)
+    assert hits / 600 >= 0.92
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("questions", [64, 500])
@@ -283,6 +339,7 @@ def runs(rng: np.random.Generator, seeds: int, rates_Q: np.ndarray, spread: floa
     return [{str(i): float(v) for i, v in enumerate(row)} for row in rng.binomial(8, rates) / 8]
 
 
+@lru_cache
 def truth_of(spread: float, shift: float = 0.0) -> float:
     rng = np.random.default_rng(1)
     rates = POPULATIONS["middle"].draw(rng, (10**6,)).clip(1e-9, 1 - 1e-9)

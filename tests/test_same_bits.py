@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from microrl.models.load import use_own_parts
 from microrl.run import metrics
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "gspo")
-VARYING = ("time/", "budget/", "memory/", "tokens/per_second")
+VARYING = ("time/", "budget/", "memory/", "tokens/per_second", "seconds")
 
 
 def uneven_batch(groups=12):
@@ -148,14 +149,30 @@ def train(out, seed, loss, count, *more, kill_at=None):
     assert done.returncode == 0, done.stderr
 
 
-def traces(out):
-    """All that a run computed: its metrics but for times, its adapter, its rollouts, and its evaluations."""
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    rows = [{name: value for name, value in line.items() if not name.startswith(VARYING)} for line in lines]
-    assert len(rows) == 12 and set(rows[0]) < set(metrics.METRICS)
-    files = [*(out / "final").glob("*.safetensors"), *(out / "rollouts").iterdir(), *(out / "eval").glob("*.gz")]
-    assert len(files) >= 15
-    return rows, {path.relative_to(out): path.read_bytes() for path in files}
+def rows_of(path):
+    """The lines of a run's metrics, but for times."""
+    lines = map(json.loads, path.read_text().splitlines())
+    return [{name: value for name, value in line.items() if not name.startswith(VARYING)} for line in lines]
+
+
+def results(out):
+    """A run's adapter, its rollouts, and its evaluations."""
+    files = [*(out / "final").glob("*.safetensors"), *(out / "rollouts").glob("*"), *(out / "eval").glob("*.gz")]
+    return {path.relative_to(out): path.read_bytes() for path in files}
+
+
+def traces(out, steps=12):
+    """All that a run computed."""
+    rows, files = rows_of(out / "metrics.jsonl"), results(out)
+    assert len(rows) == steps and set(rows[0]) < set(metrics.METRICS) and len(files) >= steps + 3
+    return rows, files
+
+
+def microrl(count, *arguments):
+    """A command in a process of its own, with so many threads."""
+    command = [sys.executable, "-m", "microrl", *map(str, arguments)]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(count)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -173,3 +190,41 @@ def test_two_runs_of_one_seed_are_equal_on_busy_cores(tmp_path, seed, loss, coun
     train(tmp_path / "a", seed, loss, count)
     train(tmp_path / "b", seed, loss, count, kill_at=kill_at)
     assert traces(tmp_path / "a") == traces(tmp_path / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("busy_cores")
+@pytest.mark.parametrize("seed", [pytest.param(80, marks=pytest.mark.one_of_each), 81])
+def test_two_sweeps_are_equal_on_busy_cores(tmp_path, seed):
+    """Though one of them evaluates the base model for trials of which another is the first."""
+    for name, ranks in (("a", "2,8"), ("b", "8,2")):
+        microrl(2, "sweep", "quickstart", "--ranks", ranks, "--seeds", seed, "--steps", 6, "--out", tmp_path / name)
+    for trial in ("r2", "r8"):
+        trial = f"{trial}-seed{seed}"
+        assert traces(tmp_path / "a" / trial, 6) == traces(tmp_path / "b" / trial, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("busy_cores")
+@pytest.mark.parametrize("seed", [pytest.param(90, marks=pytest.mark.one_of_each), 91])
+def test_two_evaluations_are_equal_on_busy_cores(tmp_path, seed):
+    microrl(2, "train", "quickstart", "--seed", seed, "--steps", 2, "--set", "budget.hours=1", "--out", tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name in ("a", "b"):
+        words = ["--samples", 16, "--problems", 48, "--seed", seed, "--base", "quickstart"]
+        microrl(2, "eval", tmp_path / name, *words)
+    stored = [results(tmp_path / name) for name in ("a", "b")]
+    assert stored[0] == stored[1] and sum("n16" in path.name for path in stored[0]) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("busy_cores")
+@pytest.mark.parametrize("seed", [pytest.param(100, marks=pytest.mark.one_of_each), 101])
+def test_two_runs_of_sft_alone_are_equal_on_busy_cores(tmp_path, seed):
+    found = []
+    for name in ("a", "b"):
+        words = ["--seed", seed, "--set", "sft.only=true", "--set", "sft.steps=24", "--set", "budget.hours=1"]
+        microrl(2, "train", "quickstart", *words, "--out", tmp_path / name)
+        found.append((rows_of(tmp_path / name / "sft.jsonl"), results(tmp_path / name)))
+        assert len(found[-1][0]) == 24 and len(found[-1][1]) == 3
+    assert found[0] == found[1]

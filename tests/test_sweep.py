@@ -316,15 +316,20 @@ def test_the_trials_are_found_by_the_other_commands(swept, inside, tmp_path, mon
     assert contrast["accuracy"] == [rows["lora rank 2"]["value"], rows["lora rank 4"]["value"]]
     assert contrast["difference"] == rows["lora rank 4"]["against_first"]
     (pair,) = found["answer"]["pairs"]
-    assert pair["difference"] == contrast["difference"] and "4 of 4 trials made fewer than 20 updates" in found["answer"]["text"]
+    assert pair["difference"] == contrast["difference"] and found["answer"]["best"] is None, "the random model is never right"
+    nothing = "Nothing was trained, so lora rank 2 and lora rank 4 cannot be compared. In 4 of 4 trials, no update: "
+    assert found["answer"]["text"].startswith(nothing) and "max_completion_tokens (now 12)" in found["answer"]["text"]
     from microrl.report import figures
 
     monkeypatch.setattr(figures, "FIGURES", figures.FIGURES[:1])
     done = inside("report", out, "--out", tmp_path / "report.html", "--figures", tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert done.returncode == 0 and all(name in page for name in NAMES)
-    assert "<h1>Sweep study: 4 trials</h1>" in page and "fewer than 20 updates" in page and page.count(">data</th>") == 1
-    assert page.index('data-figure="settings"') < page.index("What was trained")
+    assert "<h1>Sweep study: 4 trials</h1>" in page and nothing in page and page.count(">data</th>") == 1
+    assert page.index(nothing) < page.index('data-figure="settings"') < page.index(">Trials<") < page.index("What was trained")
+    assert "<td>lora rank 4 - lora rank 2</td>" in page and page.count("<td>nothing learned</td>") == 4
+    assert "<th>adapter.rank</th>" in page and "<th>seed</th>" in page
+    assert page.count("max_completion_tokens&#34;: 12") == 1, "what all trials share stands there once"
     assert 'data-figure="settings"' in page and "lora rank 4" in (tmp_path / "settings.svg").read_text()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "study").symlink_to(out)
@@ -335,6 +340,7 @@ def test_a_finished_sweep_is_shown_again(swept, inside):
     out, _ = swept
     done = inside("sweep", "--resume", out)
     assert done.returncode == 0 and "started" not in done.stderr and done.stdout.count(" done") == 4
+    assert "Nothing was trained" in done.stderr and "cannot be told apart" not in done.stderr
 
 
 @pytest.mark.slow
@@ -363,21 +369,64 @@ def test_killed_at_random_instants_and_resumed_the_table_is_the_same(swept, argu
         assert outcome(out, name) == outcome(whole, name)
 
 
-def test_a_trial_that_fails_is_tried_again_and_the_others_go_on(microrl, inside, arguments, data_file, tmp_path):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')  # the first row is fine
-    arguments = list(map(str, arguments))
-    for flag in ("--ranks", "--seeds", "--data", "--steps"):
-        at = arguments.index(flag)
-        del arguments[at : at + 2]
-    good = shutil.copyfile(data_file, tmp_path / "sums,more.jsonl")
-    varied = f'data.name={bad},"{good}"'
-    done = microrl("sweep", *arguments, "--set", "adapter.rank=2", "--steps", 1, "--vary", varied, "--out", tmp_path / "study")
+@pytest.fixture
+def one_of_two(microrl, arguments, data_file, tmp_path):
+    """A sweep of one step over two data files: the first with these further rows, the second good."""
+
+    def swept(rows, *more):
+        bad = tmp_path / "bad.jsonl"
+        bad.write_text(data_file.read_text() + rows)
+        words = list(map(str, arguments))
+        for flag in ("--ranks", "--seeds", "--data", "--steps"):
+            at = words.index(flag)
+            del words[at : at + 2]
+        good = shutil.copyfile(data_file, tmp_path / "sums,more.jsonl")
+        varied = f'data.name={bad},"{good}"'
+        done = microrl(
+            "sweep", *words, "--set", "adapter.rank=2", "--steps", 1, "--vary", varied, *more, "--out", tmp_path / "study"
+        )
+        return done, SweepFolder.open(tmp_path / "study"), good
+
+    return swept
+
+
+def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_two, inside, microrl, data_file, tmp_path):
+    done, folder, good = one_of_two('{"question": "What is 1 + 1?"}\n')  # the first row is fine
     assert done.returncode == 1
-    assert done.stderr.count("bad.jsonl-seed0 failed") == 2 and done.stderr.count("it will be tried once more") == 1
-    assert "sums_more.jsonl-seed0: 1 steps" in done.stderr and "failed: " in done.stdout
-    assert len(SweepFolder.open(tmp_path / "study").failures("name-bad.jsonl-seed0")) == 2
-    assert f"name {good}" in json.loads(inside("compare", tmp_path / "study", "--json").stdout)["settings"][0]["method"]
+    assert done.stderr.count("bad.jsonl-seed0 was refused: ") == 1 and "tried once more" not in done.stderr
+    assert "sums_more.jsonl-seed0: 1 steps" in done.stderr and "refused: " in done.stdout
+    assert folder.status("name-bad.jsonl-seed0") == "refused" and len(folder.failures("name-bad.jsonl-seed0")) == 1
+    assert f"name {good}" in json.loads(inside("compare", folder.path, "--json").stdout)["settings"][0]["method"]
+    shutil.copyfile(data_file, tmp_path / "bad.jsonl")  # repaired
+    again = microrl("sweep", "--resume", folder.path)
+    assert again.returncode == 0 and again.stdout.count(" done") == 2
+
+
+def test_where_all_trials_are_refused_the_sweep_ends_with_their_error(microrl, arguments, data_file, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')
+    words = [tmp_path / "bad.jsonl" if word == data_file else word for word in arguments]
+    done = microrl("sweep", *words, "--out", tmp_path / "study")
+    assert done.returncode == 2 and done.stderr.count(" was refused: ") == 4 == done.stdout.count("refused: ")
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ") and error.count("bad.jsonl") == 1 and hint.startswith("hint: ")
+    assert "compare the settings" not in done.stderr and "could not evaluate the base model: " in done.stderr
+
+
+def test_a_trial_that_fails_is_tried_again(inside, arguments, tmp_path, monkeypatch):
+    """In the process that is forked for it."""
+    from microrl.train import loop
+
+    train = loop.train
+
+    def broken(config, *given, **named):
+        if config.adapter.rank == 2 and config.seed == 0:
+            raise RuntimeError("the machine is broken")
+        return train(config, *given, **named)
+
+    monkeypatch.setattr(loop, "train", broken)
+    done = inside("sweep", *arguments, "--out", tmp_path / "study")
+    assert done.returncode == 1 and done.stderr.count("r2-seed0 failed: ") == 2 and done.stderr.count("tried once more") == 1
+    assert done.stdout.count(" done") == 3 and "failed: " in done.stdout
 
 
 @pytest.mark.slow

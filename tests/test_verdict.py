@@ -14,6 +14,7 @@ from microrl.evaluation.result import Result, gains
 from microrl.report import figures
 from microrl.report.history import History
 from microrl.report.page import page
+from microrl.report.several import alike_verdicts, configurations, learned_nothing, told_of
 from microrl.report.verdict import judge
 from microrl.run import locks
 from microrl.types import Sampling
@@ -336,3 +337,36 @@ def reward(prompts, completions, rows):
     assert done.returncode == 3, done.stderr
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     assert done.stderr.count("`reward` gave no value for") <= 2 and "repair the function" in done.stderr
+
+
+def test_what_several_runs_suffered_is_counted(tmp_path):
+    right = {"reward/accuracy": 1.0}
+    found = [
+        history(tmp_path / "well"),
+        history(tmp_path / "few", steps=5),
+        history(tmp_path / "dead", rows=IDLE | {"length/truncated": 1.0, "reward/accuracy": 0.0}),
+        history(tmp_path / "cut", rows=IDLE | {"length/truncated": 0.98, "reward/accuracy": 0.0}),
+        history(tmp_path / "right", rows=IDLE | right, events=[{"kind": "out of memory", "message": "so little", "step": 3}]),
+    ]
+    idle, few = told_of(found, "trial")
+    assert idle.startswith("In 3 of 5 trials, no update: most often, the weights were not changed in any of the 40 steps: ")
+    assert "cut at the length limit" in idle and "raise sampling.max_completion_tokens" in idle
+    assert few == "1 of 5 trials made fewer than 20 updates: the answer rests on short runs."
+    assert [learned_nothing(one) for one in found] == [False, False, True, True, True] and told_of(found[:1], "run") == []
+
+
+def test_several_runs_say_once_what_they_share(tmp_path):
+    runs = [history(tmp_path / str(seed), rows=IDLE | {"reward/accuracy": 1.0}, config={"sampling.group_size": 4 + seed})
+            for seed in range(3)]  # fmt: skip
+    for number, one in enumerate(runs):
+        one.name, one.config["seed"] = f"run-{number}", 0
+    runs[0].config["extra"] = {"here": []}
+    shared, keys, rows = configurations(runs)
+    assert keys == ["sampling.group_size", "extra.here"] and rows[:2] == [("run-0", "4", "[]"), ("run-1", "5", "")]
+    assert "group_size" not in shared and '"prompts_per_step"' in shared and '"extra"' not in shared
+    ((names, _),) = alike_verdicts(runs)
+    assert names == "run-0, run-1, run-2"
+    text = page(runs)
+    assert text.count("prompts_per_step&#34;") == 1 and text.count("there is nothing left to learn") == 1
+    whole, keys, rows = configurations(runs[:1])
+    assert json.loads(whole) == runs[0].config and (keys, rows) == ([], [])

@@ -32,7 +32,11 @@ EXAMPLES = """
 
   microrl compare runs/study                       [dim]a sweep, by setting[/]
 """
-HEAD = ("method", "seeds", "benchmark", "settings", "metric", "value", "base", "gain", "p", "against first", "$ a point", "note")
+HEAD = (
+    "method", "seeds", "benchmark", "settings", "metric", "value", "base", "gain", "p", "against first", "p of it", "$ a point",
+    "note",
+)  # fmt: skip
+CAPTION = "in percent, with 95 % intervals over seeds and problems; p in brackets: adjusted for the number of comparisons (Holm)"
 
 
 def compare(
@@ -141,15 +145,16 @@ def _print_contrasts(found: Sequence[Contrast]) -> None:
         first, second = (f"{axis} {value}" for value in of_axis[0].values)
         print()
         print_lines(
-            ["setting", "seeds", first, second, "second - first", f"minutes, {first}", f"minutes, {second}"],
+            ["setting", "seeds", first, second, "second - first", "p", f"minutes, {first}", f"minutes, {second}"],
             [
                 [
                     one.setting, str(len(one.seeds)), *map(_interval, one.accuracy), _interval(one.difference, "+"),
+                    _p(one.p, one.p_adjusted),
                     *(f"{minutes:.2f}" for minutes in one.minutes),
                 ]
                 for one in of_axis
             ],
-            caption="accuracy in percent, with 95 % intervals over seeds and problems",
+            caption=f"accuracy {CAPTION}",
         )  # fmt: skip
 
 
@@ -172,11 +177,17 @@ def _cells(row: Row) -> list[str]:
         value,
         "" if row.base is None else f"{100 * row.base:.2f}",
         "" if row.gain is None else _interval(row.gain, "+"),
-        "" if row.p is None else f"{row.p:.3g}",
+        _p(row.p, row.p_adjusted),
         "" if row.against_first is None else _interval(row.against_first, "+"),
+        _p(row.p_first, row.p_first_adjusted),
         per_point,
         _note(row),
     ]
+
+
+def _p(p: float | None, adjusted: float | None) -> str:
+    """A p-value, and the one that is adjusted for the number of comparisons where there are several."""
+    return "" if p is None else f"{p:.3g}" + (f" ({adjusted:.3g})" if adjusted is not None and adjusted != p else "")
 
 
 def _note(row: Row) -> str:
@@ -199,7 +210,7 @@ def _shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def _table(rows: Sequence[Row]) -> str:
     from microrl.plan.show import WIDE, as_text, table
 
-    return as_text(table(*_shown(rows), caption="in percent, with 95 % intervals over seeds and problems"), WIDE)
+    return as_text(table(*_shown(rows), caption=CAPTION), WIDE)
 
 
 def _markdown(rows: Sequence[Row]) -> str:
@@ -236,8 +247,9 @@ def _fields(row: Row) -> dict[str, str]:
         "spread": "" if row.spread is None else f"{100 * row.spread:.6g}",
         "base": "" if row.base is None else f"{100 * row.base:.6g}",
         **_numbers("gain", row.gain, 100),
-        "p": "" if row.p is None else f"{row.p:.6g}",
+        **{name: "" if (p := getattr(row, name)) is None else f"{p:.6g}" for name in ("p", "p_adjusted")},
         **_numbers("against_first", row.against_first, 100),
+        **{name: "" if (p := getattr(row, name)) is None else f"{p:.6g}" for name in ("p_first", "p_first_adjusted")},
         **_numbers("usd_per_point", row.usd_per_point),
         "note": _note(row),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -80,12 +80,12 @@ def report(
     print(printable(str(target)))
 
 
-def _of_sweep(sweep: SweepFolder) -> dict[str, str]:
+def _of_sweep(sweep: SweepFolder) -> dict[str, Any]:
     """The page's title and the answer of the sweep that it is of."""
     from microrl.sweep.contrast import answer_of
 
-    said, trials = answer_of(sweep), len(sweep.plan.trials)
-    return {"title": f"Sweep {sweep.path.absolute().name}: {trials} trials", "answer": "" if said is None else said.text}
+    title = f"Sweep {sweep.path.absolute().name}: {len(sweep.plan.trials)} trials"
+    return {"title": title, "answer": answer_of(sweep)}
 
 
 def _runs(sweep: SweepFolder) -> list[Path]:

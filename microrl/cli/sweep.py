@@ -262,11 +262,15 @@ def evaluate_base(path: str, config: str) -> int:
 
 
 def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool, is_resumed: bool = False) -> int:
-    """Make the trials that are left, and print the table. Those that have failed are tried again where the sweep is resumed."""
+    """Make the trials that are left, and print the table. Those that have failed are tried again where the sweep is resumed.
+
+    Raises UserError where all were refused.
+    """
     from microrl import clock
     from microrl.plan.show import print_lines
     from microrl.sweep import sweep as local
     from microrl.sweep.contrast import answer_of
+    from microrl.sweep.folder import LOST
     from microrl.sweep.table import lines
     from microrl.train import fallback
 
@@ -297,10 +301,13 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
         print_lines(*_table(found))
         if said is not None:
             say(said.text)
-        say(f"compare the settings: microrl compare {folder.path}")
-    if not any(line.status == "failed" for line in found):
+        if said is None or said.pairs:
+            say(f"compare the settings: microrl compare {folder.path}")
+    if not any(line.status in LOST for line in found):
         return OK
-    say(f"to try failed trials again: microrl sweep --resume {folder.path}{where}")
+    say(f"once the cause is removed, try again what failed: microrl sweep --resume {folder.path}{where}")
+    if all(line.status == "refused" for line in found):
+        raise folder.refusal(found[0].trial.name)
     return FAILED
 
 

@@ -48,12 +48,13 @@ class Display:
         from statistics import fmean
 
         from microrl.run import heartbeat
+        from microrl.sweep.folder import OVER
 
         folder = self._folder
         if folder.plan.hours is not None:
             return max(folder.plan.hours * 3600 - folder.elapsed_s(), 0.0)
         spent_s = {trial.name: heartbeat.last_s(folder.trial(trial.name)) for trial in folder.plan.trials}
-        over = [trial.name for trial in folder.plan.trials if folder.status(trial.name) in ("done", "stopped", "failed")]
+        over = [trial.name for trial in folder.plan.trials if folder.status(trial.name) in OVER]
         typical_s = fmean(spent_s[name] for name in over) if over else None
         left_s = 0.0
         for trial in folder.plan.trials:
@@ -111,6 +112,9 @@ class Display:
         self.close()
         (line,) = [line for line in lines(self._folder) if line.trial.name == trial.name]
         if why:
+            if line.status == "refused":
+                say(f"{trial.name} was refused: {why}; see {self._folder.log(trial.name)}")
+                return
             again = "" if line.status == "failed" else "; it will be tried once more"
             say(f"{trial.name} failed: {why}{again}; see {self._folder.log(trial.name)}")
             return

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib import resources
 from math import isinf
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
@@ -16,8 +17,9 @@ from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain, p_value
+from microrl.evaluation.seeds import accuracy_of, difference, holm
 from microrl.files import read_json
+from microrl.report.several import flat_of
 from microrl.run.folder import RunFolder
 
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
@@ -50,8 +52,13 @@ class Row:
     gain: Estimate | None = None
     p: float | None = None
     """Of no gain, two-sided: below 0.05 exactly where the interval of the gain leaves out 0."""
+    p_adjusted: float | None = None
+    """For the number of gains of the same benchmark and metric, by Holm's method."""
     against_first: Estimate | None = None
     """Difference to the first method that was evaluated on the same benchmark in the same way."""
+    p_first: float | None = None
+    """Of no such difference."""
+    p_first_adjusted: float | None = None
     paired: int = 0
     """Questions of that difference."""
     usd: float | None = None
@@ -88,11 +95,9 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
 
     Raises UserError where a run was not evaluated, where two are one method and one seed, and for damaged files.
     """
-    named = zip(entries, labels_of([entry.config for entry in entries]), strict=True)
-    labels = [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in named]
     groups: dict[Setup, dict[tuple[str, str | None, int], list[Evaluation]]] = {}
     given: dict[tuple[str, int], Entry] = {}
-    for entry, label in zip(entries, labels, strict=True):
+    for entry, label in zip(entries, names_of(entries), strict=True):
         if (other := given.setdefault((label, entry.config.seed), entry)) is not entry:
             raise UserError(
                 f"{entry.run.path} and {other.run.path} have the same settings and the same seed",
@@ -102,10 +107,15 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
         if not found:
             raise UserError(f"{entry.run.path} was not evaluated", f"microrl eval {entry.run.path}")
         for evaluation in found:
-            methods = groups.setdefault(replace(evaluation.setup, seed=0, question_seed=0, prompts_sha256=None), {})
+            methods = groups.setdefault(evaluation.setup.shared(), {})
             asked = evaluation.setup.prompts_sha256, evaluation.setup.question_seed
             methods.setdefault((label, *asked), []).append(evaluation)
     rows = [row for methods in groups.values() for row in _rows(methods)]
+    for of in dict.fromkeys((row.benchmark, row.metric) for row in rows):
+        alike = [row for row in rows if (row.benchmark, row.metric) == of]
+        gains, firsts = holm([row.p for row in alike]), holm([row.p_first for row in alike])
+        for row, gain, first in zip(alike, gains, firsts, strict=True):
+            row.p_adjusted, row.p_first_adjusted = gain, first
     _tell_apart(rows)
     models = {entry.config.model.name for entry in entries}
     known = {row.benchmark for row in rows if row.setup is not None and row.setup.is_known}
@@ -204,29 +214,27 @@ def _apart_by(label: str, runs: Sequence[Evaluation], listed: Listed) -> str:
 
 
 def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], first: Sequence[Evaluation] | None) -> Row:
-    samples, setup = runs[0].result.samples, runs[0].setup
-    ours = [one.result.by_question(k) for one in runs]
-    of = clusters(one.result for one in runs)
-    value = hierarchical(ours, samples=samples, k=k or 1, clusters=of)
+    setup, ours = runs[0].setup, [one.result for one in runs]
+    value = accuracy_of(ours, k)
     if value is None:
         raise UserError(
             f"the runs of `{label}` have no question of {setup.benchmark} in common",
             "evaluate them on the same data and with the same --question-seed",
         )
     seeds = [one.entry.config.seed for one in runs]
-    shared = set.intersection(*map(set, ours))
-    row = Row(label, seeds, setup.benchmark, metric, len(shared), value, setup, len(set(named(list(shared), of) or shared)))
+    shared = set.intersection(*(set(one.right) for one in ours))
+    alike = set(named(list(shared), clusters(ours)) or shared)
+    row = Row(label, seeds, setup.benchmark, metric, len(shared), value, setup, len(alike))
     row.sampling_seeds = _sampling_seeds(runs)
-    bases = [one.base.by_question(k) for one in runs if one.base is not None]
+    bases = [one.base for one in runs if one.base is not None]
     if len(bases) == len(runs) and len({one.over for one in runs}) == 1:
-        base = bases[:1] if all(base == bases[0] for base in bases) else bases
-        row.gain = hierarchical_gain(base, ours, samples=samples, k=k or 1, clusters=of)
-        row.base = sum(sum(one.values()) / len(one) for one in base) / len(base)
-        row.p = p_value(base, ours, samples=samples, k=k or 1, clusters=of)
+        base = bases[:1] if all(one.right == bases[0].right for one in bases) else bases
+        row.gain, row.p = difference(base, ours, k, is_fixed=len(base) == 1) or (None, None)
+        row.base = fmean(fmean(one.by_question(k).values()) for one in base)
     if first is not None:
-        theirs = [one.result.by_question(k) for one in first]
-        row.against_first = hierarchical_gain(theirs, ours, samples=samples, k=k or 1, clusters=of)
-        row.paired = len(shared.intersection(*theirs))
+        theirs = [one.result for one in first]
+        row.against_first, row.p_first = difference(theirs, ours, k) or (None, None)
+        row.paired = len(shared.intersection(*(one.right for one in theirs)))
     costs = [cost for one in runs if (cost := _cost(one.entry.run)) is not None]
     if len(costs) == len(runs):
         row.usd = sum(costs) / len(costs)
@@ -243,10 +251,17 @@ def _cost(run: RunFolder) -> float | None:
     return read_json(path, _Summary).cost_usd if path.is_file() else None
 
 
+def names_of(entries: Sequence[Entry]) -> list[str]:
+    """What the method of each entry is called."""
+    labels = zip(entries, labels_of([entry.config for entry in entries]), strict=True)
+    return [(entry.method or label) + (f" ({entry.part})" if entry.part else "") for entry, label in labels]
+
+
 def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     """What distinguishes each run from the others by its configuration, seeds aside; its adapter where nothing does."""
     flat = [
-        {key: value for key, value in _flat(config.model_dump(mode="json")) if not key.startswith(IGNORED)} for config in configs
+        {key: value for key, value in flat_of(config.model_dump(mode="json")) if not key.startswith(IGNORED)}
+        for config in configs
     ]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differing = [key for key in keys if len({str(one.get(key, "")) for one in flat}) > 1]
@@ -256,14 +271,6 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
         own = [f"{key}={one[key]}" for key in differing if key in one and key not in NAMED]
         found.append(", ".join([adapter, *own]))
     return found
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _published(benchmarks: set[str], models: set[str]) -> list[Row]:

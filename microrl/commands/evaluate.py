@@ -24,8 +24,8 @@ from microrl.errors import Explained, UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.evaluate import evaluate
 from microrl.evaluation.record import CUT, FileJournal, folder_sha256, free_stem, prompts_sha256, write_completions
-from microrl.evaluation.result import Result, clusters, gains
-from microrl.evaluation.seeds import p_value
+from microrl.evaluation.result import Result, gains
+from microrl.evaluation.seeds import difference
 from microrl.models import gpu
 from microrl.models.load import load_tokenizer
 from microrl.rewards.judges.judge import weakness
@@ -300,8 +300,7 @@ def _paired(measured: Measured, base: Measured, console: RunConsole) -> dict[str
     change = None
     if theirs.entropy and ours.entropy is not None:
         change = (ours.entropy - theirs.entropy) / theirs.entropy * 100
-    values = [theirs.by_question()], [ours.by_question()]
-    p = p_value(*values, samples=ours.samples, clusters=clusters([theirs, ours]))
+    _, p = difference([theirs], [ours]) or (None, None)
     return {"base": base.to_json(), **gains(theirs, ours), "paired_gain_p": p, "entropy_change_pct": change}
 
 

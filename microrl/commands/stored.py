@@ -51,6 +51,10 @@ class Setup:
     """Whether it is the known benchmark of this name, rather than other data that is called so."""
     question_seed: int = 0
 
+    def shared(self) -> Setup:
+        """Without what may differ between runs that are compared: they are paired by question."""
+        return replace(self, seed=0, question_seed=0, prompts_sha256=None)
+
     def text(self, *, data: bool) -> str:
         """In short; `data`: with its hash, too."""
         drawn = self.sampling

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from typing import Any
 
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.power import SEED_SD
-from microrl.evaluation.result import Result, clusters
-from microrl.evaluation.seeds import hierarchical_gain
+from microrl.evaluation.result import Result
+from microrl.evaluation.seeds import difference, holm
 
 SEEDS = 5
 """Seeds for which the answer says what they would detect; twice as many as there are, if there are so many."""
+LEVEL = 0.05
+"""Adjusted p-value below which two methods are told apart."""
 POWER_Z = 1.2816
 """90 % quantile of the normal distribution: a difference is detected nine times in ten."""
 
@@ -26,6 +28,8 @@ class Method:
     name: str
     results: Mapping[int, Result]
     planned: int = 0
+    is_untrained: bool = False
+    """Whether none of its runs changed a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +41,22 @@ class Pair:
     seeds: tuple[int, int]
     questions: int
     difference: Estimate | None
+    p: float | None = None
+    """Of no difference; agrees with the interval."""
+    p_adjusted: float | None = None
+    """For the number of pairs that there are of all methods, by Holm's method. What is told apart goes by it."""
     detectable: tuple[int, float] | None = None
     """(seeds, difference that so many would show nine times in ten); None where it cannot be told."""
 
     @property
     def is_told_apart(self) -> bool:
-        return self.difference is not None and not self.difference.ci95[0] <= 0 <= self.difference.ci95[1]
+        return self.p_adjusted is not None and self.p_adjusted < LEVEL
 
     def to_json(self) -> dict[str, Any]:
         return {
             "first": self.first, "second": self.second, "seeds": list(self.seeds), "questions": self.questions,
-            "difference": self.difference and self.difference.to_json(), "told_apart": self.is_told_apart,
+            "difference": self.difference and self.difference.to_json(), "p": self.p, "p_adjusted": self.p_adjusted,
+            "told_apart": self.is_told_apart,
             "detectable": self.detectable and {"seeds": self.detectable[0], "difference": self.detectable[1]},
         }  # fmt: skip
 
@@ -70,26 +79,37 @@ def answer(methods: Sequence[Method], *, notes: Sequence[str] = ()) -> Answer | 
     if len(methods) < 2:
         return None
     said = [*_gaps(methods), *notes]
+    idle = [one.name for one in measured if one.is_untrained]
     if len(measured) < 2:
         found = f"only {measured[0].name} was evaluated" if measured else "no trial was evaluated"
         return Answer(" ".join([f"Nothing can be compared: {found}.", *said]), (), None)
-    means = _means(measured)
-    best = max(measured, key=lambda one: means.get(one.name, -1.0))
-    firsts = [_pair(measured[0], other) for other in measured[1:]]
-    if len(measured) == 2:
-        return Answer(" ".join([_of_two(firsts[0]), *_seeds(measured), *said]), tuple(firsts), best.name if means else None)
-    if not means:
-        return Answer(" ".join(["The runs have no problem in common: they cannot be compared.", *said]), tuple(firsts), None)
-    bests = [_pair(other, best) for other in measured if other is not best]
-    text = " ".join([*_of_many(best.name, measured[0].name, firsts, bests), *_seeds(measured), *said])
-    others = [one for one in bests if measured[0].name not in (one.first, one.second)]
-    return Answer(text, (*firsts, *others), best.name)
+    if not (means := _means(measured)):
+        many = "The runs" if len(measured) > 2 else f"{_capital(measured[0].name)} and {measured[1].name}"
+        return Answer(" ".join([f"{many} have no problem in common: they cannot be compared.", *said]), (), None)
+    best = max(means, key=lambda name: means[name])
+    pairs = _pairs(measured, best)
+    if len(idle) == len(measured):
+        return Answer(" ".join([f"Nothing was trained, so {_listed(idle)} cannot be compared.", *said]), pairs, None)
+    text = _of_two(pairs[0]) if len(measured) == 2 else _of_many(best, measured[0].name, pairs, len(measured))
+    untrained = (
+        [f"{_capital(_listed(idle))} learned nothing: no step changed a weight, so this is the untouched model."] if idle else []
+    )
+    return Answer(" ".join([*untrained, text, *_seeds(measured), *said]), pairs, best)
+
+
+def _pairs(methods: Sequence[Method], best: str) -> tuple[Pair, ...]:
+    """The first method with each other one, then each with the best one, which was chosen from all: so all pairs count."""
+    first, *others = methods
+    chosen = [(first, other) for other in others]
+    chosen += [(other, one) for one in others if one.name == best for other in others if other is not one]
+    found = [_pair(*pair) for pair in chosen]
+    adjusted = holm([one.p for one in found], len(methods) * (len(methods) - 1) // 2)
+    return tuple(replace(one, p_adjusted=p) for one, p in zip(found, adjusted, strict=True))
 
 
 def _of_two(pair: Pair) -> str:
     first, second = pair.first, pair.second
-    if pair.difference is None:
-        return f"{_capital(first)} and {second} have no problem in common: they cannot be compared."
+    assert pair.difference is not None
     least, most = sorted(pair.seeds)
     rests = f"{_number(most, 'seed')} each" if least == most else f"{least} and {most} seeds"
     rests += f", {_number(pair.questions, 'problem')}"
@@ -98,38 +118,44 @@ def _of_two(pair: Pair) -> str:
         if pair.detectable is not None:
             text += f"; {pair.detectable[0]} seeds on these problems would detect about {100 * pair.detectable[1]:.1f} points"
         return f"{text}."
-    mean, (low, high) = pair.difference
-    better, worse, by = (second, first, pair.difference) if mean > 0 else (first, second, Estimate(-mean, (-high, -low)))
-    return f"{_capital(better)} is better than {worse} by {_points(by)} ({rests})."
+    better, worse = (second, first) if pair.difference.mean > 0 else (first, second)
+    return f"{_capital(better)} is better than {worse} by {_points(_lead(pair, better))} ({rests})."
 
 
-def _of_many(best: str, first: str, firsts: Sequence[Pair], bests: Sequence[Pair]) -> list[str]:
-    worse = [f"{one.first} (by {_points(one.difference)})" for one in bests if one.is_told_apart and one.difference]
-    level = [one for one in bests if not one.is_told_apart]
+def _of_many(best: str, first: str, pairs: Sequence[Pair], count: int) -> str:
+    with_best = [one for one in pairs if best in (one.first, one.second)]
+    names = {id(one): one.second if one.first == best else one.first for one in with_best}
+    worse = [f"{names[id(one)]} (by {_points(_lead(one, best))})" for one in with_best if one.is_told_apart]
+    level = [one for one in with_best if not one.is_told_apart]
     text = f"{_capital(best)} has the highest accuracy"
     text += f" and is better than {_listed(worse)}" if worse else ""
-    text += f", but cannot be told apart from {_listed([one.first for one in level])}" if level else ""
+    text += f", but cannot be told apart from {_listed([names[id(one)] for one in level])}" if level else ""
     known = [one.detectable for one in level if one.detectable is not None]
     if known:
         text += f"; {known[0][0]} seeds on these problems would detect about {100 * max(size for _, size in known):.1f} points"
-    apart = [one.second for one in firsts if one.is_told_apart and one.second != best]
-    compared = len(firsts) + len(bests) - (best != first)
-    return [
-        f"{text}.",
-        *([f"Of the others, {_listed(apart)} can be told apart from the first, {first}."] if apart and best != first else []),
-        f"{compared} differences were looked at, each with a 95 % interval of its own: among equal settings, about one in twenty "
-        "looks unequal, and the best of several looks better than it is.",
-    ]
+    apart = [one.second for one in pairs if one.first == first != best and one.second != best and one.is_told_apart]
+    others = f"Of the others, {_listed(apart)} can be told apart from the first, {first}. " if apart else ""
+    return (
+        f"{text}. {others}This goes by p-values adjusted for {count * (count - 1) // 2} comparisons (Holm); the intervals are "
+        "each pair's own."
+    )
+
+
+def _lead(pair: Pair, better: str) -> Estimate:
+    """The difference as the lead of one of the two."""
+    assert pair.difference is not None
+    mean, (low, high) = pair.difference
+    return pair.difference if better == pair.second else Estimate(-mean, (-high, -low))
 
 
 def _pair(first: Method, second: Method) -> Pair:
-    sides = [[one.by_question() for one in method.results.values()] for method in (first, second)]
+    groups = [list(method.results.values()) for method in (first, second)]
+    sides = [[one.by_question() for one in group] for group in groups]
     seeds = len(sides[0]), len(sides[1])
-    samples = next(iter(first.results.values())).samples
     shared = set.intersection(*(set(run) for side in sides for run in side))
-    alike = clusters([one for method in (first, second) for one in method.results.values()])
-    difference = hierarchical_gain(sides[0], sides[1], samples=samples, clusters=alike) if shared else None
-    return Pair(first.name, second.name, seeds, len(shared), difference, _detectable(sides, sorted(shared), seeds))
+    found, p = difference(groups[0], groups[1]) or (None, None)
+    detectable = _detectable(sides, sorted(shared), seeds)
+    return Pair(first.name, second.name, seeds, len(shared), found, p, detectable=detectable)
 
 
 def _detectable(
@@ -151,9 +177,9 @@ def _detectable(
     for side in sides:
         by_seed = [fmean(run[question] for question in shared) for run in side]
         between += max(variance(by_seed) if len(by_seed) > 1 else 0.0, SEED_SD**2) / planned
-    quantiles = (float(special.stdtrit(len(shared) - 1, 0.975)), float(special.stdtrit(planned - 1, 0.975)))
-    error = math.sqrt(of_questions + between)
-    size = (of_questions * quantiles[0] + between * quantiles[1]) / error + POWER_Z * error
+    quantiles = (float(special.stdtrit(len(shared) - 1, 0.975)), float(special.stdtrit(2 * (planned - 1), 0.975)))
+    half = math.sqrt(of_questions * quantiles[0] ** 2 + between * quantiles[1] ** 2)
+    size = half + POWER_Z * math.sqrt(of_questions + between)
     return (planned, size) if size < 1 else None
 
 
@@ -168,8 +194,10 @@ def _seeds(methods: Sequence[Method]) -> list[str]:
     single = [method.name for method in methods if len(method.results) == 1]
     if not single:
         return []
-    of = "each method has" if len(single) == len(methods) else f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
-    return [f"As {of} one seed only, this is said of these runs, and nothing can be said of other seeds."]
+    if len(single) == len(methods):
+        return ["As each method has one seed only, this is said of these runs, and nothing can be said of other seeds."]
+    has = "has" if len(single) == 1 else "have"
+    return [f"As {_listed(single)} {has} one seed only, it is taken to vary between seeds as much as what it is compared with."]
 
 
 def _gaps(methods: Sequence[Method]) -> list[str]:

@@ -63,10 +63,9 @@ def power(study: Study, *, questions: int, samples: int, seeds: int = 1) -> floa
     freedom = seeds - 1
     levels_R = (np.arange(400) + 0.5) / 400
     chi_R = 2 * special.gammaincinv(freedom / 2, levels_R) / freedom
-    excess_R = np.maximum((between + scatter) * chi_R - scatter, 0.0)
     quantiles = (float(special.stdtrit(freedom, 0.975)), float(special.stdtrit(questions - 1, 0.975)))
-    half_R = (excess_R * quantiles[0] + error * quantiles[1]) / np.sqrt(excess_R + error)
-    half_R = np.maximum(half_R, within)
+    squared_R = (between + scatter) * chi_R * quantiles[0] ** 2 + max(error - scatter, 0.0) * quantiles[1] ** 2
+    half_R = np.maximum(np.sqrt(squared_R), within)
     return float(np.mean(special.ndtr((study.gain - half_R) / math.sqrt(error + between))))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from microrl.evaluation.intervals import TAIL, Estimate, gain_interval, mean_share, named, spread
+from microrl.evaluation.result import Result
+from microrl.evaluation.result import clusters as clusters_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +22,10 @@ SMALLEST = 1e-9
 def hierarchical(runs: Sequence[Run], *, samples: int, k: int = 1, clusters: Mapping[str, str] | None = None) -> Estimate | None:
     """Mean over runs and over the questions that all of them answered, with its interval; None where there are none.
 
-    The variance has two parts: that of the questions' means, and what the runs' means differ more than the questions' scatter
-    within runs explains (two-way random effects). Each part has its own t quantile, weighted by the parts (Cochran and Cox 1957):
-    with 2 to 5 runs Satterthwaite's degrees of freedom cover only 88 to 96 %, and this covers 92 to 97 % (30 to 500 questions,
-    8 samples, deviations between seeds of 0 to 0.4 logits; the 92 is at 2 seeds that differ by much). It is never
+    The variance has two parts: what the seeds' means vary, and what the questions' means vary beyond the scatter that is in the
+    seeds' means already (two-way random effects). Each part has its own t quantile, weighted by the parts (Cochran and Cox 1957):
+    with 2 to 5 runs Satterthwaite's degrees of freedom cover only 88 to 96 %, and this covers 94 to 98 % (30 to 500 questions,
+    8 samples, deviations between seeds of 0 to 1 logits; the 94 is at 2 seeds that differ by much). It is never
     narrower than the interval of the questions' means. `samples` and `k` are a single run's, `clusters` as for `paired_gain`.
     """
     shared = _shared(runs)
@@ -33,32 +35,69 @@ def hierarchical(runs: Sequence[Run], *, samples: int, k: int = 1, clusters: Map
     table_SQ = _table(runs, shared)
     means = table_SQ.mean(axis=0)
     within = mean_share(means.clip(0, 1).tolist(), samples=samples * len(runs), k=k, clusters=labels)
-    return _widened(within, _of_questions(means, labels), [_excess(table_SQ, labels)], bounds=(0.0, 1.0))
+    parts = _parts(_of_questions(means, labels), _of_seeds([table_SQ], labels), TAIL)
+    total = sum(variance for variance, _ in parts)
+    half = sum(variance * quantile for variance, quantile in parts) / math.sqrt(total) if total else 0.0
+    return _widened(within, half, bounds=(0.0, 1.0))
 
 
 def hierarchical_gain(
-    before: Sequence[Run], after: Sequence[Run], *, samples: int, k: int = 1, clusters: Mapping[str, str] | None = None
+    before: Sequence[Run],
+    after: Sequence[Run],
+    *,
+    samples: int,
+    k: int = 1,
+    clusters: Mapping[str, str] | None = None,
+    is_fixed: bool = False,
 ) -> Estimate | None:
     """Gain between two groups of runs, which need not have the same seeds or size; as `hierarchical`, paired by question.
 
-    A group of one run (an untouched model) is taken as it is: what its other seeds would give cannot be known.
+    `is_fixed`: `before` is one set of weights with no seeds of its own, as an untouched model's. Otherwise a group of one run is
+    taken to vary between seeds as much as the other group. Between single runs the gain is of these weights alone.
+
+    The squared half width is the sum of the parts of the variance, each times the square of its t quantile, which covers what it
+    says whatever the parts are (Banerjee 1960). Groups of equal size are one part with Welch's degrees of freedom; of others, the
+    smaller may vary more and by chance not look like it. `tests/test_estimators.py` has the coverage.
     """
-    interval = _gain(before, after, samples=samples, k=k, clusters=clusters)
+    interval = _gain(before, after, samples=samples, k=k, clusters=clusters, is_fixed=is_fixed)
     return None if interval is None else interval(TAIL)
 
 
 def p_value(
-    before: Sequence[Run], after: Sequence[Run], *, samples: int, k: int = 1, clusters: Mapping[str, str] | None = None
+    before: Sequence[Run],
+    after: Sequence[Run],
+    *,
+    samples: int,
+    k: int = 1,
+    clusters: Mapping[str, str] | None = None,
+    is_fixed: bool = False,
 ) -> float | None:
     """Two-sided p-value of "no gain": 1 minus the highest level at which the interval of `hierarchical_gain` leaves out 0.
 
-    It is below 0.05 exactly where the 95 % interval leaves out 0, and claims what the interval does: with several runs a side,
-    of the method over its seeds; with one, of these weights alone. At least 1e-9; None without questions in common.
+    It is below 0.05 exactly where the 95 % interval leaves out 0, and claims what the interval does. At least 1e-9; None without
+    questions in common.
     """
-    interval = _gain(before, after, samples=samples, k=k, clusters=clusters)
-    if interval is None:
-        return None
+    interval = _gain(before, after, samples=samples, k=k, clusters=clusters, is_fixed=is_fixed)
+    return None if interval is None else _p(interval)
 
+
+def accuracy_of(results: Sequence[Result], k: int | None = None) -> Estimate | None:
+    """`hierarchical` of the accuracy, or of pass@k, of evaluated runs."""
+    values = [one.by_question(k) for one in results]
+    return hierarchical(values, samples=results[0].samples, k=k or 1, clusters=clusters_of(results))
+
+
+def difference(
+    before: Sequence[Result], after: Sequence[Result], k: int | None = None, *, is_fixed: bool = False
+) -> tuple[Estimate, float] | None:
+    """`hierarchical_gain` of the accuracy, or of pass@k, and its `p_value`, between two groups of evaluated runs."""
+    sides = [[one.by_question(k) for one in group] for group in (before, after)]
+    of = clusters_of([*before, *after])
+    interval = _gain(sides[0], sides[1], samples=after[0].samples, k=k or 1, clusters=of, is_fixed=is_fixed)
+    return None if interval is None else (interval(TAIL), _p(interval))
+
+
+def _p(interval: Callable[[float], Estimate]) -> float:
     def leaves_out_0(log_tail: float) -> bool:
         low, high = interval(math.exp(log_tail)).ci95
         return low > 0 or high < 0
@@ -74,8 +113,19 @@ def p_value(
     return 2 * math.exp(middle)
 
 
+def holm(p_values: Sequence[float | None], family: int | None = None) -> list[float | None]:
+    """These p-values adjusted for their number (Holm 1979): that one of equal methods is told from another by an adjusted one
+    below 0.05 happens in at most 5 % of families. `family`: number of comparisons that these were chosen from, if more."""
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    left, last = max(family or 0, len(known)), 0.0
+    for rank, (p, place) in enumerate(known):
+        adjusted[place] = last = max(last, min((left - rank) * p, 1.0))
+    return adjusted
+
+
 def _gain(
-    before: Sequence[Run], after: Sequence[Run], *, samples: int, k: int, clusters: Mapping[str, str] | None
+    before: Sequence[Run], after: Sequence[Run], *, samples: int, k: int, clusters: Mapping[str, str] | None, is_fixed: bool
 ) -> Callable[[float], Estimate] | None:
     """The gain with its interval, by the probability beyond either end; None without questions in common."""
     shared = _shared([*before, *after])
@@ -85,9 +135,14 @@ def _gain(
     tables = [_table(group, shared) for group in (before, after)]
     differences_Q = tables[1].mean(axis=0) - tables[0].mean(axis=0)
     within = gain_interval(differences_Q.tolist(), labels, samples=samples * min(len(before), len(after)), k=k)
-    excesses = [_excess(table_SQ, labels) for table_SQ in tables]
+    of_seeds = _of_seeds(tables[1:] if is_fixed else tables, labels)
     of_questions = _of_questions(differences_Q, labels)
-    return lambda tail: _widened(within(tail), of_questions, excesses, bounds=(-1.0, 1.0), tail=tail)
+
+    def interval(tail: float) -> Estimate:
+        squared = sum(variance * quantile**2 for variance, quantile in _parts(of_questions, of_seeds, tail))
+        return _widened(within(tail), math.sqrt(squared), bounds=(-1.0, 1.0))
+
+    return interval
 
 
 def _shared(runs: Sequence[Run]) -> list[str]:
@@ -102,8 +157,20 @@ def _table(runs: Sequence[Run], questions: Sequence[str]) -> NDArray:
     return np.array([[run[question] for question in questions] for run in runs])
 
 
-def _excess(table_SQ: NDArray, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
-    """(variance of the mean over seeds beyond the scatter within them, degrees of freedom); no variance for a single run."""
+def _of_seeds(tables: Sequence[NDArray], clusters: Sequence[Hashable] | None) -> tuple[list[tuple[float, float]], float]:
+    """([(variance, degrees of freedom)], part of it that is the questions' scatter within runs) of what seeds do to the mean of a
+    group or to the difference of two, as arrays by seed and question. A single run is taken to vary as the other group's do."""
+    groups = [(len(table_SQ), *_between(table_SQ, clusters)) for table_SQ in tables if len(table_SQ) > 1]
+    single = 1 if groups and len(groups) < len(tables) else 0
+    parts = [(between * (1 / seeds + single), seeds - 1.0) for seeds, between, _ in groups]
+    scatter = math.fsum(scatter * (1 / seeds + single) for seeds, _, scatter in groups)
+    if len(parts) == 2 and parts[0][1] == parts[1][1] and (total := parts[0][0] + parts[1][0]):
+        parts = [(total, total**2 / math.fsum(variance**2 / freedom for variance, freedom in parts))]
+    return parts, scatter
+
+
+def _between(table_SQ: NDArray, clusters: Sequence[Hashable] | None) -> tuple[float, float]:
+    """(variance of the seeds' means, what the questions' scatter within runs contributes to it)."""
     import numpy as np
 
     seeds, count = table_SQ.shape
@@ -114,10 +181,8 @@ def _excess(table_SQ: NDArray, clusters: Sequence[Hashable] | None) -> tuple[flo
         rest_SQ = np.array([np.bincount(cluster_Q, weights=rest_Q) for rest_Q in rest_SQ])
         squares = int((sizes**2).sum())
         equivalent = count * count / squares
-    if seeds == 1 or equivalent == 1:
-        return 0.0, 1
-    scatter = float((rest_SQ**2).sum()) / ((seeds - 1) * (equivalent - 1)) / (seeds * squares)
-    return max(float(table_SQ.mean(axis=1).var(ddof=1)) / seeds - scatter, 0.0), seeds - 1
+    scatter = float((rest_SQ**2).sum()) / ((seeds - 1) * (equivalent - 1)) / squares if equivalent > 1 else 0.0
+    return float(table_SQ.mean(axis=1).var(ddof=1)), scatter
 
 
 def _of_questions(values_Q: NDArray, clusters: Sequence[Hashable] | None) -> tuple[float, float]:
@@ -128,22 +193,20 @@ def _of_questions(values_Q: NDArray, clusters: Sequence[Hashable] | None) -> tup
     return found.variance / max(found.number - 1, 1e-9), found.number - 1
 
 
-def _widened(
-    within: Estimate,
-    of_questions: tuple[float, float],
-    excesses: Sequence[tuple[float, int]],
-    *,
-    bounds: tuple[float, float],
-    tail: float = TAIL,
-) -> Estimate:
-    """The interval of the questions, widened by what the seeds add."""
+def _parts(
+    of_questions: tuple[float, float], of_seeds: tuple[list[tuple[float, float]], float], tail: float
+) -> list[tuple[float, float]]:
+    """(variance, t quantile) of the questions and of the seeds; none where seeds add nothing, or questions tell nothing."""
     from scipy import special
 
-    parts: list[tuple[float, float]] = [excess for excess in excesses if excess[0] > 0]
-    if not parts or math.isinf(of_questions[0]):
-        return within
-    parts.append(of_questions)
-    total = sum(variance for variance, _ in parts)
-    half = sum(variance * float(special.stdtrit(freedom, 1 - tail)) for variance, freedom in parts) / math.sqrt(total)
+    between, scatter = of_seeds
+    if not any(variance for variance, _ in between) or math.isinf(of_questions[0]):
+        return []
+    parts = [(max(of_questions[0] - scatter, 0.0), of_questions[1]), *between]
+    return [(variance, float(special.stdtrit(freedom, 1 - tail))) for variance, freedom in parts]
+
+
+def _widened(within: Estimate, half: float, *, bounds: tuple[float, float]) -> Estimate:
+    """The interval of the questions, made at least so wide."""
     low, high = max(within.mean - half, bounds[0]), min(within.mean + half, bounds[1])
     return Estimate(within.mean, (min(low, within.ci95[0]), max(high, within.ci95[1])))

@@ -84,9 +84,13 @@ class Finding:
 
     def __str__(self) -> str:
         """One line."""
-        what = "what went wrong" if self.is_serious else "worth knowing"
+        return f"{'what went wrong' if self.is_serious else 'worth knowing'}: {self.text}"
+
+    @property
+    def text(self) -> str:
+        """Title, message and advice."""
         advice = f" To change it: {self.advice}." if self.advice else ""
-        return f"{what}: {self.title}: {self.message.rstrip('.')}.{advice}"
+        return f"{self.title}: {self.message.rstrip('.')}.{advice}"
 
     @property
     def title(self) -> str:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from microrl import __version__
+from microrl.evaluation.answer import Answer
 from microrl.evaluation.intervals import Estimate
 from microrl.files import written_whole
-from microrl.report import figures, inspected, settings, transcripts
+from microrl.report import figures, inspected, settings, several, transcripts
 from microrl.report.completions import sample, shown_text, spread
 from microrl.report.history import History
 from microrl.report.transcripts import Pair
@@ -32,7 +33,11 @@ PAIRS = 6
 
 
 def page(
-    histories: Sequence[History], by_setting: Sequence[tuple[str, Estimate]] = (), *, title: str = "", answer: str = ""
+    histories: Sequence[History],
+    by_setting: Sequence[tuple[str, Estimate]] = (),
+    *,
+    title: str = "",
+    answer: Answer | None = None,
 ) -> str:
     """The report of these runs as HTML; `by_setting`: the accuracy of a sweep's settings; `title` and `answer`: of a sweep."""
     from jinja2 import Environment, PackageLoader
@@ -50,7 +55,9 @@ def page(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         title=shown_text(title) or ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
-        answer=shown_text(answer),
+        answer="" if answer is None else shown_text(answer.text),
+        pairs=[] if answer is None else several.compared(answer),
+        trials=several.outcomes(histories) if title else [],
         by_setting=[(shown_text(name), f"{one.mean:.3f}", "[{:.3f}, {:.3f}]".format(*one.ci95)) for name, one in by_setting],
         runs=[(name, judge(history).sentences, facts(history)) for name, history in zip(names, histories, strict=True)],
         figures=_drawn(histories, axes, by_setting),
@@ -65,12 +72,12 @@ def page(
         inspections=_inspected(detailed),
         samples=[(shown_text(history.name), found) for history, found in samples],
         data=Markup(_for_script([{"name": shown_text(run.name), "completions": found.shown} for run, found in samples])),
-        settings=[(name, json.dumps(history.config, indent=2)) for name, history in zip(names, histories, strict=True)],
-        verdicts=[(name, judge(history)) for name, history in zip(names, histories, strict=True)],  # reading has added notes
+        config=several.configurations(histories),
+        verdicts=several.alike_verdicts(histories),  # reading has added notes
     )
 
 
-def write(histories: Sequence[History], target: Path, by_setting: Sequence[tuple[str, Estimate]] = (), **of_sweep: str) -> int:
+def write(histories: Sequence[History], target: Path, by_setting: Sequence[tuple[str, Estimate]] = (), **of_sweep: Any) -> int:
     """Write the page, with what `page` takes; returns its bytes. Raises OSError."""
     text = page(histories, by_setting, **of_sweep).encode("utf-8", "replace")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from microrl.errors import UserError
-from microrl.evaluation.answer import Answer, Method, answer
+from microrl.evaluation.answer import Answer
 from microrl.evaluation.intervals import Estimate
-from microrl.evaluation.result import Result, clusters
-from microrl.evaluation.seeds import hierarchical, hierarchical_gain
+from microrl.evaluation.result import Result
+from microrl.evaluation.seeds import accuracy_of, difference, holm
+from microrl.report import several
+from microrl.report.history import History
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import SEED, key_name
 from microrl.sweep.table import Line, label, lines, method
-
-FEW_UPDATES = 20
-"""Of fewer updates hardly a difference can be expected that an evaluation would show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,16 @@ class Contrast:
     """Second value less first, paired by problem; its interval is over seeds and problems."""
     minutes: tuple[float, float]
     """Mean time of a run, evaluations included."""
+    p: float | None
+    """Of no difference."""
+    p_adjusted: float | None = None
+    """For the number of settings, by Holm's method."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "axis": self.axis, "values": list(self.values), "setting": self.setting, "seeds": list(self.seeds),
             "accuracy": [one.to_json() for one in self.accuracy], "difference": self.difference.to_json(),
-            "minutes": list(self.minutes),
+            "minutes": list(self.minutes), "p": self.p, "p_adjusted": self.p_adjusted,
         }  # fmt: skip
 
 
@@ -57,10 +60,9 @@ def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
     Raises UserError for a damaged evaluation.
     """
     by_setting: dict[str, list[Result]] = {}
-    for combinations, one in _ended(folder):
-        name = " = ".join(label(folder, values, one.line.trial) for values in combinations)
-        by_setting.setdefault(name, []).append(one.result)
-    return [(name, found) for name, results in by_setting.items() if (found := _accuracy(results)) is not None]
+    for _, one in _ended(folder):
+        by_setting.setdefault(method(folder, one.line.trial), []).append(one.result)
+    return [(name, found) for name, results in by_setting.items() if (found := accuracy_of(results)) is not None]
 
 
 def answer_of(folder: SweepFolder) -> Answer | None:
@@ -68,22 +70,12 @@ def answer_of(folder: SweepFolder) -> Answer | None:
 
     Raises UserError for a damaged evaluation.
     """
-    names = {trial.name: method(folder, trial) for trial in folder.plan.trials}
-    results: dict[str, dict[int, Result]] = {name: {} for name in names.values()}
-    evaluated = [one for _, one in _ended(folder)]
-    for one in evaluated:
-        results[names[one.line.trial.name]][one.line.trial.values[SEED]] = one.result
-    planned = Counter(names.values())
-    return answer([Method(name, found, planned[name]) for name, found in results.items()], notes=_notes(evaluated))
-
-
-def _notes(evaluated: list[_Ended]) -> list[str]:
-    """What of the trials qualifies the answer."""
-    short = sum(one.line.summary is not None and one.line.summary.steps < FEW_UPDATES for one in evaluated)
-    stopped = sum(one.line.status == "stopped" for one in evaluated)
-    of = f"of {len(evaluated)} trials"
-    said = [f"{short} {of} made fewer than {FEW_UPDATES} updates: the answer rests on short runs."] if short else []
-    return said + ([f"The guard stopped {stopped} {of}."] if stopped else [])
+    runs = [
+        (method(folder, trial), trial.values[SEED], one.result, History.load(folder.trial(trial.name)))
+        for _, one in _ended(folder)
+        for trial in [one.line.trial]
+    ]
+    return several.answer_of(runs, "trial", planned=Counter(method(folder, trial) for trial in folder.plan.trials))
 
 
 def contrasts(folder: SweepFolder) -> list[Contrast]:
@@ -94,7 +86,7 @@ def contrasts(folder: SweepFolder) -> list[Contrast]:
     ended = [(values, one) for combinations, one in _ended(folder) for values in combinations]
     planned = [values for trial in folder.plan.trials for values in (trial.values, *trial.also)]
     axes = dict.fromkeys(axis for values in planned for axis in values if axis != SEED)
-    found = []
+    found: list[Contrast] = []
     for axis in axes:
         pair = list(dict.fromkeys(str(values[axis]) for values in planned if axis in values))
         if len(pair) != 2:
@@ -106,10 +98,9 @@ def contrasts(folder: SweepFolder) -> list[Contrast]:
                 named = label(folder, rest, one.line.trial, without=axis)
                 setting = settings.setdefault(str(rest), (named, {}, {}))
                 setting[1 + pair.index(str(values[axis]))][values[SEED]] = one  # type: ignore[index]
-        for named, *sides in settings.values():
-            contrast = _contrast(axis, (pair[0], pair[1]), named, *sides)
-            if contrast is not None:
-                found.append(contrast)
+        made = [_contrast(axis, (pair[0], pair[1]), named, *sides) for named, *sides in settings.values()]
+        known = [one for one in made if one is not None]
+        found += [replace(one, p_adjusted=p) for one, p in zip(known, holm([one.p for one in known]), strict=True)]
     return found
 
 
@@ -120,19 +111,12 @@ def _contrast(
     if not seeds:
         return None
     sides = [[side[seed].result for seed in seeds] for side in (first, second)]
-    before, after = ([one.by_question() for one in side] for side in sides)
-    accuracy = [_accuracy(side) for side in sides]
-    difference = hierarchical_gain(before, after, samples=sides[0][0].samples, clusters=clusters(sides[0] + sides[1]))
-    if accuracy[0] is None or accuracy[1] is None or difference is None:
+    accuracy, found = [accuracy_of(side) for side in sides], difference(sides[0], sides[1])
+    if accuracy[0] is None or accuracy[1] is None or found is None:
         return None  # no problem in common: their hours were too short
     hours = [fmean(one.hours_spent for seed in seeds if (one := side[seed].line.summary)) for side in (first, second)]
-    return Contrast(
-        key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), difference, (60 * hours[0], 60 * hours[1])
-    )
-
-
-def _accuracy(results: list[Result]) -> Estimate | None:
-    return hierarchical([one.by_question() for one in results], samples=results[0].samples, clusters=clusters(results))
+    minutes = (60 * hours[0], 60 * hours[1])
+    return Contrast(key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), found[0], minutes, found[1])
 
 
 def _ended(folder: SweepFolder) -> list[tuple[tuple[Mapping[str, Any], ...], _Ended]]:

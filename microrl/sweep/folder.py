@@ -28,10 +28,14 @@ ATTEMPTS = 2
 """Of a trial that fails."""
 RETRIED = "retried"
 """Event of a trial that may be tried as often again."""
-Status = Literal["waiting", "unfinished", "done", "stopped", "failed"]
-"""Of a trial: not begun; begun and to be resumed; ended; ended by the guard; failed ATTEMPTS times."""
+FAILED, REFUSED = "failed", "refused"
+"""Events of an attempt that failed, and of one that the user's input made impossible: another would end as it did."""
+Status = Literal["waiting", "unfinished", "done", "stopped", "failed", "refused"]
+"""Of a trial: not begun; begun and to be resumed; ended; ended by the guard; failed ATTEMPTS times; refused."""
 UNREADABLE = "restore the file from a copy, or start another sweep: --out DIR"
-OVER: tuple[Status, ...] = ("done", "stopped", "failed")
+OVER: tuple[Status, ...] = ("done", "stopped", "failed", "refused")
+LOST: tuple[Status, ...] = ("failed", "refused")
+"""Of trials that have no result and are not tried again."""
 
 
 class PlannedTrial(BaseModel):
@@ -81,6 +85,8 @@ class Event(BaseModel):
     trial: str
     kind: str
     message: str = ""
+    hint: str = ""
+    """Of a refusal: what to do."""
     hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """What a trial was given; None: its own bounds."""
     rung: int | None = None
@@ -191,7 +197,10 @@ class SweepFolder:
         path, ended = self.trial(name), self._summary(name)
         if ended is not None and ended.status in ("done", "stopped"):
             return "stopped" if ended.status == "stopped" else "done"
-        if len(self.failures(name)) >= ATTEMPTS:
+        failures = self._failures(name)
+        if failures and failures[-1].kind == REFUSED:
+            return "refused"
+        if len(failures) >= ATTEMPTS:
             return "failed"
         return "unfinished" if os.path.lexists(path / "config.json") else "waiting"
 
@@ -213,19 +222,27 @@ class SweepFolder:
         return [path for trial in self.plan.trials if RunFolder.is_one(path := self.trial(trial.name))]
 
     def failures(self, name: str) -> list[str]:
-        """What went wrong in each attempt at a trial that failed, since it was last allowed others."""
-        found: list[str] = []
+        """What went wrong in each attempt at a trial that failed or was refused, since it was last allowed others."""
+        return [one.message for one in self._failures(name)]
+
+    def refusal(self, name: str) -> UserError:
+        """The error of a trial that was refused, with its hint."""
+        last = self._failures(name)[-1]
+        return UserError(last.message, last.hint or None)
+
+    def _failures(self, name: str) -> list[Event]:
+        found: list[Event] = []
         for event in self.events():
             if event.trial == name and event.kind == RETRIED:
                 found = []
-            elif event.trial == name and event.kind == "failed":
-                found.append(event.message)
+            elif event.trial == name and event.kind in (FAILED, REFUSED):
+                found.append(event)
         return found
 
     def retry_failed(self) -> None:
-        """Allow the trials that have failed as many attempts again: the cause may be repaired. Raises OSError."""
+        """Allow the trials that have failed or were refused as many attempts again: the cause may be repaired. Raises OSError."""
         for trial in self.plan.trials:
-            if self.status(trial.name) == "failed":
+            if self.status(trial.name) in LOST:
                 self.event(trial.name, RETRIED)
 
     def events(self) -> list[Event]:

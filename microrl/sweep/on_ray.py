@@ -27,7 +27,19 @@ from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.schedule import STARTED, Next, side_by_side
-from microrl.sweep.sweep import OK, STOPPED, Base, Show, base_name, bases_to_evaluate, bounded, end_base, give_base, last_error
+from microrl.sweep.sweep import (
+    OK,
+    STOPPED,
+    Base,
+    Show,
+    base_name,
+    bases_to_evaluate,
+    bounded,
+    end,
+    end_base,
+    give_base,
+    last_error,
+)
 
 SCHEME = "ray"
 RETRIES = 5
@@ -225,5 +237,4 @@ def _end(folder: SweepFolder, found: Next, reference: Any, show: Show) -> None:
             f"trial {name} ended on another node, but left no result in {folder.trial(name)}",
             "start the sweep again, with --out in a folder that every node sees under the same path",
         )
-    folder.event(name, "failed" if why else "ended", why, status=status)
-    show.ended(found.trial, status, why)
+    end(folder, found.trial, status, why, show)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from microrl.run import follow, heartbeat
-from microrl.sweep.folder import BASES, PlannedTrial, SweepFolder
+from microrl.sweep.folder import BASES, LOST, OVER, PlannedTrial, SweepFolder
 from microrl.sweep.grid import SEED
 
 SPARE = 1.05
@@ -101,7 +101,7 @@ def _is_over(folder: SweepFolder, name: str, given: dict[str, float | None]) -> 
     """Whether a trial has used the hours that this rung gave it, or will get no others."""
     status = folder.status(name)
     if status != "done" or folder.plan.hours is None:
-        return status in ("done", "stopped", "failed")
+        return status in OVER
     hours, ended = given.get(name), folder.ended_with(name)
     return hours is not None and ended is not None and ended >= hours  # more: those of a later rung
 
@@ -124,7 +124,7 @@ def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> li
     scores: dict[str, list[float]] = {}
     for one in alive:
         scores.setdefault(_setting(one), [])
-        if folder.status(one.name) != "failed" and (accuracy := validation(folder, one.name)) is not None:
+        if folder.status(one.name) not in LOST and (accuracy := validation(folder, one.name)) is not None:
             scores[_setting(one)].append(accuracy)
     means = {setting: fmean(found) if found else -1.0 for setting, found in scores.items()}
     best = sorted(means, key=lambda setting: -means[setting])[: math.ceil(len(means) / 2)]

@@ -21,11 +21,11 @@ from microrl.evaluation.result import Result
 from microrl.files import BadFile
 from microrl.run import child
 from microrl.run.folder import RunFolder
-from microrl.sweep.folder import BASES, PlannedTrial, SweepFolder
+from microrl.sweep.folder import BASES, FAILED, REFUSED, PlannedTrial, SweepFolder
 from microrl.sweep.schedule import STARTED, Next, following
 
-OK, STOPPED, INTERRUPTED = 0, 3, 130
-"""Exit statuses of a run that is over, and of one that was interrupted and saved."""
+OK, USAGE, STOPPED, INTERRUPTED = 0, 2, 3, 130
+"""Exit statuses of a run that has ended well, was refused, was stopped by the guard, and was interrupted and saved."""
 CLOCK_S = 2.0
 """Seconds between two records of the sweep's clock."""
 SHARED = ("model", "data", "evaluation", "engine", "reward", "sampling")
@@ -89,9 +89,17 @@ def _make(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Cal
     status = _in_child(folder, name, lambda: work.train(path, found.hours, is_fresh=is_fresh), on_wait)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
-    why = "" if status in (OK, STOPPED) else last_error(folder.log(name), status)
-    folder.event(name, "failed" if why else "ended", why, status=status)
-    show.ended(found.trial, status, why)
+    end(folder, found.trial, status, "" if status in (OK, STOPPED) else last_error(folder.log(name), status), show)
+
+
+def end(folder: SweepFolder, trial: PlannedTrial, status: int, why: str, show: Show) -> None:
+    """Record and tell how an attempt at a trial ended: with an exit status, and what went wrong. Raises OSError."""
+    if status == USAGE:  # of the user's input: another attempt would end as this one
+        why = why.removesuffix(f" ({_exited(status)})")
+        folder.event(trial.name, REFUSED, why, hint=_last(folder.log(trial.name), "hint: "), status=status)
+    else:
+        folder.event(trial.name, FAILED if why else "ended", why, status=status)
+    show.ended(trial, status, why)
 
 
 def bounded(folder: SweepFolder, config: RunConfig, hours: float | None) -> RunConfig:
@@ -121,11 +129,20 @@ def _in_child(folder: SweepFolder, name: str, work: Callable[[], int], on_wait: 
 
 def last_error(log: Path, status: int) -> str:
     """Why a trial failed: the last error that it printed, or how it died."""
-    lines = log.read_bytes()[-20_000:].decode(errors="replace").splitlines() if log.exists() else []
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     killed = " (often: out of memory)" if status == -signal.SIGKILL else ""
-    died = f"killed by signal {-status}{killed}" if status < 0 else f"exit status {status}"
-    return f"{said[-1]} ({died})" if said and status > 0 else died
+    died = f"killed by signal {-status}{killed}" if status < 0 else _exited(status)
+    said = _last(log, "error: ") if status > 0 else ""
+    return f"{said} ({died})" if said else died
+
+
+def _exited(status: int) -> str:
+    return f"exit status {status}"
+
+
+def _last(log: Path, label: str) -> str:
+    """The last of a log's lines that begin so, without that; empty if none does."""
+    lines = log.read_bytes()[-20_000:].decode(errors="replace").splitlines() if log.exists() else []
+    return next((line.removeprefix(label) for line in reversed(lines) if line.startswith(label)), "")
 
 
 # ---- the base model's evaluation
@@ -186,8 +203,9 @@ def end_base(folder: SweepFolder, base: Base, status: int, show: Show) -> None:
     """Tell how the evaluation of an untouched model ended: with an exit status, and its result or none. Raises OSError."""
     name = base_name(base.path.name)
     if status != OK or not _before(base.path):
-        folder.event(name, "failed", last_error(folder.log(name), status), status=status)
-        show.note(f"could not evaluate the base model (see {folder.log(name)}): each trial will do it itself")
+        why = last_error(folder.log(name), status)
+        folder.event(name, FAILED, why, status=status)
+        show.note(f"could not evaluate the base model: {why} (see {folder.log(name)}); each trial will do it itself")
         return
     count, wanted = _answered(base.path), base.config.evaluation.problems
     if count < wanted and base.config.budget.hours is not None:

@@ -15,7 +15,7 @@ from microrl.config.adapters import LowRankConfig
 from microrl.evaluation.intervals import Estimate
 from microrl.files import BadFile, Count, Fraction, Seconds
 from microrl.report.history import History, finite
-from microrl.sweep.folder import PlannedTrial, Status, SweepFolder
+from microrl.sweep.folder import LOST, PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, key_name
 
 
@@ -55,7 +55,7 @@ class Line:
     """What the update is multiplied with; None for an adapter that has none."""
     summary: _Summary | None
     why: str
-    """Of a trial that failed, or whose summary is damaged."""
+    """Of a trial that failed or was refused, or whose summary is damaged."""
 
     @property
     def gain(self) -> Estimate | None:
@@ -89,7 +89,7 @@ def lines(folder: SweepFolder) -> list[Line]:
         adapter, status = folder.config(trial).adapter, folder.status(trial.name)
         path = folder.trial(trial.name) / "summary.json"
         summary: _Summary | None = None
-        why = folder.failures(trial.name)[-1] if status == "failed" else ""
+        why = folder.failures(trial.name)[-1] if status in LOST else ""
         if path.is_file():
             try:
                 summary = files.read_json(path, _Summary)
