@@ -394,7 +394,7 @@ def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_
     done, folder, good = one_of_two('{"question": "What is 1 + 1?"}\n')  # the first row is fine
     assert done.returncode == 1
     assert done.stderr.count("bad.jsonl-seed0 was refused: ") == 1 and "tried once more" not in done.stderr
-    assert "sums_more.jsonl-seed0: 1 steps" in done.stderr and "refused: " in done.stdout
+    assert "sums_more.jsonl-seed0: 1 steps" in done.stderr and "refused:" in "".join(done.stdout.split())
     assert folder.status("name-bad.jsonl-seed0") == "refused" and len(folder.failures("name-bad.jsonl-seed0")) == 1
     assert f"name {good}" in json.loads(inside("compare", folder.path, "--json").stdout)["settings"][0]["method"]
     shutil.copyfile(data_file, tmp_path / "bad.jsonl")  # repaired
@@ -426,7 +426,7 @@ def test_a_trial_that_fails_is_tried_again(inside, arguments, tmp_path, monkeypa
     monkeypatch.setattr(loop, "train", broken)
     done = inside("sweep", *arguments, "--out", tmp_path / "study")
     assert done.returncode == 1 and done.stderr.count("r2-seed0 failed: ") == 2 and done.stderr.count("tried once more") == 1
-    assert done.stdout.count(" done") == 3 and "failed: " in done.stdout
+    assert done.stdout.count(" done") == 3 and "failed:" in "".join(done.stdout.split())
 
 
 @pytest.mark.slow

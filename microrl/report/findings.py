@@ -48,8 +48,7 @@ EVENTS: dict[str, str] = {
     "warning": "",
 }
 """Kinds of events that tell of something that went wrong, the worst first, and what to change."""
-SERIOUS = ("guard", "failed", "interrupted", "sync check failed", "swap retried", "engine fallback", "out of memory",
-           "reward failed")  # fmt: skip
+SERIOUS = ("guard", "failed", "interrupted", "sync check failed", "engine fallback", "reward failed")
 ENDINGS = ("failed", "interrupted", "sync check failed")
 """Events that end the process of a run, which may be resumed."""
 LOWER = "start a new run with a lower learning rate than optim.lr={lr}, for example a tenth of it"
