@@ -98,8 +98,8 @@ class Host:
     def ask(self, handled: Any, served: Any = None, *, deadline_s: float, cpu_s: float, gone: Gone = never) -> Any:
         """What `handle` returned; None where it did not come within the deadline, died, or nobody wants it any more.
 
-        `served`: the request to `serve`. `deadline_s` counts from when the host is ready. `cpu_s`: processor seconds of each of the
-        two. Raises MachineFailure where the host does not start.
+        `served`: the request to `serve`. `deadline_s` counts from when the host is ready. `cpu_s`: processor seconds of each
+        of the two. Raises MachineFailure where the host does not start.
         """
         if not self.await_ready(gone):
             return None
