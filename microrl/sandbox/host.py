@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 from microrl.clock import now_s
 from microrl.errors import MachineFailure
 from microrl.sandbox import folders, memory_folder
-from microrl.sandbox.confine import Limits, confine
+from microrl.sandbox.confine import Limits, confine, libraries
 from microrl.sandbox.environment import clean
 from microrl.sandbox.pipes import Gone, never, wait_for
 
@@ -197,6 +197,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     module = importlib.import_module(module_name)
     module.prepare()
+    libraries(True), libraries(False)
     with open(0, "rb", buffering=0) as commands, contextlib.suppress(BrokenPipeError):
         # Without a buffer, so that `select` sees what is there.
         while os.write(replies, _READY) and (line := commands.readline()):

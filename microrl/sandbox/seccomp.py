@@ -12,7 +12,7 @@ import os
 import platform
 import struct
 
-from microrl.sandbox.landlock import no_new_privileges
+from microrl.sandbox.landlock import libc, no_new_privileges
 
 _SYSCALLS = {"x86_64": (0xC000003E, 0, 317), "aarch64": (0xC00000B7, 1, 277)}
 """By machine: its AUDIT_ARCH number, its column in ALLOWED, and its seccomp(2)."""
@@ -91,7 +91,7 @@ def is_available() -> bool:
         return False
     action = ctypes.c_uint32(_ERRNO)
     number = _SYSCALLS[platform.machine()][2]
-    return int(ctypes.CDLL(None).syscall(ctypes.c_long(number), _GET_ACTION_AVAILABLE, 0, ctypes.byref(action))) == 0
+    return int(libc().syscall(ctypes.c_long(number), _GET_ACTION_AVAILABLE, 0, ctypes.byref(action))) == 0
 
 
 def install() -> None:
@@ -102,8 +102,7 @@ def install() -> None:
     code = _program(platform.machine(), os.getpid())
     program = _Program(len(code) // 8, code)
     no_new_privileges()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(_SYSCALLS[platform.machine()][2]), _SET_MODE_FILTER, 0, ctypes.byref(program)) != 0:
+    if libc().syscall(ctypes.c_long(_SYSCALLS[platform.machine()][2]), _SET_MODE_FILTER, 0, ctypes.byref(program)) != 0:
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
