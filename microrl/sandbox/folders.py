@@ -139,8 +139,7 @@ def is_overfull(path: str, pid: int, file_bytes: int) -> bool:
 
 def _holds_more(path: str, size: int) -> bool:
     """A folder is closed before the last one in it is opened, so that a chain of them needs one descriptor, and siblings two."""
-    # It is not to see by the time of access when it is looked at.
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     entries, waiting = 0, [(os.open(path, flags), ["."])]
     try:
         while waiting:
