@@ -60,7 +60,7 @@ def as_user(user, *arguments):
 
 
 @needs_both
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("where", ["memory", pytest.param("disk", marks=[pytest.mark.slow, pytest.mark.one_of_each])])
 @pytest.mark.parametrize("user", EACH_USER)
 def test_whatever_a_program_leaves_the_next_job_works_and_nothing_is_left(user, where):
     assert as_user(user, "jobs", where) == []
