@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-OUTSIDE = "/tmp/microrl-outside"
+OUTSIDE = f"/tmp/microrl-outside-{os.getuid()}"
 """The tests make it, with a file in it."""
 ATTEMPTS = {
     "read a file": Path(f"{OUTSIDE}/secret").read_text,
@@ -67,13 +67,16 @@ def handle(request, reads, writes):
     if kind == "large":
         return "x" * (1 << 22)
     os.write(writes, b"?")
-    return os.read(reads, 1 << 16).decode()
+    said = os.read(reads, 1 << 16)
+    while kind == "listen" and (more := os.read(reads, 1 << 16)):
+        said += more
+    return said.decode()
 
 
 def serve(request, reads, writes):
     os.read(reads, 1)
     if "source" in request:
-        exec(request["source"], {"__name__": "program"})
+        exec(request["source"], {"__name__": "program", "os": os, "time": time, "say": lambda text: os.write(writes, text)})
     if request.get("fills"):
         for number in range(100_000):
             Path(f"{number}").write_bytes(bytes(request["fills"]))

@@ -1,16 +1,19 @@
 """Programs judged through the scorer, and runs on code: what a completion earns, and what is refused before a model is loaded."""
 
+import gzip
 import json
 import sys
 
 import pytest
+import users
+import writes_programs
 
 from microrl.config import resolve
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.judges import judge
 from microrl.rewards.scorer import RewardScorer, make_scorer
-from microrl.sandbox import Levels, levels
+from microrl.sandbox import Levels, folders, levels
 from microrl.types import Completion, Group, Prompt
 
 GOLD = json.dumps({"setup": "", "tests": ["assert double(2) == 4", "assert double(3) == 6"], "names": ["double"]})
@@ -96,3 +99,53 @@ def test_ten_steps_on_programs(microrl, tiny_arguments, tmp_path):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 10 and all(row["reward/accuracy"] == 0 for row in rows)
     assert "Landlock" in json.loads((out / "environment.json").read_text())["sandbox"]
+
+
+LEFT_OVER = """
+import os, tempfile
+from microrl.sandbox import folders
+path = tempfile.mkdtemp(prefix=folders.PREFIX)
+os.chdir(path)
+for _ in range(1100): os.mkdir('d'); os.chdir('d')
+os.utime(path, (1, 1))
+"""
+"""By a process that was killed, long ago: what the next start removes."""
+
+
+@needs_sandbox
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("user", [users.THIS, users.OTHER])
+def test_a_run_whose_programs_leave_a_thousand_folders_in_each_other(user, where):
+    _train_on_deep_folders(user, where)
+
+
+@needs_sandbox
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_run_whose_programs_leave_a_thousand_folders_in_each_other_as_in_a_container():
+    _train_on_deep_folders(users.OTHER, "disk")
+
+
+def _train_on_deep_folders(user, where):
+    """The model really writes them; in memory or, where no namespaces can be made, on the disk."""
+    starts = [users.TESTS / "no_namespaces.py", sys.executable] if where == "disk" else []
+    keys = {"data.answer_kind": "code", "data.system": "", "data.max_prompt_tokens": 400, "data.held_out": 0.1,
+            "sampling.prompts_per_step": 2, "sampling.group_size": 4, "sampling.max_completion_tokens": 100,
+            "evaluation.problems": 2, "evaluation.samples": 2, "evaluation.pass_k": "[2]"}  # fmt: skip
+    sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+    with users.own_folder(user) as folder:
+        data, out = folder / "problems.jsonl", folder / "run"
+        for arguments in (
+            [users.TESTS / "writes_programs.py", folder],
+            ["-c", LEFT_OVER],
+            [*starts, "-m", "microrl", "train", "--model", folder / "model", "--data", data, "--rank", 8, *sets, "--steps", 3,
+             "--out", out],
+        ):  # fmt: skip
+            done = users.run(user, folder, *arguments, timeout=300)
+            assert done.returncode == 0, done.stderr
+        assert not list(folder.glob(f"{folders.PREFIX}*")), "no folder is left, an old one neither"
+        assert json.loads((out / "summary.json").read_text())["status"] == "done"
+        written = "".join(gzip.decompress(path.read_bytes()).decode() for path in (out / "rollouts").iterdir())
+        assert all(json.dumps(program)[1:-1] in written for program in (writes_programs.RIGHT, writes_programs.DEEP))
+        assert max(row["reward/accuracy"] for row in map(json.loads, (out / "metrics.jsonl").open())) > 0

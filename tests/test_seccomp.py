@@ -154,6 +154,8 @@ def _honest(folder):
     with open("a", "w+") as file:
         file.write("12345")
         file.flush()
+        os.posix_fallocate(file.fileno(), 0, 1 << 16)  # the C library writes, where it cannot be allotted
+        assert os.fstat(file.fileno()).st_size == 1 << 16
         file.truncate(3)
         os.fsync(file.fileno())
     os.rename("a", "b")

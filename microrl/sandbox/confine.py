@@ -11,8 +11,8 @@ import socket
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from microrl.sandbox import landlock, seccomp
@@ -74,7 +74,7 @@ def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tupl
     see `levels_in_force`.
     """
     with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        landlock.libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != owner:
         os._exit(0)
     signal.set_wakeup_fd(-1)
@@ -123,21 +123,24 @@ def levels_in_force(outside: str | None = None) -> Levels:
     return Levels(files, system_calls, landlock.version())
 
 
-def libraries(packages: bool = True) -> Iterator[str]:
-    """The paths below which Python finds its libraries, and these theirs; without `packages` the standard library alone."""
-    yield from ("/lib64", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime")
+@cache
+def libraries(packages: bool = True) -> tuple[str, ...]:
+    """The paths below which Python finds its libraries, and these theirs; without `packages` the standard library alone.
+
+    Looking for them takes as long as all the rest of `confine`: call it before the fork.
+    """
+    common = ("/lib64", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime")
     if packages:
-        yield from {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-        yield str(Path(sys.executable).resolve().parent.parent / "lib")
-        yield str(Path(__file__).parents[1])
-        yield from ("/usr/lib", "/usr/local/lib", "/lib")
-        return
+        found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        python = str(Path(sys.executable).resolve().parent.parent / "lib")
+        return (*common, *found, python, str(Path(__file__).parents[1]), "/usr/lib", "/usr/local/lib", "/lib")
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
-    yield from (f"/lib/{multiarch}", f"/usr/lib/{multiarch}") if multiarch else ()
+    paths = [f"/lib/{multiarch}", f"/usr/lib/{multiarch}"] if multiarch else []
     for name in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}:
         with contextlib.suppress(OSError):
             # Landlock's rules hold for all that is below, so packages that are installed there are left out by name.
-            yield from (entry.path for entry in os.scandir(name) if entry.name not in ("site-packages", "dist-packages"))
+            paths += (entry.path for entry in os.scandir(name) if entry.name not in ("site-packages", "dist-packages"))
+    return (*common, *paths)
 
 
 def _close_all_but(kept: set[int]) -> None:
@@ -161,4 +164,4 @@ def _drop_capabilities() -> None:
     number = _CAPSET.get(os.uname().machine)
     if number is not None:
         header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-        ctypes.CDLL(None).syscall(ctypes.c_long(number), header, bytes(24))
+        landlock.libc().syscall(ctypes.c_long(number), header, bytes(24))

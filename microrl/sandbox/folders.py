@@ -21,8 +21,12 @@ NEW_S = 60.0
 """A folder that has changed since may not be locked yet."""
 MAX_BYTES, MAX_ENTRIES = 64 << 20, 1000
 """What a program may have in its folder."""
+LOOK_S = 0.01
+"""How often that is looked at. Some 20 MB are written in between."""
 _MAX_OPEN = 100
-"""Folders that wait to be looked at. Each is a descriptor."""
+"""Folders that are looked at together. Each is a descriptor."""
+_SHARED_MEMORY = b"/dev/zero (deleted)\n"
+"""Of no file."""
 _REMOVE_S = 60.0
 _given_up: set[str] = set()
 """Folders that cannot be removed: said once, and not tried again."""
@@ -123,47 +127,66 @@ def _opened(name: str, parent: int | None = None) -> Iterator[int]:
 def is_overfull(path: str, pid: int, file_bytes: int) -> bool:
     """Whether a running program, whose files have at most `file_bytes` each, has more in its folder than it may.
 
-    So has one that hides: no honest program makes a folder that itself cannot read, or gives its process to another user.
+    So has one that cannot be looked at: no honest program makes a folder that itself cannot read. `pid`: a child of this process,
+    which has not waited for it yet.
     """
     try:
-        size = _unlinked_bytes(path, pid, file_bytes)
+        size = _unlinked_bytes(pid, file_bytes)
         return size > MAX_BYTES or _holds_more(path, MAX_BYTES - size)
-    except PermissionError:
+    except OSError:
         return True
-    except OSError:  # the program has ended
-        return False
 
 
 def _holds_more(path: str, size: int) -> bool:
-    entries, waiting = 0, [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    """A folder is closed before the last one in it is opened, so that a chain of them needs one descriptor, and siblings two."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    entries, waiting = 0, [(os.open(path, flags), ["."])]
     try:
         while waiting:
-            here = waiting.pop()
+            folder, names = waiting[-1]
             try:
-                for name in os.listdir(here):
-                    with suppress(FileNotFoundError, NotADirectoryError):  # removed or renamed meanwhile
-                        state = os.stat(name, dir_fd=here, follow_symlinks=False)
-                        entries, size = entries + 1, size - state.st_blocks * 512
-                        if stat.S_ISDIR(state.st_mode):
-                            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                            waiting.append(os.open(name, flags, dir_fd=here))
-                    if entries > MAX_ENTRIES or size < 0 or len(waiting) > _MAX_OPEN:
-                        return True
-            finally:
-                os.close(here)
+                inner = os.open(names.pop(), flags, dir_fd=folder)
+            except (FileNotFoundError, NotADirectoryError):  # removed or renamed meanwhile
+                inner = None
+            _close_the_seen(waiting)
+            if inner is None:
+                continue
+            waiting.append((inner, folders := []))
+            for name in os.listdir(inner):
+                with suppress(FileNotFoundError):
+                    state = os.stat(name, dir_fd=inner, follow_symlinks=False)
+                    entries, size = entries + 1, size - state.st_blocks * 512
+                    folders += [name] if stat.S_ISDIR(state.st_mode) else []
+                if entries > MAX_ENTRIES or size < 0:
+                    return True
+            _close_the_seen(waiting)
+            if len(waiting) > _MAX_OPEN:
+                return True
     finally:
-        for descriptor in waiting:
+        for descriptor, _ in waiting:
             os.close(descriptor)
     return False
 
 
-def _unlinked_bytes(path: str, pid: int, file_bytes: int) -> int:
+def _close_the_seen(waiting: list[tuple[int, list[str]]]) -> None:
+    while waiting and not waiting[-1][1]:
+        os.close(waiting.pop()[0])
+
+
+def _unlinked_bytes(pid: int, file_bytes: int) -> int:
     """What a process holds open of files that have no name any more; of those that are mapped, the most that they can have."""
     size = 0
     for number in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):
             state = os.stat(f"/proc/{pid}/fd/{number}")
             size += state.st_blocks * 512 if stat.S_ISREG(state.st_mode) and state.st_nlink == 0 else 0
+    if mapped := _unlinked_and_mapped(pid):
+        size += len(mapped - _unlinked_and_mapped(os.getpid())) * file_bytes
+    return size
+
+
+def _unlinked_and_mapped(pid: int) -> set[bytes]:
+    """The files, each as its device and number. A library that was replaced while Python runs is among them, too."""
     with open(f"/proc/{pid}/maps", "rb") as maps:
-        unlinked = {line.split()[4] for line in maps if line.endswith(b" (deleted)\n") and os.fsencode(path) in line}
-    return size + len(unlinked) * file_bytes
+        lines = [line.split(maxsplit=5) for line in maps if line.endswith(b" (deleted)\n")]
+    return {device + number for _, _, _, device, number, name in lines if name != _SHARED_MEMORY}

@@ -29,15 +29,16 @@ from typing import Any, BinaryIO
 from microrl.clock import now_s
 from microrl.errors import MachineFailure
 from microrl.sandbox import folders, memory_folder
-from microrl.sandbox.confine import Limits, confine
+from microrl.sandbox.confine import Limits, confine, libraries
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import LOOK_S, Gone, never, wait_for
+from microrl.sandbox.pipes import Gone, never, wait_for
 
 START_S = 60.0
 LIMITS = Limits(memory_bytes=2 << 30, file_bytes=4 << 20, files=32)
 LONGEST_ANSWER = 1 << 20
 """Bytes of what a job returns."""
 _HEAD = 8
+_READY = b"ready\n"
 
 
 class Host:
@@ -46,7 +47,7 @@ class Host:
     def __init__(self, module: str) -> None:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
+        self._is_ready = self._has_worked = False
         self._ends: list[int] = []
         self._folder, self._lock = "", -1
 
@@ -72,18 +73,36 @@ class Host:
         assert self._process.stdin is not None
         for descriptor in (ask, tell, self._process.stdin.fileno()):
             os.set_blocking(descriptor, False)
-        self._is_ready = False
+        self._has_worked = False
+
+    def await_ready(self, gone: Gone = never) -> bool:
+        """Wait until it has started, or removed what the last job left; False where nobody wants it any more.
+
+        Raises MachineFailure where it does not start.
+        """
+        while not self._is_ready:
+            if self._process is None:
+                self.start()
+            self._is_ready = self._says_ready(gone)
+            if not self._is_ready:
+                if gone():
+                    return False
+                has_worked = self._has_worked
+                self.kill()
+                if not has_worked:
+                    raise MachineFailure(
+                        f"the process for {self._module} did not start", f"check that `python -c 'import {self._module}'` works"
+                    )
+        return True
 
     def ask(self, handled: Any, served: Any = None, *, deadline_s: float, cpu_s: float, gone: Gone = never) -> Any:
         """What `handle` returned; None where it did not come within the deadline, died, or nobody wants it any more.
 
-        `served`: the request to `serve`. `cpu_s`: processor seconds of each of the two. Raises MachineFailure where the host
-        does not start.
+        `served`: the request to `serve`. `deadline_s` counts from when the host is ready. `cpu_s`: processor seconds of each
+        of the two. Raises MachineFailure where the host does not start.
         """
-        if self._process is None:
-            self.start()
-        if not self._is_ready:
-            self._await_start(gone)
+        if not self.await_ready(gone):
+            return None
         until = now_s() + deadline_s
         ask, tell, verdict = self._ends
         command = {"cpu_s": cpu_s, "serves": served is not None}
@@ -98,6 +117,7 @@ class Host:
                 self.kill()  # some of its forks may still run, and requests may be half read
                 return None
             self._send(self._stdin, b"end\n", now_s() + START_S, gone)
+            self._is_ready, self._has_worked = False, True
         except (BrokenPipeError, ConnectionError):
             self.kill()
             return None
@@ -116,7 +136,7 @@ class Host:
             os.close(descriptor)
         folders.remove(self._folder)
         os.close(self._lock)
-        self._process, self._ends = None, []
+        self._process, self._ends, self._is_ready = None, [], False
 
     close = kill
 
@@ -125,22 +145,17 @@ class Host:
         assert self._process is not None and self._process.stdin is not None
         return self._process.stdin.fileno()
 
-    def _await_start(self, gone: Gone) -> None:
+    def _says_ready(self, gone: Gone) -> bool:
         assert self._process is not None and self._process.stdout is not None
         until, said = now_s() + START_S, b""
         while not said.endswith(b"\n"):
             if not wait_for(self._process.stdout.fileno(), select.POLLIN, until, gone):
-                break
+                return False
             part = os.read(self._process.stdout.fileno(), 1 << 12)
             if not part:
-                break
+                return False
             said += part
-        if said != b"ready\n":
-            self.kill()
-            raise MachineFailure(
-                f"the process for {self._module} did not start", f"check that `python -c 'import {self._module}'` works"
-            )
-        self._is_ready = True
+        return said == _READY
 
     def _send(self, descriptor: int, data: bytes, until: float, gone: Gone) -> bool:
         """Whether all of it could be written in time."""
@@ -182,10 +197,10 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     module = importlib.import_module(module_name)
     module.prepare()
-    os.write(replies, b"ready\n")
-    os.close(replies)
-    with open(0, "rb", buffering=0) as commands:  # without a buffer, so that `select` sees what is there
-        while line := commands.readline():
+    libraries(True), libraries(False)
+    with open(0, "rb", buffering=0) as commands, contextlib.suppress(BrokenPipeError):
+        # Without a buffer, so that `select` sees what is there.
+        while os.write(replies, _READY) and (line := commands.readline()):
             _job(module, json.loads(line), commands, (asked, told, said), folder, is_in_memory)
     folders.remove(folder)  # nobody else does where the parent was killed
 
@@ -209,11 +224,12 @@ def _job(
     for descriptor in (to_program, calls, answers, to_tests):
         os.close(descriptor)
     running.append(judging)
-    ended = os.pidfd_open(judging)
+    ended, looks = os.pidfd_open(judging), command["serves"] and not is_in_memory
     try:
-        while not (ready := select.select([ended, commands.fileno()], [], [], LOOK_S)[0]):
-            if command["serves"] and not is_in_memory and folders.is_overfull(folder, running[0], LIMITS.file_bytes):
+        while not (ready := select.select([ended, commands.fileno()], [], [], folders.LOOK_S if looks else None)[0]):
+            if folders.is_overfull(folder, running[0], LIMITS.file_bytes):
                 os.kill(running[0], signal.SIGKILL)
+                looks = False
         if ended in ready:
             os.write(said, b"%08d" % 0)
             commands.readline()

@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
+from functools import cache
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on all architectures
 _VERSION_FLAG = 1
@@ -75,7 +76,7 @@ def restrict(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
 
 def no_new_privileges() -> None:
     """Give up the means to gain privileges by `execve`, which Landlock and seccomp ask for. Raises OSError."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    if libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
@@ -94,8 +95,13 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def _syscall(number: int, *arguments: object) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    result = int(libc().syscall(ctypes.c_long(number), *arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), f"system call {number}")
     return result
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    """The C library. Loading it takes ten times as long as a call."""
+    return ctypes.CDLL(None, use_errno=True)

@@ -12,6 +12,8 @@ import os
 import tempfile
 from contextlib import suppress
 
+from microrl.sandbox.landlock import libc
+
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _NO_SETUID, _NO_DEVICES, _NO_EXECUTION = 2, 4, 8
 _RECURSIVE, _SLAVE = 1 << 14, 1 << 19
@@ -71,5 +73,5 @@ def _enter(flags: int) -> None:
 
 
 def _call(name: str, *arguments: object) -> None:
-    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+    if getattr(libc(), name)(*arguments) != 0:
         raise OSError(ctypes.get_errno(), name)

@@ -12,7 +12,7 @@ import os
 import platform
 import struct
 
-from microrl.sandbox.landlock import no_new_privileges
+from microrl.sandbox.landlock import libc, no_new_privileges
 
 _SYSCALLS = {"x86_64": (0xC000003E, 0, 317), "aarch64": (0xC00000B7, 1, 277)}
 """By machine: its AUDIT_ARCH number, its column in ALLOWED, and its seccomp(2)."""
@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "readlinkat": (267, 78), "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49),
     "fchdir": (81, 50), "umask": (95, 166), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
     "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276), "link": (86, None),
-    "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36), "ftruncate": (77, 46), "fallocate": (285, 47),
+    "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36), "ftruncate": (77, 46),
     "fadvise64": (221, 223), "fsync": (74, 82), "fdatasync": (75, 83), "sendfile": (40, 71), "copy_file_range": (326, 285),
     # waiting, and pipes
     "pipe": (22, None), "pipe2": (293, 59), "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
@@ -73,8 +73,11 @@ _ONLY_WITH: dict[str, tuple[tuple[int | None, int | None], int, int, frozenset[i
     "prlimit64": ((302, 261), 0, 0xFFFFFFFF, None),          # its own limits can only get tighter
     "sched_getaffinity": ((204, 123), 0, 0xFFFFFFFF, None),
 }
-_CLONE3 = 435
-"""Where it does not exist, glibc takes clone."""
+_UNSUPPORTED: dict[str, tuple[int, int, int]] = {
+    # call: its numbers, and the error after which the C library takes another one
+    "clone3": (435, 435, errno.ENOSYS),
+    "fallocate": (285, 47, errno.EOPNOTSUPP),  # it allots gigabytes a moment; what is written instead takes its time
+}
 # fmt: on
 
 
@@ -88,7 +91,7 @@ def is_available() -> bool:
         return False
     action = ctypes.c_uint32(_ERRNO)
     number = _SYSCALLS[platform.machine()][2]
-    return int(ctypes.CDLL(None).syscall(ctypes.c_long(number), _GET_ACTION_AVAILABLE, 0, ctypes.byref(action))) == 0
+    return int(libc().syscall(ctypes.c_long(number), _GET_ACTION_AVAILABLE, 0, ctypes.byref(action))) == 0
 
 
 def install() -> None:
@@ -99,8 +102,7 @@ def install() -> None:
     code = _program(platform.machine(), os.getpid())
     program = _Program(len(code) // 8, code)
     no_new_privileges()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(_SYSCALLS[platform.machine()][2]), _SET_MODE_FILTER, 0, ctypes.byref(program)) != 0:
+    if libc().syscall(ctypes.c_long(_SYSCALLS[platform.machine()][2]), _SET_MODE_FILTER, 0, ctypes.byref(program)) != 0:
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
@@ -108,17 +110,17 @@ def _program(machine: str, own: int) -> bytes:
     """The filter as classic BPF. The kernel lays out: number (4 bytes), architecture (4), instruction pointer (8), arguments."""
     architecture, column, _ = _SYSCALLS[machine]
     load, mask_with, equal, at_least, ret = 0x20, 0x54, 0x15, 0x35, 0x06
-    allow, refuse, missing = ((ret, 0, 0, action) for action in (_ALLOW, _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS))
+    allow, refuse = ((ret, 0, 0, action) for action in (_ALLOW, _ERRNO | errno.EPERM))
     code: list[tuple[int, int, int, int]] = [
         (load, 0, 0, 4),
         (equal, 1, 0, architecture),
         (ret, 0, 0, _KILL_PROCESS),  # 32-bit calls have other numbers
         (load, 0, 0, 0),
         (at_least, 0, 1, _NEWEST),  # x32's numbers, too, which begin at 2^30
-        missing,
-        (equal, 0, 1, _CLONE3),
-        missing,
+        (ret, 0, 0, _ERRNO | errno.ENOSYS),
     ]
+    for *both, error in _UNSUPPORTED.values():
+        code += [(equal, 0, 1, both[column]), (ret, 0, 0, _ERRNO | error)]
     for numbers in ALLOWED.values():
         if (number := numbers[column]) is not None:
             code += [(equal, 0, 1, number), allow]

@@ -45,6 +45,8 @@ class Judge:
             return None if found is None else float(found)
         limit_s = OF_THE_TIME * min(cpu_s, deadline_s)
         served, judged = code.requests(request["gold"], request["answer"], limit_s)
+        if not self._host.await_ready(gone):
+            return None
         began = now_s()
         verdicts = self._host.ask(judged, served, deadline_s=deadline_s, cpu_s=cpu_s, gone=gone)
         if verdicts is None or (not all(verdicts) and now_s() - began >= HUNG * limit_s):
