@@ -408,6 +408,19 @@ def completion(text):
     return Completion((5,) * 3, (-1.0,) * 3, "stop", 1, text)
 
 
+def test_the_row_that_is_named_is_one_whose_call_failed(own):
+    """Several groups are scored at once: the first of them may not have been called, since later ones were killed before."""
+    rewards = own("leaves")
+    rewards.reset()
+    for row, kills in ((7, KILLS), (8, 0)):
+        rewards._rewards[0].kills = kills
+        with rewards.calls(lambda: None) as calls:
+            calls.ask(0, Group(Prompt("q", "1", "", (), row, ""), (completion("leave"),)))
+            calls.settle()
+    found = rewards.missing["leaves"]
+    assert (found.row, found.why) == (8, "its process ended with status 3")
+
+
 def test_the_parts_of_a_score_and_its_total(folder):
     config = RewardConfig(functions=("own:no_a=2", "own:brevity=0", "own:reads_json=0.5"), path=str(folder))
     scorer = RewardScorer(config)

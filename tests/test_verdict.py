@@ -98,11 +98,11 @@ def test_a_few_steps_without_an_update_are_no_finding_but_the_last_ones_are(tmp_
 
 def test_no_answer_right_is_told_though_their_form_was_rewarded(tmp_path):
     found = history(tmp_path, rows={"reward/accuracy": 0.0}, **gained(UNCLEAR))
-    assert "no right answer" in kinds(found) and not judge(found).is_worth_trying
+    assert "few right answers" in kinds(found) and not judge(found).is_worth_trying
     hardly = history(tmp_path / "hardly", rows={"reward/accuracy": 0.004}, **gained(UNCLEAR))
-    (one,) = [one for one in judge(hardly).findings if one.kind == "no right answer"]
+    (one,) = [one for one in judge(hardly).findings if one.kind == "few right answers"]
     assert one.message.startswith("0.4% of the answers were right in 40 steps") and "`" in one.message
-    assert "no right answer" not in kinds(
+    assert "few right answers" not in kinds(
         history(tmp_path / "own", rows={"reward/accuracy": 0.0}, config={"reward.accuracy_weight": 0.0})
     )
 

@@ -212,7 +212,7 @@ def test_a_step_that_hangs_ends_the_run_which_resumes_bit_for_bit(microrl, tiny_
     assert microrl("train", *arguments, "--out", whole).returncode == 0
     done = hanging(2, {"SILENT_S": 1.0, "FACTOR": 0.0}, "train", *arguments, "--out", out)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "error: the run hangs: no progress for 0:00:0" in done.stderr and "in `step 3: sampling" in done.stderr
+    assert "error: the run hung: no progress for 0:00:0" in done.stderr and "in `step 3: sampling" in done.stderr
     assert f"microrl train --resume {out}" in done.stderr
     assert "in groups" in (out / "crash.log").read_text()
     assert "in `step 3: sampling" in (out / "run.log").read_text()
@@ -242,7 +242,7 @@ def test_a_hang_is_resumed_once(tiny_arguments, tmp_path):
     assert "in `step 1: sampling" in done.stderr and "continuing in a new process" in done.stderr
     done, out = script(tmp_path, [hang, hang], *tiny_arguments, run=started_anew)
     assert done.returncode == 1 and done.stderr.count("engine fallback") == 1, done.stderr
-    assert "error: the run hangs: " in done.stderr and f"resume it: microrl train --resume {out}" in done.stderr
+    assert "error: the run hung: " in done.stderr and f"resume it: microrl train --resume {out}" in done.stderr
 
 
 def test_stopped_and_continued_it_goes_on(tmp_path):

@@ -41,7 +41,8 @@ EVENTS: dict[str, str] = {
     "interrupted": "",
     "resumed": "",
     "bad checkpoint": "",
-    "evaluation cut": "give the run more time (--hours), or ask less: evaluation.problems, evaluation.samples",
+    "evaluation cut": "give the run more time (--hours), or ask less: evaluation.problems, evaluation.samples, or "
+    "sampling.prompts_per_step if a step takes long",
     "checks killed": "allow answers more time (reward.deadline_s), or look at what hangs: microrl regrade",
     "reward failed": "repair the reward function; call it by itself on the row that the message names",
     "update skipped": "",
@@ -88,7 +89,7 @@ class Finding:
     @property
     def text(self) -> str:
         """Title, message and advice."""
-        advice = f" To change it: {self.advice}." if self.advice else ""
+        advice = f" What to do: {self.advice}." if self.advice else ""
         return f"{self.title}: {self.message.rstrip('.')}.{advice}"
 
     @property
@@ -104,7 +105,7 @@ def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
     """
     seen = [*_of_numbers(history, is_clear=is_clear)]
     events = [*_of_events(history, is_clear=is_clear)]
-    is_explained = {"no update", "no right answer"} & {one.kind for one in seen}
+    is_explained = {"no update", "few right answers"} & {one.kind for one in seen}
     if is_explained or any(event.details.get("rule") == "useful_groups" for event in history.events):
         events = [one for one in events if one.kind != "update skipped"]
     found = sorted(seen + events, key=lambda one: not one.is_serious)
@@ -116,6 +117,13 @@ def updates(history: History) -> int:
     sft, undone = history.outcome("sft", "steps"), history.undone()
     made = sum(_cause(history, row) is None for row in history.rows if row["step"] not in undone)
     return made + (sft if isinstance(sft, int) else 0)
+
+
+def updates_said(history: History, count: int) -> str:
+    """The number of `updates` in words."""
+    sft = history.outcome("sft", "steps")
+    of_sft = f", {sft} of them by SFT" if sft else ""
+    return f"{count} update{'s' if count != 1 else ''}{' that the guard has left' if history.undone() else ''}{of_sft}"
 
 
 def _cause(history: History, row: idle.Row) -> idle.Cause | None:
@@ -139,7 +147,9 @@ def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
         is_serious = kind in SERIOUS and not is_past and not (kind == "guard" and first.details.get("action") == "warn")
         is_serious |= kind == "evaluation cut" and not is_clear
         advice = "" if is_past else shown_text(_advice(history, first))
-        yield Finding(kind, shown_text(message), advice, is_serious, len(events), _steps(steps))
+        yield Finding(
+            kind, shown_text(message), advice, is_serious, len(events), "" if kind == "evaluation cut" else _steps(steps)
+        )
 
 
 def _skipped(history: History, event: Event) -> str:
@@ -183,7 +193,8 @@ def _killed(history: History) -> Iterator[Finding]:
         return
     done = f"after {len(history.rows)} finished steps" if history.rows else "before its first step was finished"
     beat = heartbeat.read(history.path)
-    last = f". Its last sign of life came {clock(beat.elapsed_s)} into the run" if beat.elapsed_s else ""
+    last_s = max([beat.elapsed_s, *(row.get("budget/elapsed_s") or 0.0 for row in history.rows[-1:])])
+    last = f". Its last sign of life came {clock(last_s)} into the run" if last_s else ""
     if beat.silent_s:
         last += f", when there had been no progress for {clock(beat.silent_s)} in `{beat.doing}`"
     lost = "find out why (the kernel's log, dmesg, tells if memory ran out)"
@@ -225,7 +236,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
         said = f"{share} right in {len(history.rows)} steps: the updates rewarded other parts of the reward"
         advice = idle.advice("wrong", history.setting, {}, history.path)
-        yield Finding("no right answer", said + answered(history), advice, is_serious=True)
+        yield Finding("few right answers", said + answered(history), advice, is_serious=True)
     at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
     start = math.fsum(at_first) / len(at_first)
     if counts_accuracy and start > MOST_RIGHT and not is_clear:
@@ -251,7 +262,7 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     made, wanted = outcome("sft", "steps"), setting("sft.steps")
     if isinstance(made, int) and isinstance(wanted, int) and made < wanted:
         minutes = setting("sft.minutes")
-        advice = more if minutes is None else f"raise sft.minutes (now {minutes:g}) or --hours"
+        advice = more if minutes is None else f"raise sft.minutes (now {minutes:g})"
         yield Finding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice, not is_clear)
     steps, bound = outcome("steps"), setting("budget.steps")
     is_done, only_sft = outcome("status") == "done", bool(setting("sft.only"))
@@ -261,12 +272,12 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     count = updates(history)
     if 0 < count < FEW_UPDATES and (history.rows or only_sft) and not is_clear:
         advice = _for_more_updates(history, is_cut=is_cut) if is_done else ""
-        said = f"{count} update{'s' if count != 1 else ''}: too few to expect an effect"
+        said = f"{updates_said(history, count)}: too few to expect an effect"
         yield Finding("few updates", said, advice, is_serious=is_done)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
         used = f"{spent / hours:.0%} of the {_hours(hours)} were used"
-        said = f"{used}: the rest was too short for a further step before the final evaluation"
+        said = f"{used}: the rest was kept for the final evaluation, which took less, or was too short for a further step"
         shorter = "shorten the final evaluation (evaluation.problems, evaluation.samples)"
         yield Finding("budget unused", said, f"{shorter}, or raise --hours")
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from microrl.report.completions import shown_text
-from microrl.report.findings import ENDINGS, FEW_UPDATES, Finding, findings, updates
+from microrl.report.findings import ENDINGS, FEW_UPDATES, Finding, findings, updates, updates_said
 from microrl.report.history import History, finite
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
-HOPELESS = ("no update", "no right answer", "truncated", "reward failed", "killed", *ENDINGS)
+HOPELESS = ("no update", "few right answers", "truncated", "reward failed", "killed", *ENDINGS)
 """Kinds of findings after which nobody is asked to try the model, unless training demonstrably helped."""
 
 
@@ -91,7 +91,7 @@ def judge(history: History) -> Verdict:
     names = [str(name) for name in stored] if isinstance(stored, Mapping) else []
     metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
     more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
-    said = _sentences(outcome, gain, count, found)
+    said = _sentences(outcome, gain, _little(updates_said(history, count), found))
     # Before training means the untouched model, whatever the run started from.
     init = shown_text(str(history.setting("init") or ""))
     more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
@@ -167,15 +167,15 @@ def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gai
     return "not measured" if gain is None else "no clear effect"
 
 
-def _sentences(outcome: Outcome, gain: Gain | None, count: int, found: tuple[Finding, ...]) -> list[str]:
+def _sentences(outcome: Outcome, gain: Gain | None, little: str) -> list[str]:
     measured = [] if gain is None else [f"{gain}, from one training run."]
     said: dict[Outcome, str] = {
         "running": "The run is still going: this is what there is so far.",
         "helped": "The interval lies above zero: the training helped.",
         "worse": "The interval lies below zero: the training made it worse.",
         "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
-        "too little to tell": f"Too little happened to tell whether training helps: {_little(count, found)}.",
-        "nothing learned": "No step changed the weights, so the model is the untouched one.",
+        "too little to tell": f"Too little happened to tell whether training helps: {little}.",
+        "nothing learned": "No step changed the weights: the model is as it was before training.",
         "not measured": "Held-out questions were not evaluated both before and after training: whether it helped is not known.",
     }
     return [*measured, said[outcome]]
@@ -204,6 +204,5 @@ def _was_cut(found: tuple[Finding, ...]) -> bool:
     return any(one.kind == "evaluation cut" for one in found)
 
 
-def _little(count: int, found: tuple[Finding, ...]) -> str:
-    updates = f"{count} update{'s' if count != 1 else ''}"
+def _little(updates: str, found: tuple[Finding, ...]) -> str:
     return f"{updates}, and an evaluation that was cut short" if _was_cut(found) else updates

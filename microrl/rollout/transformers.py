@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from microrl import clock
 from microrl.errors import MachineFailure, in_a_new_run
-from microrl.limits import CPU_CACHE_BYTES
+from microrl.limits import CPU_CACHE_BYTES, CPU_ROWS
 from microrl.models import onednn
 from microrl.models.forward import adapted, kv_bytes_per_token, stop_tokens
 from microrl.models.tensors import merge_lora, merged, replaced, weight_sharing_copy
@@ -109,10 +109,11 @@ class TransformersEngine:
         """How many groups of these prompts the cache's memory holds at once, and the capacity in tokens of each of their rows."""
         length = max((len(prompt.token_ids) for prompt in prompts), default=1) + sampling.max_tokens
         token_bytes = sampling.group_size * kv_bytes_per_token(self._model)
-        groups = max(1, int(self._max_kv_bytes // (token_bytes * length)))
+        most = CPU_ROWS // sampling.group_size if self._model.device.type == "cpu" else len(prompts)
+        groups = max(1, min(most, int(self._max_kv_bytes // (token_bytes * length))))
         if groups < len(prompts):
             length = math.ceil(length * SLACK)
-            groups = max(1, int(self._max_kv_bytes // (token_bytes * length)))
+            groups = max(1, min(most, int(self._max_kv_bytes // (token_bytes * length))))
         self._together = (min(groups, len(prompts)), token_bytes * length)
         return self._together[0], length
 

@@ -64,6 +64,11 @@ class Hang:
     is_overdue: bool
     stack: str
 
+    def place(self) -> str:
+        """The innermost call of the stack, as a part of a sentence; empty if it is not known."""
+        found = re.findall(r'File "([^"]*)", line (\d+), in (.*)', self.stack)
+        return f", at {Path(found[-1][0]).name}:{found[-1][1]} in {found[-1][2]}" if found else ""
+
 
 def kind_of(status: str) -> str:
     """What statuses that differ only in their numbers have in common: `step: sampling` of `step 3: sampling: 2/8 groups`."""

@@ -248,7 +248,8 @@ def _count(total: int | str | None) -> int | None:
 
 
 def _of(step: int, total: int | str | None) -> str:
-    return f"{step + 1}/{total}" if total else str(step + 1)
+    count = _count(total)
+    return f"{step + 1}/{total}" if count and step < count else str(step + 1)  # a forecast may have been too low
 
 
 def _number(value: float | None, digits: int, *, sign: bool = False) -> str:

@@ -151,8 +151,9 @@ class Guard:
             action = "stop"
             message += f"; the run was already rolled back {memory.interventions} times"
         # Completions without an end are what a policy that has become random gives: a longer limit would not help it.
-        is_random = name in ("truncated", "length_drift") and (RULES["entropy_rise"].measure(row, memory) or 0.0) > RANDOM
-        return Verdict(name, action, value if math.isfinite(value) else None, limit, message, has_collapsed=is_random)
+        is_random = row["reward/accuracy"] < 1 - idle.NEARLY_ALL or (RULES["entropy_rise"].measure(row, memory) or 0.0) > RANDOM
+        has_collapsed = name in ("truncated", "length_drift") and is_random
+        return Verdict(name, action, value if math.isfinite(value) else None, limit, message, has_collapsed=has_collapsed)
 
     def _check_idle(self, cause: idle.Cause, row: Row, limit: float, patience: int) -> Verdict | None:
         """A step without an update. A run that has learned and collapsed is rolled back once before it is stopped."""
@@ -263,7 +264,7 @@ def act(run: Run, row: Row, step: int) -> None:
     said = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
     run.console.guard(said)
     tell = run.console.note_once if verdict.action == "warn" else run.console.note
-    tell(f"guard, {said}" + (f". To change it: {advice}" if advice else ""))
+    tell(f"guard, {said}" + (f". What to do: {advice}" if advice else ""))
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action == "rollback" or (verdict.action == "stop" and run.guard.has_seen_an_update):
         _load_best_weights(run, step, verdict.action)
@@ -279,7 +280,8 @@ def _load_best_weights(run: Run, step: int, action: Action) -> None:
     try:
         with run.watch.phase("save"):
             checkpoint.load_weights(best, run.policy)
-        halved = " and halved the learning rate" if action == "rollback" else ""
+        lr = float(run.config.optim.lr) * run.guard.lr_factor
+        halved = f" and halved the learning rate to {lr:g}" if action == "rollback" else ""
         made = run.state.validation.best_step or 0
         of = f"from after step {made}" if made else "from before the first step"
         run.announce("rolled back", f"restored the weights {of}{halved}", step=step, restored_steps=made)

@@ -37,7 +37,7 @@ class Watchdog:
         """Record what hangs, then say it, since a terminal may hang too. Does not return."""
         folder, run = self._folder, self.run
         why = ", and the time is up" if hang.is_overdue else ""
-        message = f"the run hangs: no progress for {clock(hang.silent_s)} in `{hang.doing}`{why}"
+        message = f"the run hung: no progress for {clock(hang.silent_s)} in `{hang.doing}`{hang.place()}{why}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
         error, log = MachineFailure(message, f"resume it: {resume}"), self._crash_log(hang.stack)
         folder.event("failed", message, hint=log, resume=resume, stack=hang.stack)
@@ -62,4 +62,4 @@ class Watchdog:
                 file.write(stack.encode(errors="backslashreplace"))
         except (OSError, BadFile) as error:
             return f"no crash.log could be written: {error}"
-        return f"where it hangs is in {path}"
+        return f"see in {path} where it hung"

@@ -33,6 +33,7 @@ from microrl.types import Group
 RewardFunctionType = Callable[[list[str], list[str], list[dict[str, Any]]], list[float | None]]
 """(prompts, completions, rows) -> one number for each completion, or None where it is to be left out."""
 
+NOT_CALLED = "it was not called"
 KILLS = 2
 """Calls a step that may be killed. After these the function is not called any more in it."""
 
@@ -67,7 +68,7 @@ class OwnReward:
         """
         count = len(completions)
         if self.kills >= KILLS:
-            found: list[Any] | str = f"it was not called: {KILLS} calls in this step have been killed"
+            found: list[Any] | str = f"{NOT_CALLED}: {KILLS} calls in this step have been killed"
         else:
             found = self._call(prompts, completions, rows, gone=gone)
             if self._raised and count > 1:
@@ -84,7 +85,7 @@ class OwnReward:
         results: list[Any] = []
         for prompt, completion, row in zip(prompts, completions, rows, strict=True):
             if self.kills >= KILLS or now_s() > until:
-                results.append({"bad": "it was not called again: there was no time left for it"})
+                results.append({"bad": f"{NOT_CALLED} again: there was no time left for it"})
                 continue
             found = self._call([prompt], [completion], [row], gone=gone)
             results.append({"bad": found} if isinstance(found, str) else found[0])
@@ -131,7 +132,7 @@ def _is_value(value: Any) -> bool:
 
 @dataclass(slots=True)
 class Missing:
-    """How often a function gave no value in a step, and the first time: the data's row, and why."""
+    """How often a function gave no value in a step, and the first call that failed: the data's row, and why."""
 
     name: str
     count: int
@@ -175,9 +176,13 @@ class Calls:
         return found
 
     def _note(self, name: str, row: int, failures: Sequence[Failure]) -> None:
-        if failures:
-            entry = self.missing.setdefault(name, Missing(name, 0, row, failures[0].why))
-            entry.count += len(failures)
+        if not failures:
+            return
+        entry = self.missing.setdefault(name, Missing(name, 0, row, failures[0].why))
+        entry.count += len(failures)
+        whys = [failure.why for failure in failures if not failure.why.startswith(NOT_CALLED)]
+        if whys and entry.why.startswith(NOT_CALLED):  # a call that failed says more than one that was not made
+            entry.row, entry.why = row, whys[0]
 
 
 class OwnRewards:
