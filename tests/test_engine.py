@@ -19,6 +19,7 @@ from transformers import (
 
 from microrl.algorithm.batch import Row
 from microrl.config import resolve
+from microrl.limits import CPU_ROWS
 from microrl.models.forward import sequence_logprobs
 from microrl.policy.policy import Policy
 from microrl.rollout.decoding import _nucleus, sample_tokens
@@ -272,6 +273,7 @@ def test_prompts_that_take_the_place_of_finished_rows_get_the_completions_that_t
     wide = TransformersEngine(model, tokenizer, max_kv_gb=1)
     prompts, sampling = varied(24), Sampling(2, 40)
     assert narrow.room(prompts, sampling) == (3, 88) and wide.room(prompts, sampling) == (24, 70)
+    assert wide.room(prompts * 50, sampling)[0] == CPU_ROWS // 2, "more at once would only take memory"
     with narrow.awake(BASE) as sampler:
         found = dict(sampler.groups(prompts, sampling, stream=(0, 0)))
         steps = sampler.decode_steps
