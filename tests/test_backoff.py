@@ -226,7 +226,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(microrl, argumen
     # No file may be larger than the adapter is: the optimiser's does not fit any more, the adapter does.
     probe = processes.run([sys.executable, "-c", LIMITED, 200_000, "train", *arguments, "--out", out], timeout=300)
     assert probe.returncode == 0, probe.stderr
-    assert probe.stderr.count("disk full: no room for checkpoints (there is none yet)") == 1, probe.stderr
+    assert probe.stderr.count("\ndisk full: no room for checkpoints (there is none yet)") == 1, probe.stderr
     assert len(rows(out)) == 5 and (out / ADAPTER).is_file()
     assert json.loads((out / "summary.json").read_text())["status"] == "done"
     assert not list((out / "checkpoints").iterdir()), "nothing half written is left"
@@ -280,7 +280,7 @@ def test_a_disk_that_is_really_full(microrl, arguments, tmp_path):
     try:
         out = tmp_path / "run"
         done = microrl("train", *arguments, "--steps", 5, "--out", out)
-        assert done.stderr.count("disk full: no room for checkpoints (step-") == 1, done.stderr
+        assert done.stderr.count("\ndisk full: no room for checkpoints (step-") == 1, done.stderr
         good = sorted((out / "checkpoints").iterdir())
         assert good and all(checkpoint.find_corruption(folder) is None for folder in (*good, out / "best"))
         lines = rows(out)
