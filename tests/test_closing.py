@@ -56,6 +56,8 @@ main()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_an_exit_handler_that_aborts_does_not_change_the_status():
     done = processes.run([sys.executable, "-c", HANDLER], timeout=100)
     assert done.returncode == 0 and "quickstart" in done.stdout, (done.returncode, done.stderr)

@@ -186,6 +186,8 @@ def test_hostile_answers_are_wrong_or_killed(answer, ask):
 
 
 @needs_library
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_sft_trains_on_the_tasks_own_answers_but_not_on_those_of_held_out_problems(tokenizer):
     config = resolve((), {"data.name": "reasoning-gym:chain_sum,gcd", "data.problems": 60, "data.held_out": 0.2})
     questions = load_questions(config.data)

@@ -84,7 +84,8 @@ class Verdict:
 def judge(history: History) -> Verdict:
     """The verdict on a run, finished or not."""
     count, gain = updates(history), gain_of(history)
-    is_clear = gain is not None and (gain.low > 0 or gain.high < 0)
+    init = shown_text(str(history.setting("init") or ""))  # before training means the untouched model, whatever it started from
+    is_clear = gain is not None and (gain.low > 0 or gain.high < 0) and not init
     found = tuple(findings(history, is_clear=is_clear))
     outcome = _outcome(history, found, count, gain)
     stored = history.outcome("eval")
@@ -92,8 +93,6 @@ def judge(history: History) -> Verdict:
     metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
     more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
     said = _sentences(outcome, gain, _little(updates_said(history, count), found))
-    # Before training means the untouched model, whatever the run started from.
-    init = shown_text(str(history.setting("init") or ""))
     more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
     sentences = (*_failure(history, found), *said, *more_said, *_undone(history, count))
     return Verdict(outcome, sentences, found, gain, count, more)
