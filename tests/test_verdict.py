@@ -16,6 +16,7 @@ from microrl.report.history import History
 from microrl.report.page import page
 from microrl.report.several import alike_verdicts, configurations, learned_nothing, told_of
 from microrl.report.verdict import judge
+from microrl.report.words import facts
 from microrl.run import locks
 from microrl.types import Sampling
 
@@ -226,6 +227,9 @@ def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):
     stopped = undone("stopped", (12, 39), status="stopped")
     assert stopped.updates == 12
     assert stopped.sentences[-1] == "The guard has undone 28 of the 40 steps: the weights are those after step 12."
+    halved = [{"kind": "rolled back", "message": "restored, and halved the learning rate to 0.01", "step": 3}]
+    lowered = history(tmp_path / "halved", rows={"optim/lr": 0.01}, events=halved, config={"optim.lr": 0.02})
+    assert dict(facts(lowered))["loss"].endswith("learning rate 0.02, halved by the guard (x1): 0.01 in the last step")
     twice = undone("twice", (5, 14), (5, 24)).sentences[-1]
     assert "undone 20 of the 40 steps: the weights are what the other 20 have taught" in twice
     assert undone("again", (5, 14), resumed=10).updates == 40, "the steps after the checkpoint have been made again"
@@ -299,7 +303,7 @@ def test_a_run_whose_completions_are_all_cut_is_warned_and_stopped(nothing_ends,
     assert done.returncode == 3, done.stderr
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 10
-    assert "3 steps in a row without an update: " in done.stderr and "% of the completions are cut" in done.stderr
+    assert "3 steps in a row without an update; in the last: " in done.stderr and "% of the completions are cut" in done.stderr
     assert (
         "raise sampling.max_completion_tokens (now 12)" in done.stderr
         and "truncated 1.00" in done.stderr

@@ -46,7 +46,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "data": setting("data.name", UNKNOWN),
         "adapter": _adapter(history),
         "trained": _trained(history),
-        "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {setting('optim.lr', '?')}",
+        "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {_rate(history)}",
         "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
         "steps": f"{steps if isinstance(steps, int) else len(history.rows):,}, {tokens:,.0f} completion tokens",
         "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
@@ -101,6 +101,14 @@ def _time(hours: Any) -> str:
         return UNKNOWN
     seconds = hours * 3600
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{hours:.1f} h"
+
+
+def _rate(history: History) -> str:
+    """As configured, and that of the last step where the guard has lowered it."""
+    last = history.rows[-1].get("optim/lr") if history.rows else None
+    lowered = sum(event.kind == "rolled back" and "halved" in event.message for event in history.events)
+    now = f", halved by the guard (x{lowered}): {last:g} in the last step" if lowered and last is not None else ""
+    return f"{history.setting('optim.lr', '?')}{now}"
 
 
 def _adapter(history: History) -> str:

@@ -170,8 +170,9 @@ class Guard:
                 action = "rollback" if memory.interventions < ROLLBACKS else "stop"
         if action == "warn" and (steps < self._scaled(IDLE_WARN) or rule in memory.warned):
             return None
-        in_a_row = f"{steps} steps in a row" if steps > 1 else "this step"
-        message = f"{in_a_row} without an update: {idle.said(cause, row)}"
+        # Earlier ones may have had other causes.
+        in_a_row = f"{steps} steps in a row without an update; in the last" if steps > 1 else "this step has no update"
+        message = f"{in_a_row}: {idle.said(cause, row)}"
         return Verdict(rule, action, 0.0, limit, message, cause, has_collapsed)
 
     def _limit(self, name: str) -> float | None:
