@@ -17,7 +17,6 @@ Doing = Literal[
     "receiving weights",
     "sampling",
     "going to sleep",
-    "restarting with a smaller cache",
     "running",
     "hanging",
 ]
@@ -31,13 +30,15 @@ class EngineFault:
     """
 
     doing: Doing
-    sync: str
-    """swap or merge, as was tried last; auto: not known."""
-    sleep: str | int
-    """The sleep level as the engine has decided it."""
     cuda_graphs: bool
-    max_kv_gb: float | None = None
-    """Size of the KV cache that it was to have; None: as configured."""
+    out_of_memory: bool = False
+    """Whether it lacked memory: less of it may be enough."""
+    kv_gb: float | None = None
+    """Size of the KV cache that it had, or was to have; None: not known."""
+    fits: float = 0.0
+    """Completions of the greatest length for which that cache has room."""
+    batch: int = 0
+    """Completions that it is built to decode at once."""
 
 
 class Explained(Exception):
@@ -65,6 +66,10 @@ class MachineFailure(Explained):
 
 class BrokenTrainer(SyncNotProved):
     """The trainer's own scores are not finite, so nothing can be proved: no fault of the engine."""
+
+
+class CheckpointSetAside(Exception):
+    """The checkpoint to resume from does not fit the policy and was renamed. There is an older one, for the next attempt."""
 
 
 def first_line(error: BaseException) -> str:

@@ -15,7 +15,6 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 from microrl.cli import main, target
 from microrl.errors import UserError
@@ -88,9 +87,10 @@ def stand_in() -> None:
     class StandIn(TransformersEngine):
         name = "vllm"
         fault_named, _fault = engine.VllmEngine.fault_named, engine.VllmEngine._fault
+        _out_of_memory, shrink = engine.VllmEngine._out_of_memory, engine.VllmEngine.shrink
 
         def __init__(self, model, tokenizer, settings, choice, on_event):
-            self._settings, self._mode, self._base = settings, None, SimpleNamespace(device=model.device)
+            self._settings, self._base = settings, model
             with self.fault_named("starting"):
                 happens("starting")
                 super().__init__(model, tokenizer, max_kv_gb=settings.kv_bytes / 1e9)
@@ -105,11 +105,6 @@ def stand_in() -> None:
                 yield sampler
             with self.fault_named("going to sleep"):
                 happens("going to sleep")
-
-        def shrink(self):
-            with self.fault_named("restarting with a smaller cache"):
-                happens("shrinking")
-                return super().shrink()
 
     engine.VllmEngine = StandIn
 

@@ -349,7 +349,7 @@ class ScriptedEngine:
     def awake(self, snapshot, *, is_training=False):
         yield self
 
-    def close(self, *, at_exit=False):
+    def close(self):
         pass
 
     def groups(self, prompts, sampling, *, stream, positions, pace):

@@ -117,7 +117,7 @@ def test_gains_pair_what_both_sides_have_answered():
 @pytest.mark.parametrize("fails", [False, True], ids=["evaluated", "failed"])
 def test_an_engine_that_fails_while_closing_neither_costs_the_result_nor_hides_an_error(monkeypatch, capsys, fails):
     class Broken:
-        def close(self, *, at_exit):
+        def close(self):
             raise RuntimeError("the worker is gone")
 
     monkeypatch.setattr(commands_weights, "make_engine", lambda *_, **__: Broken())
@@ -125,7 +125,7 @@ def test_an_engine_that_fails_while_closing_neither_costs_the_result_nor_hides_a
     with (
         pytest.raises(ValueError, match="first") if fails else nullcontext(),
         RunConsole() as console,
-        commands_weights.opened(config, None, None, console, at_exit=True),
+        commands_weights.opened(config, None, None, console),
     ):
         if fails:
             raise ValueError("first")

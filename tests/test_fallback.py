@@ -1,7 +1,9 @@
 """With `--engine auto` a run outlives its engine; with `--engine vllm` it ends with the engine's error."""
 
+import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +13,18 @@ import processes
 import pytest
 
 from microrl.config import resolve
-from microrl.errors import EngineFault, MachineFailure, SyncNotProved, UserError
+from microrl.errors import EngineFault, MachineFailure, UserError
+from microrl.plan import devices, plan
+from microrl.plan.source import shape_of
 from microrl.run.budget import Budget
 from microrl.run.folder import RunFolder
 from microrl.run.forecast import Forecast
-from microrl.train import fallback
+from microrl.train import fallback, planning
 
 SCRIPT = Path(__file__).parent / "failing_engine.py"
-ON_A_CARD = {"sync": "swap", "sleep": "kv", "cuda_graphs": True, "max_kv_gb": 2.0}
+ON_A_CARD, ON_A_CPU = {"cuda_graphs": True}, {"cuda_graphs": False}
+FULL_CARD = {"cuda_graphs": True, "out_of_memory": True, "kv_gb": 8.0, "fits": 64.0, "batch": 64}
 OUT_OF_MEMORY = {"at": "sampling", "error": "CUDA out of memory"}
-ON_A_CPU = {"sync": "swap", "sleep": "off", "cuda_graphs": False}
 
 
 @pytest.fixture
@@ -48,15 +52,14 @@ def engine_of(config, folder) -> dict:
 @pytest.mark.parametrize(
     ("doing", "settings", "expected"),
     [
-        ("starting", ON_A_CARD, ["sync", "sleep", "cuda_graphs", "transformers"]),
-        ("receiving weights", ON_A_CARD, ["sync", "sleep", "cuda_graphs", "restart", "transformers"]),
-        ("sampling", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
-        ("going to sleep", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
-        ("running", ON_A_CARD, ["restart", "sync", "sleep", "cuda_graphs", "transformers"]),
-        ("restarting with a smaller cache", ON_A_CARD, ["restart", "cuda_graphs", "sync", "transformers"]),
+        ("starting", ON_A_CARD, ["cuda_graphs", "transformers"]),
+        ("receiving weights", ON_A_CARD, ["restart", "cuda_graphs", "transformers"]),
+        ("sampling", ON_A_CARD, ["restart", "cuda_graphs", "transformers"]),
+        ("going to sleep", ON_A_CARD, ["restart", "cuda_graphs", "transformers"]),
+        ("running", ON_A_CARD, ["restart", "cuda_graphs", "transformers"]),
         ("importing", ON_A_CARD, ["transformers"]),
-        ("starting", ON_A_CPU, ["sync", "transformers"]),
-        ("sampling", ON_A_CPU, ["restart", "sync", "transformers"]),
+        ("starting", ON_A_CPU, ["transformers"]),
+        ("sampling", ON_A_CPU, ["restart", "transformers"]),
     ],
 )
 def test_every_change_is_made_once_and_transformers_is_the_last(folder, doing, settings, expected):
@@ -69,46 +72,65 @@ def test_every_change_is_made_once_and_transformers_is_the_last(folder, doing, s
 
 def test_the_changes_add_up_and_leave_the_run_settings_alone(folder):
     config = resolve(())
-    for _ in range(3):
-        fallback.record(config, folder, failing("starting", ON_A_CARD))
+    fallback.record(config, folder, failing("sampling", FULL_CARD))
+    for _ in range(2):
+        fallback.record(config, folder, failing("sampling", ON_A_CARD))
     engine = engine_of(config, folder)
-    assert (engine["sync"], engine["sleep"], engine["cuda_graphs"]) == ("merge", 1, False)
+    assert (engine["kind"], engine["max_kv_gb"], engine["cuda_graphs"]) == ("auto", 4.0, False)
+    assert [failure.change for failure in fallback.failures(folder)] == ["less memory", "restart", "cuda_graphs"]
     assert folder.settings().engine == config.engine
-    assert fallback.applied(resolve((), {"engine.kind": "vllm"}), folder).engine.kind == "vllm"
+
+
+@pytest.mark.parametrize(("kind", "last"), [("auto", ["cuda_graphs", "transformers"]), ("vllm", ["cuda_graphs"])])
+def test_where_memory_runs_out_the_cache_is_halved_down_to_two_completions(folder, monkeypatch, kind, last):
+    """Without a plan to price the changes: in their order, each in a process of its own."""
+    monkeypatch.setattr(fallback, "_step_s", lambda config: None)
+    config, held = resolve((), {"engine.kind": kind}), []
+    for fits in (64, 32, 16, 8, 4, 2, 2):
+        settings = {**FULL_CARD, "kv_gb": fits / 8, "fits": fits, "cuda_graphs": len(held) < 6}
+        held.append(fallback.record(config, folder, failing("sampling", settings)))
+    assert [failure.change for failure in fallback.failures(folder)] == ["less memory"] * 5 + last
+    sizes = [float(said.partition("cache of ")[2].split()[0]) for said in held[:5]]
+    assert sizes == [4, 2, 1, 0.5, 0.25]
+    # A quarter of the batch is 16 completions: below that it is said.
+    assert [said.partition("holds only ")[2] for said in held[:5]] == [
+        "", "", "8 of 64 completions of full length", "4 of 64 completions of full length", "2 of 64 completions of full length"
+    ]  # fmt: skip
+    assert kind == "auto" or held[-1] is None
 
 
 @pytest.mark.parametrize(
-    ("flags", "tried", "expected"),
-    [
-        ({}, "swap", "merge"),
-        ({}, "merge", "swap"),
-        ({"adapter.kind": "ia3"}, "merge", None),  # it is no pair of factors
-        ({"adapter.rank": 1024}, "merge", None),  # wider than vLLM's buffers
-        ({"model.dtype": "float32", "engine.sync": "merge"}, "merge", None),  # vLLM computes adapters in 16 bits
-    ],
+    ("card", "kv_gb", "first"),
+    [("A40", 15.97, "less memory"), ("T4", 1.73, "cuda_graphs")],
 )
-def test_the_other_way_of_taking_weights_over_is_tried_where_there_is_one(folder, flags, tried, expected):
-    config = resolve((), flags)
-    fallback.record(config, folder, failing("receiving weights", {**ON_A_CARD, "sync": tried}, SyncNotProved))
-    (failure,) = fallback.failures(folder)
-    assert (failure.change == "sync") == (expected is not None)
-    assert expected is None or engine_of(config, folder)["sync"] == expected
+def test_of_the_changes_that_free_memory_the_plan_chooses_the_cheapest(tmp_path, monkeypatch, card, kv_gb, first):
+    """On a T4 the cache is small already: half of it would make the batch wait, and graphs save little of a step."""
+    monkeypatch.setattr(planning, "this_device", lambda: devices.find(card))
+    config = resolve(("micro-r256",), {"budget.hours": 24.0})
+    folder = RunFolder.create(tmp_path / "run", config.model_dump(mode="json"))
+    fault = {"cuda_graphs": True, "out_of_memory": True, "kv_gb": kv_gb, "fits": 128 * kv_gb / 15.97, "batch": 128}
+    said = fallback.record(config, folder, failing("receiving weights", fault))
+    assert [failure.change for failure in fallback.failures(folder)] == [first]
+    seconds = re.search(r"by the plan a step takes (\d+) s instead of (\d+)", said)
+    before = plan.make(config, shape_of(config.model.name), devices.find(card)).step_s
+    now = plan.make(fallback.applied(config, folder), shape_of(config.model.name), devices.find(card)).step_s
+    assert (int(seconds[1]), int(seconds[2])) == (round(now), round(before)) and now < 1.2 * before
 
 
-@pytest.mark.parametrize(("level", "other"), [("auto", 1), ("kv", 1), (1, 2), (2, 1), ("off", None)])
-def test_another_sleep_level_is_one_that_frees_as_much(folder, level, other):
+@pytest.mark.parametrize(("minutes", "flag", "is_dropped"), [(5, False, False), (61, False, True), (5, True, True)])
+def test_a_run_resumed_by_hand_tries_its_own_settings_again(folder, minutes, flag, is_dropped):
     config = resolve(())
-    settings = {**ON_A_CARD, "sleep": level}
-    for _ in range(2):
-        fallback.record(config, folder, failing("starting", settings))
-    assert fallback.failures(folder)[1].change == ("sleep" if other else "cuda_graphs")
-    assert other is None or engine_of(config, folder)["sleep"] == other
-
-
-def test_a_cache_that_was_to_be_smaller_is_in_the_next_process(folder):
-    config = resolve(())
-    fallback.record(config, folder, failing("restarting with a smaller cache", ON_A_CARD))
-    assert engine_of(config, folder)["max_kv_gb"] == 2.0
+    fallback.record(config, folder, failing("sampling", FULL_CARD))
+    record = json.loads((folder.path / fallback.FILE).read_text())
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=minutes)
+    record["failures"][0]["time"] = then.isoformat(timespec="seconds")
+    folder.write_json(fallback.FILE, record)
+    fallback.forget(folder, at_once=flag)
+    assert (fallback.failures(folder) == []) == is_dropped
+    assert engine_of(config, folder)["max_kv_gb"] == (None if is_dropped else 4.0)
+    assert ("engine settings restored" in (folder.path / "events.jsonl").read_text()) == is_dropped
+    fallback.forget(folder, at_once=True)
+    fallback.forget(folder, at_once=True)  # nothing is left to drop
 
 
 def test_other_errors_and_other_engines_end_the_run(folder):
@@ -175,11 +197,11 @@ def survived(done: subprocess.CompletedProcess, out: Path) -> list[tuple[str, st
 @pytest.mark.slow
 @pytest.mark.one_of_each
 def test_a_run_survives_errors_of_its_engine(tiny_arguments, tmp_path):
-    done, out = script(tmp_path, [{"at": "starting"}, {"at": "sampling"}], *tiny_arguments)
-    assert survived(done, out) == [("starting", "sync"), ("sampling", "restart")]
-    assert "continuing in a new process, with the adapter merged into vLLM's weights (engine.sync=merge)" in done.stderr
-    assert json.loads((out / "engine.json").read_text())["engine"]["sync"] == "merge"
-    assert json.loads((out / "config.json").read_text())["engine"]["sync"] == "auto"
+    done, out = script(tmp_path, [OUT_OF_MEMORY, {"at": "sampling"}], *tiny_arguments)
+    assert survived(done, out) == [("sampling", "less memory"), ("sampling", "restart")]
+    assert "vLLM ran out of memory while sampling, with a KV cache of " in done.stderr
+    assert json.loads((out / "engine.json").read_text())["engine"]["max_kv_gb"] > 0
+    assert json.loads((out / "config.json").read_text())["engine"]["max_kv_gb"] is None
     assert "illegal memory access" in (out / "crash.log").read_text()
 
     # A later process starts with the same settings, and an evaluation outlives its engine too.
@@ -201,7 +223,7 @@ def test_a_run_survives_errors_of_its_engine(tiny_arguments, tmp_path):
 def test_a_run_survives_an_engine_that_aborts(tiny_arguments, tmp_path):
     faults = [{"at": "sampling", "abort": True}, {"at": "going to sleep"}]
     done, out = script(tmp_path, faults, *tiny_arguments, run=started_anew)
-    assert survived(done, out) == [("running", "restart"), ("going to sleep", "sync")]
+    assert survived(done, out) == [("running", "restart"), ("going to sleep", "transformers")]
     assert "ended by SIGABRT" in done.stderr
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
-from microrl.errors import Explained, UserError
+from microrl.errors import CheckpointSetAside, Explained, MachineFailure, UserError
 from microrl.terminal import lasting
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False) -> int:
     """Load and run a run whose folder exists; returns the exit status.
 
-    With `engine.kind=auto` the run outlives vLLM: each attempt is a child process, and after a failure of the engine the next
+    Where vLLM is used on a GPU the run outlives it: each attempt is a child process, and after a failure of the engine the next
     one resumes the run with other settings (see `train.fallback`).
     """
     from microrl import clock
@@ -48,6 +48,7 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
                 status = _attempt(folder, config, started=started, resume=resume, is_extended=is_extended, may_hang=is_forked)
                 if is_forked or status != AGAIN:
                     return status
+                _refuse_a_second_vllm(folder, config)
             elif status < 0:
                 _after_a_crash(folder, config, signal.Signals(-status).name)
             elif status != AGAIN:
@@ -83,6 +84,8 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
             with interrupts.held("loading"):
                 from microrl.train.loop import train as run
             summary = run(config, folder, started=started, resume=resume, is_extended=is_extended, on_hang=on_hang)
+    except CheckpointSetAside:
+        return AGAIN
     except (Explained, OSError) as error:
         change = fallback.record(config, folder, error) if isinstance(error, Explained) else None
         if change is None:
@@ -97,6 +100,16 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
         raise
     report(summary, folder.path)
     return STOPPED if summary["status"] == "stopped" else OK
+
+
+def _refuse_a_second_vllm(folder: RunFolder, config: RunConfig) -> None:
+    """Raise MachineFailure where the next attempt would build vLLM on a GPU on which this process has built one already."""
+    import torch
+
+    from microrl.train import fallback
+
+    if torch.cuda.is_available() and fallback.applied(config, folder).engine.kind != "transformers":
+        raise MachineFailure("vLLM cannot be started twice in one process", f"microrl train --resume {folder.path}")
 
 
 @contextmanager

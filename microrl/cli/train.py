@@ -85,7 +85,7 @@ def train(
     flags = options.as_flags(context) | options.reward_flags(reward)
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
-        return go_on(RunFolder.open(Path(resume)), hours, steps)
+        return go_on(RunFolder.open(Path(resume)), hours, steps, engine)
     refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
@@ -120,24 +120,34 @@ def refuse_studies(names: Sequence[str]) -> None:
 
 
 def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:
-    """Raise UserError if anything other than --hours or --steps is given together with --resume."""
-    free = ("budget.hours", "budget.steps", "reward.path")  # the last one comes with --reward
+    """Raise UserError if anything other than --hours, --steps or --engine is given together with --resume."""
+    free = ("budget.hours", "budget.steps", "engine.kind", "reward.path")  # the last one comes with --reward
     given = [name for name, value in flags.items() if value is not None and name not in free]
     if presets or given:
         shown = [*(presets or []), *(options.FLAGS.get(name, name) for name in given)]
         raise UserError(
             f"--resume uses the settings of the run; it cannot be combined with {', '.join(shown)}",
-            "with --resume, only --hours and --steps can be changed; for anything else start a new run (microrl train --init RUN "
+            "with --resume, only --hours and --steps can be changed, and --engine repeated to drop the changes that followed failures "
+            "of vLLM; for anything else start a new run (microrl train --init RUN "
             "starts from its adapter)",
         )
 
 
-def go_on(folder: RunFolder, hours: float | None, steps: int | None) -> int:
-    """Resume a run, with new bounds if given; returns the exit status. Raises UserError."""
+def go_on(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None) -> int:
+    """Resume a run, with new bounds if given; returns the exit status. `engine`: the run's own, to be tried again after its
+    failures. Raises UserError."""
     from microrl.run import heartbeat
+    from microrl.train import fallback
 
     config = folder.settings()
+    if engine is not None and engine != config.engine.kind:
+        raise UserError(
+            f"{folder.path} runs with --engine {config.engine.kind}, which cannot be changed",
+            f"--engine {config.engine.kind} drops the changes that were made after failures of vLLM; for another engine start a new "
+            "run (microrl train --init RUN starts from its adapter)",
+        )
     folder.lock()
+    fallback.forget(folder, at_once=engine is not None)
     tree = folder.config()
     bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
     if not bounds and folder.is_done():

@@ -114,7 +114,7 @@ def measure(
             prepared.append(_prepared(benchmark, scorer, weights.run, console))
         time = _Time(deadline_s, began, sum(one.tokens for one in prepared) * len(sides))
         for side in sides:
-            for one, measured in _side(side, prepared, place, time, console, is_base=side is base, is_last=side is sides[-1]):
+            for one, measured in _side(side, prepared, place, time, console, is_base=side is base):
                 name = one.benchmark.name
                 if side is weights:
                     ours[name] = measured
@@ -165,9 +165,8 @@ def _side(
     console: RunConsole,
     *,
     is_base: bool,
-    is_last: bool,
 ) -> Iterator[tuple[Prepared, Measured]]:
-    """Evaluate one model on every benchmark, with one engine. `is_last`: no other engine is started after it."""
+    """Evaluate one model on every benchmark, with one engine."""
     model, tokenizer = load_model(side.config, console)
     snapshot = BASE if side.adapter is None else trained(side.adapter, side.config, model)
     about = {
@@ -184,7 +183,7 @@ def _side(
             one.stem = free_stem(place, one.benchmark.stem, own)
 
     def evaluated(config: RunConfig) -> Iterator[tuple[Prepared, Measured]]:
-        with opened(awake_throughout(config), model, tokenizer, console, at_exit=is_last) as engine:
+        with opened(awake_throughout(config), model, tokenizer, console) as engine:
             while left:
                 one, prompts = left[0]
                 task = _Task(side.name, one, prompts, place, one.stem + ("-base" if is_base else ""), about)

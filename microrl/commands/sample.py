@@ -26,7 +26,7 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
         prompt = render(question, "", tokenizer, config.data.system, config.data.system_role)
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
         sides = {}
-        with opened(config, model, tokenizer, console, at_exit=True) as engine:
+        with opened(config, model, tokenizer, console) as engine:
             for side, weights in (("base", BASE), ("trained", snapshot)):
                 console.status(f"asking the {side} model")
                 with engine.awake(weights) as sampler:

@@ -86,7 +86,7 @@ def run() -> Passed:
     )
     groups, generate_s = generate(policy.snapshot(), 2)
     report = engine.report
-    engine.close(at_exit=True)
+    engine.close()
     return Passed(
         engine=engine.name,
         device=device,

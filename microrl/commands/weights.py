@@ -21,8 +21,7 @@ from microrl.types import AdapterSnapshot
 
 
 def awake_throughout(config: RunConfig) -> RunConfig:
-    """The configuration with `engine.sleep=auto` as off: no trainer wants the engine's memory here, and on a GPU vLLM starts a
-    second engine in one process (`--base`) only if nothing is left in the pools of sleeping memory."""
+    """The configuration with `engine.sleep=auto` as off: no trainer wants the engine's memory here."""
     if getattr(config.engine, "sleep", None) != "auto":
         return config
     return config.model_copy(update={"engine": config.engine.model_copy(update={"sleep": "off"})})
@@ -30,7 +29,7 @@ def awake_throughout(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def opened(
-    config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, console: RunConsole, *, at_exit: bool
+    config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, console: RunConsole
 ) -> Iterator[Engine]:
     """An engine that is closed in the end. If closing fails, this is only said: it must not cost the result, or hide an error."""
     engine = make_engine(config, model, tokenizer, say=console.note)
@@ -38,7 +37,7 @@ def opened(
         yield engine
     finally:
         try:
-            engine.close(at_exit=at_exit)
+            engine.close()
         except Exception as error:
             console.note(f"warning: the engine failed while closing: {first_line(error)}")
 

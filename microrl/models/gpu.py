@@ -30,6 +30,10 @@ _OUT_OF_MEMORY = (
 )
 
 
+class NoRoom(UserError):
+    """The card's free memory does not suffice for vLLM."""
+
+
 class Other(NamedTuple):
     """Another process on the card; its name is None where it may not be asked."""
 
@@ -65,7 +69,7 @@ def cache_bytes(
     """Bytes for keys and values: what the batch can use, as far as the card has it once the trainer's base is loaded.
 
     `engine` are the engine's own weights and adapter buffers, `adapter` what the trainer will keep for its adapter, `least`
-    the cache of a single completion. Raises UserError that says how much is missing and what would help.
+    the cache of a single completion. Raises NoRoom, which says how much is missing and what would help.
     """
     room = free - engine - adapter - RESERVE_BYTES
     if room >= least:
@@ -74,8 +78,8 @@ def cache_bytes(
     held = sum(other.bytes for other in others)
     if room + held >= least:
         names = ", ".join(f"{other.name or 'process'} {other.pid} ({other.bytes / GB:.1f} GB)" for other in others)
-        raise UserError(f"GPU memory is {short} short: other processes use {held / GB:.1f} GB: {names}", "stop them, or wait")
-    raise UserError(
+        raise NoRoom(f"GPU memory is {short} short: other processes use {held / GB:.1f} GB: {names}", "stop them, or wait")
+    raise NoRoom(
         f"GPU memory is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy "
         f"takes {engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one "
         f"completion's KV cache {least / GB:.2f}",
@@ -126,6 +130,11 @@ def _name(pid: int) -> str | None:
             return file.read().strip()
     except OSError:
         return None
+
+
+def is_on_card(model: torch.nn.Module) -> bool:
+    """Whether the model lies on a GPU."""
+    return model.device.type == "cuda"
 
 
 def name() -> str | None:

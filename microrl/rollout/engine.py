@@ -86,14 +86,14 @@ class Engine(Protocol):
     def shrink(self) -> float:
         """After running out of memory: go on with half of the cache for keys and values, from now on. Returns its GB.
 
-        Raises MachineFailure where it holds a single group (vLLM: completion) already.
+        Raises MachineFailure where it holds a single group already, and for vLLM, which takes a new process for that.
         """
         ...
 
-    def close(self, *, at_exit: bool = False) -> None:
+    def close(self) -> None:
         """Give everything back. The engine cannot be used again.
 
-        `at_exit`: the process ends after this, and starts no other engine. On a GPU vLLM is left as it is then: the driver takes
-        the memory back anyway, while taking vLLM down can abort the process, and its exit status would be lost.
+        On a GPU vLLM keeps its memory until the process ends: taking it down can abort the process, and no second one could be
+        started in it.
         """
         ...

@@ -61,21 +61,21 @@ def make_engine(
 
     say("starting vLLM; the first start also compiles its kernels")
     sync = sync_mode(config, capability())
-    with _fault_named("importing", config, sync):
+    with _fault_named("importing", config):
         import_vllm()
-    with _fault_named("starting", config, sync):  # there may be too little memory for it
+    with _fault_named("starting", config):  # there may be too little memory for it
         settings = _vllm_settings(config, model, longest)
     return VllmEngine(model, tokenizer, settings, SyncChoice(sync, measured, on_choice), on_event or warn)
 
 
 @contextmanager
-def _fault_named(doing: Doing, config: RunConfig, sync: str) -> Iterator[None]:
+def _fault_named(doing: Doing, config: RunConfig) -> Iterator[None]:
     """Have an error raised inside say that vLLM is what failed, before it exists: `auto` can do without it."""
     try:
         yield
     except Explained as error:
         engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
-        error.fault = EngineFault(doing, sync, engine.sleep, engine.cuda_graphs)
+        error.fault = EngineFault(doing, engine.cuda_graphs, out_of_memory=isinstance(error, gpu.NoRoom))
         raise
 
 
@@ -103,7 +103,7 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> V
         cuda_graphs=engine.cuda_graphs,
         fp32_head=config.model.head_dtype == "float32",
     )
-    if model.device.type != "cuda":
+    if not gpu.is_on_card(model):
         return settings
     sides = sum(layer.in_features + layer.out_features for layer in layers.values())
     shape, merges = Shape.from_config(model.config.to_dict()), settings.sync == "merge"

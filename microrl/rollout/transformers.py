@@ -129,7 +129,7 @@ class TransformersEngine:
         self._max_kv_bytes = groups // 2 * group_bytes
         return (self._max_kv_bytes + 1) / 1e9  # read back it must hold as many groups
 
-    def close(self, *, at_exit: bool = False) -> None:
+    def close(self) -> None:
         """Nothing to give back: the weights are the trainer's."""
 
 

@@ -1,41 +1,39 @@
-"""With `engine.kind=auto` a run outlives vLLM: after each failure the next process of the run tries other settings.
+"""A run outlives vLLM: after a failure the run's next process goes on with less memory, without CUDA graphs, or without vLLM.
 
-Every change is made in a new process that resumes the run: on a GPU a failed vLLM may leave memory behind, or a device that no
-longer works, and both go with the process. The changes are kept in `engine.json` and hold for the rest of the run.
+Every change is made in a new process that resumes the run: on a GPU a failed vLLM leaves memory behind that no second one can
+use, or a device that no longer works, and both go with the process. The changes are kept in `engine.json` and hold until the run
+is resumed by hand an hour later, or with `--engine`.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from microrl import clock
 from microrl.config import RunConfig
-from microrl.config.engine_rules import Mode, auto_is_vllm, sync_mode
-from microrl.config.schema import AutoEngineConfig, TransformersEngineConfig
-from microrl.errors import Doing, EngineFault, Explained, MachineFailure
+from microrl.config.engine_rules import Mode, auto_is_vllm
+from microrl.config.schema import AutoEngineConfig, BaseVllmConfig, EngineConfig, TransformersEngineConfig
+from microrl.errors import Doing, EngineFault, Explained, MachineFailure, UserError
 from microrl.rollout import preflight
 from microrl.run.folder import RunFolder
 
 FILE, SYNC_FILE = "engine.json", "sync.json"
-Change = Literal["sync", "sleep", "cuda_graphs", "restart", "transformers"]
-ORDER: tuple[Change, ...] = ("sync", "sleep", "cuda_graphs", "restart", "transformers")
-RESTART_FIRST: tuple[Change, ...] = ("restart", "sync", "sleep", "cuda_graphs", "transformers")
-CHANGES: dict[Doing, tuple[Change, ...]] = {
+FORGOTTEN_AFTER_S = 3600
+"""A run that is resumed by hand this long after the last failure tries its own settings again: what took the memory may be gone."""
+LEAST_SHARE = 0.25
+"""Of the batch: a cache for fewer completions is only taken with a word on it."""
+Change = Literal["less memory", "restart", "cuda_graphs", "transformers"]
+LADDER: dict[Doing, tuple[Change, ...]] = {
     "importing": ("transformers",),
-    "starting": tuple(change for change in ORDER if change != "restart"),  # each of these starts it anew
-    "receiving weights": ORDER,
-    # It has worked before: what a new process mends, such as a fault of the device, must not slow down the rest of the run.
-    "sampling": RESTART_FIRST,
-    "going to sleep": RESTART_FIRST,
-    "running": RESTART_FIRST,
+    "starting": ("cuda_graphs", "transformers"),  # each of these starts it anew
     "hanging": ("restart",),
-    # There is too little memory, or a second engine cannot start where a first one was.
-    "restarting with a smaller cache": ("restart", "cuda_graphs", "sync", "transformers"),
 }
-"""What may help, in the order in which it is tried, by what vLLM was doing. Each change is made once in a run."""
+OTHERWISE: tuple[Change, ...] = ("restart", "cuda_graphs", "transformers")
+"""What may help after a failure that is no lack of memory, in the order in which it is tried, each once in a run."""
 
 
 class Failure(BaseModel):
@@ -49,10 +47,10 @@ class Failure(BaseModel):
 
 
 class _Record(BaseModel):
-    """The content of `engine.json`. `engine` replaces these keys of the run's engine section."""
+    """The content of `engine.json`. `engine` replaces the run's engine section."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-    engine: AutoEngineConfig | TransformersEngineConfig
+    engine: EngineConfig
     failures: list[Failure]
 
 
@@ -62,14 +60,22 @@ class _Measured(BaseModel):
     mode: Mode
 
 
+class _Option(NamedTuple):
+    """A change, the engine section with it, and words for it."""
+
+    change: Change
+    engine: Any
+    words: str
+
+
 def may_be_needed(config: RunConfig) -> bool:
-    """Whether a run may use vLLM and outlive its failures, as far as that shows without torch."""
-    vllm = preflight.installed() if config.engine.kind == "auto" else None
-    return vllm is not None and not vllm.is_for_cpu and vllm.is_supported and auto_is_vllm(config)
+    """Whether a run may use vLLM on a GPU and outlive its failures, as far as that shows without torch."""
+    vllm = preflight.installed() if config.engine.kind != "transformers" else None
+    return vllm is not None and not vllm.is_for_cpu and vllm.is_supported and (config.engine.kind == "vllm" or auto_is_vllm(config))
 
 
 def failures(folder: RunFolder) -> list[Failure]:
-    """The engine's failures so far, in this and earlier processes of the run. Raises BadFile."""
+    """The engine's failures whose changes hold, in this and earlier processes of the run. Raises BadFile."""
     record: _Record | None = folder.read_if_there(FILE, _Record)
     return [] if record is None else record.failures
 
@@ -77,7 +83,21 @@ def failures(folder: RunFolder) -> list[Failure]:
 def applied(config: RunConfig, folder: RunFolder) -> RunConfig:
     """The configuration with the changes made so far. Raises BadFile."""
     record: _Record | None = folder.read_if_there(FILE, _Record)
-    return config if record is None or config.engine.kind != "auto" else _with_engine(config, record.engine)
+    return config if record is None else _with_engine(config, record.engine)
+
+
+def forget(folder: RunFolder, *, at_once: bool) -> None:
+    """Drop the changes, if the last failure is more than an hour old or `at_once`: the run starts with its own settings again.
+
+    For a run that is resumed by hand. Raises BadFile.
+    """
+    made = failures(folder)
+    if not made:
+        return
+    age_s = clock.wall_s() - datetime.datetime.fromisoformat(made[-1].time).timestamp()
+    if at_once or age_s > FORGOTTEN_AFTER_S:
+        (folder.path / FILE).unlink()
+        folder.event("engine settings restored", f"the last failure of vLLM was {age_s / 60:.0f} minutes ago", age_s=age_s)
 
 
 def measured_sync(folder: RunFolder) -> Mode | None:
@@ -92,22 +112,22 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     None if the error is not the engine's, nothing is left to change, it cannot be written, or the configuration forbids it:
     the run ends with this error then. `config` is the run's own, as in `config.json`. Raises BadFile.
     """
-    if error.fault is None or config.engine.kind != "auto":
+    fault = error.fault
+    if fault is None or not (config.engine.kind == "auto" or (config.engine.kind == "vllm" and fault.out_of_memory)):
         return None
-    before = failures(folder)
-    hung = error.fault.doing == "hanging"  # resumed once, whatever other failures there were
-    made = {failure.change for failure in before if (failure.doing == "hanging") == hung}
-    found = next(_left(applied(config, folder), error.fault, made), None)
-    if found is None:
+    before, now = failures(folder), applied(config, folder)
+    if not isinstance(now.engine, BaseVllmConfig):
+        return None  # nothing is below the transformers engine
+    option = _with_less_memory(now, fault) if fault.out_of_memory else _next_rung(now, fault, before)
+    if option is None:
         return None
-    change, engine, said = found
-    failure = Failure(time=clock.stamp(), doing=error.fault.doing, error=error.message, change=change)
-    kept = _Record(engine=engine, failures=[*before, failure])
+    change, engine, said = option
+    failure = Failure(time=clock.stamp(), doing=fault.doing, error=error.message, change=change)
     try:
-        folder.write_json(FILE, kept.model_dump(mode="json"))
+        folder.write_json(FILE, _Record(engine=engine, failures=[*before, failure]).model_dump(mode="json"))
     except OSError:  # a full disk: without the record the next process would fail in the same way
         return None
-    folder.event("engine fallback", f"{error.message}; continuing {said}", doing=error.fault.doing, change=change)
+    folder.event("engine fallback", f"{error.message}; continuing {said}", doing=fault.doing, change=change)
     return said
 
 
@@ -124,52 +144,67 @@ def crash(config: RunConfig, folder: RunFolder, signal_name: str) -> MachineFail
 def fault(config: RunConfig, folder: RunFolder, doing: Doing) -> EngineFault | None:
     """For a failure of which the engine itself cannot tell; None if the run does not use vLLM, or must not do without."""
     engine = applied(config, folder).engine
-    if not isinstance(engine, AutoEngineConfig):
+    return EngineFault(doing, engine.cuda_graphs) if isinstance(engine, AutoEngineConfig) else None
+
+
+def _next_rung(config: RunConfig, fault: EngineFault, before: list[Failure]) -> _Option | None:
+    """The first change that is left after a failure that is no lack of memory."""
+    hung = fault.doing == "hanging"  # resumed once, whatever other failures there were
+    made = {failure.change for failure in before if (failure.doing == "hanging") == hung}
+    options = {option.change: option for option in (*_without(config, fault), _Option("restart", config.engine, "in a new process"))}
+    left = [change for change in LADDER.get(fault.doing, OTHERWISE) if change in options and change not in made]
+    return options[left[0]] if left else None
+
+
+def _with_less_memory(config: RunConfig, fault: EngineFault) -> _Option | None:
+    """The cheapest of the changes that free memory, by the plan's seconds a step; in their order where it cannot tell."""
+    options = [*_half_of_the_cache(config, fault), *_without(config, fault)]
+    if not options:
         return None
-    sync = measured_sync(folder) or engine.sync
-    return EngineFault(doing, sync, engine.sleep, engine.cuda_graphs, engine.max_kv_gb)
+    seconds = [_step_s(_with_engine(config, option.engine)) for option in options]
+    known = [(step_s, n) for n, step_s in enumerate(seconds) if step_s is not None]
+    step_s, n = min(known) if len(known) == len(options) else (seconds[0], 0)
+    now_s = _step_s(config)
+    price = "" if step_s is None or now_s is None else f"; by the plan a step takes {step_s:.0f} s instead of {now_s:.0f}"
+    return options[n]._replace(words=options[n].words + price)
 
 
-def _left(
-    config: RunConfig, fault: EngineFault, made: set[Change]
-) -> Iterator[tuple[Change, AutoEngineConfig | TransformersEngineConfig, str]]:
-    """(change, engine section with it, words for it) for every change that is left, in order."""
-    engine = config.engine
-    if not isinstance(engine, AutoEngineConfig):
+def _half_of_the_cache(config: RunConfig, fault: EngineFault) -> Iterator[_Option]:
+    """Nothing where half of it has no room for two completions."""
+    if fault.kv_gb is None or fault.fits < 4:
         return
-    for change in CHANGES[fault.doing]:
-        if change in made:
-            continue
-        if change == "sync" and (other := _other_sync(config, fault.sync)) is not None:
-            words = "with the adapter merged into vLLM's weights" if other == "merge" else "with the adapter loaded as a LoRA"
-            yield change, _changed(engine, sync=other), f"in a new process, {words} (engine.sync={other})"
-        elif change == "sleep" and (level := _OTHER_SLEEP.get(fault.sleep)) is not None:
-            yield change, _changed(engine, sleep=level), f"in a new process, with another sleep level (engine.sleep={level})"
-        elif change == "cuda_graphs" and fault.cuda_graphs:
-            yield change, _changed(engine, cuda_graphs=False), "in a new process, without CUDA graphs (engine.cuda_graphs=false)"
-        elif change == "restart":
-            smaller = fault.doing == "restarting with a smaller cache"
-            kept = _changed(engine, max_kv_gb=fault.max_kv_gb) if smaller else engine
-            yield change, kept, "in a new process" + (f", with a KV cache of {fault.max_kv_gb:.3g} GB" if smaller else "")
-        elif change == "transformers":
-            slower = TransformersEngineConfig(max_kv_gb=engine.max_kv_gb)
-            yield change, slower, "in a new process, with the transformers engine, which is slower"
+    half_gb, fits = fault.kv_gb / 2, fault.fits / 2
+    words = f"in a new process, with a KV cache of {half_gb:.3g} GB"
+    if fits < LEAST_SHARE * fault.batch:
+        words += f", which holds only {int(fits)} of {fault.batch} completions of full length"
+    yield _Option("less memory", _changed(config.engine, max_kv_gb=half_gb), words)
 
 
-_OTHER_SLEEP: dict[str | int, Literal[1, 2]] = {"auto": 1, "kv": 1, 1: 2, 2: 1}
-"""1 is the level that every version has, and that loses nothing; `off` might not leave the trainer enough memory."""
+def _without(config: RunConfig, fault: EngineFault) -> Iterator[_Option]:
+    """vLLM without CUDA graphs, and, unless vLLM was asked for, no vLLM."""
+    engine = config.engine
+    if fault.cuda_graphs:
+        words = "in a new process, without CUDA graphs (engine.cuda_graphs=false)"
+        yield _Option("cuda_graphs", _changed(engine, cuda_graphs=False), words)
+    if isinstance(engine, AutoEngineConfig):
+        slower = TransformersEngineConfig(max_kv_gb=None if fault.out_of_memory else engine.max_kv_gb)
+        yield _Option("transformers", slower, "in a new process, with the transformers engine, which is slower")
 
 
-def _other_sync(config: RunConfig, tried: str) -> Mode | None:
-    """The other way of taking weights over; None if there is none for this adapter and these weights."""
-    if tried != "merge":
-        return "merge"
-    can_swap = sync_mode(_with_engine(config, _changed(config.engine, sync="swap"))) == "swap"
-    return "swap" if can_swap and config.model.dtype != "float32" else None
+def _step_s(config: RunConfig) -> float | None:
+    """Seconds of a step by the plan; None where the model's shape is not at hand."""
+    from microrl.plan import plan
+    from microrl.plan.source import shape_of
+    from microrl.train.planning import this_device
+
+    try:
+        return plan.make(config, shape_of(config.model.name), this_device()).step_s
+    except UserError:
+        return None
 
 
-def _changed(engine: Any, **values: Any) -> AutoEngineConfig:
-    return AutoEngineConfig.model_validate(engine.model_dump() | values)
+def _changed(engine: Any, **values: Any) -> Any:
+    return type(engine).model_validate(engine.model_dump() | values)
 
 
 def _with_engine(config: RunConfig, engine: Any) -> RunConfig:

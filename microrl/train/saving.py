@@ -9,7 +9,7 @@ from typing import get_args
 
 from microrl import files
 from microrl.adapters.folder import write
-from microrl.errors import MachineFailure, UserError
+from microrl.errors import CheckpointSetAside, MachineFailure, UserError
 from microrl.files import BadFile
 from microrl.limits import CHECKPOINTS, checkpoint_interval_s
 from microrl.run import checkpoint, heartbeat
@@ -21,10 +21,6 @@ from microrl.train.run import Run
 METRICS, EVENTS, SFT = "metrics.jsonl", "events.jsonl", "sft.jsonl"
 DURATIONS = get_args(checkpoint.Duration)
 FOLDER, BEST, FINAL = checkpoint.FOLDER, "best", "final"
-
-
-class CheckpointSetAside(Exception):
-    """The checkpoint to resume from does not fit the policy and was renamed; there is an older one."""
 
 
 def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:

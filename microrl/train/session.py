@@ -40,16 +40,10 @@ def opened(
     on_hang: OnHang = lambda error: None,
 ) -> Iterator[Run]:
     """A loaded run, restored to its last state; closed at the end of the block. Arguments and errors as in `loop.train`."""
-    while True:
-        with ExitStack() as closing:
-            watchdog = Watchdog(folder, on_hang)
-            try:
-                run = _open(config, folder, closing, watchdog, started=started, resume=resume, is_extended=is_extended)
-            except saving.CheckpointSetAside:
-                continue  # with the checkpoint before it
-            yield run
-            run.console.status("closing the engine")
-            return
+    with ExitStack() as closing:
+        run = _open(config, folder, closing, Watchdog(folder, on_hang), started=started, resume=resume, is_extended=is_extended)
+        yield run
+        run.console.status("closing the engine")
 
 
 def _open(
@@ -88,7 +82,7 @@ def _open(
     with watch.phase("load"):
         components = setup.build(config, folder, console, watch, state, fresh=checkpoint is None)
         components.engine.check_deadline = components.scorer.check_deadline = heartbeat.worked
-        closing.callback(components.engine.close, at_exit=True)
+        closing.callback(components.engine.close)
         closing.callback(components.scorer.close)
         plan = planning.of_model(components, spent_s + clock.now_s() - started)
     budget = Budget(
@@ -110,11 +104,7 @@ def _open(
     heartbeat.forecast_s, watchdog.run = plan.step_s, run
     refuse_other_questions(run)
     if checkpoint is not None:
-        try:
-            saving.restore(run, checkpoint)
-        except saving.CheckpointSetAside:
-            run.engine.close()  # this process will start another one
-            raise
+        saving.restore(run, checkpoint)
     if resume:  # nothing is deleted before all is read
         saving.go_back(folder, checkpoint, state)
     with watch.phase("load"):

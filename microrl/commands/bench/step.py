@@ -63,7 +63,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             on_step(step, seconds[-1])
     finally:
         scorer.close()
-        parts.engine.close(at_exit=True)
+        parts.engine.close()
     timed, timed_phases = (seconds[1:], phase_seconds[1:]) if len(seconds) > 1 else (seconds, phase_seconds)
     return {
         "step_s_median": statistics.median(timed),

@@ -118,7 +118,7 @@ def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, 
         took = min(seconds[1:])
         rows.append({"completions": count * group, "seconds": took, "tokens_per_s": count * group * tokens / took})
     report = engine.report
-    engine.close(at_exit=True)
+    engine.close()
     expected_s, _ = _expected(model, flags, tokens=tokens, merges=sync != "swap")
     return {
         "shape": shape, "rank": rank, "sync": sync, "tokens": tokens, "rows": rows, "started_s": started_s,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from microrl.models.tensors import weights
-from microrl.rollout.vllm.launch import VllmSettings, forget, start
+from microrl.rollout.vllm.launch import VllmSettings, start
 from microrl.types import AdapterSnapshot, LowRank, Sampling
 
 
@@ -34,17 +33,11 @@ class VllmDriver:
         """Whether a seed of its own costs a request nothing: on a GPU the older runner draws such rows one by one."""
 
     def close(self) -> None:
-        """Take the engine down and free its memory, on the card too. A second time there is nothing to do."""
+        """Take the engine down; only on a CPU (see `VllmEngine.close`). A second time there is nothing to do."""
         if not hasattr(self, "_engine"):
             return
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        with suppress(Exception):  # memory that is asleep cannot be freed (vllm#36651); where it cannot wake, nothing is lost
-            self.wake("weights")
-            self.wake("kv_cache")
-        forget(self._runner.model)
-        if hasattr(self._runner, "lora_manager"):
-            del self._runner.lora_manager  # it holds on to the model
         self._engine.model_executor.shutdown()
         del self._llm, self._engine, self._runner
         gc.collect()

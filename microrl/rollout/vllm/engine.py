@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,8 +57,6 @@ class VllmEngine:
         self._loaded = False
         """Whether the last push loaded weights, which then are to be compared."""
         self._said: set[bool] = set()
-        self._mode: Mode | None = None
-        """Of the last push."""
         self._driver: VllmDriver
         with self.fault_named("starting"):
             self._start()
@@ -92,25 +89,20 @@ class VllmEngine:
         return self._driver.score(sequences)
 
     def shrink(self) -> float:
-        """See `Engine.shrink`: vLLM is built anew with a smaller cache, and proved anew."""
-        with self.fault_named("restarting with a smaller cache"):
-            self._driver.close()
-            self._halve("while sampling", is_reported=False)  # the caller tells
-            self._probe = self._is_merged = None
-            self._start()
-        return self._settings.kv_bytes / 1e9
+        """See `Engine.shrink`. On a GPU a process cannot build vLLM twice: the run goes on in a new one, with less memory."""
+        raise self._out_of_memory("sampling", "the caller has no room for what it computes from the samples")
 
-    def close(self, *, at_exit: bool = False) -> None:
-        """See `Engine.close`. Closing wakes memory first, which fails in its turn where the card is full, and the pools of
-        sleeping memory may call a freed allocator ("pure virtual method called" in vLLM's cumem.py)."""
-        if not (at_exit and self._base.device.type == "cuda"):
+    def close(self) -> None:
+        """See `Engine.close`. On a GPU vLLM is left as it is: closing wakes memory first, which fails in its turn where the card
+        is full, and the pools of sleeping memory may call a freed allocator ("pure virtual method called" in cumem.py)."""
+        if not gpu.is_on_card(self._base):
             self._driver.close()
 
     @contextmanager
     def fault_named(self, doing: Doing) -> Iterator[None]:
         """Have every error raised inside say that the engine failed, and where (`Explained.fault`).
 
-        A lack of memory comes through as it is: a smaller cache helps there. Raises MachineFailure for errors of vLLM's own.
+        Raises MachineFailure for errors of vLLM's own, and for a lack of memory.
         """
         try:
             yield
@@ -121,7 +113,7 @@ class VllmEngine:
             raise
         except Exception as error:
             if gpu.is_out_of_memory(error):
-                raise
+                raise self._out_of_memory(doing, first_line(error)) from error
             failure = MachineFailure(
                 f"vLLM failed while {doing}: {type(error).__name__}: {first_line(error)}",
                 "run `microrl doctor`, or use --engine auto, which then changes the engine's settings, or --engine transformers",
@@ -129,42 +121,34 @@ class VllmEngine:
             failure.fault = self._fault(doing)
             raise failure from error
 
-    def _fault(self, doing: Doing) -> EngineFault:
+    def _out_of_memory(self, doing: Doing, said: str) -> MachineFailure:
+        """The error for a lack of memory, with what the run's next process needs to know to take less."""
+        failure = MachineFailure(
+            f"vLLM ran out of memory while {doing}, with a KV cache of {self._settings.kv_bytes / 1e9:.3g} GB: {said}",
+            in_a_new_run(
+                "--set engine.cuda_graphs=false, --engine transformers or a lower --set sampling.max_completion_tokens=N"
+            ),
+        )
+        failure.fault = self._fault(doing, out_of_memory=True)
+        return failure
+
+    def _fault(self, doing: Doing, *, out_of_memory: bool = False) -> EngineFault:
         settings = self._settings
-        graphs = settings.cuda_graphs and self._base.device.type == "cuda"
-        sync = self._mode or settings.sync
-        return EngineFault(doing, sync, settings.sleep, cuda_graphs=graphs, max_kv_gb=settings.kv_bytes / 1e9)
+        longest = (settings.max_model_len + TWO_BLOCKS_TOKENS) * kv_bytes_per_token(self._base)
+        return EngineFault(
+            doing,
+            cuda_graphs=settings.cuda_graphs and gpu.is_on_card(self._base),
+            out_of_memory=out_of_memory,
+            kv_gb=settings.kv_bytes / 1e9,
+            fits=settings.kv_bytes / longest,
+            batch=settings.max_sequences,
+        )
 
     def _start(self) -> None:
-        """Build vLLM, with as much cache as it comes up with, and put it to sleep."""
-        while True:
-            try:
-                with process_state_kept():
-                    self._driver = VllmDriver(self._base, self._settings)
-                return self._sleep()
-            except Exception as error:
-                if not gpu.is_out_of_memory(error):
-                    raise
-                said = first_line(error)
-            self._halve(f"at vLLM's start: {said}")
-
-    def _halve(self, where: str, *, is_reported: bool = True) -> None:
-        """Settings with half of the cache. Raises MachineFailure where that holds no whole completion."""
-        gpu.empty_cache()
-        kv_bytes = self._settings.kv_bytes // 2
-        if kv_bytes < (self._settings.max_model_len + TWO_BLOCKS_TOKENS) * kv_bytes_per_token(self._base):
-            raise MachineFailure(
-                f"out of memory {where}, with a KV cache for fewer than two completions",
-                in_a_new_run(
-                    "--set engine.cuda_graphs=false, --engine transformers or a lower --set sampling.max_completion_tokens=N"
-                ),
-            )
-        total = torch.cuda.mem_get_info(self._base.device)[1] if self._base.device.type == "cuda" else 1
-        fraction = self._settings.memory_share - kv_bytes / total
-        self._settings = replace(self._settings, kv_bytes=kv_bytes, memory_share=max(fraction, 0.0))
-        if is_reported:
-            said = f"{where}: the KV cache is reduced to {kv_bytes / 1e9:.3g} GB"
-            self._on_event("out of memory", said, kv_bytes=kv_bytes)
+        """Build vLLM and put it to sleep."""
+        with process_state_kept():
+            self._driver = VllmDriver(self._base, self._settings)
+        self._sleep()
 
     # ---- waking up: weights, push, cache, proof
 
@@ -223,7 +207,6 @@ class VllmEngine:
     def _push(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         """Make the engine's weights and adapter those of the snapshot, and forget what was cached under the old ones."""
         self._driver.settle()
-        self._mode = mode
         merged = not snapshot.is_base and mode == "merge"
         self._loaded = merged or self._is_merged is not False
         if self._loaded:
@@ -341,7 +324,7 @@ class VllmEngine:
         """Add the seconds inside to this part of the report, the card's work included."""
         began = clock.now_s()
         yield
-        if self._base.device.type == "cuda":
+        if gpu.is_on_card(self._base):
             torch.cuda.synchronize()
         setattr(self.report, part, getattr(self.report, part) + clock.now_s() - began)
 

@@ -6,9 +6,8 @@ import copy
 import hashlib
 import os
 import random
-import sys
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,31 +139,6 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         if "bfloat16" in str(error).lower():
             hint = "--set model.dtype=float16"
         raise UserError(f"vLLM does not start: {' '.join(lines[:3])[:400]}", hint) from error
-
-
-HOLDERS = {
-    "vllm.lora.ops.triton_ops.utils": ("_LORA_A_PTR_DICT", "_LORA_B_PTR_DICT"),  # the adapters' buffers, by their address
-    "vllm.lora.ops.triton_ops.fused_moe_lora_op": ("_LORA_PTR_DICT",),
-    "vllm.model_executor.model_loader.reload.layerwise": ("LAYERWISE_INFO",),  # parameters, with loaders that know their layer
-}
-"""Variables of vLLM's modules that outlive an engine, and hold its memory."""
-
-
-def forget(model: torch.nn.Module) -> None:
-    """Have vLLM's modules let go of an engine's model, so that its memory is free once the engine is closed.
-
-    A second engine needs that: on a GPU vLLM refuses to start one while the pools that can sleep hold anything. Call it before
-    the executor is shut down. What this vLLM has not is passed over. Raises nothing.
-    """
-    for module in model.modules():  # Dynamo calls a compiled model for every code that it translates, and holds it for that
-        hook: Any = getattr(module, "_bytecode_hook_handle", None)
-        if hasattr(hook, "remove"):
-            hook.remove()
-    for name, variables in HOLDERS.items():
-        for variable in variables:
-            held = getattr(sys.modules.get(name), variable, None)
-            if isinstance(held, MutableMapping):
-                held.clear()
 
 
 @contextmanager
