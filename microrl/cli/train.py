@@ -127,8 +127,8 @@ def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None
         shown = [*(presets or []), *(options.FLAGS.get(name, name) for name in given)]
         raise UserError(
             f"--resume uses the settings of the run; it cannot be combined with {', '.join(shown)}",
-            "with --resume, only --hours and --steps can be changed, and --engine repeated to drop the changes that followed failures "
-            "of vLLM; for anything else start a new run (microrl train --init RUN "
+            "with --resume, only --hours and --steps can be changed, and --engine repeated to drop what vLLM's failures have "
+            "changed; for anything else start a new run (microrl train --init RUN "
             "starts from its adapter)",
         )
 
@@ -143,8 +143,8 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None, engine: str
     if engine is not None and engine != config.engine.kind:
         raise UserError(
             f"{folder.path} runs with --engine {config.engine.kind}, which cannot be changed",
-            f"--engine {config.engine.kind} drops the changes that were made after failures of vLLM; for another engine start a new "
-            "run (microrl train --init RUN starts from its adapter)",
+            f"with --engine {config.engine.kind}, what vLLM's failures have changed is dropped; for another engine start a new run "
+            "(microrl train --init RUN starts from its adapter)",
         )
     folder.lock()
     fallback.forget(folder, at_once=engine is not None)

@@ -23,7 +23,7 @@ from microrl.run.folder import RunFolder
 
 FILE, SYNC_FILE = "engine.json", "sync.json"
 FORGOTTEN_AFTER_S = 3600
-"""A run that is resumed by hand this long after the last failure tries its own settings again: what took the memory may be gone."""
+"""A run resumed by hand so long after the last failure tries its own settings again: what took the memory may be gone."""
 LEAST_SHARE = 0.25
 """Of the batch: a cache for fewer completions is only taken with a word on it."""
 Change = Literal["less memory", "restart", "cuda_graphs", "transformers"]
@@ -70,8 +70,9 @@ class _Option(NamedTuple):
 
 def may_be_needed(config: RunConfig) -> bool:
     """Whether a run may use vLLM on a GPU and outlive its failures, as far as that shows without torch."""
-    vllm = preflight.installed() if config.engine.kind != "transformers" else None
-    return vllm is not None and not vllm.is_for_cpu and vllm.is_supported and (config.engine.kind == "vllm" or auto_is_vllm(config))
+    kind = config.engine.kind
+    vllm = preflight.installed() if kind == "vllm" or (kind == "auto" and auto_is_vllm(config)) else None
+    return vllm is not None and not vllm.is_for_cpu and vllm.is_supported
 
 
 def failures(folder: RunFolder) -> list[Failure]:
@@ -151,7 +152,8 @@ def _next_rung(config: RunConfig, fault: EngineFault, before: list[Failure]) -> 
     """The first change that is left after a failure that is no lack of memory."""
     hung = fault.doing == "hanging"  # resumed once, whatever other failures there were
     made = {failure.change for failure in before if (failure.doing == "hanging") == hung}
-    options = {option.change: option for option in (*_without(config, fault), _Option("restart", config.engine, "in a new process"))}
+    restart = _Option("restart", config.engine, "in a new process")
+    options = {option.change: option for option in (restart, *_without(config, fault))}
     left = [change for change in LADDER.get(fault.doing, OTHERWISE) if change in options and change not in made]
     return options[left[0]] if left else None
 
