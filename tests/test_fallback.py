@@ -247,14 +247,14 @@ NOT_PROVED = {"at": "proving", "error": "the adapter of a layer is not the train
 @pytest.mark.parametrize(
     ("faults", "expected"),
     [
-        ([{"at": "starting"}], [("starting", "sync")]),
-        ([{"at": "receiving weights"}], [("receiving weights", "sync")]),
-        ([NOT_PROVED], [("receiving weights", "sync")]),  # of the random adapter
-        ([{"at": "sampling"}, {"at": "sampling"}], [("sampling", "restart"), ("sampling", "sync")]),
+        ([{"at": "starting"}], [("starting", "transformers")]),
+        ([{"at": "receiving weights"}], [("receiving weights", "restart")]),
+        ([NOT_PROVED], [("receiving weights", "restart")]),  # of the random adapter
+        ([{"at": "sampling"}, {"at": "sampling"}], [("sampling", "restart"), ("sampling", "transformers")]),
         ([{"at": "going to sleep"}], [("going to sleep", "restart")]),
         ([{"at": "sampling", "abort": True}], [("running", "restart")]),
-        ([OUT_OF_MEMORY, {"at": "starting"}], [("restarting with a smaller cache", "restart")]),
-        ([{"at": "starting"}] * 2, [("starting", "sync"), ("starting", "transformers")]),
+        ([OUT_OF_MEMORY] * 2, [("sampling", "less memory")] * 2),
+        ([OUT_OF_MEMORY, {"at": "starting"}], [("sampling", "less memory"), ("starting", "transformers")]),
     ],
 )
 def test_a_run_survives_whatever_vllm_does(tiny_arguments, tmp_path, faults, expected):
@@ -264,6 +264,17 @@ def test_a_run_survives_whatever_vllm_does(tiny_arguments, tmp_path, faults, exp
     assert survived(done, out) == expected
     engine = json.loads((out / "environment.json").read_text())["engine"]
     assert engine == ("transformers" if expected[-1][1] == "transformers" else "vllm")
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_with_vllm_asked_for_a_lack_of_memory_does_not_end_the_run(tiny_arguments, tmp_path):
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    faults = [{"at": "starting", "error": "CUDA out of memory"}, OUT_OF_MEMORY]
+    done, out = script(tmp_path, faults, *tiny_arguments, "--engine", "vllm", run=started_anew)
+    assert survived(done, out) == [("starting", "less memory"), ("sampling", "less memory")]
+    assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
 
 
 @pytest.mark.vllm

@@ -7,12 +7,14 @@ import importlib.util
 import os
 import resource
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from microrl import clock
 from microrl.errors import UserError
 from microrl.limits import KV_SLEEP_FRACTION
 
@@ -137,6 +139,28 @@ def _name(pid: int) -> str | None:
             return file.read().strip()
     except OSError:
         return None
+
+
+PATIENCE_S = 120.0
+"""How long a run that has run out of memory waits for other processes to give theirs back."""
+OWN_BYTES = 1.0e9
+"""What this process may hold of a card beside what torch's allocator knows: the CUDA context, and libraries."""
+
+
+def wait_for_others(say: Callable[[str], None]) -> None:
+    """Wait while other processes hold memory of the card, at most PATIENCE_S: a moment's lack must not decide the rest of a run.
+
+    What is neither free nor this process's own counts as theirs: in a container they cannot be named.
+    """
+    began = clock.now_s()
+    while torch.cuda.is_available() and clock.now_s() - began < PATIENCE_S:
+        free, total = torch.cuda.mem_get_info()
+        theirs = total - free - torch.cuda.memory_reserved() - OWN_BYTES
+        if theirs <= 0:
+            return
+        if clock.now_s() - began < 1:
+            say(f"waiting for other processes to free {theirs / GB:.1f} GB of GPU memory, at most {PATIENCE_S:.0f} s")
+        time.sleep(2)
 
 
 def is_on_card(model: torch.nn.Module) -> bool:

@@ -90,7 +90,7 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> V
         wanted = int(engine.max_kv_gb * 1e9)
     else:
         wanted = sequences * _cache_a_sequence(model, length)
-        if model.device.type == "cpu":
+        if not gpu.is_on_card(model):
             wanted = min(wanted, int(CPU_CACHE_BYTES))
     settings = VllmSettings(
         targets=tuple(layers),

@@ -15,6 +15,7 @@ from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question
 from microrl.data.prompts import to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
+from microrl.models import gpu
 from microrl.models.load import LoadedModel, load
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
@@ -134,6 +135,8 @@ def open_engine(config: RunConfig, model: Any, tokenizer: Any, folder: RunFolder
             folder.write_json(fallback.SYNC_FILE, {"mode": mode, "why": why, "table": table})
 
     measured = fallback.measured_sync(folder)
+    if fallback.failures(folder):
+        gpu.wait_for_others(console.note)
     return make_engine(config, model, tokenizer, say=console.note, on_event=on_event, measured=measured, on_choice=on_choice)
 
 
