@@ -38,10 +38,6 @@ def exit_reserve_s(hours: float | None) -> float:
 
 # ---- memory and types
 
-GRAPH_BYTES = 1.0e9
-"""CUDA graphs of the decode step; they stay while the engine sleeps."""
-WORKSPACE_BYTES = 2.0e9
-"""CUDA context, libraries' workspaces, vLLM's own activations. With the graphs: what the engine leaves free beside its cache."""
 KV_SLEEP_FRACTION = 0.15
 """`engine.sleep=auto` keeps the engine's weights on the GPU during sleep if they take at most this fraction of its memory."""
 TWO_BLOCKS_TOKENS = 256
@@ -137,10 +133,19 @@ MIN_SWAP = (8, 0)
 merges."""
 MAX_SEQUENCES = 512
 """Completions that vLLM decodes at a time."""
+BATCHED_TOKENS = 4096
+"""Tokens of vLLM's largest batch, prompts included. Its own choice is 8,192, or 16,384 on most cards of 70 GiB or more, whose
+activations take twice or four times as much memory; already 4,096 keep a card's arithmetic busy."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Sizes of vLLM's adapter buffers."""
 MAX_SWAP_RANK = LORA_RANKS[-1]
 """vLLM's largest adapter."""
+
+
+def buffer_rank(rank: int) -> int:
+    """The rank of the buffers that vLLM serves an adapter of this rank from; `rank` is at most MAX_SWAP_RANK."""
+    return next(size for size in LORA_RANKS if size >= rank)
+
 
 # ---- DAPO's dynamic sampling
 

@@ -17,9 +17,9 @@ from microrl.config import RunConfig
 from microrl.config.paths import shown
 from microrl.data.prompts import messages
 from microrl.files import Count, Fraction
+from microrl.limits import LORA_RANKS, buffer_rank
 from microrl.report.history import History
 from microrl.report.verdict import gain_of
-from microrl.rollout.vllm.launch import LORA_RANKS, buffer_rank
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder
 

@@ -14,12 +14,9 @@ from typing import NamedTuple
 import torch
 
 from microrl.errors import UserError
-from microrl.limits import GRAPH_BYTES, KV_SLEEP_FRACTION, WORKSPACE_BYTES
+from microrl.limits import KV_SLEEP_FRACTION
 
 GB = 1e9
-RESERVE_BYTES = int(GRAPH_BYTES + WORKSPACE_BYTES)
-"""Left to CUDA graphs, vLLM's own activations and both libraries' workspaces."""
-
 
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -60,14 +57,23 @@ def sleep_level(wanted: str | int, *, engine_bytes: int, total_bytes: int, can_r
 
 
 def cache_bytes(
-    *, free: int, total: int, engine: int, adapter: int, wanted: int, least: int, others: tuple[Other, ...] = ()
+    *,
+    free: int,
+    total: int,
+    engine: int,
+    adapter: int,
+    reserved: Mapping[str, float],
+    wanted: int,
+    least: int,
+    others: tuple[Other, ...] = (),
 ) -> int:
     """Bytes for keys and values: what the batch can use, as far as the card has it once the trainer's base is loaded.
 
-    `engine` are the engine's own weights and adapter buffers, `adapter` what the trainer will keep for its adapter, `least`
-    the cache of a single completion. Raises UserError that says how much is missing and what would help.
+    `engine` are the engine's own weights and adapter buffers, `adapter` what the trainer will keep for its adapter, `reserved`
+    what else vLLM takes, by part, `least` the cache of a single completion. Raises UserError that says how much is missing and
+    what would help.
     """
-    room = free - engine - adapter - RESERVE_BYTES
+    room = free - engine - adapter - int(sum(reserved.values()))
     if room >= least:
         return min(wanted, room)
     short = f"{(least - room) / GB:.1f} GB"
@@ -77,8 +83,9 @@ def cache_bytes(
         raise UserError(f"GPU memory is {short} short: other processes use {held / GB:.1f} GB: {names}", "stop them, or wait")
     raise UserError(
         f"GPU memory is {short} short: {free / GB:.1f} of {total / GB:.1f} GB are free once the model is loaded, vLLM's copy "
-        f"takes {engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, workspaces {RESERVE_BYTES / GB:.0f}, and one "
-        f"completion's KV cache {least / GB:.2f}",
+        f"takes {engine / GB:.1f}, the trained adapter {adapter / GB:.1f}, "
+        + "".join(f"{part} {size / GB:.1f}, " for part, size in reserved.items())
+        + f"and one completion's KV cache {least / GB:.2f}",
         "use a lower --rank, a lower --set sampling.max_completion_tokens=N, a smaller model, or --engine transformers (needs no "
         "copy)",
     )

@@ -6,7 +6,7 @@ a bfloat16 base: the formula of `saved_bytes` agrees with that count to 2 per ce
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from microrl.config import RunConfig
 from microrl.config.adapters import (
@@ -29,15 +29,13 @@ from microrl.limits import (
     CPU_CACHE_BYTES,
     CPU_PACKED_MAX,
     CPU_PACKED_MIN,
-    GRAPH_BYTES,
     KV_SLEEP_FRACTION,
-    LORA_RANKS,
-    MAX_SEQUENCES,
     TWO_BLOCKS_TOKENS,
-    WORKSPACE_BYTES,
+    buffer_rank,
     chunk_elements,
     merging_takes_less,
 )
+from microrl.plan.reserve import CONTEXT_BYTES, FRAGMENTS, LIBRARIES, LIBRARY_BYTES, Reserve, most_rows, reserve, served
 from microrl.plan.shapes import Linear, Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
@@ -50,8 +48,6 @@ MIN_TOKENS, MAX_TOKENS = 256, 32768
 """Tokens of a micro-batch. Above the most a GPU gets no faster; a CPU takes none of it, as its rule is older."""
 CHUNK_BUFFERS = 5
 """fp32 tensors of the log-probability chunk at their most: logits, their copy, probabilities, products, narrow ones."""
-FRAGMENTS = 0.1
-"""Of the activations: what tensors of changing sizes leave unusable between them."""
 SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
 DEFAULT_LENGTH = 4096
@@ -204,19 +200,21 @@ class Memory:
 
 def estimate_memory(work: Workload, room: float) -> Memory:
     """Memory of a run on a card (or machine) with `room` bytes free."""
-    sleep, copy, resident = _sleep_level(work), _engine_bytes(work), _resident(work)
+    sleep, copy = _sleep_level(work), _engine_bytes(work)
     trained = {
         "trainer weights": work.base_bytes,
         "adapter": 4.0 * (work.trained + work.shape.frozen(work.config.adapter)),
         "optimizer": work.moment_bytes,
     }
     handed_over = _handed_over(work)
-    sampling = {**trained, "engine weights": copy, "export": _exported(work), "hand-over": handed_over, **resident}
+    sampling = {**trained, "engine weights": copy, "export": _exported(work), "hand-over": handed_over}
     gradients = max(4.0 * work.trained - handed_over, 0.0)  # their room is kept, and serves the hand-over until they are there
+    held = _reserve(work, room - sum(sampling.values()) - gradients)
+    sampling |= held.parts
     sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - gradients)
 
     trained["optimizer"] = work.moment_bytes + 4.0 * work.trained  # gradients exist only here
-    updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **resident}
+    updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **held.stays}
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
     updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
     updating["packed weights"] = _packed(work)
@@ -239,28 +237,27 @@ def min_cache(work: Workload) -> float:
     return float((work.longest_row + TWO_BLOCKS_TOKENS) * work.shape.kv_bytes(work.dtype_bytes))
 
 
-def _most_rows(work: Workload) -> int:
-    """Completions that the engine is built to decode at a time."""
-    return min(max(work.rows, work.config.evaluation.samples), MAX_SEQUENCES)
-
-
 def _positive(parts: dict[str, float]) -> dict[str, float]:
     return {name: size for name, size in parts.items() if size > 0}
 
 
-def _resident(work: Workload) -> dict[str, float]:
-    """What stays through both phases beside tensors of our own."""
+def _reserve(work: Workload, room: float) -> Reserve:
+    """What is there beside tensors of our own, of `room` bytes for it and the cache."""
     if work.device.is_cpu:
-        return {"workspaces": 0.7e9}  # Python, torch and the other libraries
-    has_graphs = work.has_vllm and getattr(work.config.engine, "cuda_graphs", False)
-    return {"CUDA graphs": GRAPH_BYTES if has_graphs else 0.0, "workspaces": WORKSPACE_BYTES}
+        return Reserve({"workspaces": 0.7e9}, {}, ())  # Python, torch and the other libraries
+    libraries = {LIBRARIES: float(CONTEXT_BYTES + LIBRARY_BYTES)}
+    if not work.has_vllm:
+        return Reserve(libraries, {}, ())
+    built = served(work.config, work.shape, work.dtype_bytes, work.longest_row, work.device.capability)
+    held = reserve(built, room - CONTEXT_BYTES, _wanted_cache(work))
+    return replace(held, stays=held.stays | libraries)
 
 
 def _engine_bytes(work: Workload) -> float:
     """The engine's own weights: vLLM's copy with its adapter buffers; on a CPU the folded copies; else the trainer's serve."""
     if work.has_vllm:
-        rank = next((size for size in LORA_RANKS if size >= (work.config.adapter.pair_rank or 0)), 0)
-        buffers = 0 if work.merges else rank * work.adapter_sides * work.dtype_bytes
+        rank = 0 if work.merges else buffer_rank(work.config.adapter.pair_rank or 0)
+        buffers = rank * work.adapter_sides * work.dtype_bytes
         return float(work.weight_bytes + buffers)
     if work.dtype_bytes < 4 and work.config.adapter.pair_rank is not None:
         return 0.0  # updates run beside the weights
@@ -333,7 +330,7 @@ def _concurrency(work: Workload, cache: float) -> float:
     if not work.has_vllm:  # room is set aside for each at its longest
         per_row = (work.prompt + work.limit) * work.shape.kv_bytes(work.dtype_bytes)
     evaluated = work.config.evaluation.problems * work.config.evaluation.samples
-    most = _most_rows(work) if work.has_vllm else max(work.rows, evaluated)
+    most = most_rows(work.config) if work.has_vllm else max(work.rows, evaluated)
     return max(1.0, min(cache / per_row, most))
 
 
@@ -344,14 +341,19 @@ def _activations(work: Workload, tokens: float) -> float:
     )
 
 
-def _cache(work: Workload, left: float) -> float:
-    """Keys and values: what the batch can use at its longest, as far as there is room."""
+def _wanted_cache(work: Workload) -> float:
+    """Keys and values that the batch can use at its longest, or that the configuration asks for."""
     config = work.config
-    wanted = _most_rows(work) * min_cache(work)
-    if config.engine.max_kv_gb is not None:
-        return config.engine.max_kv_gb * GB
+    return most_rows(config) * min_cache(work) if config.engine.max_kv_gb is None else config.engine.max_kv_gb * GB
+
+
+def _cache(work: Workload, left: float) -> float:
+    """Keys and values, as far as there is room."""
+    wanted = _wanted_cache(work)
+    if work.config.engine.max_kv_gb is not None:
+        return wanted
     if work.device.is_cpu:
         return min(wanted, CPU_CACHE_BYTES)
     if not work.has_vllm:
-        wanted = min(wanted, (left + GRAPH_BYTES) / 3)
+        wanted = min(wanted, (left + LIBRARY_BYTES) / 3)  # they are not loaded when that engine looks what is free
     return max(min(wanted, left), min_cache(work))

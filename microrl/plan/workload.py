@@ -25,6 +25,11 @@ MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+def mean_prompt(config: RunConfig) -> float:
+    """Tokens of a mean prompt."""
+    return ARITHMETIC_PROMPT if config.data.name == "arithmetic" else PROMPT_FRACTION * config.data.max_prompt_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A run on a card, in numbers."""
@@ -109,9 +114,7 @@ class Workload:
     @property
     def prompt(self) -> float:
         """Mean prompt, tokens."""
-        if self.config.data.name == "arithmetic":
-            return ARITHMETIC_PROMPT
-        return PROMPT_FRACTION * self.config.data.max_prompt_tokens
+        return mean_prompt(self.config)
 
     @property
     def rounds(self) -> tuple[float, ...]:

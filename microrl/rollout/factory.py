@@ -15,19 +15,20 @@ from microrl.config import RunConfig
 from microrl.config.engine_rules import Mode, sync_mode
 from microrl.config.schema import AutoEngineConfig, VllmEngineConfig
 from microrl.errors import Doing, EngineFault, Explained, UserError
-from microrl.limits import CANARY_RANK, CPU_CACHE_BYTES, MAX_SEQUENCES, TWO_BLOCKS_TOKENS
+from microrl.limits import CANARY_RANK, CPU_CACHE_BYTES, TWO_BLOCKS_TOKENS, buffer_rank
 from microrl.models import gpu
 from microrl.models.forward import kv_bytes_per_token
 from microrl.models.tensors import linears
 from microrl.plan.advice import sets, shorter
 from microrl.plan.memory import hand_over_bytes, trained_bytes
+from microrl.plan.reserve import Served, most_rows, reserve, served
 from microrl.plan.shapes import Shape
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import capability, select_engine
 from microrl.rollout.sync import SyncChoice
 from microrl.rollout.sync_check import MAX_TOKENS
 from microrl.rollout.transformers import TransformersEngine
-from microrl.rollout.vllm.launch import VllmSettings, buffer_rank, can_release_cache, import_vllm
+from microrl.rollout.vllm.launch import VllmSettings, can_release_cache, import_vllm
 
 OnEvent = Callable[..., None]
 OnChoice = Callable[[Mode, str, list[dict[str, Any]]], None]
@@ -84,8 +85,7 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> V
     engine = cast("AutoEngineConfig | VllmEngineConfig", config.engine)
     length = max(longest, MAX_TOKENS + 1)  # the probe has to fit, and the token that vLLM always adds
     layers = targets(model, config.adapter) or linears(model)
-    rows = max(config.sampling.prompts_per_step * config.sampling.group_size, config.evaluation.samples)
-    sequences = min(rows, MAX_SEQUENCES)
+    sequences = most_rows(config)
     if engine.max_kv_gb is not None:
         wanted = int(engine.max_kv_gb * 1e9)
     else:
@@ -110,11 +110,14 @@ def _vllm_settings(config: RunConfig, model: PreTrainedModel, longest: int) -> V
     handed_over = hand_over_bytes(settings.rank, sides, model.dtype.itemsize, merges=merges)
     # Gradients do not exist while the engine samples: the hand-over needs only what it takes beyond their room.
     kept = trained_bytes(shape, config) + max(handed_over - 4 * shape.trainable(config.adapter), 0)
-    return _fit_to_card(settings, model, sides, kept, engine.sleep)
+    built = served(config, shape, model.dtype.itemsize, length, torch.cuda.get_device_capability(model.device))
+    return _fit_to_card(settings, model, built, sides, kept, engine.sleep)
 
 
-def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, kept: int, sleep: str | int) -> VllmSettings:
-    """The settings with the cache, the share of the card and the sleep level that go with what is free.
+def _fit_to_card(
+    settings: VllmSettings, model: PreTrainedModel, built: Served, sides: int, kept: int, sleep: str | int
+) -> VllmSettings:
+    """The settings with the cache, the graphs, the share of the card and the sleep level that go with what is free.
 
     `sides` is the sum of the targeted layers' widths and heights, `kept` what the trainer will hold for its adapter and the
     hand-over needs beside it, in bytes. Raises UserError where it does not fit.
@@ -123,18 +126,20 @@ def _fit_to_card(settings: VllmSettings, model: PreTrainedModel, sides: int, kep
     free, total = torch.cuda.mem_get_info(model.device)
     buffers = 0 if settings.sync == "merge" else buffer_rank(settings.rank) * sides * model.dtype.itemsize
     engine_bytes = gpu.weight_bytes(model) + buffers
+    held = reserve(built, free - engine_bytes - kept, settings.kv_bytes)
     kv_bytes = gpu.cache_bytes(
         free=free,
         total=total,
         engine=engine_bytes,
         adapter=kept,
+        reserved=held.parts,
         wanted=settings.kv_bytes,
         least=_cache_a_sequence(model, settings.max_model_len),
         others=gpu.others_on_card(),
     )
     level = gpu.sleep_level(sleep, engine_bytes=engine_bytes, total_bytes=total, can_release_cache=can_release_cache())
     fraction = min(engine_bytes + kv_bytes, int(0.9 * free)) / total
-    return replace(settings, kv_bytes=kv_bytes, memory_share=fraction, sleep=level)
+    return replace(settings, kv_bytes=kv_bytes, capture_sizes=held.capture_sizes, memory_share=fraction, sleep=level)
 
 
 def _cache_a_sequence(model: PreTrainedModel, length: int) -> int:

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.errors import UserError, first_line
-from microrl.limits import LORA_RANKS
+from microrl.limits import BATCHED_TOKENS, buffer_rank
 from microrl.models.gpu import is_out_of_memory
 from microrl.models.hub import cache_folder
 
@@ -29,7 +29,6 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",  # one process: nothing needs to be reached from outside
     "VLLM_NO_USAGE_STATS": "1",
 }
-CPU_BATCHED_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,8 @@ class VllmSettings:
     memory_share: float = 0.0
     """Of the card: what vLLM checks for before it starts; a CPU has none."""
     cuda_graphs: bool = True
+    capture_sizes: tuple[int, ...] = ()
+    """Numbers of rows that a CUDA graph of the decode step is captured for; a CPU has none."""
     fp32_head: bool = False
 
 
@@ -89,11 +90,6 @@ def config_folder(model: PreTrainedModel) -> Path:
     return folder
 
 
-def buffer_rank(rank: int) -> int:
-    """The rank of the buffers that an adapter of this rank is served from."""
-    return next(size for size in LORA_RANKS if size >= rank)
-
-
 def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
     """A running engine on dummy weights. Raises UserError where vLLM refuses; a lack of memory comes through as it is."""
     vllm, cuda = import_vllm(), model.device.type == "cuda"
@@ -105,6 +101,7 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         "dtype": str(model.dtype).removeprefix("torch."),
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_sequences,
+        "max_num_batched_tokens": BATCHED_TOKENS,
         "kv_cache_memory_bytes": settings.kv_bytes,
         "enforce_eager": not (cuda and settings.cuda_graphs),
         "logprobs_mode": "processed_logprobs",
@@ -125,7 +122,13 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         options["hf_overrides"] = {"head_dtype": "float32"}
     if not cuda:
         # In pieces, a prompt whose request has a seed stops vLLM on a CPU ("CPU Generator does not use offset").
-        options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, settings.max_model_len)}
+        options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, settings.max_model_len)}
+    if cuda and settings.cuda_graphs:
+        # Prompts are few and long: without graphs they lose little, and vLLM's default would capture twice as many.
+        options["compilation_config"] = {
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": list(settings.capture_sizes),
+        }
     if cuda:
         options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_share}
     try:
