@@ -24,11 +24,12 @@ what vLLM itself leaves free, since its own profiling may count too little (v1/w
 LIBRARIES = "CUDA and libraries"
 KERNEL_BYTES = 40 * 1024
 """A kernel in a captured graph. Llama-3.2-1B: 35 graphs of 16 layers took 0.21 GiB (vllm#11349), 39 KiB for each of 10 kernels.
-A model of 64 layers: 24 MiB a graph (vllm#50780), 38 KiB. Qwen3-8B is estimated at less (LMCache#3430)."""
+That may be too much: of Qwen3-8B's 36 layers vLLM puts 51 graphs in pieces and 35 whole ones at 0.52 GiB (LMCache#3430); the
+whole ones alone would be 0.48."""
 LAYER_KERNELS, ADAPTER_KERNELS = 10, 3
 """Kernels of a decoder layer: two norms, four products, rotary embedding, cache, attention, activation. Of an adapter on one of
 the four products: fill, shrink, expand. With adapters on all of them that is 2.2 times as many; vllm#25914 measured 1.62 GiB of
-graphs with adapters and 0.76 without."""
+graphs with adapters, and 0.76 more for as many without."""
 SAMPLER_WORDS = 3 * 1024 + 128 + 1024 + 129 + 128
 """4-byte words that the sampler keeps for a completion besides its vocabulary: allowed tokens and biases
 (v1/worker/gpu/sample/logit_bias.py:33), stop tokens, forbidden words (bad_words.py:30), chosen tokens (logprob.py:247)."""
