@@ -1,6 +1,7 @@
 """What is known before a model is loaded: which engine, whether it can run, and whether it fits."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from microrl.config.engine_rules import sync_mode
 from microrl.errors import UserError
 from microrl.models import gpu
 from microrl.plan import devices, make, workload
+from microrl.plan.reserve import capture_sizes, served
 from microrl.plan.source import shape_of
 from microrl.rollout import factory, preflight
 from microrl.rollout.preflight import Installed, select_engine
@@ -160,6 +162,7 @@ def test_an_evaluation_takes_the_engine_that_is_here(microrl, tiny_arguments, in
 # ---- the card
 
 ROOM = dict(total=int(48e9), engine=int(4e9), adapter=int(5e9), wanted=int(20e9), least=int(1e9))
+ROOM |= {"reserved": {"CUDA graphs": 0.6e9, "CUDA and libraries": 0.5e9, "vLLM's buffers": 1.9e9}}
 
 
 def test_the_cache_gets_what_the_batch_needs_or_what_is_left():
@@ -172,6 +175,9 @@ def test_a_card_too_small_says_by_how_much():
     with pytest.raises(UserError, match=r"2\.0 GB short: 11\.0 of 48\.0 GB are free") as caught:
         gpu.cache_bytes(free=int(11e9), **ROOM)
     assert "--rank" in caught.value.hint
+    assert (
+        "adapter 5.0, CUDA graphs 0.6, CUDA and libraries 0.5, vLLM's buffers 1.9, and one completion's" in caught.value.message
+    )
 
 
 def test_another_process_on_the_card_is_named():
@@ -223,12 +229,22 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     monkeypatch.setattr(gpu, "others_on_card", lambda: ())
     wanted = factory._vllm_settings(config, model, factory.longest_sequence(config, model))
     assert wanted.sleep == "off" and wanted.max_model_len == 4096 and wanted.max_sequences == 128
-    fitted = factory._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
+    built = served(config, shape_of("Qwen2.5-1.5B-Instruct"), 2, 4096, (8, 6))
+    fitted = factory._fit_to_card(wanted, model, built, sides, 16 * 256 * sides, "auto")
+    assert fitted.capture_sizes == capture_sizes(128)
     assert fitted.sleep == "kv" and fitted.kv_bytes == 128 * (4096 + 256) * 28672
     assert fitted.memory_share == pytest.approx((3.0874e9 + 0.5909e9 + 15.97e9) / 48e9, rel=1e-3)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(20e9), int(24e9)))
-    tight = factory._fit_to_card(wanted, model, sides, 16 * 256 * sides, "auto")
-    assert tight.kv_bytes == pytest.approx(20e9 - 3.0874e9 - 0.5909e9 - 4.727e9 - 3e9, rel=1e-3)
+    tight = factory._fit_to_card(wanted, model, built, sides, 16 * 256 * sides, "auto")
+    # 488 MiB of libraries; a second copy of the embeddings and a tenth; buffers and graphs as in test_reserve.py.
+    reserved = 488 * 2**20 + 1.1 * 151_936 * 1536 * 2 + 310_084_096 + 484_769_792
+    assert tight.kv_bytes == pytest.approx(20e9 - 3.0874e9 - 0.5909e9 - 4.727e9 - reserved, rel=1e-4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(11.6e9), int(24e9)))
+    few = factory._fit_to_card(wanted, model, built, sides, 16 * 256 * sides, "auto")
+    assert few.capture_sizes == capture_sizes(33), "1.86 GB hold 32.3 completions of 57.6 MB at their mean length"
+    without = factory._fit_to_card(wanted, model, replace(built, has_graphs=False), sides, 16 * 256 * sides, "auto")
+    graphs = 8 * 28 * 32 * 40_960 + 33 * (56_832 + 3_072)
+    assert without.capture_sizes == () and without.kv_bytes - few.kv_bytes == pytest.approx(graphs, abs=2)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ def is_chosen() -> bool:
     return ENVIRONMENT.items() <= os.environ.items()
 
 
-def choose() -> None:
-    os.environ |= ENVIRONMENT
-    import triton.backends  # has no driver on a CPU, where vLLM takes Triton for missing then
+def pretend_triton(backend: str = "cpu") -> None:
+    """Give Triton a driver: on a CPU it has none, and vLLM takes it for missing then."""
+    import triton.backends
 
     class Driver:
         @staticmethod
@@ -26,8 +26,12 @@ def choose() -> None:
             return True
 
     known = next(iter(triton.backends.backends.values()))
-    triton.backends.backends["cpu"] = triton.backends.Backend(known.compiler, Driver)
+    triton.backends.backends[backend] = triton.backends.Backend(known.compiler, Driver)
 
+
+def choose() -> None:
+    os.environ |= ENVIRONMENT
+    pretend_triton()
     from microrl.rollout.vllm.launch import import_vllm
 
     import_vllm()

@@ -132,7 +132,7 @@ class BaseVllmConfig(BaseEngineConfig):
     """How the engine frees GPU memory while the trainer works. kv: free the KV cache; 1: also move the weights to host memory;
     2: also drop the weights; auto: kv if the weights take at most 15 % of the GPU, else 2 (1 before vLLM 0.31)."""
     cuda_graphs: bool = True
-    """Decode with CUDA graphs: faster, but takes some seconds at the start and about 1 GB."""
+    """Decode with CUDA graphs: faster, but takes some seconds at the start and up to about 1 GB, as `microrl plan` shows."""
     sync: Literal["auto", "swap", "merge"] = "auto"
     """How a new adapter reaches the engine. swap: as a LoRA adapter; merge: merged into the engine's weights; auto: time both and
     keep the faster one."""

@@ -35,7 +35,7 @@ from microrl.limits import (
     chunk_elements,
     merging_takes_less,
 )
-from microrl.plan.reserve import CONTEXT_BYTES, FRAGMENTS, LIBRARY_BYTES, Reserve, most_rows, reserve, served
+from microrl.plan.reserve import CONTEXT_BYTES, FRAGMENTS, LIBRARIES, LIBRARY_BYTES, Reserve, most_rows, reserve, served
 from microrl.plan.shapes import Linear, Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
@@ -245,12 +245,12 @@ def _reserve(work: Workload, room: float) -> Reserve:
     """What is there beside tensors of our own, of `room` bytes for it and the cache."""
     if work.device.is_cpu:
         return Reserve({"workspaces": 0.7e9}, {}, ())  # Python, torch and the other libraries
-    context = {"CUDA context": float(CONTEXT_BYTES)}
+    libraries = {LIBRARIES: float(CONTEXT_BYTES + LIBRARY_BYTES)}
     if not work.has_vllm:
-        return Reserve(context | {"libraries": float(LIBRARY_BYTES)}, {}, ())
+        return Reserve(libraries, {}, ())
     built = served(work.config, work.shape, work.dtype_bytes, work.longest_row, work.device.capability)
     held = reserve(built, room - CONTEXT_BYTES, _wanted_cache(work))
-    return replace(held, stays=context | held.stays)
+    return replace(held, stays=held.stays | libraries)
 
 
 def _engine_bytes(work: Workload) -> float:

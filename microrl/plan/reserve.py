@@ -21,13 +21,15 @@ CONTEXT_BYTES = 426 * MIB
 LIBRARY_BYTES = (338 + 150) * MIB
 """What is loaded and allocated outside torch once kernels run: 0.16 to 0.33 GiB in vLLM's logs (vllm#12126, #15039, #14452). And
 what vLLM itself leaves free, since its own profiling may count too little (v1/worker/gpu_worker.py:991)."""
+LIBRARIES = "CUDA and libraries"
 KERNEL_BYTES = 40 * 1024
 """A kernel in a captured graph. Llama-3.2-1B: 35 graphs of 16 layers took 0.21 GiB (vllm#11349), 39 KiB for each of 10 kernels.
-A model of 64 layers: 24 MiB a graph (vllm#50780), 38 KiB. Qwen3-8B is estimated at less (LMCache#3430)."""
+That may be too much: of Qwen3-8B's 36 layers vLLM puts 51 graphs in pieces and 35 whole ones at 0.52 GiB (LMCache#3430); the
+whole ones alone would be 0.48."""
 LAYER_KERNELS, ADAPTER_KERNELS = 10, 3
 """Kernels of a decoder layer: two norms, four products, rotary embedding, cache, attention, activation. Of an adapter on one of
 the four products: fill, shrink, expand. With adapters on all of them that is 2.2 times as many; vllm#25914 measured 1.62 GiB of
-graphs with adapters and 0.76 without."""
+graphs with adapters, and 0.76 more for as many without."""
 SAMPLER_WORDS = 3 * 1024 + 128 + 1024 + 129 + 128
 """4-byte words that the sampler keeps for a completion besides its vocabulary: allowed tokens and biases
 (v1/worker/gpu/sample/logit_bias.py:33), stop tokens, forbidden words (bad_words.py:30), chosen tokens (logprob.py:247)."""
@@ -133,7 +135,7 @@ def reserve(built: Served, room: float, wanted: float) -> Reserve:
     Graphs are captured for no more rows than the cache then holds at their mean length: rows beyond that are only there while
     all are short, and so many hide what launching kernels costs.
     """
-    stays = {"libraries": float(LIBRARY_BYTES), "vLLM's buffers": _buffers(built)}
+    stays = {LIBRARIES: float(LIBRARY_BYTES), "vLLM's buffers": _buffers(built)}
     passes = {"vLLM's largest batch": (1 + FRAGMENTS) * _largest_batch(built)}
     if not built.has_graphs:
         return Reserve(stays, passes, ())
