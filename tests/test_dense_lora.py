@@ -99,11 +99,11 @@ def test_in_16_bits_it_is_the_trainers_product_to_the_last_bit():
     assert not torch.equal(punica, trained)
 
 
-@pytest.mark.parametrize("others", [{"add_inputs": False}, {"buffer": torch.zeros(1)}])
-def test_what_is_more_than_that_is_vllms_own(others):
+def test_what_is_more_than_that_is_vllms_own():
     A, B = buffers(torch.float32)
-    found = serving((1,)).add_lora_linear(torch.zeros(7, 20), torch.zeros(7, 10), A, B, 1.0, WIDTHS, **others)
-    assert found == "vLLM's own"
+    y, x = torch.zeros(7, 20), torch.randn(7, 10)
+    assert serving((1,)).add_lora_linear(y, x, A, B, 1.0, WIDTHS, buffer=torch.zeros(1)) == "vLLM's own"
+    assert serving((1,)).add_lora_linear(y, x, A, B, 1.0, WIDTHS, add_inputs=False) is None and y.any()
 
 
 def test_several_types_are_vllms_own():

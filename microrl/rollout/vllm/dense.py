@@ -13,7 +13,8 @@ What this relies on, as read in vLLM 0.32's wheel for CUDA:
 - `set_adapter_mapping` calls `update_metadata` before each forward pass whose mapping is another one, and before each capture of
   a CUDA graph. `get_lora_capture_cases` and `CudagraphDispatcher._get_lora_cases` capture each size with an adapter and without.
 - `aot_compile_hash_factors` knows compiled graphs by `VllmConfig.compute_hash`, of which `additional_config` is a part.
-- Embeddings, heads, layers of experts (`add_lora_w13`, `add_lora_w2`) and two streams (`add_inputs`) keep vLLM's own kernels.
+- Embeddings, heads and layers of experts (`add_lora_logits`, `add_lora_w13`, `add_lora_w2`) keep vLLM's own kernels.
+- With VLLM_LORA_ENABLE_DUAL_STREAM the update is computed beside the base (`add_inputs=False`), into zeros.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Dense:
         **others: Any,
     ) -> Any:
         """`add_low_rank_`; vLLM's own kernels where it wants more than that, or in several types."""
-        if others or {x.dtype, y.dtype} != {lora_a_stacked[0].dtype}:
+        if others.keys() - {"add_inputs"} or {x.dtype, y.dtype} != {lora_a_stacked[0].dtype}:
             return super().add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, **others)  # type: ignore[misc]
         y_NO, x_NI = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
         return torch.ops.microrl.add_low_rank_(y_NO, x_NI, lora_a_stacked, lora_b_stacked, output_slices, scale, self.serves)
