@@ -43,3 +43,7 @@ def test_a_few_always():
 
 def test_all_that_need_no_process_of_their_own():
     assert "failed" not in contract("tests/test_vllm.py", "-k", ALL)
+
+
+def test_dense_products():
+    assert "8 passed" in contract("tests/test_dense_lora.py")

@@ -79,11 +79,11 @@ def make_it_end(model, tokenizer):
 class Served:
     """One model, its trainers, and the one vLLM engine of this process."""
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer, **sets):
         self.tokenizer = tokenizer
         self.model = build_model(tokenizer, layers=1 if INTERPRETED else 3, seed=3).eval().requires_grad_(False).to(DEVICE, DTYPE)
         make_it_end(self.model, tokenizer)
-        self.config = resolve((), SETTINGS)
+        self.config = resolve((), {**SETTINGS, **sets})
         self.events = []
         before, set_threads, threads = process_state(), torch.set_num_threads, torch.get_num_threads()
         self.transformers = TransformersEngine(self.model, tokenizer, max_kv_gb=1)

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.models.tensors import weights
+from microrl.rollout.vllm.dense import Products, products_of
 from microrl.rollout.vllm.launch import VllmSettings, start
 from microrl.types import AdapterSnapshot, LowRank, Sampling
 
@@ -32,6 +33,11 @@ class VllmDriver:
         self.seeded = newer or base.device.type != "cuda"
         """Whether a seed of its own costs a request nothing: on a GPU the older runner draws such rows one by one."""
 
+    @property
+    def lora_products(self) -> Products | None:
+        """How the engine multiplies by an adapter's factors; None: it has no buffers for them."""
+        return None if self._settings.sync == "merge" else products_of(self._manager().modules.values())
+
     def close(self) -> None:
         """Take the engine down; only on a CPU (see `VllmEngine.close`). A second time there is nothing to do."""
         if not hasattr(self, "_engine"):
@@ -48,6 +54,7 @@ class VllmDriver:
     def load(self, snapshot: AdapterSnapshot) -> None:
         """Every weight of the trainer's base, with this snapshot merged, into the engine's own memory. Adapters are lost."""
         self._request = None
+        self._empty_buffers()  # in which a sleep of level 2 may have left anything
         wrapped = self._wrapped_layers()
         named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, snapshot))
         with torch.no_grad():
@@ -87,11 +94,20 @@ class VllmDriver:
         self._request = LoRARequest(f"microrl-{number}", number, lora_path="in-memory")
 
     def drop_adapters(self) -> None:
-        """Requests go to the base from now on."""
+        """Requests go to the base from now on. Raises RuntimeError while earlier ones are being decoded."""
+        if self._unfinished:
+            raise RuntimeError(f"{len(self._unfinished)} requests for another adapter are still being decoded")
         self._request = None
         if self._settings.sync != "merge":
             for number in list(self._manager().list_adapters()):
+                self._empty_buffers()
                 self._manager().remove_adapter(number)
+
+    def _empty_buffers(self) -> None:
+        """Zero the factors: dense products of them change nothing. Not while they sleep: their memory is not there."""
+        if self._settings.sync != "merge":
+            for module in self._manager().modules.values():
+                module.reset_lora(0)
 
     def reset_cache(self) -> None:
         """Forget the keys and values of prompts, which older weights have computed."""

@@ -21,6 +21,7 @@ from microrl.errors import UserError, first_line
 from microrl.limits import BATCHED_TOKENS, buffer_rank
 from microrl.models.gpu import is_out_of_memory
 from microrl.models.hub import cache_folder
+from microrl.rollout.vllm.dense import dense_products
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: the weights are handed over as tensors
@@ -131,7 +132,7 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
     if cuda:
         options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_share}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), dense_products(options):
             warnings.simplefilter("ignore")  # of its own imports, about other libraries' changes to come
             return vllm.LLM(**options)
     except ValueError as error:  # pydantic's errors are ValueErrors too
