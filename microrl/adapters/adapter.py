@@ -219,9 +219,7 @@ def tuned(model: torch.nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def snapshot_of(
-    layers: Mapping[str, Any], read: Callable[[Any], Update], version: int, seed: int | None = 0
-) -> AdapterSnapshot:
+def snapshot_of(layers: Mapping[str, Any], read: Callable[[Any], Update], version: int, seed: int | None = 0) -> AdapterSnapshot:
     """The updates of PEFT's layers, read one by one. For `seed` see `AdapterSnapshot`."""
     pairs: dict[str, LowRank] = {}
     merged: dict[str, Merge] = {}

@@ -160,9 +160,7 @@ def merged(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[
         yield name, torch.nn.Parameter(tensor, requires_grad=False)
 
 
-def weights(
-    model: PreTrainedModel, snapshot: AdapterSnapshot, *, for_engine: bool = False
-) -> Iterator[tuple[str, torch.Tensor]]:
+def weights(model: PreTrainedModel, snapshot: AdapterSnapshot, *, for_engine: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter by its name, as in `updated`: one after the other, so that no second model is ever held."""
     for name, parameter in model.named_parameters():
         yield name, updated(name, parameter, snapshot, for_engine=for_engine)

@@ -64,7 +64,9 @@ class SyncChoice:
             return None
         why = failure or ("its slope is not measurable" if slope is None else f"its slope is {slope:.3f}")
         self._least_change = GROWTH * reading.change
-        return f"a merged update is not sampled from ({why}); merging is tried again from {self._least_change:.2g} nats per token on"
+        return (
+            f"a merged update is not sampled from ({why}); merging is tried again from {self._least_change:.2g} nats per token on"
+        )
 
     def record(self, mode: Mode, trial: Trial) -> None:
         """Count a step; after the last one decide."""
