@@ -38,7 +38,7 @@ def lora_forward_hook(pair: LowRank, device: torch.device) -> Callable[[torch.nn
 
 
 def merged_forward_hook(name: str, snapshot: AdapterSnapshot) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
-    """A forward hook that computes a linear layer's output anew, with the weight that an engine gets merged. It then lets it go."""
+    """A forward hook that computes a linear layer's output anew, with the weight that an engine gets merged."""
 
     def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
         weight_OI = updated(f"{name}.weight", module.get_parameter("weight"), snapshot, for_engine=True)

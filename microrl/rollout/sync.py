@@ -13,8 +13,8 @@ from microrl.rollout.sync_check import HIGHEST_SLOPE, LOWEST_SLOPE, Reading
 TRIALS = 3
 """Steps in each mode; the first warms up and does not count."""
 GROWTH = 2
-"""By which the trainer's change has to grow before a merge that was put off is tried again. The error of stochastic rounding grows
-with the root of the change at most, so that of the slope falls."""
+"""By which the trainer's change has to grow before a merge that was put off is tried again: what stochastic rounding adds grows
+more slowly, with the root of the change."""
 
 
 @dataclass(frozen=True, slots=True)

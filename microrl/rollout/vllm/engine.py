@@ -195,7 +195,8 @@ class VllmEngine:
             kind = SyncNotProved if math.isfinite(reading.change) else BrokenTrainer
             raise kind(
                 f"version {snapshot.version} of the adapter did not reach vLLM in two attempts: {failure}",
-                f"probe gap {reading.gap:.3g} nats per token, slope {slope}; nothing was sampled from it. Run `microrl doctor`, or {in_a_new_run(self._other_settings(mode, snapshot))}",
+                f"probe gap {reading.gap:.3g} nats per token, slope {slope}; nothing was sampled from it. Run `microrl doctor`, "
+                f"or {in_a_new_run(self._other_settings(mode, snapshot))}",
             )
         if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
