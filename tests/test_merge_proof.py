@@ -22,11 +22,12 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 class CopyDriver:
-    """An engine without vLLM: a second model that weights are loaded into, or that a pair runs beside."""
+    """An engine without vLLM: a second model that weights are loaded into, or that a pair runs beside. It has the trainer's
+    16-bit weights and computes in float32, so that its arithmetic is another, as vLLM's is."""
 
     def __init__(self, base, settings):
         self.base, self.settings = base, settings
-        self.held, self.pairs = copy.deepcopy(base), {}
+        self.held, self.pairs = copy.deepcopy(base).float(), {}
 
     def load(self, snapshot):
         for name, tensor in weights(self.base, snapshot, for_engine=True):
@@ -34,7 +35,7 @@ class CopyDriver:
 
     def weights_difference(self, snapshot):
         for name, tensor in weights(self.base, snapshot, for_engine=True):
-            if not torch.equal(self.held.get_parameter(name), tensor):
+            if not torch.equal(self.held.get_parameter(name), tensor.float()):
                 return f"`{name}` differs"
         return None
 
@@ -111,16 +112,15 @@ def test_a_right_merge_is_proved_at_every_size(dtype, tokenizer, monkeypatch):
 
 
 def test_the_gap_that_is_reported_is_to_the_trainers_own_scores(tokenizer, monkeypatch):
-    """The proof's is zero here, where engine and trainer compute alike."""
     trained, proofs = Trained(tokenizer, "bfloat16", monkeypatch), []
     read = engine_module.sync_check.Probe.read
     monkeypatch.setattr(
         engine_module.sync_check.Probe, "read", lambda self, *scores: (proofs.append(read(self, *scores)), proofs[-1])[1]
     )
-    report = trained.sync(trained.step(1e-3))
+    report = trained.sync(trained.step(1e-2))
     proof, reading = proofs[-2:]
-    assert proof.gap == 0 and proof.slope == pytest.approx(1)
-    assert report.gap == reading.gap > 0 and report.slope == reading.slope != proof.slope
+    assert report.gap == reading.gap != proof.gap and report.slope == reading.slope != proof.slope
+    assert proof.slope == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,14 @@ def test_the_gap_that_is_reported_is_to_the_trainers_own_scores(tokenizer, monke
     [
         ("skipped", "bytes"),
         ("truncated", "bytes"),
-        *((damage, "probe") for damage in ("skipped", "halved", "left out", "truncated")),
+        *((damage, "probe") for damage in ("skipped", "halved", "left out")),
     ],
 )
 def test_a_wrong_merge_is_caught(damage, guard, tokenizer, monkeypatch):
-    """By each of the two guards alone: nothing pushed, half of the scale, half of the layers, and cut off instead of rounded."""
+    """By each of the two guards alone: nothing pushed, half of the scale, half of the layers. What cutting off instead of rounding
+    takes away lies below the noise of the scores: the bytes show it."""
     trained = Trained(tokenizer, "bfloat16", monkeypatch)
-    trained.sync(trained.step(3e-3))
+    trained.sync(trained.step(3e-2))
     driver = trained.engine._driver
     load = driver.load
 
@@ -157,7 +158,7 @@ def test_a_wrong_merge_is_caught(damage, guard, tokenizer, monkeypatch):
     else:
         monkeypatch.setattr("microrl.rollout.sync_check.Reading.failure", lambda self: None)
     with pytest.raises(SyncNotProved):
-        trained.sync(trained.step(3e-3))
+        trained.sync(trained.step(3e-2))
     assert trained.events[-1] == "swap retried"
 
 
