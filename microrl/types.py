@@ -123,11 +123,15 @@ class AdapterSnapshot:
     `pairs` are plain LoRA pairs by module name. What is not low rank comes as `merged` instead, by parameter name. Neither:
     the base itself. `score` is how the owner of these weights scores token sequences with them: one tensor of
     log-probabilities (nats, temperature 1) a sequence, of its second token to its last. None where nobody trains them.
+
+    `seed` is that of the rounding where weights of 16 bits are merged for an engine (`microrl.models.rounding`). None: they are
+    rounded to nearest, because the trainer's own products round them so.
     """
 
     version: int
     pairs: Mapping[str, LowRank] = field(default_factory=dict)
     merged: Mapping[str, Merge] = field(default_factory=dict)
+    seed: int | None = 0
     score: Callable[[Sequence[tuple[int, ...]]], list[torch.Tensor]] | None = field(default=None, compare=False)
 
     @property

@@ -49,7 +49,7 @@ def test_a_change_below_the_noise_has_no_slope():
         (dict(gap=0.02, slope=1.0), None),
         (dict(gap=0.02, slope=None), None),
         (dict(gap=0.02, slope=0.81), None),
-        (dict(gap=0.02, slope=0.79), "is rounded away"),
+        (dict(gap=0.02, slope=0.79), "some layers were left out"),
         (dict(gap=0.02, slope=1.26), "1.26 times the trainer's: most likely the adapter's scale"),
         (dict(gap=0.02, slope=0.79, slope_error=0.01), None),
         (dict(gap=0.02, slope=0.0), "not pushed"),
@@ -148,16 +148,16 @@ def trial(push_s, decode_s, tokens=100, slope=1.0):
     return Trial(push_s, tokens, decode_s, gap=0.01, slope=slope)
 
 
-def reading(slope=1.0, gap=0.01):
-    return Reading(gap=gap, change=0.5, slope=slope, slope_error=0.0, floor=0.04)
+def reading(slope=1.0, change=0.5):
+    return Reading(gap=0.01, change=change, slope=slope, slope_error=0.0, floor=0.04)
 
 
-def drive(choice, costs, readings=lambda mode, step: reading()):
+def drive(choice, costs, readings=lambda mode, step: reading(), failures=lambda mode: None, steps=8):
     """The modes that were really used, step by step."""
     used = []
-    for step in range(8):
+    for step in range(steps):
         mode = choice.next()
-        if not choice.admit(mode, readings(mode, step)):
+        if choice.refusal(mode, readings(mode, step), failures(mode)):
             mode = "swap"
         choice.record(mode, costs[mode])
         used.append(mode)
@@ -185,12 +185,36 @@ def test_auto_never_merges_what_it_cannot_measure():
     assert choice.decided is None, "and stays ready to, once the change can be seen"
 
 
-@pytest.mark.parametrize("bad", [reading(slope=0.79), reading(slope=None), reading(gap=0.05), reading(slope=0.0)])
-def test_auto_rules_a_merge_out_that_the_probe_does_not_confirm(bad):
-    chosen = []
+@pytest.mark.parametrize(
+    ("bad", "failure", "says"),
+    [
+        (reading(slope=0.79), None, "its slope is 0.790"),
+        (reading(slope=1.26), None, "its slope is 1.260"),
+        (reading(slope=None), None, "not measurable"),
+        (reading(), "`x` in vLLM's memory is not the trainer's", "`x` in vLLM's memory"),
+    ],
+)
+def test_auto_does_not_sample_from_a_merge_that_the_probe_does_not_confirm(bad, failure, says):
+    costs = {"swap": trial(9, 9), "merge": trial(0, 0.1)}
+    choice = SyncChoice("auto", None, lambda *_: pytest.fail("nothing is decided"))
+    assert drive(choice, costs, lambda mode, _: bad if mode == "merge" else reading(), lambda mode: failure) == ["swap"] * 8
+    again = SyncChoice("auto", None, lambda *_: None)
+    drive(again, costs, steps=3)
+    refused = again.refusal("merge", bad, failure)
+    assert says in refused and "from 1 nats per token on" in refused
+
+
+def test_a_merge_that_was_put_off_is_tried_again_at_twice_the_change():
+    """The change grows by 0.1 nats a step from 0.1 on: refused at 0.4, merging waits for a swap that showed 0.8."""
+    chosen, costs = [], {"swap": trial(9, 9), "merge": trial(0, 0.1)}
     choice = SyncChoice("auto", None, lambda mode, why, table: chosen.append(mode))
-    used = drive(choice, {"swap": trial(9, 9), "merge": trial(0, 0.1)}, lambda mode, _: bad if mode == "merge" else reading())
-    assert used == ["swap"] * 8 and chosen == ["swap"]
+
+    def shown(mode, step):
+        change = 0.1 * (step + 1)
+        return reading(slope=0.5 if mode == "merge" and change < 0.79 else 1.0, change=change)
+
+    used = drive(choice, costs, shown, steps=12)
+    assert used == ["swap"] * 8 + ["merge"] * 4 and chosen == ["merge"]
 
 
 @pytest.mark.parametrize(

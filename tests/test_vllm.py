@@ -798,7 +798,10 @@ def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
     ten_steps(microrl, arguments, tmp_path, kind, "vllm")
 
 
-@pytest.mark.parametrize(("dtype", "mode"), [("bfloat16", "swap"), pytest.param("float16", "merge", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [("bfloat16", "swap"), ("bfloat16", "merge"), pytest.param("float16", "merge", marks=pytest.mark.slow)],
+)
 def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
     out = tmp_path / "run"
     done = microrl("train", *arguments, "--steps", 2, "--out", out, "--set", f"model.dtype={dtype}",

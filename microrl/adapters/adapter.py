@@ -40,6 +40,8 @@ class Adapter:
     """PEFT's class of the modules that `update` reads; (): none."""
     prefix: ClassVar[str]
     """Of the names of its tensors."""
+    rounds: ClassVar[bool] = False
+    """Whether its own forward pass rounds to nearest, in a base of 16 bits, what it changes of the weights."""
 
     def __init__(self, model: PreTrainedModel, config: BaseAdapterConfig, *, seed: int, fresh: bool, progress: Progress) -> None:
         self.model, self.config, self.seed = model, config, seed
@@ -142,7 +144,7 @@ class Adapter:
 
     def snapshot(self, version: int) -> AdapterSnapshot:
         """What an engine needs. The tensors are the live ones: an engine that keeps them past `awake` clones them."""
-        return snapshot_of(tuned(self.model), type(self).update, version)
+        return snapshot_of(tuned(self.model), type(self).update, version, None if self.rounds else self.seed)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -217,8 +219,8 @@ def tuned(model: torch.nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def snapshot_of(layers: Mapping[str, Any], read: Callable[[Any], Update], version: int) -> AdapterSnapshot:
-    """The updates of PEFT's layers, read one by one."""
+def snapshot_of(layers: Mapping[str, Any], read: Callable[[Any], Update], version: int, seed: int | None = 0) -> AdapterSnapshot:
+    """The updates of PEFT's layers, read one by one. For `seed` see `AdapterSnapshot`."""
     pairs: dict[str, LowRank] = {}
     merged: dict[str, Merge] = {}
     for name, layer in layers.items():
@@ -227,7 +229,7 @@ def snapshot_of(layers: Mapping[str, Any], read: Callable[[Any], Update], versio
             pairs[name] = update
         else:
             merged |= {f"{name}.{leaf}": merge for leaf, merge in update.items()}
-    return AdapterSnapshot(version, pairs, merged)
+    return AdapterSnapshot(version, pairs, merged, seed)
 
 
 def replace_base(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

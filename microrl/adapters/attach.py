@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.adapters.adalora import AdaLora
-from microrl.adapters.adapter import Adapter, Update, snapshot_of, tuned
+from microrl.adapters.adapter import Adapter, snapshot_of, tuned
 from microrl.adapters.full import Full
 from microrl.adapters.ia3 import Ia3
 from microrl.adapters.lora import Dora, Lora, LoraFa, LoraPlus, ResidualLora, RsLora, SingularLora
@@ -69,13 +69,15 @@ def attach(
 
 def export(model: torch.nn.Module, version: int) -> AdapterSnapshot:
     """The update of PEFT's layers, whoever put them on the model. Raises UserError for a kind that has no exact form here."""
-    return snapshot_of(tuned(model), _update, version)
+    layers = tuned(model)
+    rounds = any(_family(layer).rounds for layer in layers.values())
+    return snapshot_of(layers, lambda layer: _family(layer).update(layer), version, None if rounds else 0)
 
 
-def _update(layer: Any) -> Update:
+def _family(layer: Any) -> type[Adapter]:
     for family in FAMILIES.values():
         if isinstance(layer, family.peft_layer):
-            return family.update(layer)
+            return family
     raise UserError(
         f"adapters of the type {type(layer).__module__} are not supported", "merge the adapter with the library that made it"
     )

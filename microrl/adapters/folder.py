@@ -101,7 +101,7 @@ def read(folder: Path, model: PreTrainedModel) -> AdapterSnapshot:
     if (folder / SETTINGS).is_file():
         snapshot = _by_peft(folder, model)
     elif (folder / "config.json").is_file():
-        snapshot = AdapterSnapshot(1, merged=_whole(folder, model))
+        snapshot = AdapterSnapshot(1, merged=_whole(folder, model), seed=None)
     else:
         raise UserError(
             f"{folder} is neither an adapter nor a model: it has no {SETTINGS} and no config.json",

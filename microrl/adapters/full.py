@@ -17,6 +17,8 @@ from microrl.types import AdapterSnapshot
 
 
 class Full(Adapter):
+    rounds = True
+
     @staticmethod
     def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:
         return linears(model)
@@ -30,7 +32,7 @@ class Full(Adapter):
 
     def snapshot(self, version: int) -> AdapterSnapshot:
         merged = {name: partial(replace_base, self.parameters[name].detach()) for name in self._base}
-        return AdapterSnapshot(version, merged=merged)
+        return AdapterSnapshot(version, merged=merged, seed=None)
 
     @contextmanager
     def off(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ class Ia3(Adapter):
     config: Ia3Config
     peft_layer = IA3Layer
     prefix = "ia3_"
+    rounds = True
 
     def peft_config(self, kinds: list[str]) -> peft.PeftConfig:
         inputs = [kind for kind in kinds if kind == "down_proj"]

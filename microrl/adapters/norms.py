@@ -21,6 +21,7 @@ from microrl.models.tensors import norms
 class Norms(Adapter):
     config: LnConfig
     peft_layer = LNTuningLayer
+    rounds = True
 
     @staticmethod
     def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:

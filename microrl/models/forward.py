@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.models.onednn import times_transposed
-from microrl.models.tensors import merged, replaced
+from microrl.models.tensors import merged, replaced, updated
 from microrl.types import AdapterSnapshot, LowRank
 
 
@@ -37,14 +37,26 @@ def lora_forward_hook(pair: LowRank, device: torch.device) -> Callable[[torch.nn
     return hook
 
 
+def merged_forward_hook(name: str, snapshot: AdapterSnapshot) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
+    """A forward hook that computes a linear layer's output anew, with the weight that an engine gets merged."""
+
+    def hook(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        weight_OI = updated(f"{name}.weight", module.get_parameter("weight"), snapshot, for_engine=True)
+        return torch.nn.functional.linear(inputs[0], weight_OI, getattr(module, "bias", None))
+
+    return hook
+
+
 @contextmanager
-def adapted(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[PreTrainedModel]:
-    """The model with this snapshot: pairs run beside its weights, merged tensors take the base's place."""
-    hooks = [
-        model.get_submodule(name).register_forward_hook(lora_forward_hook(pair, model.get_submodule(name).weight.device))
-        for name, pair in snapshot.pairs.items()
-    ]
+def adapted(model: PreTrainedModel, snapshot: AdapterSnapshot, *, merges: bool = False) -> Iterator[PreTrainedModel]:
+    """The model with this snapshot: pairs run beside its weights, or with `merges` are merged into them, layer by layer; merged
+    tensors take the base's place."""
+    hooks = []
     try:
+        for name, pair in snapshot.pairs.items():
+            layer = model.get_submodule(name)
+            hook = merged_forward_hook(name, snapshot) if merges else lora_forward_hook(pair, layer.weight.device)
+            hooks.append(layer.register_forward_hook(hook))
         with replaced(model, dict(merged(model, snapshot))):
             yield model
     finally:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from microrl.types import AdapterSnapshot, LowRank
+from microrl.models.rounding import StochasticRounding, blocks
+from microrl.types import AdapterSnapshot, LowRank, Merge
 
 
 def weight_sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -109,27 +110,57 @@ def replaced(model: torch.nn.Module, tensors: Mapping[str, torch.nn.Parameter]) 
         swap_parameters(model, before)
 
 
-def merge_lora(base_OI: torch.Tensor, pair: LowRank) -> torch.Tensor:
-    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type."""
+def merge_lora(base_OI: torch.Tensor, pair: LowRank, rounding: StochasticRounding | None = None) -> torch.Tensor:
+    """round(W_base + scale * B A), with the sum in fp32 (or better) and one rounding to the base's type.
+
+    It is to nearest without a `rounding`, which is for narrow types, and goes by blocks.
+    """
     wide = torch.promote_types(base_OI.dtype, torch.float32)
     B_OR, A_RI = (factor.to(base_OI.device, wide) for factor in (pair.B_OR, pair.A_RI))
-    return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
+    if rounding is None:
+        return torch.addmm(base_OI.to(wide), B_OR, A_RI, alpha=pair.scale).to(base_OI.dtype)
+    merged_OI = torch.empty_like(base_OI)
+    for rows in blocks(base_OI):
+        sum_OI = base_OI[rows].to(wide).addmm_(B_OR[rows], A_RI, alpha=pair.scale)
+        merged_OI[rows] = rounding(sum_OI, base_OI.dtype, rows.start)
+    return merged_OI
+
+
+def _merge(base: torch.Tensor, merge: Merge, rounding: StochasticRounding | None) -> torch.Tensor:
+    """A tensor's update that is no pair, rounded as in `merge_lora`."""
+    trained = merge(base)
+    if rounding is None:
+        return trained.to(base.dtype)
+    merged = torch.empty_like(base)
+    trained_OI, merged_OI = trained.reshape(len(base), -1), merged.view(len(base), -1)
+    for rows in blocks(trained_OI):
+        merged_OI[rows] = rounding(trained_OI[rows].to(torch.float32, copy=True), base.dtype, rows.start)
+    return merged
+
+
+def updated(name: str, parameter: torch.Tensor, snapshot: AdapterSnapshot, *, for_engine: bool = False) -> torch.Tensor:
+    """The parameter of this name with its update, if it has one, in the base's own type.
+
+    Rounding is to nearest, and `for_engine` as the snapshot's `seed` says.
+    """
+    base = dequantize(parameter)
+    rounding = None
+    if for_engine and snapshot.seed is not None and base.dtype.itemsize < 4:
+        rounding = StochasticRounding(snapshot.seed, snapshot.version, name)
+    if merge := snapshot.merged.get(name):
+        return _merge(base, merge, rounding)
+    pair = snapshot.pairs.get(name.removesuffix(".weight"))
+    return base if pair is None else merge_lora(base, pair, rounding)
 
 
 def merged(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The snapshot's merged tensors in the base's own types, frozen, by name."""
-    for name, merge in snapshot.merged.items():
-        base = dequantize(model.get_parameter(name))
-        yield name, torch.nn.Parameter(merge(base).to(base.dtype), requires_grad=False)
+    """The snapshot's merged tensors, as an engine gets them, frozen, by name."""
+    for name in snapshot.merged:
+        tensor = updated(name, model.get_parameter(name), snapshot, for_engine=True)
+        yield name, torch.nn.Parameter(tensor, requires_grad=False)
 
 
-def weights(model: PreTrainedModel, snapshot: AdapterSnapshot) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter by its name, as this snapshot has it: one after the other, so that no second model is ever held."""
+def weights(model: PreTrainedModel, snapshot: AdapterSnapshot, *, for_engine: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter by its name, as in `updated`: one after the other, so that no second model is ever held."""
     for name, parameter in model.named_parameters():
-        parameter = dequantize(parameter)
-        if merge := snapshot.merged.get(name):
-            yield name, merge(parameter).to(parameter.dtype)
-        elif pair := snapshot.pairs.get(name.removesuffix(".weight")):
-            yield name, merge_lora(parameter, pair)
-        else:
-            yield name, parameter
+        yield name, updated(name, parameter, snapshot, for_engine=for_engine)

@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from microrl.config.engine_rules import Mode
-from microrl.rollout.sync_check import LOWEST_SLOPE, Reading
+from microrl.rollout.sync_check import HIGHEST_SLOPE, LOWEST_SLOPE, Reading
 
 TRIALS = 3
 """Steps in each mode; the first warms up and does not count."""
+GROWTH = 2
+"""By which the trainer's change has to grow before a merge that was put off is tried again: what stochastic rounding adds grows
+more slowly, with the root of the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +37,36 @@ class SyncChoice:
             self.decided = "swap" if wanted == "swap" else "merge"
         self._on_choice = on_choice
         self._trials: dict[Mode, list[Trial]] = {"swap": [], "merge": []}
-        self._reading: Reading | None = None
+        self._change = 0.0
+        """Nats a token that the trainer had changed by at the last swap; 0 where that could not be measured."""
+        self._least_change = 0.0
+        """From where on merging is tried."""
 
     def next(self) -> Mode:
         """Merging is tried only once the trainer's change stands out of the noise: before that its slope cannot be measured,
         and a merge that rounds every update away would look as good as any."""
         if self.decided is not None:
             return self.decided
-        measurable = self._reading is not None and self._reading.slope is not None
-        return "merge" if len(self._trials["swap"]) >= TRIALS and measurable else "swap"
+        may_merge = self._change > 0 and self._change >= self._least_change
+        return "merge" if len(self._trials["swap"]) >= TRIALS and may_merge else "swap"
 
-    def admit(self, mode: Mode, reading: Reading) -> bool:
-        """Whether this mode may go on after what the probe showed; a merge that may not is ruled out for good."""
-        if self.decided is None and mode == "merge":
-            if reading.slope is None or reading.slope < LOWEST_SLOPE or reading.failure() is not None:
-                slope = "its slope is not measurable" if reading.slope is None else f"its slope is {reading.slope:.3f}"
-                self._decide("swap", f"swap (a merged update fails the sync check: {reading.failure() or slope})")
-                return False
-        else:
-            self._reading = reading
-        return True
+    def refusal(self, mode: Mode, reading: Reading, failure: str | None) -> str | None:
+        """Why this step may not go on in this mode, after what the probe showed and found wrong; None: it may.
+
+        A merge that may not is tried again once the trainer's change has grown by `GROWTH`.
+        """
+        if mode == "swap":
+            self._change = reading.change if reading.slope is not None else 0.0
+        if self.decided is not None or mode == "swap":
+            return None
+        slope = reading.slope
+        if failure is None and slope is not None and LOWEST_SLOPE <= slope <= HIGHEST_SLOPE:
+            return None
+        why = failure or ("its slope is not measurable" if slope is None else f"its slope is {slope:.3f}")
+        self._least_change = GROWTH * reading.change
+        return (
+            f"a merged update is not sampled from ({why}); merging is tried again from {self._least_change:.2g} nats per token on"
+        )
 
     def record(self, mode: Mode, trial: Trial) -> None:
         """Count a step; after the last one decide."""

@@ -81,7 +81,7 @@ class Reading:
             )
         return (
             f"the engine's change is {self.slope:.2f} times the trainer's: most likely the adapter's scale is wrong, "
-            "some layers were left out, or the update is rounded away (a merge in bfloat16)"
+            "or some layers were left out"
         )
 
 

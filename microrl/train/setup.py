@@ -35,7 +35,8 @@ from microrl.train import fallback, init_from
 from microrl.train.questions import read_questions, render_prompts
 from microrl.types import Prompt, Sampling, SftExample
 
-SHOWN = {"probe": "sync check", "probe calibrated": "sync check calibrated", "swap retried": "weight sync retried"}
+SHOWN = {"probe": "sync check", "probe calibrated": "sync check calibrated", "swap retried": "weight sync retried",
+         "merge put off": "merging put off"}  # fmt: skip
 """What the console calls these events of the engine."""
 
 

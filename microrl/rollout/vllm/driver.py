@@ -56,7 +56,7 @@ class VllmDriver:
         self._request = None
         self._empty_buffers()  # in which a sleep of level 2 may have left anything
         wrapped = self._wrapped_layers()
-        named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, snapshot))
+        named = ((_inside(name, wrapped), tensor) for name, tensor in weights(self._base, snapshot, for_engine=True))
         with torch.no_grad():
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
             head: Any = getattr(self._runner.model, "lm_head", None)
@@ -126,7 +126,7 @@ class VllmDriver:
 
     def weights_difference(self, snapshot: AdapterSnapshot) -> str | None:
         """The first parameter that is not, bit by bit, the trainer's with this snapshot merged; None: all are."""
-        for name, expected in weights(self._base, snapshot):
+        for name, expected in weights(self._base, snapshot, for_engine=True):
             try:
                 found = self._stored(name, len(expected))
             except AttributeError:

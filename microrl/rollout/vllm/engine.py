@@ -163,7 +163,8 @@ class VllmEngine:
         with self._timed("wake_s"):
             self._wake("kv_cache")
         reading, failure = self._prove(snapshot, mode)
-        if not self._choice.admit(mode, reading):
+        if refusal := self._choice.refusal(mode, reading, failure):
+            self._on_event("merge put off", refusal, version=snapshot.version, gap=reading.gap, slope=reading.slope)
             mode = "swap"
             self._push_timed(snapshot, mode)
             reading, failure = self._prove(snapshot, mode)
@@ -178,8 +179,8 @@ class VllmEngine:
             kind = SyncNotProved if math.isfinite(reading.change) else BrokenTrainer
             raise kind(
                 f"version {snapshot.version} of the adapter did not reach vLLM in two attempts: {failure}",
-                f"probe gap {reading.gap:.3g} nats per token (limit {reading.floor:.3g}), slope {slope}; nothing was sampled "
-                f"from it. Run `microrl doctor`, or {in_a_new_run(self._other_settings(mode, snapshot))}",
+                f"probe gap {reading.gap:.3g} nats per token, slope {slope}; nothing was sampled from it. Run `microrl doctor`, "
+                f"or {in_a_new_run(self._other_settings(mode, snapshot))}",
             )
         if not snapshot.is_base:
             self._say_what_was_shown(snapshot.version, reading)
@@ -228,15 +229,22 @@ class VllmEngine:
     # ---- the proof
 
     def _prove(self, snapshot: AdapterSnapshot, mode: Mode) -> tuple[sync_check.Reading, str | None]:
-        """What the probe shows of the engine's present state, and what is wrong with it."""
+        """What the probe shows of the engine's present state, and what is wrong with it.
+
+        It is proved against the weights as they were handed over, and read against the trainer's own: the rounding of a merge is
+        no fault of the hand-over.
+        """
         assert self._probe is not None
         with self._timed("proof_s"):
-            reading = self._probe.read(self._engine_scores(), self._trainer_scores(snapshot))
-            return reading, self._difference(snapshot, mode) or reading.failure()
+            engine_N, handed_over_N = self._engine_scores(), self._trainer_scores(snapshot, mode)
+            reading = proof = self._probe.read(engine_N, handed_over_N)
+            if self._rounds(mode) and snapshot.seed is not None and snapshot.score is not None:
+                reading = self._probe.read(engine_N, sync_check.flat(snapshot.score(self._sequences)))
+            return reading, self._difference(snapshot, mode) or proof.failure()
 
     def _calibrate(self, mode: Mode) -> sync_check.Probe:
         """Push a canary, see it in the scores, take it away, see it gone; the floor follows from how close the sides were."""
-        base_N = self._trainer_scores(BASE)
+        base_N = self._trainer_scores(BASE, mode)
         probe = sync_check.Probe(self._engine_scores(), base_N)
         different = self._driver.weights_difference(BASE)
         if different or not probe.base_gap < sync_check.BASE_LIMIT:
@@ -247,7 +255,7 @@ class VllmEngine:
             )
 
         def change_of(pairs: Mapping[str, LowRank]) -> float:
-            return float((self._trainer_scores(AdapterSnapshot(0, pairs)) - base_N).abs().mean())
+            return float((self._trainer_scores(AdapterSnapshot(0, pairs), "swap") - base_N).abs().mean())
 
         try:
             pairs = sync_check.canary(self._base, self._settings.targets, self._settings.rank, change_of, probe.canary_change)
@@ -258,7 +266,7 @@ class VllmEngine:
             ) from error
         canary = AdapterSnapshot(0, pairs)
         self._push(canary, mode)
-        seen = probe.read(self._engine_scores(), self._trainer_scores(canary))
+        seen = probe.read(self._engine_scores(), self._trainer_scores(canary, mode))
         different = self._difference(canary, mode) or seen.slope_failure()
         if different:
             raise SyncNotProved(f"a random test adapter did not reach vLLM: {different}", _other_way(mode))
@@ -288,16 +296,17 @@ class VllmEngine:
     def _engine_scores(self) -> torch.Tensor:
         return sync_check.flat(self._driver.score(self._sequences))
 
-    def _trainer_scores(self, snapshot: AdapterSnapshot) -> torch.Tensor:
-        """By the trainer's own forward pass where it has one for these weights.
-
-        Merged tensors are compared as they were handed over, rounded: that rounding takes something away is no fault of the
-        hand-over, there is no other way for them, and `policy/kl_sampler` says every step what it comes to.
-        """
-        if snapshot.score is not None and not (snapshot.merged and self._base.dtype.itemsize < 4):
+    def _trainer_scores(self, snapshot: AdapterSnapshot, mode: Mode) -> torch.Tensor:
+        """What this snapshot scores as it is handed over: by the trainer's own forward pass where it has one for these weights,
+        and where they are merged and rounded with the rounded ones, bit by bit."""
+        if snapshot.score is not None and not self._rounds(mode):
             return sync_check.flat(snapshot.score(self._sequences))
-        with adapted(self._base, snapshot) as model:
+        with adapted(self._base, snapshot, merges=self._rounds(mode)) as model:
             return sync_check.flat(sequence_logprobs(model, self._sequences, fp32_head=self._settings.fp32_head))
+
+    def _rounds(self, mode: Mode) -> bool:
+        """Whether what is handed over is rounded to 16 bits."""
+        return mode == "merge" and self._base.dtype.itemsize < 4
 
     # ---- memory
 
