@@ -144,7 +144,8 @@ def evaluate(
         emit(shown) if as_json else _show_plan(shown)
         return
     from microrl import clock
-    from microrl.commands.evaluate import Weights, measure
+    from microrl.commands.evaluate import measure
+    from microrl.commands.evaluation_job import Weights
 
     config = benchmarks[0].config
     place = out or (found.run.path / "eval" if found.run is not None else Path("runs/eval", name))

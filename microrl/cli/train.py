@@ -143,8 +143,8 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None, engine: str
     if engine is not None and engine != config.engine.kind:
         raise UserError(
             f"{folder.path} runs with --engine {config.engine.kind}, which cannot be changed",
-            f"with --engine {config.engine.kind}, what vLLM's failures have changed is dropped; for another engine start a new run "
-            "(microrl train --init RUN starts from its adapter)",
+            f"with --engine {config.engine.kind}, what vLLM's failures have changed is dropped; for another engine start a new "
+            "run (microrl train --init RUN starts from its adapter)",
         )
     folder.lock()
     fallback.forget(folder, at_once=engine is not None)
