@@ -8,13 +8,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from microrl.errors import Explained, MachineFailure
 from microrl.run import child
 
+_WAIT_S = 0.2
 Report = Callable[[Any], None]
 
 
@@ -57,7 +58,9 @@ def call(work: Callable[..., None], *arguments: Any, on_report: Report) -> None:
 def _read(reports: Connection, process: BaseProcess, on_report: Report) -> None:
     """Pass reports on until the work is done."""
     while True:
-        wait([reports, process.sentinel])  # a process that it has left behind may hold the pipe open
+        # A process that it has left behind may hold the pipe open.
+        while not reports.poll(_WAIT_S) and process.exitcode is None:
+            pass
         try:
             kind, value, trace = reports.recv() if reports.poll() else _ended(process)
         except EOFError:
