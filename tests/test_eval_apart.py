@@ -22,8 +22,13 @@ ONE_AT_A_TIME = ["--set", "engine.max_kv_gb=0.000001"]
 @pytest.fixture(scope="module")
 def run(microrl, tiny_arguments, tmp_path_factory):
     """A run whose adapter has moved far enough to be told from the base."""
-    out = tmp_path_factory.mktemp("apart") / "run"
-    done = microrl("train", *tiny_arguments, "--set", "optim.lr=0.05", "--steps", 2, "--out", out)
+    place = tmp_path_factory.mktemp("apart")
+    out = place / "run"
+    (place / "letters.py").write_text(
+        "def count(prompts, completions, rows):\n    return [text.count('e') for text in completions]\n"
+    )
+    sets = ["--set", "optim.lr=0.05", "--reward", "letters:count"]
+    done = microrl("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -66,7 +71,7 @@ def test_one_engine_serves_a_run_and_its_untouched_model(inside, run, model_fold
 
     assert evaluated(run, "--base", model_folder, out="both") == (1, 1)
     assert evaluated(run, out="ours") == evaluated(model_folder, out="theirs") == (1, 1)
-    assert evaluated(run, "--base", run / "step-000000", out="adapters") == (2, 2)
+    assert evaluated(run, "--base", shutil.copytree(run / "final", tmp_path / "adapter"), out="adapters") == (2, 2)
     (both, record), (ours, our_record), (theirs, their_record) = (stored(tmp_path / out) for out in ("both", "ours", "theirs"))
     (base,) = (name for name in both if name.endswith("-base.jsonl.gz"))
     assert both.pop(base) == next(iter(theirs.values())) != next(iter(ours.values())) == next(iter(both.values()))

@@ -30,9 +30,14 @@ from microrl.train.questions import check_golds, pick_questions
 
 
 def measure(
-    weights: Weights, benchmarks: Sequence[Benchmark], base: Weights | None, place: Path, deadline_s: float | None = None
+    weights: Weights,
+    benchmarks: Sequence[Benchmark],
+    base: Weights | None,
+    run: RunFolder | None,
+    place: Path,
+    deadline_s: float | None = None,
 ) -> dict[str, Any]:
-    """Evaluate on every benchmark: `{"benchmarks": {NAME: {...}}}`.
+    """Evaluate on every benchmark: `{"benchmarks": {NAME: {...}}}`. `run`: the run of the weights, if they are of one.
 
     With `base`, that model is evaluated on the same questions and the paired difference added. `deadline_s`: seconds for all of
     it; the benchmarks share them by the tokens that they may take. Every result is stored in the folder `place` as soon as it is
@@ -52,7 +57,7 @@ def measure(
             console.note(f"note: {place} is not writable; the result is printed but not stored")
         if (weak := weakness()) is not None:
             console.note(f"warning: {weak}")
-        prepared = [_prepared(benchmark, weights.run, console) for benchmark in benchmarks]
+        prepared = [_prepared(benchmark, run, console) for benchmark in benchmarks]
 
         def on_measured(task: Task, measured: Measured) -> None:
             one, name = task.prepared, task.prepared.benchmark.name

@@ -29,21 +29,16 @@ from microrl.rollout.engine import Engine
 from microrl.run import environment
 from microrl.run.apart import Report
 from microrl.run.console import RunConsole
-from microrl.run.folder import RunFolder
 from microrl.train.setup import load_model
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What is evaluated: the model of `config`, and on top of it the adapter in a folder, if any.
-
-    `run` is the run that it belongs to; `name` stands in messages.
-    """
+    """What is evaluated: the model of `config`, and on top of it the adapter in a folder, if any. `name` stands in messages."""
 
     name: str
     config: RunConfig
-    run: RunFolder | None
     adapter: Path | None
 
 
