@@ -2,13 +2,14 @@
 
     python failing_engine.py FAULTS.json train|eval ...
 
-FAULTS.json lists what goes wrong next, across all processes of the run: {"at": PLACE}, with "abort" or "hang": true. What has
-happened is taken off the list. Where vLLM is not installed, the transformers engine stands in for it, with vLLM's name.
+FAULTS.json lists what goes wrong next, across all processes of the run: {"at": PLACE}, with "abort", "exit" or "hang": true.
+What has happened is taken off the list. Where vLLM is not installed, the transformers engine stands in for it, with vLLM's name.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -21,7 +22,9 @@ from microrl.errors import UserError
 from microrl.rollout import preflight
 from microrl.run import heartbeat
 
-FAULTS = Path(sys.argv.pop(1))
+if __name__ == "__main__":
+    os.environ["FAULTS"] = sys.argv.pop(1)
+FAULTS = Path(os.environ["FAULTS"])
 
 
 def happens(at: str) -> None:
@@ -33,6 +36,8 @@ def happens(at: str) -> None:
     FAULTS.write_text(json.dumps(rest))
     if fault.get("abort"):
         os.abort()
+    if fault.get("exit"):
+        os._exit(7)
     if fault.get("hang"):
         heartbeat.SILENT_S, heartbeat.FIRST_FACTOR, heartbeat.FACTOR = 1.0, 1.0, 0.0  # only now: the machine may be slow
         time.sleep(10_000)
@@ -45,6 +50,17 @@ def before(function, at: str):
         return function(*arguments, **named)
 
     return with_fault
+
+
+def journalled(add):
+    """As it is, and then fail if this was the answer: "answer 1" is the first of a process."""
+    count = itertools.count(1)
+
+    def added(*arguments):
+        add(*arguments)
+        happens(f"answer {next(count)}")
+
+    return added
 
 
 def imported() -> None:
@@ -80,7 +96,7 @@ def break_vllm() -> None:
 
 
 def stand_in() -> None:
-    """The transformers engine in vLLM's place, with the same faults."""
+    """The transformers engine in vLLM's place, with the same faults. FAULTS.started lists its processes and settings."""
     from microrl.rollout.transformers import TransformersEngine
     from microrl.rollout.vllm import engine
 
@@ -91,6 +107,8 @@ def stand_in() -> None:
 
         def __init__(self, model, tokenizer, settings, choice, on_event):
             self._settings, self._base = settings, model
+            with FAULTS.with_suffix(".started").open("a") as file:
+                file.write(f"{os.getpid()} {settings.kv_bytes} {settings.cuda_graphs}\n")
             with self.fault_named("starting"):
                 happens("starting")
                 super().__init__(model, tokenizer, max_kv_gb=settings.kv_bytes / 1e9)
@@ -109,25 +127,35 @@ def stand_in() -> None:
     engine.VllmEngine = StandIn
 
 
+def break_engine() -> None:
+    """In this process, have `auto` take what fails."""
+    from microrl.commands import evaluate
+    from microrl.evaluation import record
+    from microrl.rollout import factory
+    from microrl.train import setup
+
+    def select(config):
+        return "transformers" if config.engine.kind == "transformers" else "vllm"
+
+    evaluate.select_engine = factory.select_engine = setup.select_engine = select
+    factory.import_vllm = imported
+    record.FileJournal.add = journalled(record.FileJournal.add)
+    (break_vllm if importlib.util.find_spec("vllm") else stand_in)()
+
+
 def patched(prepare):
     """Called in the process that trains, and before anything heavy is imported in the one that waits for it."""
 
     def prepared(*arguments, **named):
-        from microrl.commands import evaluate
-        from microrl.rollout import factory
-        from microrl.train import setup
-
-        def select(config):
-            return "transformers" if config.engine.kind == "transformers" else "vllm"
-
-        evaluate.select_engine = factory.select_engine = setup.select_engine = select
-        factory.import_vllm = imported
-        (break_vllm if importlib.util.find_spec("vllm") else stand_in)()
+        break_engine()
         return prepare(*arguments, **named)
 
     return prepared
 
 
 preflight.installed = lambda: preflight.Installed("vllm", "0.32.0")
-target.prepare_hub = patched(target.prepare_hub)
-main()
+if __name__ == "__main__":
+    target.prepare_hub = patched(target.prepare_hub)
+    main()
+else:  # a process that the command has begun
+    break_engine()

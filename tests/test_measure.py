@@ -106,7 +106,7 @@ def test_a_calibration_comes_from_rates_sampling_and_update():
     found = measure.calibration_of(outcomes)
     (point,) = found.points
     assert (point.decode, point.update, point.parameters) == ({"shared": 2.5}, 1.5, 300_000) and found.start_s is None
-    text = page(measure.report([*outcomes, outcome("back_off", None, error="it | crashed")], found))
+    text = page(measure.report([*outcomes, outcome("cycles", None, error="it | crashed")], found))
     assert "| tiny | 4 | shared 2.50 | 1.50 |" in text and "**failed**: it / crashed" in text
     for left_out in range(3):
         assert measure.calibration_of(outcomes[:left_out] + outcomes[left_out + 1 : 3]) is None
@@ -128,7 +128,7 @@ def test_on_a_gpu_correctness_comes_before_rates_of_the_run(monkeypatch):
     assert [kind for kind, *_ in kinds][:1] == ["rates"] and kinds[-1][0] == "update"
     assert {sleep for kind, sleep, _ in kinds if kind == "cycles"} == {"kv", "1", "2"}
     assert {sync for kind, _, sync in kinds if kind == "decode"} == {"swap", "merge"}
-    assert [kind for kind, *_ in kinds].index("decode") > [kind for kind, *_ in kinds].index("back_off")
+    assert [kind for kind, *_ in kinds].index("decode") > [kind for kind, *_ in kinds].index("cycles")
     monkeypatch.setattr(gpu, "others_on_card", lambda: (gpu.Other(7, int(20e9), "python"),))
     with pytest.raises(UserError, match=r"other processes use this GPU.*python 7 \(20.0 GB\)"):
         measure.stages(None, None)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 AGAIN = 75
 """Exit status of a child process whose run is to be resumed at once, with other settings of the engine (EX_TEMPFAIL)."""
-DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-"""Signals that others send. An engine dies of SIGABRT or SIGSEGV."""
 
 
 def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False) -> int:
@@ -67,7 +65,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
     def on_hang(error: Explained) -> int | None:
         change = None
         if may_hang:
-            error.fault = fallback.fault(config, folder, "hanging")
+            error.fault = fallback.fault(fallback.applied(config, folder).engine, "hanging")
             change = fallback.record(config, folder, error)
         if change is None:
             return None
@@ -135,10 +133,11 @@ def tracked(config: RunConfig, folder: RunFolder) -> Iterator[None]:
 
 def _after_a_crash(folder: RunFolder, config: RunConfig, signal_name: str) -> None:
     """Record that the child died of a signal. Raises MachineFailure if another attempt would not help."""
+    from microrl.run import child
     from microrl.train import fallback
 
     error = fallback.crash(config, folder, signal_name)
-    change = None if signal_name in DEADLY else fallback.record(config, folder, error)
+    change = None if signal_name in child.DEADLY else fallback.record(config, folder, error)
     if change is None:
         raise error
     say(f"engine fallback: {error.message}; continuing {change}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -174,19 +174,32 @@ def rollout(
     for name in names:
         check_name("architecture", name, ARCHITECTURES)
     require_vllm("bench rollout")
-    from microrl.commands.bench.rollout import measure
+    from microrl.run import apart
 
-    results, layers = [], values("--targets", targets)
-    for name in names:
-        result = measure(
-            shape=shape, architecture=name, rank=rank, targets=layers, sync=sync, sleep=sleep, dtype=dtype, head=head,
-            device=device, prompts=prompts, group=group, tokens=tokens, cycles=cycles, pairs=pairs, say=say,
-        )  # fmt: skip
-        results.append(result)
+    results: list[dict[str, Any]] = []
+
+    def on_report(found: str | dict[str, Any]) -> None:
+        if isinstance(found, str):
+            return say(found)
+        results.append(found)
         if not as_json:
-            _show_rollout(result)
+            _show_rollout(found)
+
+    given = {
+        "shape": shape, "rank": rank, "targets": values("--targets", targets), "sync": sync, "sleep": sleep, "dtype": dtype,
+        "head": head, "device": device, "prompts": prompts, "group": group, "tokens": tokens, "cycles": cycles, "pairs": pairs,
+    }  # fmt: skip
+    for name in names:
+        apart.call(_measure_rollout, {**given, "architecture": name}, on_report=on_report)
     if as_json:
         emit({"rollouts": results})
+
+
+def _measure_rollout(options: dict[str, Any], report: Callable[[Any], None]) -> None:
+    """One architecture, in a process of its own: a GPU lets no process have vLLM twice."""
+    from microrl.commands.bench.rollout import measure
+
+    report(measure(**options, say=report))
 
 
 def _show_rollout(result: dict[str, Any]) -> None:

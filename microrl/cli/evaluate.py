@@ -144,18 +144,17 @@ def evaluate(
         emit(shown) if as_json else _show_plan(shown)
         return
     from microrl import clock
-    from microrl.commands.evaluate import Weights, measure
+    from microrl.commands.evaluate import measure
+    from microrl.commands.evaluation_job import Weights
 
     config = benchmarks[0].config
     place = out or (found.run.path / "eval" if found.run is not None else Path("runs/eval", name))
-    weights, other = Weights(name, config, found.run, adapter), None
+    weights, other = Weights(name, config, adapter), None
     if against is not None and base_name is not None:
         model = config.model.model_copy(update={"name": against.config.model.name})
-        other = Weights(
-            base_name, config.model_copy(update={"model": model, "adapter": against.config.adapter}), against.run, other_adapter
-        )
+        other = Weights(base_name, config.model_copy(update={"model": model, "adapter": against.config.adapter}), other_adapter)
     deadline_s = None if hours is None else hours * 3600 - (clock.now_s() - clock.process_started_s())
-    result = measure(weights, benchmarks, other, place, deadline_s)
+    result = measure(weights, benchmarks, other, found.run, place, deadline_s)
     if as_json:
         for value in result["benchmarks"].values():
             for side in (value, value.get("base", {})):

@@ -13,6 +13,8 @@ _BY_THE_KERNEL = 128
 """`si_code` of signals that the kernel itself has sent, as for Ctrl-C: to the whole group, and so to the child as well."""
 _PR_SET_PDEATHSIG = 1
 _WAIT_S = 0.2
+DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+"""Signals that others send. An engine dies of SIGABRT or SIGSEGV."""
 
 
 def can_fork() -> bool:
@@ -41,6 +43,11 @@ def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
         return _wait(pid, waiting, on_wait)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ended_by(signal_name: str) -> str:
+    """How a process has ended, in words."""
+    return f"ended by {signal_name}" + (": most likely the machine ran out of memory" if signal_name == "SIGKILL" else "")
 
 
 def _wait(pid: int, waiting: list[signal.Signals], on_wait: Callable[[], None]) -> int:

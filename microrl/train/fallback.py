@@ -8,7 +8,7 @@ is resumed by hand an hour later, or with `--engine`.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +19,7 @@ from microrl.config.engine_rules import Mode, auto_is_vllm
 from microrl.config.schema import AutoEngineConfig, BaseVllmConfig, EngineConfig, TransformersEngineConfig
 from microrl.errors import Doing, EngineFault, Explained, MachineFailure, UserError
 from microrl.rollout import preflight
+from microrl.run import child
 from microrl.run.folder import RunFolder
 
 FILE, SYNC_FILE = "engine.json", "sync.json"
@@ -27,6 +28,7 @@ FORGOTTEN_AFTER_S = 3600
 LEAST_SHARE = 0.25
 """Of the batch: a cache for fewer completions is only taken with a word on it."""
 Change = Literal["less memory", "restart", "cuda_graphs", "transformers"]
+Price = Callable[[RunConfig], float | None]
 LADDER: dict[Doing, tuple[Change, ...]] = {
     "importing": ("transformers",),
     "starting": ("cuda_graphs", "transformers"),  # each of these starts it anew
@@ -46,8 +48,8 @@ class Failure(BaseModel):
     change: Change
 
 
-class _Record(BaseModel):
-    """The content of `engine.json`. `engine` replaces the run's engine section."""
+class Changes(BaseModel):
+    """What failures have changed: the content of `engine.json`. `engine` replaces the configuration's engine section."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     engine: EngineConfig
@@ -77,14 +79,14 @@ def may_be_needed(config: RunConfig) -> bool:
 
 def failures(folder: RunFolder) -> list[Failure]:
     """The engine's failures whose changes hold, in this and earlier processes of the run. Raises BadFile."""
-    record: _Record | None = folder.read_if_there(FILE, _Record)
-    return [] if record is None else record.failures
+    made = _made(folder)
+    return [] if made is None else made.failures
 
 
 def applied(config: RunConfig, folder: RunFolder) -> RunConfig:
     """The configuration with the changes made so far. Raises BadFile."""
-    record: _Record | None = folder.read_if_there(FILE, _Record)
-    return config if record is None else _with_engine(config, record.engine)
+    made = _made(folder)
+    return config if made is None else _with_engine(config, made.engine)
 
 
 def forget(folder: RunFolder, *, at_once: bool) -> None:
@@ -113,39 +115,56 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     None if the error is not the engine's, nothing is left to change, it cannot be written, or the configuration forbids it:
     the run ends with this error then. `config` is the run's own, as in `config.json`. Raises BadFile.
     """
-    fault = error.fault
+    made = _made(folder) or Changes(engine=config.engine, failures=[])
+    found = after(config, made, error, _step_s)
+    if found is None:
+        return None
+    changes, said = found
+    try:
+        folder.write_json(FILE, changes.model_dump(mode="json"))
+    except OSError:  # a full disk: without the record the next process would fail in the same way
+        return None
+    last = changes.failures[-1]
+    folder.event("engine fallback", f"{error.message}; continuing {said}", doing=last.doing, change=last.change)
+    return said
+
+
+def after(config: RunConfig, made: Changes, error: Explained, step_s: Price = lambda config: None) -> tuple[Changes, str] | None:
+    """The changes with the one that follows from a failure, and that one in words.
+
+    `step_s` gives the seconds of a step, by which changes that free memory are chosen; where it cannot, their order counts. None
+    if the error is not the engine's, nothing is left to change, or the configuration forbids it.
+    """
+    fault, now = error.fault, _with_engine(config, made.engine)
     if fault is None or not (config.engine.kind == "auto" or (config.engine.kind == "vllm" and fault.out_of_memory)):
         return None
-    before, now = failures(folder), applied(config, folder)
     if not isinstance(now.engine, BaseVllmConfig):
         return None  # nothing is below the transformers engine
-    option = _with_less_memory(now, fault) if fault.out_of_memory else _next_rung(now, fault, before)
+    option = _with_less_memory(now, fault, step_s) if fault.out_of_memory else _next_rung(now, fault, made.failures)
     if option is None:
         return None
     change, engine, said = option
     failure = Failure(time=clock.stamp(), doing=fault.doing, error=error.message, change=change)
-    try:
-        folder.write_json(FILE, _Record(engine=engine, failures=[*before, failure]).model_dump(mode="json"))
-    except OSError:  # a full disk: without the record the next process would fail in the same way
-        return None
-    folder.event("engine fallback", f"{error.message}; continuing {said}", doing=fault.doing, change=change)
-    return said
+    return Changes(engine=engine, failures=[*made.failures, failure]), said
 
 
 def crash(config: RunConfig, folder: RunFolder, signal_name: str) -> MachineFailure:
     """The error for a process of the run that died of a signal, with the engine's settings as far as they are known."""
-    likely = ": most likely the machine ran out of memory" if signal_name == "SIGKILL" else ""
     error = MachineFailure(
-        f"the training process was ended by {signal_name}{likely}", f"resume it: microrl train --resume {folder.path}"
+        f"the training process was {child.ended_by(signal_name)}", f"resume it: microrl train --resume {folder.path}"
     )
-    error.fault = fault(config, folder, "running")
+    error.fault = fault(applied(config, folder).engine, "running")
     return error
 
 
-def fault(config: RunConfig, folder: RunFolder, doing: Doing) -> EngineFault | None:
-    """For a failure of which the engine itself cannot tell; None if the run does not use vLLM, or must not do without."""
-    engine = applied(config, folder).engine
+def fault(engine: EngineConfig, doing: Doing) -> EngineFault | None:
+    """For a failure of which the engine itself cannot tell; None if vLLM is not used, or must not be done without."""
     return EngineFault(doing, engine.cuda_graphs) if isinstance(engine, AutoEngineConfig) else None
+
+
+def _made(folder: RunFolder) -> Changes | None:
+    found: Changes | None = folder.read_if_there(FILE, Changes)
+    return found
 
 
 def _next_rung(config: RunConfig, fault: EngineFault, before: list[Failure]) -> _Option | None:
@@ -158,16 +177,16 @@ def _next_rung(config: RunConfig, fault: EngineFault, before: list[Failure]) -> 
     return options[left[0]] if left else None
 
 
-def _with_less_memory(config: RunConfig, fault: EngineFault) -> _Option | None:
-    """The cheapest of the changes that free memory, by the plan's seconds a step; in their order where it cannot tell."""
+def _with_less_memory(config: RunConfig, fault: EngineFault, step_s: Price) -> _Option | None:
+    """The cheapest of the changes that free memory, by seconds a step; in their order where those are not known."""
     options = [*_half_of_the_cache(config, fault), *_without(config, fault)]
     if not options:
         return None
-    seconds = [_step_s(_with_engine(config, option.engine)) for option in options]
-    known = [(step_s, n) for n, step_s in enumerate(seconds) if step_s is not None]
-    step_s, n = min(known) if len(known) == len(options) else (seconds[0], 0)
-    now_s = _step_s(config)
-    price = "" if step_s is None or now_s is None else f"; by the plan a step takes {step_s:.0f} s instead of {now_s:.0f}"
+    seconds = [step_s(_with_engine(config, option.engine)) for option in options]
+    known = [(taken_s, n) for n, taken_s in enumerate(seconds) if taken_s is not None]
+    taken_s, n = min(known) if len(known) == len(options) else (seconds[0], 0)
+    now_s = step_s(config)
+    price = "" if taken_s is None or now_s is None else f"; by the plan a step takes {taken_s:.0f} s instead of {now_s:.0f}"
     return options[n]._replace(words=options[n].words + price)
 
 

@@ -1,6 +1,6 @@
 """Time what vLLM costs inside microrl: weight syncs and sleep, and sampling against vLLM's own `generate`.
 
-It reads the engine's own parts, which no other command does. vLLM allows one engine at a time in a process.
+It reads the engine's own parts, which no other command does. On a GPU a process can have vLLM only once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time how long each adapter takes to reach vLLM, with swap and with merge; the sync check is not timed.
 
-vLLM allows one engine at a time in a process.
+On a GPU a process can have vLLM only once: one engine serves all adapters.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Stage:
     """One measurement: a function of `measure_stage`, its keyword arguments, and environment variables."""
 
     title: str
-    kind: Literal["rates", "cycles", "back_off", "decode", "update"]
+    kind: Literal["rates", "cycles", "decode", "update"]
     options: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -83,7 +83,6 @@ def stages(shape: str | None, rank: int | None) -> list[Stage]:
     if vllm is not None and vllm.is_supported and vllm.is_for_cpu:
         sizes = {"shape": "tiny", "rank": rank or 8, "prompts": 4, "group": 4, "tokens": 16, "cycles": 2, "pairs": 1}
         found += [Stage(f"weight sync by {sync}", "cycles", {**sizes, "sync": sync}) for sync in ("swap", "merge")]
-        found.append(Stage("recovery from out-of-memory", "back_off", {"rank": rank or 8, "sleep": "off"}))
     for name in [shape] if shape else ["tiny", "135m"]:
         prompts, group, tokens = (8, 8, 24) if name == "tiny" else (2, 4, 32)
         work = {"shape": name, "rank": rank or (4 if name == "tiny" else 64), "group": group, "tokens": tokens}
@@ -103,7 +102,6 @@ def _on_a_gpu(shape: str, rank: int, *, has_vllm: bool) -> Iterator[Stage]:
         for version in ("0", "1"):
             runner = {"VLLM_USE_V2_MODEL_RUNNER": version}
             yield Stage(f"model runner V{int(version) + 1}", "cycles", {**small, "sync": "swap", "sleep": "kv"}, runner)
-        yield Stage("recovery from out-of-memory", "back_off", {"rank": 16, "sleep": "kv"})
     batch = {"group": 8, "tokens": 256}
     for sync in ("swap", "merge") if has_vllm else ("shared",):
         counts = [1, 4, 16] if has_vllm else [1, 4]

@@ -28,10 +28,9 @@ from microrl.plan import memory, roofline
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, Workload
 from microrl.policy.policy import Policy
-from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
 from microrl.train.planning import this_device
-from microrl.types import Group, Prompt, Sampling
+from microrl.types import Group, Sampling
 
 LARGEST_SLOPE_ERROR = 0.2
 REPEATS = 5
@@ -63,28 +62,6 @@ def cycles(**options: Any) -> dict[str, Any]:
         assert slope is None or abs(slope - 1) < LARGEST_SLOPE_ERROR, f"the engine's slope is {slope:.3f}"
     assert found["cycles"][-1]["slope"] is not None, "the test adapter could not be seen in the scores"
     return found
-
-
-def back_off(*, rank: int, sleep: str) -> dict[str, Any]:
-    """Run out of memory on purpose: a second vLLM with half of the cache must sample what the first one did; then close it."""
-    tokenizer = build_tokenizer()
-    model = synthetic.build(tokenizer)
-    before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    flags = _flags(rank=rank, prompts=4, group=4, tokens=16) | {"engine.kind": "vllm", "engine.sync": "swap"}
-    if torch.cuda.is_available():
-        flags["engine.sleep"] = int(sleep) if sleep.isdigit() else sleep
-    engine = make_engine(resolve((), flags), model, tokenizer)
-    policy = Policy(model, resolve((), flags))
-    prompts = synthetic.prompts(tokenizer, 4)
-
-    first = _ids(engine, policy, prompts)
-    kv_gb = engine.shrink()
-    assert _ids(engine, policy, prompts) == first, "the second engine samples something else than the first"
-    engine.close()
-    del engine, policy, model
-    gpu.empty_cache()
-    left = torch.cuda.memory_allocated() - before if torch.cuda.is_available() else 0
-    return {"kv_gb": kv_gb, "left_mb": left / 1e6}
 
 
 def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, tokens: int) -> dict[str, Any]:
@@ -162,7 +139,6 @@ def update(*, shape: str, rank: int, prompts: int, group: int, tokens: int, reco
 STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "rates": rates,
     "cycles": cycles,
-    "back_off": back_off,
     "decode": decode,
     "update": update,
 }
@@ -182,13 +158,6 @@ def _expected(model: Any, flags: dict[str, Any], *, tokens: int, merges: bool) -
     work = Workload.from_config(resolve((), flags), Shape.from_config(model.config.to_dict()), this_device())
     sizes = memory.estimate_memory(work, work.device.memory_gb * 1e9)
     return roofline.fixed_work(work, sizes, tokens=tokens, merges=merges)
-
-
-def _ids(engine: Engine, policy: Policy, prompts: list[Prompt]) -> list[Any]:
-    """Tokens of four completions for each prompt, in order."""
-    with engine.awake(policy.snapshot()) as sampler:
-        groups = sorted(sampler.groups(prompts, Sampling(4, 16), stream=(0,)), key=lambda found: found[0])
-    return [[one.token_ids for one in group.completions] for _, group in groups]
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -1,0 +1,128 @@
+"""A function in a new process: its reports, its errors, its death, and that neither process outlives the other."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from microrl.errors import EngineFault, MachineFailure, UserError
+from microrl.run import apart
+
+FAULT = EngineFault("sampling", cuda_graphs=True, out_of_memory=True, kv_gb=2.0, fits=8.0, batch=16)
+
+
+def count(until, report):
+    for number in range(until):
+        report((os.getpid(), number))
+
+
+def fail(kind, report):
+    report("begun")
+    if kind == "user":
+        raise UserError("no such file", "look for it")
+    if kind == "engine":
+        error = MachineFailure("vLLM ran out of memory")
+        error.fault = FAULT
+        raise error from RuntimeError("cudaErrorMemoryAllocation")
+    if kind == "other":
+        raise Unpicklable(1, 2)
+    subprocess.Popen(["sleep", "60"], close_fds=False, stderr=subprocess.DEVNULL)  # it has the pipe, too
+    os.abort() if kind == "abort" else os._exit(7)
+
+
+class Unpicklable(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} of {second}\nand a page more")
+
+
+def test_reports_come_in_order_from_another_process():
+    found = []
+    apart.call(count, 3, on_report=found.append)
+    assert [number for _, number in found] == [0, 1, 2] and {pid for pid, _ in found}.isdisjoint({os.getpid()})
+
+
+def failed(kind):
+    reports = []
+    with pytest.raises(Exception) as caught:
+        apart.call(fail, kind, on_report=reports.append)
+    assert reports == ["begun"]
+    return caught.value
+
+
+def test_an_error_that_is_explained_is_the_same_here():
+    error = failed("user")
+    assert type(error) is UserError and (error.message, error.hint, error.fault) == ("no such file", "look for it", None)
+    assert error.__cause__ is None
+    error = failed("engine")
+    assert type(error) is MachineFailure and error.fault == FAULT
+    assert "RuntimeError: cudaErrorMemoryAllocation" in str(error.__cause__) and "test_apart.py" in str(error.__cause__)
+
+
+def test_any_other_error_is_named_with_its_traceback():
+    error = failed("other")
+    assert str(error) == "test_apart.Unpicklable: 1 of 2\nand a page more" and "raise Unpicklable" in str(error.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "name"), [("abort", "was ended by SIGABRT", "SIGABRT"), ("exit", "with status 7", None)]
+)
+def test_a_death_is_an_error_that_names_it(kind, says, name):
+    error = failed(kind)
+    assert isinstance(error, MachineFailure) and says in error.message and error.signal_name == name
+
+
+def test_an_error_of_the_listener_ends_it():
+    pids = []
+
+    def refuse(report):
+        pids.append(report[0])
+        raise KeyError("unexpected")
+
+    with pytest.raises(KeyError, match="unexpected"):
+        apart.call(wait, on_report=refuse)
+    assert not is_alive(pids[0])
+
+
+def wait(report):
+    report((os.getpid(), "waiting"))
+    time.sleep(60)
+
+
+def is_alive(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+WAITING = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_apart
+from microrl.run import apart
+try:
+    apart.call(test_apart.wait, on_report=lambda report: print(report[0], flush=True))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("number", "to_group", "says"), [
+    (signal.SIGINT, True, "interrupted\n"),  # Ctrl-C
+    (signal.SIGTERM, False, ""),
+    (signal.SIGKILL, False, ""),
+])  # fmt: skip
+def test_it_ends_with_the_process_that_called_it(number, to_group, says):
+    code = WAITING.format(tests=str(Path(__file__).parent))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    pid = int(process.stdout.readline())
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    until = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_alive(pid) and out == says and err == ""
