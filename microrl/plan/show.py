@@ -16,6 +16,10 @@ from microrl.terminal import printable
 
 PIPE_WIDTH, WIDE = 120, 200
 """Characters per line without a terminal, and of a wide table."""
+NAMES = (
+    "useful/h: groups with different rewards in an hour of steps, an assumption. sync: how vLLM gets the new weights; where a "
+    "second way stands in brackets, with its s/step, the run measures both in its first steps and keeps the faster."
+)
 
 
 def page(config: RunConfig, plan: Plan) -> str:
@@ -23,7 +27,16 @@ def page(config: RunConfig, plan: Plan) -> str:
     tables = Table.grid(padding=(0, 6))
     tables.add_row(_memory(plan), _seconds(plan))
     return as_text(
-        Group(_title(config, plan), "", tables, "", _update(plan), Text(_budget(config, plan), style="bold"), *_words(plan))
+        Group(
+            _title(config, plan),
+            "",
+            tables,
+            "",
+            _update(plan),
+            Text(_budget(config, plan), style="bold"),
+            _groups(plan),
+            *_words(plan),
+        )
     )
 
 
@@ -33,9 +46,11 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
     verdict = "fits" if plan.fits else "does not fit; it fits with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
     return [
         f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
-        f"about {plan.step_s:.3g} s per step on {plan.device.label} ({parts}), at {LENGTH_FRACTION:.0%} of the completion limit",
+        f"about {_step(plan)} per step on {plan.device.label} ({parts}), at {LENGTH_FRACTION:.0%} of the completion limit",
+        *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
         _budget(config, plan),
+        _groups(plan),
         *(f"note: {text}" for text in plan.notes),
     ]
 
@@ -48,15 +63,25 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
         f"{printable(first.model)}, {adapter}: {first.total_params:,} parameters, {first.trainable_params:,} trained\n"
         f"{_batch(config, first)}; {_bound(config)}"
     )
-    head = ["device", *(f">{name}" for name in ("GB", "used", "s/step", "steps", "tokens", "hours", "$/h", "$")), "fits"]
+    names = ("GB", "used", "s/step", "range", "steps", "range", "useful/h", "hours", "$/h", "$")
+    head = ["device", *(f">{name}" for name in names), "sync", "fits"]
     rows = [
         (
-            plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", f"{plan.step_s:.3g}", f"{plan.steps:,}",
-            _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}", _verdict(plan),
+            plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", _three(plan.step_s),
+            _between(*map(_three, (plan.step_low_s, plan.step_high_s)), "-"), f"{plan.steps:,}",
+            _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
+            f"{plan.useful_groups_hour:,.0f}", f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
+            _ways(plan), _verdict(plan),
         )
         for plan in plans
     ]  # fmt: skip
-    return as_text(Group(title, "", table(head, rows), "", _caution("roofline")))
+    return as_text(Group(title, "", table(head, rows), "", NAMES, _caution(plans[-1])))
+
+
+def _ways(plan: Plan) -> str:
+    """The way that is expected to be taken, and the other's seconds."""
+    others = ", ".join(f"{mode} {seconds:.3g}" for mode, seconds in plan.sync_step_s.items() if mode != plan.sync)
+    return f"{plan.sync} ({others})" if others else plan.sync
 
 
 def _verdict(plan: Plan) -> str:
@@ -79,6 +104,7 @@ def _title(config: RunConfig, plan: Plan) -> Group:
         f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
         f"engine: {engine}; served {plan.served}",
+        *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"each step: {_batch(config, plan)}; up to {plan.concurrency} completions decode at a time; "
         + (
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
@@ -150,11 +176,39 @@ def _bound(config: RunConfig) -> str:
 
 
 def _budget(config: RunConfig, plan: Plan) -> str:
-    cost = f"at ${plan.price:.2f}/h = ${plan.cost_usd:.2f}" if plan.price else "for $0"
+    steps = _with_range(f"{plan.steps:,} steps", f"{plan.steps_low:,}", f"{plan.steps_high:,}")
+    hours = _with_range(f"{plan.hours:.3g} h", f"{plan.hours_low:.3g}", f"{plan.hours_high:.3g}")
+    cost = _with_range(f"{plan.cost_usd:.2f}", f"{plan.cost_low_usd:.2f}", f"{plan.cost_high_usd:.2f}")
+    paid = f"at ${plan.price:.2f}/h = ${cost}" if plan.price else "for $0"
+    return f"{_bound(config)}: about {steps} of {_step(plan)}, {_short(plan.tokens)} tokens sampled, {hours} {paid}"
+
+
+def _groups(plan: Plan) -> str:
+    """What the steps are worth."""
     return (
-        f"{_bound(config)}: about {plan.steps:,} steps of {plan.step_s:.3g} s, {_short(plan.tokens)} tokens sampled, "
-        f"{plan.hours:.3g} h {cost}"
+        f"about {plan.groups_hour:,.0f} groups per hour of steps, {plan.useful_groups_hour:,.0f} of them useful: with different "
+        f"rewards, which {plan.useful_share:.0%} are assumed to have"
     )
+
+
+def _step(plan: Plan) -> str:
+    return _with_range(f"{_three(plan.step_s)} s", _three(plan.step_low_s), _three(plan.step_high_s))
+
+
+def _three(seconds: float) -> str:
+    """With three digits, or whole."""
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"
+
+
+def _with_range(point: str, low: str, high: str) -> str:
+    """A point, and in brackets its range where it has one."""
+    between = _between(low, high, " to ")
+    return f"{point} ({between})" if between else point
+
+
+def _between(low: str, high: str, sep: str) -> str:
+    """Nothing where both are one."""
+    return f"{low}{sep}{high}" if low != high else ""
 
 
 def _words(plan: Plan) -> list[Any]:
@@ -162,15 +216,17 @@ def _words(plan: Plan) -> list[Any]:
     if plan.advice:
         lines += ["", Text("it fits with" + (" all of these changes" if len(plan.advice) > 1 else ""), style="bold")]
         lines += [f"  {text}" for text in plan.advice]
-    return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan.times)]
+    return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan)]
 
 
-def _caution(times: str) -> Text:
-    lengths = f"completions at {LENGTH_FRACTION:.0%} of their length limit"
-    if times == "roofline":
-        said = f"Estimated with a roofline model, assumed efficiencies and {lengths}; not measured on a GPU."
+def _caution(plan: Plan) -> Text:
+    said = f"Estimated with a roofline model and completions at {LENGTH_FRACTION:.0%} of their length limit"
+    if plan.times != "roofline":
+        said += f", corrected by a calibration of this device ({plan.times})."
+    elif plan.device.is_cpu:
+        said += "; not measured on this CPU. Ranges: the spread of three CPUs."
     else:
-        said = f"Estimated with a roofline model, corrected by a calibration of this device ({times}), and {lengths}."
+        said += "; not measured on this GPU. Ranges: the spread of published throughputs around the model."
     return Text(said, style="dim")
 
 
