@@ -39,11 +39,11 @@ def why_this_way(work: Workload, timing: Timing) -> str:
         return "the transformers engine shares the trainer's weights"
     if len(timing.modes) > 1:
         taken, other = sorted(timing.modes, key=lambda mode: timing.modes[mode])
-        both = "; ".join(f"{WAYS[mode]}: {timing.modes[mode]:.3g} s per step" for mode in (taken, other))
+        both = "; ".join(f"{WAYS[mode]}: {timing.modes[mode]:,.1f} s per step" for mode in (taken, other))
         return f"{both}; the run measures both in its first steps and keeps the faster"
     config, rank = work.config, work.config.adapter.pair_rank
     if rank is None:
-        why = f"{config.adapter.name} is not a LoRA pair"
+        why = f"{config.adapter.kind} is not a LoRA pair"
     elif rank > MAX_SWAP_RANK:
         why = f"vLLM takes pairs up to rank {MAX_SWAP_RANK}"
     else:

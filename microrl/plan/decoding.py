@@ -94,7 +94,7 @@ def decode_s(work: Workload, rates: Rates, sizes: Memory, way: Way, asked: Rollo
     if not work.has_vllm and work.dtype_bytes < 4:
         arithmetic += 2 * shape.products(work.config.adapter) * tokens / rates.fp32
     moved = (asked.prompt + asked.mean / 2) * shape.kv_bytes(work.dtype_bytes) + way.token_bytes
-    prefill = 2 * shape.body * asked.prompts * asked.prompt / rates.update
+    prefill = 2 * shape.body * asked.prompts * asked.prompt / rates.decode
     rows = tokens * efficiency.ROW_S if work.has_vllm else 0.0
     overhead = steps * (_step_s(work) + way.step_s) + rows
     return max(reading, arithmetic) + tokens * moved / rates.decode_bytes + prefill + overhead

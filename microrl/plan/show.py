@@ -17,8 +17,8 @@ from microrl.terminal import printable
 PIPE_WIDTH, WIDE = 120, 200
 """Characters per line without a terminal, and of a wide table."""
 NAMES = (
-    "useful/h: groups with different rewards in an hour of steps, an assumption. sync: how vLLM gets the new weights; where a "
-    "second way stands in brackets, with its s/step, the run measures both in its first steps and keeps the faster."
+    "useful/h: groups with different rewards in an hour of steps, an assumption. merge, swap: s/step by how vLLM gets the new "
+    "weights; a run that may take both measures them in its first steps."
 )
 
 
@@ -63,25 +63,20 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
         f"{printable(first.model)}, {adapter}: {first.total_params:,} parameters, {first.trainable_params:,} trained\n"
         f"{_batch(config, first)}; {_bound(config)}"
     )
-    names = ("GB", "used", "s/step", "range", "steps", "range", "useful/h", "hours", "$/h", "$")
-    head = ["device", *(f">{name}" for name in names), "sync", "fits"]
-    rows = [
-        (
-            plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", _three(plan.step_s),
-            _between(*map(_three, (plan.step_low_s, plan.step_high_s)), "-"), f"{plan.steps:,}",
-            _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
-            f"{plan.useful_groups_hour:,.0f}", f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
-            _ways(plan), _verdict(plan),
-        )
-        for plan in plans
-    ]  # fmt: skip
+    names = ("GB", "used", "s/step", "range", "steps", "range", "useful/h", "hours", "$/h", "$", "merge", "swap")
+    head = ["device", *(f">{name}" for name in names), "fits"]
+    rows = [_row(plan) for plan in plans]
     return as_text(Group(title, "", table(head, rows), "", NAMES, _caution(plans[-1])))
 
 
-def _ways(plan: Plan) -> str:
-    """The way that is expected to be taken, and the other's seconds."""
-    others = ", ".join(f"{mode} {seconds:.3g}" for mode, seconds in plan.sync_step_s.items() if mode != plan.sync)
-    return f"{plan.sync} ({others})" if others else plan.sync
+def _row(plan: Plan) -> tuple[str, ...]:
+    ways = (_three(plan.sync_step_s[mode]) if mode in plan.sync_step_s else "" for mode in ("merge", "swap"))
+    return (
+        plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}",
+        _three(plan.step_s), _between(_three(plan.step_low_s), _three(plan.step_high_s), "-"),
+        f"{plan.steps:,}", _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
+        f"{plan.useful_groups_hour:,.0f}", f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}", *ways, _verdict(plan),
+    )  # fmt: skip
 
 
 def _verdict(plan: Plan) -> str:
