@@ -28,7 +28,7 @@ from microrl.plan.workload import LENGTH_FRACTION, Workload
 class Plan:
     """A forecast. Its seconds are a roofline's, corrected by the device's calibration where there is one. GB are 1e9 bytes.
 
-    `NAME_low` and `NAME_high` bound what is credible. A run's own forecasts start from the values without a suffix.
+    `_low` and `_high` bound what is credible. A run's own forecasts start from the values without them.
     """
 
     model: str

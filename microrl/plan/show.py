@@ -75,7 +75,8 @@ def _row(plan: Plan) -> tuple[str, ...]:
         plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}",
         _three(plan.step_s), _between(_three(plan.step_low_s), _three(plan.step_high_s), "-"),
         f"{plan.steps:,}", _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
-        f"{plan.useful_groups_hour:,.0f}", f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}", *ways, _verdict(plan),
+        f"{plan.useful_groups_hour:,.0f}", _three(plan.hours), f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
+        *ways, _verdict(plan),
     )  # fmt: skip
 
 
