@@ -5,8 +5,19 @@ import dataclasses
 import pytest
 from test_plan import A40, planned
 
-from microrl.plan import devices
+from microrl.config import resolve
+from microrl.plan import devices, show
 from microrl.plan.calibration import Calibration, Point
+
+MEASURED = dataclasses.replace(
+    A40,
+    calibration=Calibration(
+        device="a40", memory_gb=A40.memory_gb, versions={}, source="measured here", date="2026-11-26", product_tflops={},
+        stream_gb_s=600, start_s=40.0, points=[
+            Point(shape="1.5b", parameters=1_543_714_304, rank=64, decode={"swap": 1.0, "merge": 2.0}, update=1.5)
+        ],
+    ),
+)  # fmt: skip
 
 
 def test_both_ways_are_priced_by_hand():
@@ -63,12 +74,7 @@ def test_the_range_is_that_of_the_parts_and_a_point_where_it_is_calibrated():
     assert (found.hours_low, found.hours_high, found.cost_low_usd) == (24.0, 24.0, found.cost_usd)
     by_steps = planned("micro-r64", budget__steps=100, budget__hours=None)
     assert by_steps.steps_low == by_steps.steps_high == 100 and by_steps.hours_low < by_steps.hours < by_steps.hours_high
-    point = Point(shape="1.5b", parameters=1_543_714_304, rank=64, decode={"swap": 1.0, "merge": 2.0}, update=1.5)
-    measured = Calibration(
-        device="a40", memory_gb=A40.memory_gb, versions={}, source="measured here", date="2026-11-26", product_tflops={},
-        stream_gb_s=600, start_s=40.0, points=[point],
-    )  # fmt: skip
-    sure = planned("micro-r64", device=dataclasses.replace(A40, calibration=measured), budget__hours=24.0)
+    sure = planned("micro-r64", device=MEASURED, budget__hours=24.0)
     assert sure.step_low_s == sure.step_s == sure.step_high_s and sure.steps_low == sure.steps == sure.steps_high
     assert sure.sync == "swap", "each way by its own factor: merged sampling takes twice as long on this card"
     assert sure.step_parts_s["update"] == pytest.approx(1.5 * parts["update"], rel=1e-3)
@@ -95,3 +101,18 @@ def test_a_budgets_batch_gives_more_groups_than_half_of_it_and_steps_enough(budg
     half = planned(micro, budget, device=devices.DEVICES[device], sampling__prompts_per_step=16)
     assert whole.completions == 256 and whole.groups_hour > 1.09 * half.groups_hour and whole.steps >= 150
     assert planned("ortho-7b").steps == 150
+
+
+@pytest.mark.parametrize("device", [A40, MEASURED], ids=["estimated", "measured"])
+def test_the_answer_shows_both_ways_and_ranges_only_where_nothing_is_measured(device):
+    config = resolve(["micro-r64"], {"budget.hours": 24.0})
+    found = planned("micro-r64", device=device, budget__hours=24.0)
+    page, day = show.page(config, found), f"{found.steps:,} steps"
+    for mode in ("merge", "swap"):
+        assert f"{found.sync_step_s[mode]:.1f} s per step" in " ".join(page.split())
+    assert (f"{day} ({found.steps_low:,} to {found.steps_high:,})" in page) is (device is A40)
+    assert f"about {found.groups_hour:,.0f} groups per hour of steps, {found.useful_groups_hour:,.0f} of them" in page
+    row = next(line for line in show.comparison(config, [found]).splitlines() if line.startswith("a40"))
+    assert (f" {found.steps_low:,}-{found.steps_high:,} " in row) is (device is A40)
+    for cell in (found.useful_groups_hour, *found.sync_step_s.values()):
+        assert f" {cell:.3g} " in row

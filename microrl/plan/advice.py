@@ -43,12 +43,12 @@ def why_this_way(work: Workload, timing: Timing) -> str:
         return f"{both}; the run measures both in its first steps and keeps the faster"
     config, rank = work.config, work.config.adapter.pair_rank
     if rank is None:
-        why = f"{config.adapter.kind} is not a LoRA pair"
+        why = f"since {config.adapter.kind} is not a LoRA pair"
     elif rank > MAX_SWAP_RANK:
-        why = f"vLLM takes pairs up to rank {MAX_SWAP_RANK}"
+        why = f"since vLLM takes pairs up to rank {MAX_SWAP_RANK}"
     else:
-        why = "as engine.sync says" if config.engine.sync != "auto" else f"the {work.device.label} serves pairs too slowly"
-    return f"{WAYS[timing.way.mode]}: {why}"
+        why = "as engine.sync says" if config.engine.sync != "auto" else f"since the {work.device.label} serves LoRA pairs slowly"
+    return f"{WAYS[timing.way.mode]}, {why}"
 
 
 def conflicts(work: Workload) -> list[Fix]:

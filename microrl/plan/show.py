@@ -46,7 +46,7 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
     verdict = "fits" if plan.fits else "does not fit; it fits with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
     return [
         f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
-        f"about {_step(plan)} per step on {plan.device.label} ({parts}), at {LENGTH_FRACTION:.0%} of the completion limit",
+        f"a step on {plan.device.label}: {parts}, at {LENGTH_FRACTION:.0%} of the completion limit",
         *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
         _budget(config, plan),
@@ -99,7 +99,7 @@ def _title(config: RunConfig, plan: Plan) -> Group:
         Text(verdict, style="bold" if plan.fits else "bold red"),
         f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
-        f"engine: {engine}; served {plan.served}",
+        f"engine: {engine}" + (f"; served {plan.served}" if plan.engine != "vllm" else ""),
         *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"each step: {_batch(config, plan)}; up to {plan.concurrency} completions decode at a time; "
         + (
@@ -154,7 +154,7 @@ def _update(plan: Plan) -> str:
 
 
 def _s(seconds: float) -> str:
-    return f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}"
+    return f"{seconds:.2f}" if seconds < 100 else f"{seconds:,.0f}"
 
 
 def _batch(config: RunConfig, plan: Plan) -> str:
@@ -172,23 +172,21 @@ def _bound(config: RunConfig) -> str:
 
 
 def _budget(config: RunConfig, plan: Plan) -> str:
-    steps = _with_range(f"{plan.steps:,} steps", f"{plan.steps_low:,}", f"{plan.steps_high:,}")
-    hours = _with_range(f"{plan.hours:.3g} h", f"{plan.hours_low:.3g}", f"{plan.hours_high:.3g}")
-    cost = _with_range(f"{plan.cost_usd:.2f}", f"{plan.cost_low_usd:.2f}", f"{plan.cost_high_usd:.2f}")
+    step = _with_range(f"{_three(plan.step_s)} s", _three(plan.step_low_s), _three(plan.step_high_s))
+    steps = _with_range(f"about {plan.steps:,} steps", f"{plan.steps_low:,}", f"{plan.steps_high:,}")
+    made = f"{_bound(config)} of about {step}" if config.budget.hours is None else f"{_bound(config)}: {steps} of {step}"
+    hours = _with_range(f"{_three(plan.hours)} h", _three(plan.hours_low), _three(plan.hours_high))
+    cost = _with_range(f"{plan.cost_usd:,.2f}", f"{plan.cost_low_usd:,.2f}", f"{plan.cost_high_usd:,.2f}")
     paid = f"at ${plan.price:.2f}/h = ${cost}" if plan.price else "for $0"
-    return f"{_bound(config)}: about {steps} of {_step(plan)}, {_short(plan.tokens)} tokens sampled, {hours} {paid}"
+    return f"{made}, {_short(plan.tokens)} tokens sampled, {hours} {paid}"
 
 
 def _groups(plan: Plan) -> str:
     """What the steps are worth."""
     return (
-        f"about {plan.groups_hour:,.0f} groups per hour of steps, {plan.useful_groups_hour:,.0f} of them useful: with different "
-        f"rewards, which {plan.useful_share:.0%} are assumed to have"
+        f"about {plan.groups_hour:,.0f} groups per hour of steps, {plan.useful_groups_hour:,.0f} of them useful if, as assumed, "
+        f"{plan.useful_share:.0%} have different rewards"
     )
-
-
-def _step(plan: Plan) -> str:
-    return _with_range(f"{_three(plan.step_s)} s", _three(plan.step_low_s), _three(plan.step_high_s))
 
 
 def _three(seconds: float) -> str:
