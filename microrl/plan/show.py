@@ -46,7 +46,7 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
     verdict = "fits" if plan.fits else "does not fit; it fits with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
     return [
         f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
-        f"a step on {plan.device.label}: {parts}, at {LENGTH_FRACTION:.0%} of the completion limit",
+        f"{_three(plan.step_s)} s per step on {plan.device.label}: {parts}, at {LENGTH_FRACTION:.0%} of the completion limit",
         *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
         _budget(config, plan),
