@@ -20,7 +20,7 @@ from microrl.config.schema import LoraConfig
 from microrl.errors import UserError
 from microrl.limits import BEFORE_FRACTION, checkpoint_interval_s
 from microrl.models import gpu, load, tiny
-from microrl.plan import Shape, advice, devices, here, make, memory, roofline, starts, workload
+from microrl.plan import Shape, advice, devices, efficiency, here, make, memory, starts, workload
 from microrl.plan.known import CONFIGS
 from microrl.plan.source import shape_of
 from microrl.run.budget import Budget
@@ -425,30 +425,32 @@ def test_memory_grows_with_rank_length_and_model():
 
 
 def test_decoding_by_hand():
-    """Where arithmetic is free, a token of the batch costs one reading of the weights, the cache, and vLLM's own work."""
+    """Where arithmetic is free, a token of the batch costs one reading of the weights, the cache, and vLLM's own work: for a
+    decode step, for each of its layers, and for each of its rows."""
     device = devices.Device("x", "x", 1000, 1000, 1e9, 0.0, 1e9)
     found = planned("micro-r64", device=device, sets=["engine.sync=merge"])
     steps = 0.9 * 3584
     body = 28 * (2 * 1536 * 1536 + 1536 + 2 * (1536 * 256 + 256) + 3 * 1536 * 8960)
     tokens = 128 * 0.5 * 3584
     cache = tokens * (0.3 * 512 + 0.25 * 3584) * 2 * 28 * 2 * 128 * 2
-    expected = (steps * 2 * (body + 151_936 * 1536) + cache) / (1000e9 * 0.65) + steps * 2e-3
+    reading = (steps * 2 * (body + 151_936 * 1536) + cache) / (1000e9 * 0.72)
+    expected = reading + steps * (1e-3 + 28 * 0.07e-3) + tokens * 25e-6
     assert found.step_parts_s["generate"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_update_by_hand():
     """Where memory is free: 4 operations a base parameter and token, 6 an adapter's, 4 the head's, attention, and launches.
     What PEFT computes in float32 runs at that rate."""
-    device = devices.Device("x", "x", 1000, 1e9, 100, 0.0, 10)
+    device = devices.Device("x", "x", 1000, 1e9, 100, 0.0, 10, product_tflops=90)
     found = planned("micro-r64", device=device)
     completion, prompts = 128 * 1792, 16 * 0.3 * 512
     tokens = completion + prompts
     attention = 3.5 * 4 * 28 * 1536 * (0.3 * 512 + 896)
     body = 28 * (2 * 1536 * 1536 + 1536 + 2 * (1536 * 256 + 256) + 3 * 1536 * 8960)
     base = (4 * body + attention) * tokens + 4 * 151_936 * 1536 * completion
-    launches = tokens / found.micro_batch_tokens * 28 * roofline.UPDATE_LAYER_S
+    launches = tokens / found.micro_batch_tokens * 28 * efficiency.UPDATE_LAYER_S
     adapter = 6 * found.trainable_params * tokens
-    assert found.step_parts_s["update"] == pytest.approx(base / 50e12 + adapter / 50e12 + launches, rel=1e-3)
+    assert found.step_parts_s["update"] == pytest.approx((base + adapter) / (90e12 * 0.75) + launches, rel=1e-3)
     assert found.step_parts_s["update"] == sum(found.update_parts_s.values())
     peft = planned("micro-r64", device=device, adapter__kind="adalora")
     assert peft.update_parts_s["adapter products"] == pytest.approx(adapter / 6e12, rel=0.01)
@@ -666,6 +668,8 @@ def test_json_has_what_scripts_read(inside):
     assert {"trainer weights", "adapter", "optimizer", "activations", "log-probability chunk", "KV cache", "CUDA graphs"} <= set(
         parts
     )
+    assert found["step_low_s"] < found["step_s"] < found["step_high_s"] and set(found["sync_step_s"]) == {"swap", "merge"}
+    assert found["steps_low"] < found["steps"] < found["steps_high"] and found["useful_groups_hour"] < found["groups_hour"]
     assert parts["peak"] <= found["room_gb"] == devices.DEVICES["a40"].memory_gb
 
 

@@ -30,6 +30,27 @@ class Fix(NamedTuple):
         return f"{self.flags}: {self.why}"
 
 
+WAYS = {"swap": "swap (two dense products beside each weight)", "merge": "merge (a push of all weights each step)"}
+
+
+def why_this_way(work: Workload, timing: Timing) -> str:
+    """In which way the engine gets the trained weights, and why."""
+    if not work.has_vllm:
+        return "the transformers engine shares the trainer's weights"
+    if len(timing.modes) > 1:
+        taken, other = sorted(timing.modes, key=lambda mode: timing.modes[mode])
+        both = "; ".join(f"{WAYS[mode]}: {timing.modes[mode]:,.1f} s per step" for mode in (taken, other))
+        return f"{both}; the run measures both in its first steps and keeps the faster"
+    config, rank = work.config, work.config.adapter.pair_rank
+    if rank is None:
+        why = f"since {config.adapter.kind} is not a LoRA pair"
+    elif rank > MAX_SWAP_RANK:
+        why = f"since vLLM takes pairs up to rank {MAX_SWAP_RANK}"
+    else:
+        why = "as engine.sync says" if config.engine.sync != "auto" else f"since the {work.device.label} serves LoRA pairs slowly"
+    return f"{WAYS[timing.way.mode]}, {why}"
+
+
 def conflicts(work: Workload) -> list[Fix]:
     """What contradicts whatever the memory, with the way out."""
     config, found = work.config, []

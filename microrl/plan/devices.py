@@ -26,6 +26,8 @@ class Device:
     """Usual rent on demand; 0 where it is the user's own."""
     fp32_tflops: float = 0.0
     """float32 outside the tensor cores: the adapters' precision. 0 takes an eighth of `tflops`."""
+    product_tflops: float = 0.0
+    """What large products in 16 bits were measured to reach, by others; 0 takes `PRODUCT_SHARE` of `tflops`."""
     capability: tuple[int, int] = (8, 0)
     """CUDA's compute capability; of a CPU it says nothing."""
     calibration: Calibration | None = None
@@ -43,6 +45,11 @@ class Device:
         return (self.fp32_tflops or self.tflops / 8) * 1e12
 
     @property
+    def products(self) -> float:
+        """Operations a second of large products in 16 bits."""
+        return (self.product_tflops or PRODUCT_SHARE * self.tflops) * 1e12
+
+    @property
     def fp64(self) -> float:
         """float64 operations a second: half of float32's on the cards for computing centres, a 32nd or a 64th on the others."""
         return self.fp32 / (2 if self.capability in FULL_FP64 else 32 if self.capability < MIN_BF16 else 64)
@@ -57,6 +64,8 @@ FULL_FP64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 
 
 CPU = "cpu"
+PRODUCT_SHARE = 0.8
+"""Of the data sheet's arithmetic, what large products reach where nobody's measurement is known to us."""
 CPU_CORE_TFLOPS = 0.05
 """float32 products of one core: AVX2 at 3 GHz reaches about this much in large matrices."""
 CPU_BANDWIDTH_GB_S = 12.0
@@ -72,22 +81,24 @@ GIB = 2**30 / 1e9
 # marketplaces and neoclouds (RunPod, Vast, Verda, Jarvislabs, Akash) as their pages and price indices had them between August
 # and November 2026; a10g is AWS's g5.xlarge. They move by half within a year and differ by a factor of four between
 # vendors, so `--price` says what yours costs.
+# Large products: the largest sizes of torch.matmul in bfloat16 (t4: float16), github.com/zzc0721/torch-performance-test-data at
+# 9d82827, the median where there are several; a40 from its issue 185. a10g, rtx6000ada, h200 and b200 are not in it.
 _TABLE = (
-    Device("t4", "NVIDIA T4 16 GB", 14.56 * GIB, 320, 65, 0.20, 8.1, (7, 5)),
-    Device("l4", "NVIDIA L4 24 GB", 22.03 * GIB, 300, 121, 0.44, 30.3, (8, 9)),
-    Device("a10g", "NVIDIA A10G 24 GB", 22.06 * GIB, 600, 70, 1.01, 31.5, (8, 6)),
-    Device("3090", "GeForce RTX 3090 24 GB", 23.70 * GIB, 936, 71, 0.22, 35.6, (8, 6)),
-    Device("4090", "GeForce RTX 4090 24 GB", 23.64 * GIB, 1008, 165, 0.34, 82.6, (8, 9)),
-    Device("5090", "GeForce RTX 5090 32 GB", 31.37 * GIB, 1792, 210, 0.69, 104.8, (12, 0)),
-    Device("a40", "NVIDIA A40 48 GB", 44.39 * GIB, 696, 150, 0.30, 37.4, (8, 6)),
-    Device("a6000", "RTX A6000 48 GB", 47.50 * GIB, 768, 155, 0.49, 38.7, (8, 6)),
-    Device("l40s", "NVIDIA L40S 48 GB", 44.39 * GIB, 864, 362, 0.94, 91.6, (8, 9)),
-    Device("rtx6000ada", "RTX 6000 Ada 48 GB", 44.43 * GIB, 960, 364, 0.74, 91.1, (8, 9)),
-    Device("a100-40gb", "NVIDIA A100 40 GB", 39.50 * GIB, 1555, 312, 1.00, 19.5, (8, 0)),
-    Device("a100", "NVIDIA A100 80 GB", 79.25 * GIB, 2039, 312, 1.39, 19.5, (8, 0)),
-    Device("h100", "NVIDIA H100 SXM 80 GB", 79.18 * GIB, 3350, 989, 2.69, 67.0, (9, 0)),
-    Device("h200", "NVIDIA H200 141 GB", 139.80 * GIB, 4800, 989, 4.44, 67.0, (9, 0)),
-    Device("b200", "NVIDIA B200 180 GB", 178.35 * GIB, 8000, 2250, 5.98, 75.0, (10, 0)),
+    Device("t4", "NVIDIA T4 16 GB", 14.56 * GIB, 320, 65, 0.20, 8.1, 42, (7, 5)),
+    Device("l4", "NVIDIA L4 24 GB", 22.03 * GIB, 300, 121, 0.44, 30.3, 71, (8, 9)),
+    Device("a10g", "NVIDIA A10G 24 GB", 22.06 * GIB, 600, 70, 1.01, 31.5, 0, (8, 6)),
+    Device("3090", "GeForce RTX 3090 24 GB", 23.70 * GIB, 936, 71, 0.22, 35.6, 77, (8, 6)),
+    Device("4090", "GeForce RTX 4090 24 GB", 23.64 * GIB, 1008, 165, 0.34, 82.6, 163, (8, 9)),
+    Device("5090", "GeForce RTX 5090 32 GB", 31.37 * GIB, 1792, 210, 0.69, 104.8, 238, (12, 0)),
+    Device("a40", "NVIDIA A40 48 GB", 44.39 * GIB, 696, 150, 0.30, 37.4, 122, (8, 6)),
+    Device("a6000", "RTX A6000 48 GB", 47.50 * GIB, 768, 155, 0.49, 38.7, 123, (8, 6)),
+    Device("l40s", "NVIDIA L40S 48 GB", 44.39 * GIB, 864, 362, 0.94, 91.6, 269, (8, 9)),
+    Device("rtx6000ada", "RTX 6000 Ada 48 GB", 44.43 * GIB, 960, 364, 0.74, 91.1, 0, (8, 9)),
+    Device("a100-40gb", "NVIDIA A100 40 GB", 39.50 * GIB, 1555, 312, 1.00, 19.5, 240, (8, 0)),
+    Device("a100", "NVIDIA A100 80 GB", 79.25 * GIB, 2039, 312, 1.39, 19.5, 265, (8, 0)),
+    Device("h100", "NVIDIA H100 SXM 80 GB", 79.18 * GIB, 3350, 989, 2.69, 67.0, 791, (9, 0)),
+    Device("h200", "NVIDIA H200 141 GB", 139.80 * GIB, 4800, 989, 4.44, 67.0, 0, (9, 0)),
+    Device("b200", "NVIDIA B200 180 GB", 178.35 * GIB, 8000, 2250, 5.98, 75.0, 0, (10, 0)),
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
 _SPELLINGS = {re.sub("[^a-z0-9]", "", name): name for name in DEVICES} | {

@@ -19,14 +19,17 @@ from microrl.limits import (
 from microrl.plan import advice, memory, roofline
 from microrl.plan.devices import Device
 from microrl.plan.memory import GB, Memory
-from microrl.plan.roofline import Timing
+from microrl.plan.roofline import Spread, Timing
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A forecast. Its seconds are a roofline's, corrected by the device's calibration where there is one. GB are 1e9 bytes."""
+    """A forecast. Its seconds are a roofline's, corrected by the device's calibration where there is one. GB are 1e9 bytes.
+
+    `_low` and `_high` bound what is credible. A run's own forecasts start from the values without them.
+    """
 
     model: str
     device: Device
@@ -34,6 +37,11 @@ class Plan:
     trainable_params: int
     served: str
     """How the engine gets the trained weights."""
+    sync: str
+    """The way that the run is expected to take: swap, merge, or shared with the transformers engine."""
+    sync_step_s: dict[str, float]
+    """A step's seconds by each way that the run may take; where there are two, it measures both and keeps the faster."""
+    sync_why: str
     lr: float
     """Peak learning rate, `auto` as a number."""
     memory_gb: dict[str, float]
@@ -60,6 +68,9 @@ class Plan:
     concurrency: int
     """Completions that decode at a time."""
     step_s: float
+    step_low_s: float
+    """The least that is credible, and the most; both are `step_s` where the device is calibrated."""
+    step_high_s: float
     step_parts_s: dict[str, float]
     times: str
     """Where the seconds come from: "roofline", or what a calibration was called."""
@@ -75,12 +86,24 @@ class Plan:
     sft_step_s: float
     """Seconds of a supervised step."""
     steps: int
+    steps_low: int
+    """At `step_high_s`."""
+    steps_high: int
+    groups_hour: float
+    """Groups trained on in an hour of steps."""
+    useful_groups_hour: float
+    """Those of them expected to have different rewards."""
+    useful_share: float
     tokens: int
     """Sampled in all steps, at the assumed mean length."""
     hours: float
+    hours_low: float
+    hours_high: float
     price: float
     """US dollars an hour."""
     cost_usd: float
+    cost_low_usd: float
+    cost_high_usd: float
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON's types; `gpu` is the card's name."""
@@ -108,8 +131,11 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         timing = replace(timing, load=load_s)
     wrong = advice.conflicts(work)
     fits = sizes.fits(room) and not wrong
-    step_s = sum(timing.step.values())
-    steps, hours = _steps(work, timing, step_s)
+    spread = Spread.of(work)
+    fast, slow = (timing.scaled(*factors) for factors in zip(*spread, strict=True))
+    steps, hours = _steps(work, timing)
+    (steps_high, hours_low), (steps_low, hours_high) = _steps(work, fast), _steps(work, slow)
+    groups_hour = config.sampling.prompts_per_step * 3600 / timing.step_s
     price = device.usd_hour if config.budget.price is None else config.budget.price
     rows, batches = _micro_batches(work, sizes)
     return Plan(
@@ -117,7 +143,10 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         device=device,
         total_params=shape.parameters,
         trainable_params=work.trained,
-        served=config.adapter.served if config.adapter.pair_rank is None or not work.merges else "as merged weights",
+        served="as merged weights" if work.has_vllm and timing.way.mode == "merge" else config.adapter.served,
+        sync=timing.way.mode,
+        sync_step_s=timing.modes,
+        sync_why=advice.why_this_way(work, timing),
         lr=config.optim.lr,
         memory_gb={**_gb(_largest(sizes)), "peak": round(sizes.peak / GB, 3)},
         sampling_gb=_gb(sizes.sampling),
@@ -134,7 +163,9 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         micro_batches=batches,
         checkpoints_activations=work.checkpoints_activations,
         concurrency=int(sizes.concurrency),
-        step_s=step_s,
+        step_s=timing.step_s,
+        step_low_s=fast.step_s,
+        step_high_s=slow.step_s,
         step_parts_s=dict(timing.step),
         times="roofline" if device.calibration is None else device.calibration.label,
         update_parts_s=timing.update.parts,
@@ -145,17 +176,26 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         save_s=timing.save,
         sft_step_s=_sft_step_s(work, timing),
         steps=steps,
+        steps_low=steps_low,
+        steps_high=steps_high,
+        groups_hour=groups_hour,
+        useful_groups_hour=groups_hour * work.useful_share,
+        useful_share=work.useful_share,
         tokens=int(steps * work.sampled_rows * LENGTH_FRACTION * work.limit),
         hours=hours,
+        hours_low=hours_low,
+        hours_high=hours_high,
         price=price,
         cost_usd=hours * price,
+        cost_low_usd=hours_low * price,
+        cost_high_usd=hours_high * price,
     )
 
 
-def _steps(work: Workload, timing: Timing, step_s: float) -> tuple[int, float]:
+def _steps(work: Workload, timing: Timing) -> tuple[int, float]:
     """(steps, hours): what is left of the hours after loading, two evaluations, validation and saves; bounded by the steps."""
     budget = work.config.budget
-    each = step_s / (1 - _validation_share(work, timing))
+    each = timing.step_s / (1 - _validation_share(work, timing))
     around = timing.load + timing.save + _sft_s(work, timing) + exit_reserve_s(budget.hours)
     if budget.hours is None:
         steps = 0 if work.config.sft.only else budget.steps or 1

@@ -16,6 +16,10 @@ from microrl.terminal import printable
 
 PIPE_WIDTH, WIDE = 120, 200
 """Characters per line without a terminal, and of a wide table."""
+NAMES = (
+    "useful/h: groups with different rewards in an hour of steps, an assumption. merge, swap: s/step by how vLLM gets the new "
+    "weights; a run that may take both measures them in its first steps."
+)
 
 
 def page(config: RunConfig, plan: Plan) -> str:
@@ -23,7 +27,16 @@ def page(config: RunConfig, plan: Plan) -> str:
     tables = Table.grid(padding=(0, 6))
     tables.add_row(_memory(plan), _seconds(plan))
     return as_text(
-        Group(_title(config, plan), "", tables, "", _update(plan), Text(_budget(config, plan), style="bold"), *_words(plan))
+        Group(
+            _title(config, plan),
+            "",
+            tables,
+            "",
+            _update(plan),
+            Text(_budget(config, plan), style="bold"),
+            _groups(plan),
+            *_words(plan),
+        )
     )
 
 
@@ -33,9 +46,11 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
     verdict = "fits" if plan.fits else "does not fit; it fits with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
     return [
         f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
-        f"about {plan.step_s:.3g} s per step on {plan.device.label} ({parts}), at {LENGTH_FRACTION:.0%} of the completion limit",
+        f"{_three(plan.step_s)} s per step on {plan.device.label}: {parts}, at {LENGTH_FRACTION:.0%} of the completion limit",
+        *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
         _budget(config, plan),
+        _groups(plan),
         *(f"note: {text}" for text in plan.notes),
     ]
 
@@ -48,15 +63,21 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
         f"{printable(first.model)}, {adapter}: {first.total_params:,} parameters, {first.trainable_params:,} trained\n"
         f"{_batch(config, first)}; {_bound(config)}"
     )
-    head = ["device", *(f">{name}" for name in ("GB", "used", "s/step", "steps", "tokens", "hours", "$/h", "$")), "fits"]
-    rows = [
-        (
-            plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}", f"{plan.step_s:.3g}", f"{plan.steps:,}",
-            _short(plan.tokens), f"{plan.hours:.3g}", f"{plan.price:.2f}", f"{plan.cost_usd:.2f}", _verdict(plan),
-        )
-        for plan in plans
-    ]  # fmt: skip
-    return as_text(Group(title, "", table(head, rows), "", _caution("roofline")))
+    names = ("GB", "used", "s/step", "range", "steps", "range", "useful/h", "hours", "$/h", "$", "merge", "swap")
+    head = ["device", *(f">{name}" for name in names), "fits"]
+    rows = [_row(plan) for plan in plans]
+    return as_text(Group(title, "", table(head, rows), "", NAMES, _caution(plans[-1])))
+
+
+def _row(plan: Plan) -> tuple[str, ...]:
+    ways = (_three(plan.sync_step_s[mode]) if mode in plan.sync_step_s else "" for mode in ("merge", "swap"))
+    return (
+        plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}",
+        _three(plan.step_s), _between(_three(plan.step_low_s), _three(plan.step_high_s), "-"),
+        f"{plan.steps:,}", _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
+        f"{plan.useful_groups_hour:,.0f}", _three(plan.hours), f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
+        *ways, _verdict(plan),
+    )  # fmt: skip
 
 
 def _verdict(plan: Plan) -> str:
@@ -78,7 +99,8 @@ def _title(config: RunConfig, plan: Plan) -> Group:
         Text(verdict, style="bold" if plan.fits else "bold red"),
         f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
-        f"engine: {engine}; served {plan.served}",
+        f"engine: {engine}" + (f"; served {plan.served}" if plan.engine != "vllm" else ""),
+        *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"each step: {_batch(config, plan)}; up to {plan.concurrency} completions decode at a time; "
         + (
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
@@ -132,7 +154,7 @@ def _update(plan: Plan) -> str:
 
 
 def _s(seconds: float) -> str:
-    return f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}"
+    return f"{seconds:.2f}" if seconds < 100 else f"{seconds:,.0f}"
 
 
 def _batch(config: RunConfig, plan: Plan) -> str:
@@ -150,11 +172,37 @@ def _bound(config: RunConfig) -> str:
 
 
 def _budget(config: RunConfig, plan: Plan) -> str:
-    cost = f"at ${plan.price:.2f}/h = ${plan.cost_usd:.2f}" if plan.price else "for $0"
+    step = _with_range(f"{_three(plan.step_s)} s", _three(plan.step_low_s), _three(plan.step_high_s))
+    steps = _with_range(f"about {plan.steps:,} steps", f"{plan.steps_low:,}", f"{plan.steps_high:,}")
+    made = f"{_bound(config)} of about {step}" if config.budget.hours is None else f"{_bound(config)}: {steps} of {step}"
+    hours = _with_range(f"{_three(plan.hours)} h", _three(plan.hours_low), _three(plan.hours_high))
+    cost = _with_range(f"{plan.cost_usd:,.2f}", f"{plan.cost_low_usd:,.2f}", f"{plan.cost_high_usd:,.2f}")
+    paid = f"at ${plan.price:.2f}/h = ${cost}" if plan.price else "for $0"
+    return f"{made}, {_short(plan.tokens)} tokens sampled, {hours} {paid}"
+
+
+def _groups(plan: Plan) -> str:
+    """What the steps are worth."""
     return (
-        f"{_bound(config)}: about {plan.steps:,} steps of {plan.step_s:.3g} s, {_short(plan.tokens)} tokens sampled, "
-        f"{plan.hours:.3g} h {cost}"
+        f"about {plan.groups_hour:,.0f} groups per hour of steps, {plan.useful_groups_hour:,.0f} of them useful if, as assumed, "
+        f"{plan.useful_share:.0%} have different rewards"
     )
+
+
+def _three(seconds: float) -> str:
+    """With three digits, or whole."""
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"
+
+
+def _with_range(point: str, low: str, high: str) -> str:
+    """A point, and in brackets its range where it has one."""
+    between = _between(low, high, " to ")
+    return f"{point} ({between})" if between else point
+
+
+def _between(low: str, high: str, sep: str) -> str:
+    """Nothing where both are one."""
+    return f"{low}{sep}{high}" if low != high else ""
 
 
 def _words(plan: Plan) -> list[Any]:
@@ -162,15 +210,17 @@ def _words(plan: Plan) -> list[Any]:
     if plan.advice:
         lines += ["", Text("it fits with" + (" all of these changes" if len(plan.advice) > 1 else ""), style="bold")]
         lines += [f"  {text}" for text in plan.advice]
-    return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan.times)]
+    return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan)]
 
 
-def _caution(times: str) -> Text:
-    lengths = f"completions at {LENGTH_FRACTION:.0%} of their length limit"
-    if times == "roofline":
-        said = f"Estimated with a roofline model, assumed efficiencies and {lengths}; not measured on a GPU."
+def _caution(plan: Plan) -> Text:
+    said = f"Estimated with a roofline model and completions at {LENGTH_FRACTION:.0%} of their length limit"
+    if plan.times != "roofline":
+        said += f", corrected by a calibration of this device ({plan.times})."
+    elif plan.device.is_cpu:
+        said += "; not measured on this CPU. Ranges: the spread of three CPUs."
     else:
-        said = f"Estimated with a roofline model, corrected by a calibration of this device ({times}), and {lengths}."
+        said += "; not measured on this GPU. Ranges: the spread of published throughputs around the model."
     return Text(said, style="dim")
 
 
