@@ -7,11 +7,14 @@ import os
 import ssl
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
 
+from microrl.config import known_models
+from microrl.config.paths import local_model
 from microrl.errors import UserError, first_line
 
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -20,6 +23,30 @@ _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 def cache_folder() -> Path:
     """What microrl itself keeps: `$XDG_CACHE_HOME/microrl`, by default `~/.cache/microrl`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "microrl"
+
+
+def hub_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the hub's library keeps what it has downloaded; as in huggingface_hub.constants, which is read at import."""
+    if cache := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache).expanduser()
+    above = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(environment.get("HF_HOME") or f"{above}/huggingface").expanduser() / "hub"
+
+
+def hub_id(name: str) -> str | None:
+    """The hub's id of the model that `--model` names; None for one that is local. Raises UserError as `local_model` does."""
+    if name == known_models.QUICKSTART or local_model(name) is not None:
+        return None
+    known = known_models.find(name)
+    return name if known is None else known.hub_id
+
+
+def is_to_be_downloaded(name: str) -> bool:
+    """Whether a model is the hub's, and its weights are not in the cache."""
+    found = hub_id(name)
+    if found is None:
+        return False
+    return not any(hub_folder().glob(f"models--{found.replace('/', '--')}/snapshots/*/*.safetensors"))
 
 
 @cache
