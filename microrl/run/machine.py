@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from microrl.config import RunConfig
+from microrl.config.engine_rules import outlasts_vllm
 from microrl.models import cards, driver
 from microrl.models.cards import Card, Choice
 from microrl.rollout import preflight
@@ -26,12 +27,12 @@ FREE_FRACTION = 0.9
 """With less than this much of a card free, somebody else is on it: a driver keeps a few per cent for itself."""
 
 
-def examine(config: RunConfig, folder: Path | None, *, goes_on: bool = False, runs: int = 1) -> Iterator[Finding]:
+def examine(config: RunConfig, folder: Path | None, *, runs: int = 1) -> Iterator[Finding]:
     """Warnings and problems for a run of this configuration; nothing where all is well. Where the caches' usual places cannot be
     written, the environment names others from now on.
 
-    `folder` is the run folder, which need not exist; None for an evaluation, which writes little. `goes_on`: where vLLM cannot
-    run, the run is to go on without it. `runs`: so many of about this size will be beside each other.
+    `folder` is the run folder, which need not exist; None for an evaluation, which writes little. `runs`: so many of about this
+    size will be beside each other.
     """
     has_driver = driver.is_here() and not driver.is_hidden()
     if (moved := caches.move(with_compilers=has_driver)) is not None:
@@ -41,7 +42,7 @@ def examine(config: RunConfig, folder: Path | None, *, goes_on: bool = False, ru
     if any(one.status == "problem" for one in found):
         return
     if has_driver and preflight.starts_vllm(config):
-        yield from _of_compiler(goes_on=goes_on)
+        yield from _of_compiler(goes_on=outlasts_vllm(config, has_steps=False))
     yield from room.examine(config, card, folder, runs)
 
 
