@@ -296,8 +296,11 @@ def test_weights_that_do_not_fit_are_not_downloaded(on, found, monkeypatch, card
     assert (not problems) if says is None else (says in problems[0] and do in problems[0])
 
 
-@pytest.mark.parametrize(("engine", "vllm", "status"), [("default", True, "problem"), ("auto", True, "warning"), ("vllm", True, "problem"),
-                                                        ("transformers", True, None), ("auto", False, None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("engine", "vllm", "status"),
+    [("default", True, "problem"), ("auto", True, "warning"), ("vllm", True, "problem"), ("transformers", True, None),
+     ("auto", False, None)],
+)  # fmt: skip
 def test_a_compiler_is_needed_where_vllm_runs(on, found, monkeypatch, tmp_path, engine, vllm, status):
     monkeypatch.setattr(room, "free_bytes", lambda place: 1e12)
     on(vllm=vllm)
