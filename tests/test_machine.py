@@ -374,6 +374,16 @@ def test_a_full_disk(on, found, tmp_path):
     assert status == "problem" and text.startswith(f"0.0 GB are free for {tmp_path}/run")
 
 
+def test_a_download_within_the_budget_is_said(on, found, monkeypatch):
+    on()
+    monkeypatch.setattr(room, "free_bytes", lambda place: 1e12)
+    ((status, text),) = found(budget__hours=6, budget__steps=None)
+    assert status == "warning" and text == (
+        "3.1 GB of Qwen2.5-1.5B-Instruct are yet to be downloaded, within the run's time; `microrl plan --model "
+        "Qwen2.5-1.5B-Instruct --fetch` does it beforehand"
+    )
+
+
 def test_a_model_that_is_there_is_not_downloaded(monkeypatch, tmp_path, model_folder):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert room.hub.is_to_be_downloaded("Qwen2.5-1.5B-Instruct")

@@ -13,9 +13,12 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
 
+from pydantic import BaseModel
+
 from microrl.config import known_models
 from microrl.config.paths import local_model
 from microrl.errors import UserError, first_line
+from microrl.files import BadFile, read_json
 
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -42,11 +45,32 @@ def hub_id(name: str) -> str | None:
 
 
 def is_to_be_downloaded(name: str) -> bool:
-    """Whether a model is the hub's, and its weights are not in the cache."""
+    """Whether a model is the hub's, and its weights are not all in the cache."""
     found = hub_id(name)
     if found is None:
         return False
-    return not any(hub_folder().glob(f"models--{found.replace('/', '--')}/snapshots/*/*.safetensors"))
+    return not any(map(_has_weights, hub_folder().glob(f"{folder_name(found)}/snapshots/*")))
+
+
+def folder_name(hub_id: str) -> str:
+    """The folder of a model in `hub_folder`."""
+    return f"models--{hub_id.replace('/', '--')}"
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether the weights are one file, or all that the index names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return (folder / "model.safetensors").is_file()
+    try:
+        found: _Index = read_json(index, _Index, follow=True)
+    except BadFile:
+        return False
+    return all((folder / name).is_file() for name in set(found.weight_map.values()))
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, str]
 
 
 @cache
@@ -132,7 +156,10 @@ def missing(
     names = {type(link).__name__ for link in chain}
     text = " ".join(str(link) for link in chain)
     page = licence_page
-    is_gated = "GatedRepoError" in names or "gated repo" in text or "gated dataset" in text
+    # Of a name that does not exist, the library says that it may be "a private or gated repo".
+    is_gated = "GatedRepoError" in names or (
+        "RepositoryNotFoundError" not in names and ("gated repo" in text or "gated dataset" in text)
+    )
     if is_gated or (page and "401" in text):
         page = page or f"https://huggingface.co/{name}"
         return UserError(

@@ -80,6 +80,9 @@ def _of_disk(work: Workload, folder: Path | None, runs: int) -> Iterator[Finding
     """What is short on the disk of so many runs and on that of the models, which may be the same one."""
     models, place = hub.hub_folder(), folder or hub.hub_folder()
     download = float(work.weight_bytes) if hub.is_to_be_downloaded(work.config.model.name) else 0.0
+    if download and work.config.budget.hours is not None:
+        says = f"{download / GB:.1f} GB of {work.config.model.name} are yet to be downloaded, within the run's time"
+        yield Finding("download", "warning", says, f"`microrl plan --model {work.config.model.name} --fetch` does it beforehand")
     least, most = run_bytes(work) if folder is not None else (0.0, 0.0)
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder is not None else 0  # to be resumed
     of = f" of {runs} runs" if runs > 1 else ""
