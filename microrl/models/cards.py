@@ -122,14 +122,14 @@ def _slice(cards: Sequence[Card], name: str | None) -> Card | None:
     return None
 
 
-def processes_on(card: Card) -> list[Other]:
+def processes_on(uuid: str) -> list[Other]:
     """The processes that hold memory of a card, as far as the driver tells: in a container usually none. Raises
     `driver.Hangs`."""
     said = driver.ask("--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader,nounits")
     found = []
     for line in said.splitlines():
         parts = [part.strip() for part in line.split(",", 3)]
-        if len(parts) == 4 and parts[0] == card.uuid and parts[1].isdigit():
+        if len(parts) == 4 and parts[0] == uuid and parts[1].isdigit():
             name = None if parts[3].startswith("[") else os.path.basename(parts[3])
             found.append(Other(int(parts[1]), _bytes(parts[2]) or 0, name))
     return found

@@ -113,7 +113,9 @@ def _dotted(capability: tuple[int, int]) -> str:
 def _who_is_on(card: Card) -> str:
     """What is taken of a card, and by whom, as far as the driver tells."""
     with suppress(driver.Hangs):
-        held = ", ".join(f"{one.name or 'process'} {one.pid} uses {one.bytes / GB:.1f} GB" for one in cards.processes_on(card))
+        held = ", ".join(
+            f"{one.name or 'process'} {one.pid} uses {one.bytes / GB:.1f} GB" for one in cards.processes_on(card.uuid)
+        )
         who = f" ({held})" if held else ""
         return f"other processes use {card.used_bytes / GB:.1f} of the {card.name}'s {(card.total_bytes or 0) / GB:.1f} GB{who}"
     return f"other processes use {card.used_bytes / GB:.1f} GB of the {card.name}"
