@@ -10,6 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.commands.bench.synthetic import Device, Dtype, Shape
+from microrl.errors import UserError
 
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
 EXAMPLES = """
@@ -167,13 +168,17 @@ def rollout(
     Needs vLLM. The comparison uses the same engine, requests and settings, and a model with random weights.
     """
     from microrl.cli.sweep_values import values
-    from microrl.commands.bench.synthetic import ARCHITECTURES, check_name
+    from microrl.commands.bench.synthetic import ARCHITECTURES, check_name, find_device
     from microrl.rollout.preflight import require_vllm
 
     names = values("--arch", arch)
     for name in names:
         check_name("architecture", name, ARCHITECTURES)
     require_vllm("bench rollout")
+    if len(names) > 1 and find_device(device) == "cuda":
+        raise UserError(
+            "--arch: on a GPU a process has one vLLM, and so one architecture", f"microrl bench rollout --arch {names[0]}"
+        )
     from microrl.commands.bench.rollout import measure
 
     results, layers = [], values("--targets", targets)

@@ -60,7 +60,8 @@ def measure(
     - `tokens_per_s` and `plain_tokens_per_s`: medians for microrl and for vLLM's own `generate`, and `ratio`, the median of
       the pairs' ratios; `pairs` holds the rates of each.
 
-    Raises UserError where vLLM cannot run here, and for a name that is not known.
+    On a GPU a process measures once: it has room for one vLLM. Raises UserError where vLLM cannot run here, and for a name that
+    is not known.
     """
     device = synthetic.find_device(device)
     config = _config(
@@ -90,7 +91,7 @@ def measure(
                     say(f"{architecture}: pair {number + 1} of {pairs}: microrl {rates}")
             computed, wrapped = _inside(engine, swaps=sync == "swap")
         finally:
-            engine.close()
+            engine.close(at_exit=True)  # on a GPU that can abort, and the numbers would be lost
     later = done[1:] or done
     overhead_s = sum(one["push_s"] + one["proof_s"] + one["wake_s"] + one["sleep_s"] for one in later)
     return {

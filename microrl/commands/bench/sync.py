@@ -59,7 +59,7 @@ def rows(
             say(f"{kind}: {versions} versions")
             yield from _pushes(engine, kind, rank, versions)
     finally:
-        engine.close()
+        engine.close(at_exit=True)
 
 
 def _pushes(engine: VllmEngine, kind: str, rank: int, versions: int) -> Iterator[dict[str, Any]]:
