@@ -384,6 +384,10 @@ def test_a_download_within_the_budget_is_said(on, found, monkeypatch):
     )
 
 
+def test_what_is_no_disk_is_not_full():
+    assert room.free_bytes(Path("/proc/nowhere")) > 1e15 and 0 < room.free_bytes(Path("/tmp")) < 1e15
+
+
 def test_a_model_that_is_there_is_not_downloaded(monkeypatch, tmp_path, model_folder):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert room.hub.is_to_be_downloaded("Qwen2.5-1.5B-Instruct")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,8 +120,9 @@ def _short(place: Path, least: float, parts: list[tuple[float, str]]) -> Iterato
 
 
 def free_bytes(place: Path) -> float:
-    """Bytes that are free on the disk of this folder, which need not exist yet."""
-    return float(shutil.disk_usage(_existing(place)).free)
+    """Bytes that are free on the disk of this folder, which need not exist yet. What is no disk, such as /proc, is not full."""
+    found = shutil.disk_usage(_existing(place))
+    return float(found.free) if found.total else math.inf
 
 
 def _device(place: Path) -> int:
