@@ -71,6 +71,15 @@ def auto_dtype(capability: tuple[int, int] | None) -> str:
     return "bfloat16" if capability >= MIN_BF16 else "float16"
 
 
+MIN_FLASH = (8, 0)
+"""The first compute capability with torch's FlashAttention, the one kernel that takes grouped queries and stores no scores."""
+
+
+def shares_keys(dtype_bytes: int, capability: tuple[int, int]) -> bool:
+    """Whether a GPU's attention reads a key once for all query heads that share it; else it is repeated for each of them."""
+    return dtype_bytes == 2 and capability >= MIN_FLASH
+
+
 def chunk_elements(vocab: int, *, on_cpu: bool) -> int:
     """Logits of one chunk of the log-probabilities, in whole tokens or not."""
     return max(CPU_CHUNK_ROWS * vocab, CPU_BLOCK_ELEMENTS) if on_cpu else GPU_CHUNK_ELEMENTS

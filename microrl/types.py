@@ -141,3 +141,13 @@ class AdapterSnapshot:
 
 
 BASE = AdapterSnapshot(version=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found out about this machine. `do`: what to do about it; None: nothing."""
+
+    about: str
+    status: Literal["ok", "warning", "problem"]
+    says: str
+    do: str | None = None

@@ -67,6 +67,53 @@ def test_no_mask_is_built_and_no_key_repeated(seen, monkeypatch):
     assert triangles[0].shape == (5, 10), "of one row, and not of the batch"
 
 
+@pytest.mark.parametrize(
+    ("bytes_each", "capability", "shared"), [(2, (8, 0), True), (2, (12, 0), True), (2, (7, 5), False), (4, (9, 0), False)]
+)
+def test_keys_are_shared_where_a_kernel_stores_no_scores(bytes_each, capability, shared):
+    assert attention.shares_keys(bytes_each, capability) is shared
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_repeated_keys_give_the_same_values_and_gradients(monkeypatch, seen, share_prompts):
+    """Below sm_80: as many heads in every attention, and the numbers of the grouped one."""
+    model = small("qwen2").double()
+    attention.use_lower_right(model)
+    states, gradient = states_and_gradient(model, ROWS, share_prompts)
+    assert {heads for heads, _ in seen} == {model.config.num_key_value_heads}
+    seen.clear()
+    monkeypatch.setattr(attention, "takes_groups", lambda query: False)
+    repeated, other = states_and_gradient(model, ROWS, share_prompts)
+    assert {heads for heads, _ in seen} == {model.config.num_attention_heads}
+    assert torch.allclose(states, repeated, atol=1e-12) and relative_gap([gradient], [other]) < 1e-9
+
+
+def test_a_prompt_alone_is_causal_with_repeated_keys(monkeypatch):
+    """As many queries as keys: transformers' own function, for which the groups are gone."""
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 3, True
+    query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    for each in (query, key, value):
+        each.requires_grad_()
+    grouped, _ = attention.attend(module, query, key, value, None)
+    expected = torch.autograd.grad(grouped.square().sum(), (query, key, value))
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def without_groups(*tensors, enable_gqa=False, **rest):
+        assert not enable_gqa, "which the memory-efficient kernel refuses"
+        return real(*tensors, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", without_groups)
+    monkeypatch.setattr(attention, "takes_groups", lambda query: False)
+    repeated, _ = attention.attend(module, query, key, value, None)
+    found = torch.autograd.grad(repeated.square().sum(), (query, key, value))
+    assert torch.allclose(grouped, repeated, atol=1e-6)
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(expected, found, strict=True))
+    one = torch.softmax(query[0, 0] @ key[0, 0].T * 8**-0.5 + torch.full((5, 5), float("-inf")).triu(1), -1) @ value[0, 0]
+    assert torch.allclose(repeated[0, :, 0], one, atol=1e-6), "by hand"
+
+
 def test_prompts_of_different_lengths_are_masked_as_before(seen):
     model = small("qwen2").double()
     rows = [*ROWS, Row((40, 41), (50, 51, 52), (0.0,) * 3, 1.0, True, 1)]

@@ -127,25 +127,21 @@ def test_the_compiler_that_triton_will_look_for(monkeypatch, tmp_path, tools, cc
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", cc) if cc else monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
-    found = doctor._compiler()
+    found = doctor.machine.compiler(is_needed=True)
     assert found.status == status and says in found.says and (found.do or "").startswith(do or "")
-    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
-    assert doctor._compiler().status == "ok", "nothing is compiled without a GPU"
+    assert doctor.machine.compiler(is_needed=False).status == "ok", "nothing is compiled without a GPU"
 
 
 def test_the_header_that_triton_will_include(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name, scheme: str(tmp_path))
-    found = doctor._python_header()
+    monkeypatch.setattr(doctor.machine.sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    found = doctor.machine.python_header(is_needed=True)
     assert found.status == "problem" and f"{tmp_path}/Python.h is missing" in found.says and "-dev" in found.do
     (tmp_path / "Python.h").touch()
-    assert doctor._python_header().status == "ok"
+    assert doctor.machine.python_header(is_needed=True).status == "ok"
 
 
 def test_a_full_disk_is_a_problem(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    usage = type(doctor.shutil.disk_usage("/"))
     for free, status in ((1e9, "problem"), (10e9, "warning"), (100e9, "ok")):
-        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: usage(int(1e12), int(1e12 - free), int(free)))
-        assert next(iter(doctor._disk())).status == status
+        monkeypatch.setattr(doctor.room, "free_bytes", lambda place, free=free: free)
+        assert next(iter(doctor.room.disks())).status == status

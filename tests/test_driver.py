@@ -1,8 +1,8 @@
 """A GPU that torch does not see: every command that would run a model says so before it loads anything."""
 
 import json
-import os
 
+import pretend
 import pytest
 import torch
 
@@ -38,16 +38,10 @@ def proc(monkeypatch, tmp_path):
 
 @pytest.fixture
 def tool(monkeypatch, tmp_path):
-    """A folder for PATH with an `nvidia-smi` that answers the queries of microrl, for an A40 and this driver."""
+    """A folder for PATH with an `nvidia-smi` for an A40 and this driver."""
 
     def write(version="550.54.14", status=0):
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        script = folder / "nvidia-smi"
-        card = "NVIDIA A40, 46068, 45000, 8.6"
-        script.write_text(f"#!/bin/sh\ncase $1 in *driver_version*) echo {version};; *) echo '{card}';; esac\nexit {status}\n")
-        script.chmod(0o755)
-        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        path = pretend.nvidia_smi(tmp_path / "bin", driver=version, status=status)
         monkeypatch.setenv("PATH", path)
         return path
 

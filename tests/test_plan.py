@@ -689,7 +689,7 @@ def test_without_a_card_it_compares_all(inside, monkeypatch):
 
 def test_this_machines_card_is_asked_of_its_driver(monkeypatch, tmp_path, inside):
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564, 20000, 8.9'\n")
+    tool.write_text("#!/bin/sh\necho '0, GPU-4090, NVIDIA GeForce RTX 4090, 8.9, 24564, 20000, [N/A]'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # what torch does not see is no card of a run

@@ -47,6 +47,7 @@ CUDA = torch.cuda.is_available()
 INTERPRETED = v2_runner.is_chosen()
 LIKE_A_CARD = CUDA or INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
+ONE_ENGINE = pytest.mark.skipif(CUDA, reason="on a GPU a process has one vLLM")
 SETTINGS = {"engine.kind": "vllm", "adapter.rank": 6, "adapter.alpha": 9.0, "sampling.max_completion_tokens": 48,
             "data.max_prompt_tokens": 160, "sampling.prompts_per_step": 8, "sampling.group_size": 4, "sampling.temperature": 0.7,
             "model.dtype": "float16" if LIKE_A_CARD else "float32"}  # fmt: skip
@@ -812,6 +813,7 @@ def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
     assert all(line["policy/kl_sampler"] < 1e-3 for line in lines)
 
 
+@ONE_ENGINE
 @pytest.mark.xdist_group("engine")
 def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, inside, monkeypatch):
     from microrl.rollout.vllm.engine import VllmEngine
@@ -847,7 +849,7 @@ def check_cycles(found):
 @pytest.mark.slow
 def test_throughput_is_that_of_vllm_itself():
     """A CPU is noisy: the bar of 0.95 is for a GPU."""
-    (found,) = rollouts("--device", "cpu", "--pairs", 5, "--tokens", 48, "--prompts", 8)
+    (found,) = rollouts("--device", DEVICE, "--pairs", 5, "--tokens", 48, "--prompts", 8)
     check_cycles(found)
     assert found["ratio"] > 0.75
 
@@ -865,8 +867,12 @@ FOUR = ("llama", "qwen3", "gemma3_text", "phi3")
 )
 def test_other_architectures_and_one_engine_after_the_other(sync, architectures):
     """Separate and tied heads, normed queries, sliding windows, layers that the checkpoint has fused already."""
-    found = rollouts("--device", "cpu", "--arch", ",".join(architectures), "--sync", sync, "--rank", 5, "--prompts", 2,
-                  "--group", 2, "--tokens", 8, "--cycles", 2, "--pairs", 1)  # fmt: skip
+    together = architectures if CUDA else [",".join(architectures)]
+    found = [
+        one for arch in together
+        for one in rollouts("--device", DEVICE, "--arch", arch, "--sync", sync, "--rank", 5, "--prompts", 2, "--group", 2,
+                            "--tokens", 8, "--cycles", 2, "--pairs", 1)
+    ]  # fmt: skip
     assert [one["arch"] for one in found] == list(architectures)
     for one in found:
         assert all(cycle["gap"] < CLOSE and cycle["slope"] == pytest.approx(1, abs=NEAR) for cycle in one["cycles"])
@@ -918,7 +924,7 @@ def test_an_evaluation_without_barriers_takes_a_fifth_of_the_decode_steps():
 def test_only_the_targets_are_wrapped():
     """One of three layers that vLLM keeps in one, and another; what is not trained costs nothing."""
     (found,) = rollouts(
-        "--device", "cpu", "--targets", "q_proj,down_proj", "--prompts", 2, "--group", 2, "--tokens", 8, "--pairs", 1
+        "--device", DEVICE, "--targets", "q_proj,down_proj", "--prompts", 2, "--group", 2, "--tokens", 8, "--pairs", 1
     )
     assert found["wrapped"] == ["down_proj", "qkv_proj"]
     check_cycles(found)
@@ -928,7 +934,7 @@ def test_only_the_targets_are_wrapped():
     ("head", "computed"), [("float32", "float32"), pytest.param("model", "bfloat16", marks=pytest.mark.slow)]
 )
 def test_the_heads_type_reaches_the_engine(head, computed):
-    (found,) = rollouts("--device", "cpu", "--dtype", "bfloat16", "--head", head, "--prompts", 2, "--group", 2, "--tokens", 8,
+    (found,) = rollouts("--device", DEVICE, "--dtype", "bfloat16", "--head", head, "--prompts", 2, "--group", 2, "--tokens", 8,
                      "--cycles", 1, "--pairs", 1)  # fmt: skip
     assert found["head"] == computed
 

@@ -247,7 +247,9 @@ def _write_cache(path: Path, spectra: Mapping[str, Spectrum]) -> None:
 
 def _memory_mark(since: float = 0.0) -> float:
     """GB at the most, less `since`: what the card has held, or on a CPU the process."""
-    if torch.cuda.is_available() and not since:
-        torch.cuda.reset_peak_memory_stats()
+    if not torch.cuda.is_available():
+        return gpu.peak_gb() - since
+    if since:
+        return torch.cuda.max_memory_allocated() / 1e9 - since
+    with gpu.new_phase():
         return torch.cuda.memory_allocated() / 1e9
-    return gpu.peak_gb() - since

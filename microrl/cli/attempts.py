@@ -87,9 +87,10 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
     except (Explained, OSError) as error:
         change = fallback.record(config, folder, error) if isinstance(error, Explained) else None
         if change is None:
+            ending = _ending(error, config, folder)
             if not resume:
                 folder.discard()
-            raise
+            raise ending from ending.__cause__
         keep_traceback(error)
         say(f"engine fallback: {error}; continuing {change}")
         return AGAIN
@@ -139,8 +140,16 @@ def _after_a_crash(folder: RunFolder, config: RunConfig, signal_name: str) -> No
     error = fallback.crash(config, folder, signal_name)
     change = None if signal_name in child.DEADLY else fallback.record(config, folder, error)
     if change is None:
-        raise error
+        raise error if signal_name in child.DEADLY else _ending(error, config, folder)
     say(f"engine fallback: {error.message}; continuing {change}")
+
+
+def _ending(error: Explained | OSError, config: RunConfig, folder: RunFolder) -> Explained | OSError:
+    """The error with which a run ends: of a vLLM that fails before the first step, with the ways to go on without it."""
+    from microrl.config.engine_rules import ended_at_start
+
+    is_early = isinstance(error, Explained) and error.fault is not None and config.engine.kind == "auto" and not folder.has_steps
+    return ended_at_start(error) if is_early else error
 
 
 def report(summary: dict[str, Any], path: Path) -> None:

@@ -108,6 +108,7 @@ def evaluate(
     sets: options.Sets = None,
 ) -> None:
     """Measure accuracy and unbiased pass@k with 95 % confidence intervals."""
+    from microrl.cli import machine
     from microrl.cli.benchmarks import label, resolve_benchmarks
     from microrl.cli.sweep_values import numbers
     from microrl.cli.target import find_weights, prepare_hub
@@ -135,6 +136,8 @@ def evaluate(
     )
     adapter = found.adapter_folder()
     other_adapter = None if against is None else against.adapter_folder()
+    if not dry_run:
+        machine.check(benchmarks[0].config, None)
     for benchmark in benchmarks:
         prepare_hub(benchmark.config, *([against.config.model.name] if against else []), reads_data=True)
     if dry_run:

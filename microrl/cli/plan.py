@@ -27,6 +27,8 @@ EXAMPLES = """
 
   microrl plan ortho-7b --gpu h100 --price 2.50 --json
 
+  microrl plan micro-r64 --fetch                   [dim]also download what the run needs[/]
+
   microrl plan micro-r64 --gpu a40 --detect 0.03   [dim]problems and samples to detect a gain of 3 points[/]
 """
 
@@ -61,6 +63,10 @@ def plan(
         float | None,
         typer.Option(help="With --detect: accuracy before training, between 0 and 1.", show_default="0.5, the hardest case"),
     ] = None,
+    fetch: Annotated[
+        bool,
+        typer.Option("--fetch", metavar="", help="Also download model, tokenizer and data now, before they cost a run's time."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Estimate memory, time per step, steps and cost of a run (24 hours if no limit is given). Needs no GPU or weights."""
@@ -69,6 +75,8 @@ def plan(
     from microrl.plan.source import shape_of
 
     config = _bounded(resolve(presets or (), options.as_flags(context), sets or ()))
+    if fetch:
+        _fetch(config)
     shape = shape_of(config.model.name)
     device, free_gb = _card(gpu)
     if study is not None:
@@ -85,6 +93,27 @@ def plan(
 
     found = make(config, shape, device, free_gb=free_gb)
     emit(found.to_json()) if as_json else print(show.page(config, found))
+
+
+def _fetch(config: RunConfig) -> None:
+    """Download the run's model and data sets, as far as the hub has them and this machine has not. Raises UserError."""
+    from microrl.cli.target import prepare_hub
+    from microrl.config.data import DataConfig
+    from microrl.data.sources import described, rows_of
+    from microrl.models import hub
+    from microrl.models.download import download
+    from microrl.run.console import RunConsole
+
+    prepare_hub(config, reads_data=True)
+    examples = [] if config.sft.data is None else [DataConfig(name=config.sft.data)]
+    with RunConsole() as console:
+        download(config.model.name, console.progress)
+        for data in (config.data, *examples, *map(config.data.for_benchmark, config.data.decontaminate)):
+            source = described(data)
+            if source.get("hub_id") is not None and source["local"] is None:
+                console.status(f"downloading the data set {data.name}")
+                next(iter(rows_of(data)), None)
+    say(f"all that the hub has of this run is in {hub.hub_folder().parent}")
 
 
 def _study(gain: float | None, accuracy: float | None) -> Study | None:

@@ -100,7 +100,7 @@ def sweep(
 ) -> int:
     """Train every combination of settings and seeds, within one time limit. Each trial is a run folder of its own."""
     from microrl import files
-    from microrl.cli import early
+    from microrl.cli import early, machine
     from microrl.cli.sweep_values import numbers, values, varied
     from microrl.sweep.folder import STRATEGIES, SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
@@ -113,7 +113,10 @@ def sweep(
             raise UserError(
                 "--resume uses the settings of the sweep", "only --on, --cpus and --json can be added; or start another sweep"
             )
-        return _carry_out(SweepFolder.open(Path(resume)), on=on, cpus=cpus, as_json=as_json, is_resumed=True)
+        begun = SweepFolder.open(Path(resume))
+        if on is None:
+            machine.check(begun.config(begun.plan.trials[0]), begun.path)
+        return _carry_out(begun, on=on, cpus=cpus, as_json=as_json, is_resumed=True)
     study = Study.of(presets or ())
     if hours is None and steps is None:
         hours = study.hours
@@ -129,12 +132,14 @@ def sweep(
     # An axis that a study's preset has as well keeps its place among the others.
     axes = {**study.axes(), **{axis: listed for axis, listed in given.items() if listed}}
     trials = _ordered(Grid(presets or (), flags, sets or (), axes), strategy, hours)
+    path = out or options.run_folder(f"sweep-{options.run_name(presets, trials[0].config.model.name)}")
+    if on is None and not dry_run:  # once for all trials, by the first one
+        machine.check(trials[0].config, path, runs=len(trials))
     early.refuse_trials(trials, are_here=on is None)
     if dry_run:
         return _preview(trials, strategy, hours, as_json=as_json)
     refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)
-    name = options.run_name(presets, trials[0].config.model.name)
-    folder = SweepFolder.create(out or options.run_folder(f"sweep-{name}"), strategy, hours, trials)
+    folder = SweepFolder.create(path, strategy, hours, trials)
     try:
         return _carry_out(folder, on=on, cpus=cpus, as_json=as_json)
     except UserError:

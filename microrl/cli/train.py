@@ -76,6 +76,7 @@ def train(
     sets: options.Sets = None,
 ) -> int:
     """Train a model by reinforcement learning with verifiable rewards."""
+    from microrl.cli import machine
     from microrl.config import resolve
     from microrl.config.paths import expanded
     from microrl.run.folder import RunFolder
@@ -94,9 +95,11 @@ def train(
         from microrl.run import tracking
 
         tracking.refuse_if_missing(config.track)
+    path = out or options.run_folder(options.run_name(presets, config.model.name))
     if dry_run:
         from microrl.cli import early
 
+        machine.check(config, path)
         early.refuse(config)
         from microrl.commands.dry_run import preview
         from microrl.terminal import printable
@@ -106,7 +109,7 @@ def train(
     tree = config.model_dump(mode="json")
     if resume == AUTO and (begun := RunFolder.begun_with(tree, out)) is not None:
         return go_on(begun, None, None)
-    path = out or options.run_folder(options.run_name(presets, config.model.name))
+    machine.check(config, path)
     return carry_out(RunFolder.create(path, tree), tree, resume=False)
 
 
@@ -136,6 +139,7 @@ def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None
 def go_on(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None) -> int:
     """Resume a run, with new bounds if given; returns the exit status. `engine`: the run's own, to be tried again after its
     failures. Raises UserError."""
+    from microrl.cli import machine
     from microrl.run import heartbeat
     from microrl.train import fallback
 
@@ -154,6 +158,8 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None, engine: str
         say(f"{folder.path} is already finished")
         say(f"to extend it: microrl train --resume {folder.path} --hours H, or --steps N")
         return OK
+    if not folder.is_in_sweep:  # which has checked it for all its trials
+        machine.check(fallback.applied(config, folder), folder.path)
     if bounds:
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
         if config.sft.only:  # its steps are the SFT steps

@@ -64,6 +64,7 @@ def warmup(
     sets: options.Sets = None,
 ) -> int:
     """Fine-tune on worked solutions before RL, with an evaluation before and after. Continue with `train --init RUN`."""
+    from microrl.cli import machine
     from microrl.run.folder import RunFolder
 
     flags = options.as_flags(context)
@@ -78,6 +79,7 @@ def warmup(
         return go_on(folder, hours, steps)
     config = _resolved(flags, sets)
     path = out or options.run_folder(f"warmup-{options.run_name(None, config.model.name)}")
+    machine.check(config, path)
     tree = config.model_dump(mode="json")
     return carry_out(RunFolder.create(path, tree), tree, resume=False)
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from typing import Literal
 
 import torch
 from packaging.requirements import Requirement
@@ -20,10 +14,11 @@ from microrl.errors import INSTALL_GPU
 from microrl.limits import auto_dtype
 from microrl.models import driver, gpu, hub
 from microrl.rollout.preflight import SUPPORTED, installed
+from microrl.run import caches, machine, room
 from microrl.sandbox import levels
+from microrl.types import Finding
 
 GB = 1e9
-LOW_DISK_GB, NO_DISK_GB = 20.0, 2.0
 SELF_TEST_S = 600.0
 """Deadline of the self-test in seconds. It takes half a minute, but the first one on a new machine also reads torch and vLLM
 from a cold disk, and compiles kernels."""
@@ -31,26 +26,17 @@ TOGETHER = ("torch", "transformers")
 """The packages whose versions vLLM pins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report. `do`: what to do about it; None: nothing."""
-
-    about: str
-    status: Literal["ok", "warning", "problem"]
-    says: str
-    do: str | None = None
-
-
 def examine(*, self_test: bool = True) -> Iterator[Finding]:
     """All findings, quick checks first."""
     yield from _card()
-    yield _compiler()
-    yield _python_header()
+    yield caches.move(with_compilers=torch.cuda.is_available()) or Finding("caches", "ok", "can be written")
+    yield machine.compiler(is_needed=torch.cuda.is_available())
+    yield machine.python_header(is_needed=torch.cuda.is_available())
     yield from _libraries()
     yield from _vllm()
     yield _allocator()
     yield _sandbox()
-    yield from _disk()
+    yield from room.disks()
     yield _hub()
     if self_test:
         yield _self_test()
@@ -70,41 +56,12 @@ def _card() -> Iterator[Finding]:
     yield Finding("GPU", "ok", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, driver "
                                 f"{driver.version() or 'unknown'} (CUDA {torch.version.cuda} needs "
                                 f"{driver.needed(torch.version.cuda) or 'an unknown one'} or later)")  # fmt: skip
-    room = f"{free / GB:.1f} of {total / GB:.1f} GB are free"
-    if free < 0.9 * total:
-        held = [f"{other.name or 'process'} {other.pid} uses {other.bytes / GB:.1f} GB" for other in gpu.others_on_card()]
-        yield Finding(
-            "GPU memory", "warning", ", ".join([room, *held]), "stop the other processes on this GPU; `nvidia-smi` lists them"
-        )
-    else:
-        yield Finding("GPU memory", "ok", room)
+    _, found = machine.of_gpu()
+    yield from found
+    if not any(one.about == "GPU memory" for one in found):
+        yield Finding("GPU memory", "ok", f"{free / GB:.1f} of {total / GB:.1f} GB are free")
     if auto_dtype((major, minor)) != "bfloat16":
         yield Finding("bfloat16", "ok", "this GPU has no fast bfloat16: models are loaded in float16")
-
-
-def _compiler() -> Finding:
-    """Triton compiles a launcher for each of vLLM's kernels at run time, with $CC, gcc or clang."""
-    found = os.environ.get("CC") or next((name for name in ("gcc", "clang") if shutil.which(name)), None)
-    if found is not None:
-        return Finding("C compiler", "ok", found)
-    return _needed_on_a_gpu("C compiler", "no gcc and no clang: Triton, and with it vLLM, cannot compile its kernels",
-                            "export CC=cc" if shutil.which("cc") else "apt install gcc (or dnf install gcc)")  # fmt: skip
-
-
-def _python_header() -> Finding:
-    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton asks, on Debian too
-    header = Path(sysconfig.get_path("include", scheme)) / "Python.h"
-    if header.is_file():
-        return Finding("Python.h", "ok", str(header))
-    package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
-    return _needed_on_a_gpu("Python.h", f"{header} is missing: Triton, and with it vLLM, cannot compile its kernels",
-                            f"apt install {package} (or dnf install {package}el)")  # fmt: skip
-
-
-def _needed_on_a_gpu(about: str, says: str, do: str) -> Finding:
-    if torch.cuda.is_available():
-        return Finding(about, "problem", says, do)
-    return Finding(about, "ok", f"{says} (only needed on a GPU)")
 
 
 def _libraries() -> Iterator[Finding]:
@@ -176,26 +133,6 @@ def _sandbox() -> Finding:
         "--set reward.sandbox=weak, and so is reward.confine_functions"
     )
     return Finding("sandbox", "warning", f"weak, this kernel lacks {held.lacking}; in force: {held}", do)
-
-
-def _disk() -> Iterator[Finding]:
-    cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    for about, folder in (("disk for runs", Path.cwd()), ("disk for models", cache)):
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(existing).free / GB
-        says = f"{free:.0f} GB free for {folder}"
-        if not os.access(existing, os.W_OK):
-            do = "change the folder, or use --out DIR" if about == "disk for runs" else "set HF_HOME to a writable folder"
-            yield Finding(about, "problem", f"{folder} is not writable", do)
-        elif free < LOW_DISK_GB:
-            yield Finding(
-                about,
-                "problem" if free < NO_DISK_GB else "warning",
-                says,
-                "free some space: a 1.5B model takes 3 GB, a run at rank 256 about 15 GB",
-            )
-        else:
-            yield Finding(about, "ok", says)
 
 
 def _hub() -> Finding:

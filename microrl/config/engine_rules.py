@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from microrl.config.schema import RunConfig
+from microrl.config.schema import AutoEngineConfig, RunConfig
+from microrl.errors import Explained, MachineFailure
 from microrl.limits import MAX_SWAP_RANK, MIN_SWAP
 
 Mode = Literal["swap", "merge"]
@@ -26,3 +27,21 @@ def sync_mode(config: RunConfig, capability: tuple[int, int] | None = None) -> L
     if config.engine.sync == "auto" and capability is not None and capability < MIN_SWAP:
         return "merge"
     return config.engine.sync
+
+
+def outlasts_vllm(config: RunConfig, *, has_steps: bool) -> bool:
+    """Whether a run goes on with other settings where vLLM fails. `has_steps`: it has finished one, and nobody may be watching
+    any more."""
+    return isinstance(config.engine, AutoEngineConfig) and (has_steps or config.engine.unattended)
+
+
+def ended_at_start(error: Explained) -> MachineFailure:
+    """The error of a run that ends because vLLM has failed before its first step; see `outlasts_vllm`."""
+    ways_on = (
+        "--engine auto goes on with other settings of vLLM and in the end without it; --engine transformers needs no vLLM, but "
+        "is several times slower"
+    )
+    hint = "; ".join(filter(None, [error.hint, ways_on]))
+    ended = MachineFailure(f"vLLM has failed before the first step: {error.message}", hint)
+    ended.fault, ended.__cause__ = error.fault, error.__cause__
+    return ended

@@ -35,14 +35,22 @@ def of_presets(names: Iterable[str]) -> Tree:
     for follows_from_model in ("system", "system_role"):
         del tree["data"][follows_from_model]
     for name in presets.with_bases(names):
-        tree = _bounded_layer(tree, presets.load(name))
+        tree = _bounded_layer(tree, _with_typed_auto(presets.load(name)))
     return tree
 
 
 def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
     """A full configuration with flags and `--set` values applied, validated; `tree` stays as it is. Raises UserError."""
     given = _nest((key, value) for key, value in flags.items() if value is not None)
-    return check(_bounded_layer(tree, layer(given, _nest(_assignment(text) for text in sets))))
+    return check(_bounded_layer(tree, _with_typed_auto(layer(given, _nest(_assignment(text) for text in sets)))))
+
+
+def _with_typed_auto(above: Tree) -> Tree:
+    """A layer that names `auto` asks for all of it, and says so from here on; see `AutoEngineConfig.unattended`."""
+    engine = above.get("engine")
+    if not isinstance(engine, dict) or engine.get("kind") != "auto":
+        return above
+    return {**above, "engine": {"unattended": True, **engine}}
 
 
 def _bounded_layer(below: Tree, above: Tree) -> Tree:

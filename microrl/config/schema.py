@@ -140,9 +140,12 @@ class BaseVllmConfig(BaseEngineConfig):
 
 class AutoEngineConfig(BaseVllmConfig):
     """vLLM if it is installed and there is a GPU, else transformers. If vLLM fails, a run goes on with other engine settings,
-    and in the end with transformers."""
+    and in the end with transformers: after its first finished step, or where `unattended` is set also before it."""
 
     kind: Literal["auto"] = "auto"
+    unattended: bool = False
+    """Go on also if vLLM fails before the first step. Otherwise the run ends there, because somebody is still watching, and the
+    engine that is left is several times slower. Set by `--engine auto`, and by a preset or `--set` with engine.kind=auto."""
 
 
 class VllmEngineConfig(BaseVllmConfig):

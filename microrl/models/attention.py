@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
@@ -24,6 +25,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from microrl.limits import shares_keys
 from microrl.models.tensors import rows_at
 
 NAME = "sdpa_lower_right"
@@ -139,19 +141,27 @@ def attend(
             shared_BKGD, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
         )
         return out.reshape(query.shape[0], 1, query.shape[1], -1), None
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1 and attention_mask is None and not takes_groups(query):
+        key, value, groups = repeat_kv(key, groups), repeat_kv(value, groups), 1
+        module = cast("torch.nn.Module", SimpleNamespace(is_causal=getattr(module, "is_causal", True)))  # without groups
     if attention_mask is not None or queries in (1, keys):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
-    groups = getattr(module, "num_key_value_groups", 1)
-    # CUDA's kernels for float32 have no grouped queries, and would leave it to one that holds all scores.
-    grouped = groups > 1 and (query.device.type == "cpu" or query.dtype.itemsize == 2)
-    if groups > 1 and not grouped:
-        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     # A CPU has no kernel for the triangle: all layers share one mask for it.
     where = _triangle(queries, keys, query.dtype) if query.device.type == "cpu" else causal_lower_right(queries, keys)
     out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=where, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+        query, key, value, attn_mask=where, dropout_p=dropout, scale=scaling, enable_gqa=groups > 1
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def takes_groups(query: torch.Tensor) -> bool:
+    """Whether this device has a kernel for these queries that reads a key once for all heads that share it, and stores no scores.
+
+    Where it has not, torch falls back on the one that stores all of them (transformers#48633); with keys and values repeated for
+    each head it takes its memory-efficient kernel.
+    """
+    return query.device.type == "cpu" or shares_keys(query.dtype.itemsize, torch.cuda.get_device_capability(query.device))
 
 
 def _attend_packed(

@@ -8,15 +8,17 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from microrl import clock
 from microrl.errors import UserError
 from microrl.limits import KV_SLEEP_FRACTION
+from microrl.models import cards, driver
+from microrl.models.cards import Other
 
 GB = 1e9
 
@@ -31,14 +33,6 @@ _OUT_OF_MEMORY = (
 
 class NoRoom(UserError):
     """The card's free memory does not suffice for vLLM."""
-
-
-class Other(NamedTuple):
-    """Another process on the card; its name is None where it may not be asked."""
-
-    pid: int
-    bytes: int
-    name: str | None
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
@@ -118,27 +112,17 @@ def others_on_card() -> tuple[Other, ...]:
 
     This process is recognised by its memory size: in a container its process id differs from the driver's.
     """
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except Exception:  # no driver, no library, a container without rights: each has an exception of its own
+    if not torch.cuda.is_available():
         return ()
-    found = [Other(one.pid, one.usedGpuMemory or 0, _name(one.pid)) for one in running if one.pid != os.getpid()]
+    try:
+        running = cards.processes_on(f"GPU-{torch.cuda.get_device_properties().uuid}")
+    except driver.Hangs:
+        return ()
+    found = [one for one in running if one.pid != os.getpid()]
     if len(found) == len(running) > 0:
-        own = torch.cuda.memory_reserved()
+        own = torch.cuda.memory_reserved() - asleep_bytes()
         found.remove(min(found, key=lambda other: abs(other.bytes - own)))
     return tuple(found)
-
-
-def _name(pid: int) -> str | None:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return None
 
 
 PATIENCE_S = 120.0
@@ -173,10 +157,40 @@ def name() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def peak_gb() -> float:
-    """Peak memory in GB (1e9 bytes): the GPU's where there is one, else this process's resident set."""
+def asleep_bytes() -> int:
+    """Bytes that vLLM has given back to the card in its sleep. torch still counts them as allocated (vllm#33625): the addresses
+    are kept, and only what was behind them is gone."""
+    module = sys.modules.get("vllm.device_allocator.cumem")
+    pool = getattr(getattr(module, "CuMemAllocator", None), "instance", None)
+    known = getattr(pool, "pointer_to_data", {}).values()
+    return sum(data.handle[1] for data in known if getattr(data, "is_asleep", False))
+
+
+_highest = 0
+"""Peak of the phases that are over, in bytes; see `new_phase`."""
+
+
+def _phase_peak() -> int:
+    return int(torch.cuda.max_memory_allocated()) - asleep_bytes()
+
+
+@contextmanager
+def new_phase() -> Iterator[None]:
+    """Inside, memory falls asleep or wakes: the peak before was one beside what slept then, and another one begins afterwards."""
+    global _highest
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9
+        _highest = max(_highest, _phase_peak())
+    try:
+        yield
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gb() -> float:
+    """Peak memory in GB (1e9 bytes): the GPU's where there is one, without what was asleep, else this process's resident set."""
+    if torch.cuda.is_available():
+        return max(_highest, _phase_peak()) / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 

@@ -7,12 +7,18 @@ import os
 import ssl
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlparse
 
+from pydantic import BaseModel
+
+from microrl.config import known_models
+from microrl.config.paths import local_model
 from microrl.errors import UserError, first_line
+from microrl.files import BadFile, read_json
 
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -20,6 +26,51 @@ _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 def cache_folder() -> Path:
     """What microrl itself keeps: `$XDG_CACHE_HOME/microrl`, by default `~/.cache/microrl`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "microrl"
+
+
+def hub_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the hub's library keeps what it has downloaded; as in huggingface_hub.constants, which is read at import."""
+    if cache := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache).expanduser()
+    above = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(environment.get("HF_HOME") or f"{above}/huggingface").expanduser() / "hub"
+
+
+def hub_id(name: str) -> str | None:
+    """The hub's id of the model that `--model` names; None for one that is local. Raises UserError as `local_model` does."""
+    if name == known_models.QUICKSTART or local_model(name) is not None:
+        return None
+    known = known_models.find(name)
+    return name if known is None else known.hub_id
+
+
+def is_to_be_downloaded(name: str) -> bool:
+    """Whether a model is the hub's, and its weights are not all in the cache."""
+    found = hub_id(name)
+    if found is None:
+        return False
+    return not any(map(_has_weights, hub_folder().glob(f"{folder_name(found)}/snapshots/*")))
+
+
+def folder_name(hub_id: str) -> str:
+    """The folder of a model in `hub_folder`."""
+    return f"models--{hub_id.replace('/', '--')}"
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether the weights are one file, or all that the index names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return (folder / "model.safetensors").is_file()
+    try:
+        found: _Index = read_json(index, _Index, follow=True)
+    except BadFile:
+        return False
+    return all((folder / name).is_file() for name in set(found.weight_map.values()))
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, str]
 
 
 @cache
@@ -105,7 +156,10 @@ def missing(
     names = {type(link).__name__ for link in chain}
     text = " ".join(str(link) for link in chain)
     page = licence_page
-    is_gated = "GatedRepoError" in names or "gated repo" in text or "gated dataset" in text
+    # Of a name that does not exist, the library says that it may be "a private or gated repo".
+    is_gated = "GatedRepoError" in names or (
+        "RepositoryNotFoundError" not in names and ("gated repo" in text or "gated dataset" in text)
+    )
     if is_gated or (page and "401" in text):
         page = page or f"https://huggingface.co/{name}"
         return UserError(

@@ -24,6 +24,7 @@ from microrl.files import read_json
 from microrl.limits import CPU_SMALL_PARAMETERS, auto_dtype
 from microrl.models import gpu, hub
 from microrl.models.attention import use_lower_right
+from microrl.models.download import download
 from microrl.models.gated_mlp import use_lean_mlps
 from microrl.models.norms import use_norms_of_one_step
 from microrl.models.tensors import not_finite, parameter_count
@@ -36,11 +37,11 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For every reader of transformers: left out, it asks on standard input, and after "y" runs what lies in the folder."""
 
 
-Progress = Callable[[Any, int, str], Iterator[Any]]
+Progress = Callable[..., Iterator[Any]]
 """Passes items on and shows how many of so many there were, with a label; see `RunConsole.progress`."""
 
 
-def unseen(items: Any, total: int, label: str) -> Iterator[Any]:
+def unseen(items: Any, total: int, label: str, more: Callable[[], str] = str) -> Iterator[Any]:
     """Shows nothing."""
     return iter(items)
 
@@ -66,6 +67,8 @@ def load(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
     if config.name.endswith(".gguf"):
         model, tokenizer = _load_gguf(path, dtype, progress)
     else:
+        if hub.is_to_be_downloaded(config.name) and hub.reachable():
+            download(config.name, progress)
         model, tokenizer = _load_pretrained(config.name, path, dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import psutil
 
+from microrl.errors import UserError
 from microrl.limits import available_cores
-from microrl.models import driver
+from microrl.models import cards, driver
+from microrl.models.cards import Card
 from microrl.plan import calibration, devices
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
 
 CPU_PARAMETERS = 500_000_000
-DRIVER_S = 3.0
-"""Maximum seconds for nvidia-smi to answer."""
 
 
 class Here(NamedTuple):
@@ -41,18 +41,26 @@ def instead_of_gpu(shape: Shape) -> Here:
 
 
 def gpu() -> Here | None:
-    """The first GPU; None where there is none, no driver, or none that torch sees: a run would not use it."""
+    """The GPU that a run would use; None where there is none, no driver, or none that torch sees."""
     if driver.is_hidden() or driver.problem() is not None:
         return None
     try:
-        answer = driver.asked("name,memory.total,memory.free,compute_cap", DRIVER_S)
-        name, total, free, capability = answer.splitlines()[0].rsplit(",", 3)
-        major, minor = map(int, capability.split("."))
-        mebibyte = 2**20 / 1e9
-        device = devices.of_device(name.strip(), float(total) * mebibyte, (major, minor))
-        return Here(calibrated(device), float(free) * mebibyte)
-    except (ValueError, IndexError):
+        card = cards.chosen(cards.all_here()).card
+    except driver.Hangs:
         return None
+    return None if card is None else of_card(card)
+
+
+def of_card(card: Card) -> Here | None:
+    """A card as the driver lists it. Where it does not tell the memory, that of the table; None for one that is not in it."""
+    total_gb = None if card.total_bytes is None else card.total_bytes / 1e9
+    if total_gb is None:
+        try:
+            total_gb = devices.find(card.name).memory_gb
+        except UserError:
+            return None
+    device = calibrated(devices.of_device(card.name, total_gb, card.capability))
+    return Here(device, total_gb if card.free_bytes is None else card.free_bytes / 1e9)
 
 
 def processor() -> Device:

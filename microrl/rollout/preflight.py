@@ -50,6 +50,13 @@ def installed() -> Installed | None:
     return None
 
 
+def starts_vllm(config: RunConfig) -> bool:
+    """Whether a run of this configuration starts vLLM where there is a GPU, as far as that shows without torch."""
+    vllm, kind = installed(), config.engine.kind
+    is_for_gpus = vllm is not None and not vllm.is_for_cpu and vllm.is_supported
+    return is_for_gpus and (kind == "vllm" or (kind == "auto" and auto_is_vllm(config)))
+
+
 def require_vllm(command: str) -> None:
     """Raises UserError where there is no vLLM for a command that measures it."""
     if installed() is None:

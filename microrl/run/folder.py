@@ -112,6 +112,11 @@ class RunFolder:
         """Whether it belongs to a sweep: a trial, or the evaluation of the base model that its trials share."""
         return any(os.path.lexists(parent / SWEEP) for parent in list(self.path.absolute().parents)[:2])
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step has been finished, a supervised one included."""
+        return any(self.size(name) > 0 for name in ("metrics.jsonl", "sft.jsonl"))
+
     def lock(self) -> None:
         """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock, and
         BadFile where a file that is appended to is a hard link."""

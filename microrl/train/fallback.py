@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from microrl import clock
 from microrl.config import RunConfig
-from microrl.config.engine_rules import Mode, auto_is_vllm
+from microrl.config.engine_rules import Mode, auto_is_vllm, outlasts_vllm
 from microrl.config.schema import AutoEngineConfig, BaseVllmConfig, EngineConfig, TransformersEngineConfig
 from microrl.errors import Doing, EngineFault, Explained, MachineFailure, UserError
 from microrl.rollout import preflight
@@ -115,6 +115,9 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     None if the error is not the engine's, nothing is left to change, it cannot be written, or the configuration forbids it:
     the run ends with this error then. `config` is the run's own, as in `config.json`. Raises BadFile.
     """
+    fault = error.fault
+    if fault is None or not (fault.out_of_memory or outlasts_vllm(config, has_steps=folder.has_steps)):
+        return None
     made = _made(folder) or Changes(engine=config.engine, failures=[])
     found = after(config, made, error, _step_s)
     if found is None:

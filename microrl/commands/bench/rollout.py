@@ -60,7 +60,8 @@ def measure(
     - `tokens_per_s` and `plain_tokens_per_s`: medians for microrl and for vLLM's own `generate`, and `ratio`, the median of
       the pairs' ratios; `pairs` holds the rates of each.
 
-    Raises UserError where vLLM cannot run here, and for a name that is not known.
+    On a GPU a process measures once: it has room for one vLLM. Raises UserError where vLLM cannot run here, and for a name that
+    is not known.
     """
     device = synthetic.find_device(device)
     config = _config(

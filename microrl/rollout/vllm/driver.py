@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from microrl.models import gpu
 from microrl.models.tensors import weights
 from microrl.rollout.vllm.dense import Products, products_of
 from microrl.rollout.vllm.launch import VllmSettings, start
@@ -245,11 +246,12 @@ class VllmDriver:
             return 0
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0]
-        if level == "kv":
-            self._engine.sleep(0)
-            self._engine.release_kv_cache_memory()
-        else:
-            self._engine.sleep(level)
+        with gpu.new_phase():
+            if level == "kv":
+                self._engine.sleep(0)
+                self._engine.release_kv_cache_memory()
+            else:
+                self._engine.sleep(level)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0] - free
 
@@ -260,7 +262,8 @@ class VllmDriver:
             return 0
         torch.cuda.empty_cache()  # what the trainer's allocator keeps for later is wanted now
         free = torch.cuda.mem_get_info()[0]
-        self._engine.wake_up([what])
+        with gpu.new_phase():
+            self._engine.wake_up([what])
         return free - torch.cuda.mem_get_info()[0]
 
 
