@@ -148,8 +148,9 @@ def _ending(error: Explained | OSError, config: RunConfig, folder: RunFolder) ->
     """The error with which a run ends: of a vLLM that fails before the first step, with the ways to go on without it."""
     from microrl.config.engine_rules import ended_at_start
 
-    is_early = isinstance(error, Explained) and error.fault is not None and config.engine.kind == "auto" and not folder.has_steps
-    return ended_at_start(error) if is_early else error
+    if isinstance(error, OSError) or error.fault is None or config.engine.kind != "auto" or folder.has_steps:
+        return error
+    return ended_at_start(error)
 
 
 def report(summary: dict[str, Any], path: Path) -> None:
