@@ -132,8 +132,8 @@ def test_the_gap_that_is_reported_is_to_the_trainers_own_scores(tokenizer, monke
     ],
 )
 def test_a_wrong_merge_is_caught(damage, guard, tokenizer, monkeypatch):
-    """By each of the two guards alone: nothing pushed, half of the scale, half of the layers. What cutting off instead of
-    rounding takes away lies below the noise of the scores: the bytes show it."""
+    """By each of the two guards alone: nothing pushed, half of the scale, half of the layers. What is cut off instead of rounded
+    lies below the noise of the scores: the bytes show it."""
     trained = Trained(tokenizer, "bfloat16", monkeypatch)
     trained.sync(trained.step(3e-2))
     driver = trained.engine._driver
