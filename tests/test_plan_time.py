@@ -96,10 +96,10 @@ def test_groups_an_hour_and_the_useful_ones():
 @pytest.mark.parametrize("micro", ["micro-r64", "micro-r256"])
 @pytest.mark.parametrize("budget", ["budget-6h", "budget-24h"])
 def test_a_budgets_batch_gives_more_groups_than_half_of_it_and_steps_enough(budget, micro, device):
-    """Nearly a tenth more in an hour, and still the 150 updates that the shortest run of the papers has."""
+    """A twentieth more in an hour at least, and still the 150 updates that the shortest run of the papers has."""
     whole = planned(micro, budget, device=devices.DEVICES[device])
     half = planned(micro, budget, device=devices.DEVICES[device], sampling__prompts_per_step=16)
-    assert whole.completions == 256 and whole.groups_hour > 1.09 * half.groups_hour and whole.steps >= 150
+    assert whole.completions == 256 and whole.groups_hour > 1.05 * half.groups_hour and whole.steps >= 150
     assert planned("ortho-7b").steps == 150
 
 
