@@ -14,6 +14,7 @@ from microrl.models import onednn
 from microrl.models.attention import use_lower_right
 from microrl.plan import Shape, devices, roofline
 from microrl.plan.workload import Workload
+from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import hidden_states, pad
 
 WIDE = dict(hidden_size=1536, intermediate_size=8960, num_attention_heads=12, num_key_value_heads=2)
@@ -90,3 +91,13 @@ def test_the_roofline_says_what_is_counted(cls, sizes, dtype):
         work = workload(model, rank=8)
         moved.append(counted(attach(model, work.config.adapter, seed=0))[0])
     assert roofline.elementwise_bytes_per_token(work) == pytest.approx(moved[1] - moved[0], rel=0.05)
+
+
+def test_a_slope_in_16_bits_is_no_copy():
+    """Of a chunk's logits one conversion is made, to float32 as they come from the head: 6 bytes a logit."""
+    rows, vocab = 8, 4096
+    head = torch.nn.Linear(16, vocab, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    hidden_ND = torch.randn(rows, 16, dtype=torch.bfloat16, requires_grad=True)
+    with Traffic() as traffic:
+        chosen_logprobs(hidden_ND, torch.arange(rows), head, 1.0)
+    assert traffic.by_op["_to_copy"].bytes == pytest.approx(6 * rows * vocab, rel=0.05)

@@ -67,10 +67,10 @@ class _ChosenLogprobs(torch.autograd.Function):
                 block, of = slice(first, first + rows), slice(start + first, start + min(first + rows, size))
                 _score_(
                     logits_CV[block], targets_N[of], logprobs_N[of], entropy_N[of], temperature, bend,
-                    with_slope=slope_ND is not None,
+                    _in_place_of(logits_CV[block], weight_VD.dtype) if slope_ND is not None else None,
                 )  # fmt: skip
             if slope_ND is not None:
-                slope_CV = logits_CV.to(weight_VD.dtype)
+                slope_CV = _in_place_of(logits_CV, weight_VD.dtype)
                 slope_ND[part] = (times(slope_CV, weight_VD) if is_frozen else slope_CV @ weight_VD) / temperature
                 del slope_CV
             del logits_CV  # before the next chunk's logits are there
@@ -111,16 +111,15 @@ def _score_(
     entropy_C: torch.Tensor,
     temperature: float,
     bend: Bend | None,
-    *,
-    with_slope: bool,
+    slope_CV: torch.Tensor | None,
 ) -> None:
-    """Write the targets' log-probabilities and the entropies. The logits are used up: `with_slope`, the log-probabilities'
-    gradient with respect to the head's output, times the temperature, stands in their place.
+    """Write the targets' log-probabilities, the entropies, and, where there is a `slope_CV`, the log-probabilities' gradient with
+    respect to the head's output, times the temperature. The logits are used up, and the slope may lie in their place.
 
     With z = logits - max: log p(v) = z_v - log S and H = log S - sum_v z_v exp(z_v) / S, where S = sum_v exp(z_v).
     """
     targets_C1 = targets_C.unsqueeze(1)
-    bend_CV = bend.slope(logits_CV) if bend is not None and with_slope else None
+    bend_CV = bend.slope(logits_CV) if bend is not None and slope_CV is not None else None
     if temperature != 1.0:
         logits_CV /= temperature
     logits_CV -= logits_CV.amax(dim=1, keepdim=True)
@@ -129,10 +128,20 @@ def _score_(
     logprobs_C.copy_(logits_CV.gather(1, targets_C1).squeeze(1) - sum_C.log())
     logits_CV *= exp_CV  # not `vecdot`, which makes a tensor of its own
     entropy_C.copy_(sum_C.log() - logits_CV.sum(dim=1) / sum_C)
-    if with_slope:
-        # The difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's gradient would
-        # be lost in rounding.
-        torch.mul(exp_CV, -1 / sum_C.unsqueeze(1), out=logits_CV)
-        logits_CV.scatter_add_(1, targets_C1, torch.ones_like(targets_C1, dtype=logits_CV.dtype))
-        if bend_CV is not None:
-            logits_CV *= bend_CV
+    if slope_CV is None:
+        return
+    # A target's difference is taken between probabilities, in fp32: between rows of bf16 weights a confident token's gradient
+    # would be lost in rounding.
+    negative_C1 = -1 / sum_C.unsqueeze(1)
+    at_target_C1 = exp_CV.gather(1, targets_C1) * negative_C1 + 1
+    if bend_CV is None:
+        torch.mul(exp_CV, negative_C1, out=slope_CV)  # a GPU rounds as it writes: one pass
+    else:
+        slope_CV.copy_(exp_CV.mul_(negative_C1).mul_(bend_CV))
+        at_target_C1 *= bend_CV.gather(1, targets_C1)
+    slope_CV.scatter_(1, targets_C1, at_target_C1.to(slope_CV.dtype))
+
+
+def _in_place_of(logits_CV: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor [C, V] of this type, no wider than the logits', in their memory: each row at the start of a row of theirs."""
+    return logits_CV.view(dtype)[:, : logits_CV.shape[1]]
