@@ -138,7 +138,7 @@ def _score_(
         torch.mul(exp_CV, negative_C1, out=slope_CV)  # a GPU rounds as it writes: one pass
     else:
         slope_CV.copy_(exp_CV.mul_(negative_C1).mul_(bend_CV))
-        at_target_C1 *= bend_CV.gather(1, targets_C1)
+        at_target_C1 *= bend_CV.gather(1, targets_C1) if isinstance(bend_CV, torch.Tensor) else bend_CV  # or a scale alone
     slope_CV.scatter_(1, targets_C1, at_target_C1.to(slope_CV.dtype))
 
 
