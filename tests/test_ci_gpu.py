@@ -79,6 +79,8 @@ def test_a_stage_below_its_bar_fails_and_the_next_begins(gpu, tmp_path, changed,
     assert says in (tmp_path / "out" / f"{stage}.log").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_stage_that_hangs_is_ended_and_a_lost_machine_has_told_what_it_knew(gpu, tmp_path):
     process = gpu(train="sleep 300")
     until = time.monotonic() + 60

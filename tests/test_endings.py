@@ -22,7 +22,7 @@ from test_run import rows
 from microrl import clock
 from microrl.cli.attempts import report
 from microrl.cli.output import guarded
-from microrl.commands import evaluate
+from microrl.commands import evaluation_job
 from microrl.errors import UserError
 from microrl.quickstart import model as quickstart
 from microrl.run.budget import Budget
@@ -402,7 +402,7 @@ def test_a_result_that_cannot_be_stored_is_said_before_it_is_computed_and_printe
     out = tmp_path / "run"
     shutil.copytree(whole[0], out)
     before = sorted((out / "eval").iterdir())
-    monkeypatch.setattr(evaluate, "load_model", saying(evaluate.load_model))
+    monkeypatch.setattr(evaluation_job, "load_model", saying(evaluation_job.load_model))
     with read_only(out / "eval"):
         done = inside("eval", out, "--problems", 2, "--json")
     assert done.returncode == 0 and sorted((out / "eval").iterdir()) == before, done.stderr

@@ -63,7 +63,7 @@ def engine_of(config, folder) -> dict:
     ],
 )
 def test_every_change_is_made_once_and_transformers_is_the_last(folder, doing, settings, expected):
-    config = resolve(())
+    config = resolve((), {"engine.kind": "auto"})
     assert changes(config, folder, doing, settings) == expected
     assert fallback.applied(config, folder).engine.kind == "transformers"
     events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
@@ -71,14 +71,14 @@ def test_every_change_is_made_once_and_transformers_is_the_last(folder, doing, s
 
 
 def test_the_changes_add_up_and_leave_the_run_settings_alone(folder):
-    config = resolve(())
+    config = resolve((), {"engine.kind": "auto"})
     fallback.record(config, folder, failing("sampling", FULL_CARD))
     for _ in range(2):
         fallback.record(config, folder, failing("sampling", ON_A_CARD))
     engine = engine_of(config, folder)
     assert (engine["kind"], engine["max_kv_gb"], engine["cuda_graphs"]) == ("auto", 4.0, False)
     assert [failure.change for failure in fallback.failures(folder)] == ["less memory", "restart", "cuda_graphs"]
-    assert folder.settings().engine == config.engine
+    assert folder.settings().engine == resolve(()).engine
 
 
 @pytest.mark.parametrize(("kind", "last"), [("auto", ["cuda_graphs", "transformers"]), ("vllm", ["cuda_graphs"])])
@@ -166,7 +166,8 @@ def script(tmp_path, faults: list[dict], *arguments: object, run=processes.run) 
     """A run of three steps whose engine fails like this. Where torch is imported already, its attempts share one process."""
     plan, out = tmp_path / "faults.json", tmp_path / "run"
     plan.write_text(json.dumps(faults))
-    done = run([sys.executable, SCRIPT, plan, "train", *arguments, "--steps", 3, "--out", out], timeout=600)
+    engine = () if "--engine" in arguments else ("--engine", "auto")
+    done = run([sys.executable, SCRIPT, plan, "train", *arguments, *engine, "--steps", 3, "--out", out], timeout=600)
     assert json.loads(plan.read_text()) == [], (done.returncode, done.stderr)
     return done, out
 
@@ -225,6 +226,14 @@ def test_a_run_survives_a_vllm_that_cannot_be_imported(tiny_arguments, tmp_path)
     done, out = script(tmp_path, [{"at": "importing"}], *tiny_arguments)
     assert survived(done, out) == [("importing", "transformers")]
     assert json.loads((out / "environment.json").read_text())["engine"] == "transformers"
+
+
+def test_before_the_first_step_a_run_ends_unless_auto_was_typed(tiny_arguments, tmp_path):
+    plan = tmp_path / "faults.json"
+    plan.write_text(json.dumps([{"at": "starting"}]))
+    done = processes.run([sys.executable, SCRIPT, plan, "train", *tiny_arguments, "--steps", 3, "--out", tmp_path / "run"])
+    assert done.returncode == 1 and "vLLM has failed before the first step: vLLM failed while starting" in done.stderr
+    assert "--engine auto goes on with other settings" in done.stderr and not (tmp_path / "run").exists()
 
 
 def test_without_auto_the_error_ends_the_run(tiny_arguments, tmp_path):

@@ -113,6 +113,8 @@ def test_no_compiler_and_no_header_are_one_error(tmp_path):
     assert "apt install gcc" in words[1] and "-dev" in words[1] and "--engine transformers" in words[1]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_tool_that_hangs_is_waited_for_and_given_up(tmp_path, monkeypatch):
     path = pretend.nvidia_smi(tmp_path / "bin", hangs=True)
     words, _ = refused(tmp_path, *TRAIN, PATH=path, PYTHONPATH=pretend.packages(tmp_path / "site"))

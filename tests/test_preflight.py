@@ -229,6 +229,7 @@ def test_what_a_48_gb_card_gives_to_the_papers_run(monkeypatch):
     monkeypatch.setattr(gpu, "others_on_card", lambda: ())
     wanted = factory._vllm_settings(config, model, factory.longest_sequence(config, model))
     assert wanted.sleep == "off" and wanted.max_model_len == 4096 and wanted.max_sequences == 128
+    wanted = replace(wanted, kv_bytes=128 * (4096 + 256) * 28672)  # a model that is nowhere gets the cache of a CPU
     built = served(config, shape_of("Qwen2.5-1.5B-Instruct"), 2, 4096, (8, 6))
     fitted = factory._fit_to_card(wanted, model, built, sides, 16 * 256 * sides, "auto")
     assert fitted.capture_sizes == capture_sizes(128)
