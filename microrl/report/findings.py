@@ -270,10 +270,10 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if is_cut:
         yield Finding("steps cut", f"only {steps} of {bound} steps were made before the time was up", more, not is_clear)
     count = updates(history)
-    if 0 < count < FEW_UPDATES and (history.rows or only_sft) and not is_clear:
+    if 0 < count < FEW_UPDATES and (history.rows or only_sft):
         advice = _for_more_updates(history, is_cut=is_cut) if is_done else ""
-        said = f"{updates_said(history, count)}: too few to expect an effect"
-        yield Finding("few updates", said, advice, is_serious=is_done)
+        few = "few, so that more of them may gain more" if is_clear else "too few to expect an effect"
+        yield Finding("few updates", f"{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
         used = f"{spent / hours:.0%} of the {_hours(hours)} were used"
