@@ -175,7 +175,7 @@ def _sentences(outcome: Outcome, gain: Gain | None, little: str) -> list[str]:
         "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
         "too little to tell": f"Too little happened to tell whether training helps: {little}.",
         "nothing learned": "No step changed the weights: the model is as it was before training.",
-        "not measured": "Held-out questions were not evaluated both before and after training: whether it helped is not known.",
+        "not measured": "The evaluation before or after training is missing: whether it helped is not known.",
     }
     return [*measured, said[outcome]]
 
