@@ -273,8 +273,8 @@ def test_what_is_a_full_disk():
 @pytest.mark.one_of_each
 @pytest.mark.slow
 def test_a_disk_that_is_really_full(microrl, arguments, tmp_path):
-    """The same on a file system of 700 KB, where one may be mounted."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(tmp_path)], capture_output=True)
+    """The same on a file system of 1.1 MB, where one may be mounted."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip("this user may not mount a file system")
     try:

@@ -113,10 +113,14 @@ def _short(place: Path, least: float, parts: list[tuple[float, str]]) -> Iterato
     free, most = free_bytes(place), sum(size for size, _ in parts)
     if free >= most:
         return
-    listed = " and ".join(f"{size / GB:.1f} GB for {what}" for size, what in parts if size)
-    says = f"{free / GB:.1f} GB are free for {place}, but up to {listed} are needed"
+    listed = " and ".join(f"{_said(size)} for {what}" for size, what in parts if size)
+    says = f"{_said(free)} are free for {place}, but up to {listed} are needed"
     do = "free some space, or use another disk: --out DIR for the run, HF_HOME for models"
     yield Finding("disk", "problem" if free < least else "warning", says, do)
+
+
+def _said(size: float) -> str:
+    return f"{size / GB:.1f} GB" if size >= 0.1 * GB else f"{size / 1e6:.1f} MB"
 
 
 def free_bytes(place: Path) -> float:
