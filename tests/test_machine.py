@@ -373,7 +373,7 @@ def test_a_full_disk(on, found, tmp_path):
         ((status, text),) = found()
     finally:
         subprocess.run(["umount", tmp_path / "run"], check=True)
-    assert status == "problem" and text.startswith(f"0.0 GB are free for {tmp_path}/run")
+    assert status == "problem" and text.startswith(f"1.0 MB are free for {tmp_path}/run")
 
 
 def test_a_download_within_the_budget_is_said(on, found, monkeypatch):
