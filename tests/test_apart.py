@@ -109,6 +109,8 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(("number", "to_group", "says"), [
     (signal.SIGINT, True, "interrupted\n"),  # Ctrl-C
     (signal.SIGTERM, False, ""),

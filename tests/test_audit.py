@@ -129,6 +129,8 @@ def audited(inside, place, *arguments, status=2):
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("name", HOLES)
 def test_it_finds_a_planted_hole(inside, place, name):
     found, words = audited(inside, place, "--data", "pens.jsonl", "--reward", f"leaky:{name}", *ONLY)
@@ -236,6 +238,8 @@ def test_every_kind_has_cheats_and_its_form():
     assert has_format(honest("1")) and last_boxed(honest("1")) == "1"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_it_needs_no_torch(place):
     code = (
         "import sys; from microrl.cli import app\n"

@@ -244,6 +244,8 @@ def test_names_that_do_not_exist(inside):
         assert done.returncode == 2 and hint in done.stderr, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("command", ["peer", "rollout", "sync"])
 def test_help_loads_nothing_heavy(command):
     assert without_heavy_libraries(["bench", command, "--help"]).returncode == 0

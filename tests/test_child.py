@@ -36,6 +36,8 @@ def begun(**options) -> tuple[subprocess.Popen, int]:
     return process, int(process.stdout.readline().split()[1])
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_parent_reaches_the_child_and_its_status_comes_back(name):
     process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # the tests may run under nohup
@@ -52,6 +54,8 @@ def test_an_interrupt_comes_through_where_the_shell_ignores_it():
     assert out.split("\n")[:2] == ["SIGINT", "status 9"]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_hangup_that_was_ignored_still_is():
     """As under nohup."""
     process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))

@@ -75,6 +75,8 @@ def test_hours_bound_the_whole_process(inside, arguments, tmp_path, monkeypatch,
     assert (out / "best").is_dir() and len(list((out / "checkpoints").iterdir())) >= 2
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(inside, arguments, tmp_path, monkeypatch):
     Machine(monkeypatch)
     out = tmp_path / "both"

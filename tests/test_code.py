@@ -400,6 +400,8 @@ ROOT = "def root(x):\n    return x ** 0.5\n"
 ALWAYS = "def is_close(*a): return True\ndef root(x): return 0\n"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     ("test", "solution", "cheat"),
     [

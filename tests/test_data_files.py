@@ -237,7 +237,8 @@ def test_only_regular_files_are_read_and_nothing_is_waited_for(tmp_path, kind, s
     assert str(path) in refused(path)
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", pytest.param("csv", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [pytest.param("jsonl", marks=pytest.mark.one_of_each), "csv"])
 def test_a_question_of_50_megabytes_is_told_by_its_length(tmp_path, suffix):
     path, long = tmp_path / f"data.{suffix}", "many words " * 4_800_000
     lines = ['{"question": "q", "answer": "1"}', f'{{"question": "{long}", "answer": "1"}}']

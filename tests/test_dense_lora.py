@@ -113,6 +113,8 @@ def test_several_types_are_vllms_own():
     assert serving((1,)).add_lora_linear(y, x, A, B, 1.0, WIDTHS) == "vLLM's own"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_compiled_layer_asks_each_time_whether_there_is_an_adapter():
     """vLLM's Dynamo translates a layer once and drops its guards: what it found then must not be built in."""
     torch._dynamo.reset()

@@ -56,6 +56,8 @@ def snapshot(tmp_path):
     return tmp_path / "hf" / "hub" / "models--somebody--tiny" / "snapshots" / COMMIT
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_how_far_it_is_and_how_fast_is_shown(hub, here, tmp_path):
     hub.bytes_a_second = 8e6
     with fake_hub.serving(hub) as address:
@@ -69,6 +71,8 @@ def test_how_far_it_is_and_how_fast_is_shown(hub, here, tmp_path):
     assert not hub.downloads("pytorch_model.bin") and not hub.downloads("consolidated.safetensors")
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_what_was_killed_is_not_all_downloaded_again(hub, here, tmp_path):
     """Files that were whole are kept. The library has no use for the rest."""
     del hub.files[WEIGHTS]
@@ -116,6 +120,8 @@ def test_what_is_left_over_is_not_counted(tmp_path):
     assert list(items) == [], "five of them have come, and one not"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_connection_that_breaks_is_resumed(hub, here, tmp_path):
     hub.breaks_after, hub.breaks = 15_000_000, 1  # the library writes 10 MiB at a time
     with fake_hub.serving(hub) as address:
@@ -125,6 +131,8 @@ def test_a_connection_that_breaks_is_resumed(hub, here, tmp_path):
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_hub_that_fails_halfway_is_one_line_with_a_remedy(hub, here, monkeypatch):
     hub.breaks_after = 0
     with fake_hub.serving(hub) as address:

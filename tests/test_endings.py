@@ -147,6 +147,8 @@ def failing(monkeypatch, part, offset=None):
     return calls
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("part", ["final save", "evaluation after"])
 def test_an_ending_that_fails_is_no_success_and_its_hint_leads_to_the_end(inside, arguments, whole, tmp_path, monkeypatch, part):
     out = tmp_path / "run"
@@ -198,6 +200,8 @@ def test_where_the_hours_are_spent_the_hint_has_enough_for_the_ending(inside, ar
 # ---- the wall clock
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
 def test_a_wall_clock_that_is_set_changes_nothing(inside, arguments, tmp_path, monkeypatch, jump_s):
     """The machine's clock is set in the middle of a run of at most an hour: steps, bill and final evaluation are the same."""
@@ -249,6 +253,8 @@ def test_run_log_is_bounded(tmp_path, monkeypatch):
     assert all(path.stat().st_size < 1100 for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_run_outlives_the_pipe_that_reads_it(arguments, whole, tmp_path):
     """As with `microrl train ... 2>&1 | head -1`."""
     out = tmp_path / "run"
@@ -369,6 +375,8 @@ def test_a_run_folder_that_cannot_be_written_costs_nothing_that_can_be_kept(
         assert sorted(path.name for path in tmp_path.iterdir()) == ["away", "run"], "nothing else is left anywhere"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("damage", ["events gone", "folder gone"])
 def test_what_is_deleted_under_a_run_is_made_again(inside, arguments, whole, tmp_path, monkeypatch, damage):
     out = tmp_path / "run"
@@ -380,6 +388,8 @@ def test_what_is_deleted_under_a_run_is_made_again(inside, arguments, whole, tmp
     assert rows(out, times=False)[-2:] == rows(whole[0], times=False)[-2:]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_lines_that_cannot_be_written_to_the_end_are_no_success(inside, arguments, whole, tmp_path, monkeypatch):
     """A folder stands in the place of metrics.jsonl. The adapter is saved all the same, and the hint leads to the end."""
     out = tmp_path / "run"
@@ -460,6 +470,8 @@ def test_a_lock_that_cannot_be_taken_is_said(inside, whole, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == before
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "run.log", ".lock"])
 def test_a_hard_link_in_a_run_is_not_written_through(inside, whole, tmp_path, name):
     out, theirs = tmp_path / "run", tmp_path / "theirs"
@@ -474,6 +486,8 @@ def test_a_hard_link_in_a_run_is_not_written_through(inside, whole, tmp_path, na
     assert inside("report", out, "--out", tmp_path / "page.html").returncode == 0, "it can still be read"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("trouble", ["full", "a file in the way"])
 def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_path, monkeypatch, trouble):
     """The training of the warm start is left out; what is written, and where, is real."""

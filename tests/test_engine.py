@@ -264,6 +264,8 @@ def that_often_stops(architecture):
     return model
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("architecture", MOST_APART)
 def test_prompts_that_take_the_place_of_finished_rows_get_the_completions_that_they_get_alone(architecture, tokenizer):
     """Room for six rows of 24 prompts: rows join others that are ahead, and the cache is moved when it is full."""

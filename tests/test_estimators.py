@@ -239,6 +239,8 @@ def test_a_cluster_of_equal_questions_is_one_question():
     assert found.variance == pytest.approx(np.var(values)) and found.square == pytest.approx(np.mean(np.square(values)))
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 3), (3, 3)])
 def test_p_is_below_5_percent_exactly_where_the_interval_leaves_out_0(seeds):
     rng, seen = np.random.default_rng(seeds), Counter()

@@ -202,6 +202,8 @@ def written(path, *pairs):
     return path
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_evaluation_replaces_one_of_other_data_prompts_weights_or_base(inside, run, tmp_path):
     here, out = copied(run, tmp_path), tmp_path / "out"
     first = written(tmp_path / "a" / "x.jsonl", ("What is 1 + 1?", "2"))

@@ -108,6 +108,8 @@ def test_the_process_began_before_now_on_the_same_clock():
     assert 0 < clock.now_s() - clock.process_started_s() < 3600
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_one_process_at_a_time_makes_what_is_cached(tmp_path):
     """The second finds what the first has made."""
     code = (

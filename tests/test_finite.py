@@ -89,6 +89,8 @@ def spoil(path, value):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_what_is_not_finite_is_not_read(value, inside, run, model_folder, data_file, tmp_path):
     """final/, an adapter's folder and a base, by merge, eval and sample: the tensor is named, and nothing is left behind."""

@@ -217,6 +217,8 @@ def fuzz(count: int, wares: Path, model: Path, inside, place: Path) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_few_random_damages(wares, model_folder, inside, tmp_path):
     fuzz(8, wares, model_folder, inside, tmp_path)
 

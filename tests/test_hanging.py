@@ -334,6 +334,8 @@ def test_a_whole_step_of_hanging_answers_is_bounded(scorer):
     assert all(score.killed and not score.accuracy for one in scored for score in one.scores)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_slow_but_honest_answers_are_all_checked(scorer):
     """None hangs until the deadline, so none is refused, however many are put off."""
     scorer.checker.deadline_s = PATIENCE_S
@@ -350,6 +352,8 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(scorer):
     scorer.checker.deadline_s = 2 * PATIENCE_S
     began, looks = time.monotonic(), []
@@ -411,6 +415,8 @@ def test_an_evaluation_counts_what_it_killed(scorer):
 # ---- whole runs
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_gold_answers_that_hang_are_refused_before_they_cost_hours(monkeypatch, scorer):
     """No gold answer is known that hangs when it is read; this is for those that are not known."""
     plain = scorer.checker.check

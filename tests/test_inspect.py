@@ -102,6 +102,8 @@ def test_an_adapter_in_pefts_format(inside, trained, tmp_path):
     assert done.returncode == 2 and "--figures" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_report_has_the_figures(inside, trained, monkeypatch):
     from microrl.report import figures
 

@@ -35,7 +35,8 @@ def completion(source):
     return Completion((1, 2), (-1.0, -1.0), "stop", 0, text)
 
 
-@pytest.mark.parametrize(("credit", "half"), [("share", 0.5), pytest.param("all", 0.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("credit", "half"), [pytest.param("share", 0.5, marks=pytest.mark.one_of_each), ("all", 0.0)])
 @needs_sandbox
 def test_what_programs_earn(credit, half):
     scorer = RewardScorer(RewardConfig(code_credit=credit, deadline_s=3.0), answer_kind="code")

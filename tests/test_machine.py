@@ -75,6 +75,8 @@ def refused(tmp_path, *arguments, PATH, PYTHONPATH):
 # ---- the whole command
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     ("answers", "cuda", "error", "hint"),
     [
@@ -92,6 +94,8 @@ def test_what_cannot_run_is_refused_before_torch_is_imported(tmp_path, answers, 
     assert seconds < 3.0, "of the processor; without load a second of the clock"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     "arguments",
     [("eval", "Qwen2.5-1.5B-Instruct"), ("sweep", "micro-r8", "--ranks", "8,64", "--steps", "2"),
@@ -121,6 +125,8 @@ def test_a_tool_that_hangs_is_waited_for_and_given_up(tmp_path, monkeypatch):
     assert words[0] == "waiting for nvidia-smi, at most 10 s" and "does not answer within 10 s: the driver hangs" in words[1]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("user", [users.THIS, users.OTHER])
 def test_a_home_that_cannot_be_written(user):
     """The caches go elsewhere, and that is said: FlashInfer makes its own when it is imported, with an error of its own."""
@@ -298,6 +304,8 @@ def test_weights_that_do_not_fit_are_not_downloaded(on, found, monkeypatch, card
     assert (not problems) if says is None else (says in problems[0] and do in problems[0])
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     ("engine", "vllm", "status"),
     [("default", True, "problem"), ("auto", True, "warning"), ("vllm", True, "problem"), ("transformers", True, None),

@@ -140,6 +140,8 @@ def test_the_card_says_what_the_run_says(inside, run_of, tmp_path):
     assert "--enable-lora --max-lora-rank 8 --lora-modules lora=" in card
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("form", ["full", "lora"])
 def test_the_code_on_the_card_runs(form, inside, run_of, tmp_path, capsys):
     run = run_of("lora")
@@ -151,6 +153,8 @@ def test_the_code_on_the_card_runs(form, inside, run_of, tmp_path, capsys):
     assert bool(getattr(space["model"], "_hf_peft_config_loaded", False)) == (form == "lora")
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_the_best_of_a_run_and_a_folder_of_its_own(kind, inside, run_of, tmp_path, model_folder):
     run = run_of(kind)

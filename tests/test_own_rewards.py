@@ -313,6 +313,8 @@ def test_a_wrong_result_is_said_and_leaves_all_out(own, name, words):
     assert found == [None, None] and words in why[0] and words in why[1]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_call_that_hangs_is_killed_and_after_two_no_more_are_made(own):
     rewards = own("hangs", function_deadline_s=0.5)
     rewards.import_all()
@@ -570,6 +572,8 @@ def test_it_is_told_before_torch_is_imported(folder, data_file, tmp_path, comman
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_module_that_loads_something_large_is_tried_later(inside, tiny_arguments, tmp_path, monkeypatch):
     (tmp_path / "large.py").write_text("import time; time.sleep(1)\ndef fn(*rest):\n    return [1.0]\n")
     monkeypatch.setattr(early, "IMPORT_S", 0.2)

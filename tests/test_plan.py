@@ -653,6 +653,8 @@ def test_activations_are_computed_again_only_where_they_would_not_fit(device, ag
 # The command
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_plan_needs_no_heavy_library_and_no_time():
     done = without_heavy_libraries(shlex.split("plan --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24 --gpu a40"))
     assert done.returncode == 0, done.stderr

@@ -135,6 +135,8 @@ def test_a_gain_that_cannot_be_is_refused_with_a_hint(inside, arguments, words):
     assert done.returncode == 2 and done.stdout == "" and all(word in done.stderr for word in words), done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_detect_needs_no_heavy_library():
     words = ["microrl", "plan", "micro-r64", "--gpu", "a40", "--detect", "0.05"]
     program = f"import sys; sys.argv = {words}\nfrom microrl.cli import app\napp(standalone_mode=False)\n"

@@ -144,6 +144,8 @@ def test_the_error_comes_before_the_data_is_read(inside, tmp_path, machine):
     assert done.returncode == 2 and "vLLM is not installed" in done.stderr and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_an_evaluation_takes_the_engine_that_is_here(microrl, tiny_arguments, inside, tmp_path, machine):
     """A run trained with vLLM is evaluated, and asked, where there is none."""
     out = tmp_path / "run"

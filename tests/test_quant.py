@@ -176,7 +176,8 @@ def test_a_merged_model_is_written_as_numbers(tmp_path):
         assert (logits(base) - logits(model)).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param("lora", marks=pytest.mark.one_of_each), "dora"])
 def test_a_whole_run_in_4_and_8_bits(kind, inside, tiny_arguments, tmp_path, monkeypatch):
     """Through the command line, which is told that this machine may: trained, saved, evaluated."""
     monkeypatch.setattr("microrl.rollout.preflight._check_bitsandbytes", lambda config: None)

@@ -188,6 +188,8 @@ def test_damaged_rollouts_are_named(inside, run, damage, words):
         rollouts.read(path, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("reward", ["nowhere", "short"])
 def test_nothing_heavy_is_imported_for_bad_input(run, reward):
     code = (

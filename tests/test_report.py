@@ -63,6 +63,8 @@ class Tags(html.parser.HTMLParser):
         self.attributes += [(tag, *attribute) for attribute in attrs]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_page_says_what_a_reader_asks(trained):
     text = page([History.load(trained)])
     for said in ("lora, rank 8", "held-out questions", "at $3600.0 an hour", "6, ", "Did anything go wrong?", "transformers"):
@@ -71,6 +73,8 @@ def test_the_page_says_what_a_reader_asks(trained):
     assert {"x-axis", "training steps", "time", "US dollars"} <= set(re.findall(r">\s*([A-Za-z -]+?)\s*<", text))
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_page_loads_nothing_and_admits_its_own_script_alone(few_figures, trained):
     text = page([History.load(trained)])
     tags = Tags(text)
@@ -267,6 +271,8 @@ def damaged(folder, how):
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     "how", ["torn", "not JSON", "an older format", "without evaluation", "no step", "rollouts cut off", "other kinds"]
 )
@@ -328,6 +334,8 @@ def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     assert dict(facts(history))["time"] == "29 s"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_command(few_figures, inside, trained, tmp_path, monkeypatch):
     done = inside("report", trained, "--json", "--figures", tmp_path / "figures")
     assert done.returncode == 0, done.stderr
@@ -453,6 +461,8 @@ def rectangles(svg):
     return [(float(x), float(width), html.unescape(title)) for x, width, title in found]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_each_place_of_a_figure_shows_its_values_without_a_script(tmp_path):
     history = History.load(make(tmp_path / "run", steps=8, prompts=1, group=2))
     for step, row in enumerate(history.rows):

@@ -184,6 +184,8 @@ def test_a_run_killed_at_the_very_end_of_its_hours_is_ended(microrl, learning, t
     assert json.loads((out / "summary.json").read_text()) == summary, "a refusal changes nothing"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_changed_digit_in_the_middle_of_the_metrics_is_noticed(inside, whole, tmp_path):
     """By the report of a run that has ended, of one that was killed, and by resuming: the weights are as they were, so that no
     step is repeated, and the run says ever after that it has happened."""
@@ -226,6 +228,8 @@ def test_a_run_of_a_version_without_checksums_is_resumed(inside, whole, tmp_path
     assert json.loads((out / "summary.json").read_text())["metrics"]["bytes"] == (out / "metrics.jsonl").stat().st_size
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("form", ["attempts", "none yet", "damaged"])
 def test_every_attempt_is_recorded_and_another_version_is_told(inside, whole, tmp_path, form):
     out = tmp_path / "attempts"

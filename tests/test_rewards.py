@@ -134,6 +134,8 @@ def test_an_infinite_sum_is_worked_out_in_confinement():
         checker.close()
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
 def test_what_computes_an_answer_is_confined(monkeypatch, tmp_path):
     """With a math-verify that does what a model would like to do when it reads a certain answer."""

@@ -86,6 +86,8 @@ MISFITS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("kind", [*KINDS, "full"])
 def test_tensors_that_do_not_fit_to_the_last_are_refused(kind, copy, base, originals):
     before = {name: tensor.clone() for name, tensor in base.named_parameters()}

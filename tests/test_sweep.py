@@ -390,6 +390,8 @@ def one_of_two(microrl, arguments, data_file, tmp_path):
     return swept
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_two, inside, microrl, data_file, tmp_path):
     done, folder, good = one_of_two('{"question": "What is 1 + 1?"}\n')  # the first row is fine
     assert done.returncode == 1
@@ -402,6 +404,8 @@ def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_
     assert again.returncode == 0 and again.stdout.count(" done") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_where_all_trials_are_refused_the_sweep_ends_with_their_error(microrl, arguments, data_file, tmp_path):
     (tmp_path / "bad.jsonl").write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')
     words = [tmp_path / "bad.jsonl" if word == data_file else word for word in arguments]
@@ -412,6 +416,8 @@ def test_where_all_trials_are_refused_the_sweep_ends_with_their_error(microrl, a
     assert "compare the settings" not in done.stderr and "could not evaluate the base model: " in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_trial_that_fails_is_tried_again(inside, arguments, tmp_path, monkeypatch):
     """In the process that is forked for it."""
     from microrl.train import loop
@@ -457,16 +463,15 @@ def within(arguments, out, hours, *more):
 @pytest.mark.parametrize("more", [(), ("--vary", "evaluation.temperature=0.7,1.0")])
 def test_every_trial_is_evaluated_on_the_same_questions(microrl, arguments, tmp_path, more):
     """Within hours too short for all of them. With one untouched model, or two that are not equally fast."""
+    trials, asked = 8 if more else 4, {}
     for hours in (0.014, 0.028, 0.056) if not more else (0.03, 0.06, 0.12):  # more than enough, unless the machine is busy
         out = tmp_path / f"study-{hours}"
         done = microrl(*within(arguments, out, hours, *more))
-        if done.returncode == 0:
+        asked = {path: json.loads(path.read_text())["right"].keys() for path in out.glob("*/eval/held-out-*.json")}
+        assert len(set(map(frozenset, asked.values()))) <= 1, {str(path): len(questions) for path, questions in asked.items()}
+        if done.returncode == 0 and len(asked) == 2 * trials:
             break
-    assert done.returncode == 0, done.stderr
-    asked = {path: json.loads(path.read_text())["right"].keys() for path in out.glob("*/eval/held-out-*.json")}
-    assert len(asked) == 2 * (8 if more else 4) and len(set(map(frozenset, asked.values()))) == 1, {
-        str(path): len(questions) for path, questions in asked.items()
-    }
+    assert done.returncode == 0 and len(asked) == 2 * trials, done.stderr
     assert any(said in done.stderr for said in ("would detect", "is better than", "Nothing was trained")), done.stderr
 
 
@@ -509,8 +514,8 @@ def test_on_ray_the_table_is_the_same_though_a_worker_is_killed(swept, cluster, 
     words[words.index("--seeds") + 1] = "0"
     command = [sys.executable, "-m", "microrl", "sweep", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    until, killed = time.monotonic() + 240, None
-    while killed is None and time.monotonic() < until and process.poll() is None:
+    killed = None
+    while killed is None and process.poll() is None:  # a busy machine takes minutes until the first trial begins
         for running in workers(out):
             name = next(name for name in NAMES[:2] if any(word.endswith(f"/{name}") for word in running.cmdline()))
             if (out / name / "environment.json").exists():

@@ -71,6 +71,8 @@ def test_on_other_machines_reward_functions_are_looked_for_but_not_called(folder
         early.refuse_trials(trials("other:f"), are_here=False)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_heavy_library_is_imported_for_it(folder):
     program = (
         "import sys; from microrl.cli.output import guarded; from microrl.cli import app\n"

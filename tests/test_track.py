@@ -105,6 +105,8 @@ def test_trackio_gets_every_number(microrl, run, tmp_path):
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_no_torch(run):
     pytest.importorskip("tensorboard")
     code = (
@@ -218,9 +220,13 @@ def untracked(tiny_arguments, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [how if how in ("raises at a step", "hangs", "is killed") else pytest.param(how, marks=pytest.mark.slow) for how in BROKEN],
+    [
+        pytest.param(how, marks=[pytest.mark.one_of_each] if how in ("raises at a step", "hangs", "is killed") else [])
+        for how in BROKEN
+    ],
 )
 def test_a_broken_tracker_changes_nothing(how, inside, tiny_arguments, untracked, tmp_path, monkeypatch):
     (tmp_path / "broken").mkdir()
@@ -250,6 +256,8 @@ def test_a_broken_tracker_changes_nothing(how, inside, tiny_arguments, untracked
         started[0].wait()
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_tracker_that_hangs_is_given_up(run, tmp_path):
     (tmp_path / "wandb.py").write_text(BROKEN["hangs"] + "\nSettings = dict")
     code = (

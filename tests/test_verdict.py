@@ -299,6 +299,8 @@ def nothing_ends(tiny_arguments):
     return [*tiny_arguments, "--steps", 14]
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_run_whose_completions_are_all_cut_is_warned_and_stopped(nothing_ends, tmp_path):
     done = in_process("train", *nothing_ends, "--out", tmp_path / "run")
     assert done.returncode == 3, done.stderr

@@ -291,6 +291,8 @@ def test_a_run_of_the_warm_up_alone(inside, warmed, model, tmp_path):
     assert json.loads((more / "summary.json").read_text())["sft"]["steps"] == 6
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_init_starts_where_the_other_run_stands(inside, warmed, arguments, model, tmp_path):
     out = tmp_path / "from"
     shutil.copytree(warmed, tmp_path / "warmed")

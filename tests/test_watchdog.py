@@ -71,6 +71,8 @@ def test_silence_has_ten_times_the_longest_piece_of_its_kind(watched, tmp_path):
     assert short.passes(1000.0) == pytest.approx(SILENT_S, abs=2 * EVERY_S)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_the_first_piece_of_its_kind_has_longer_and_ten_times_the_plan(watched):
     run = watched()
     run.begin("loading m")
@@ -103,6 +105,8 @@ def test_work_that_only_overruns_its_budget_is_not_ended(watched):
     assert run.elapsed > 300 and not run.hangs
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_suspended_starved_and_waiting_for_a_disk_is_no_silence(watched, monkeypatch):
     run = watched()
     run.begin("step 1: update")
@@ -245,6 +249,8 @@ def test_a_hang_is_resumed_once(tiny_arguments, tmp_path):
     assert "error: the run hung: " in done.stderr and f"resume it: microrl train --resume {out}" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_stopped_and_continued_it_goes_on(tmp_path):
     """A real process that is stopped for longer than its limit is not ended when it continues."""
     code = STUCK.replace("    stuck()\n", "    print('up', flush=True); time.sleep(0.15); print('done', flush=True)\n")
