@@ -120,6 +120,23 @@ def test_time_of_earlier_processes_counts():
     assert both.progress(step=5) == 0.5, "but where steps end the run, it must repeat"
 
 
+@pytest.mark.parametrize(("took_s", "expected"), [([20.0], 4), ([1.0], 80), ([20.0, 1.0, 1.0], 61)])
+def test_the_expected_number_of_steps_follows_the_pace_from_the_first_step_on(took_s, expected):
+    """100 s, of which the end needs 20; the plan had expected a step to take 8 s."""
+    plan = SimpleNamespace(
+        steps=10, step_s=8.0, save_s=0.0, validation_s=0.0, sft_step_s=1.0, evaluation_s=0.0, step_parts_s={"update": 1.0}
+    )
+    clock = Clock()
+    budget = made(clock)
+    forecast = Forecast(plan, budget, done=0)
+    budget.evaluation_s = (20.0 - budget.exit_s()) / (1 + EVALUATION_MARGIN)
+    for seconds in took_s[:-1]:
+        clock.now += seconds
+        budget.step.add(seconds)
+    clock.now += took_s[-1]
+    assert forecast.expected(len(took_s), took_s[-1]) == expected
+
+
 def test_fewer_completions_than_a_validation_has_are_not_expected_to_be_faster():
     """In one batch the longest completion decides: the evaluation of 4 took as long as the validation of 8 did."""
     plan = SimpleNamespace(

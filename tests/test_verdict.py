@@ -134,10 +134,27 @@ def test_starvation_is_named(tmp_path):
     few = judge(history(tmp_path / "few", steps=5, **unclear))
     assert few.outcome == "too little to tell" and not few.is_worth_trying and "5 updates" in few.sentences[-1]
     (one,) = few.findings
-    assert (one.kind, one.advice) == ("few updates", "raise budget.steps (now 5)")
+    assert (one.kind, one.advice) == ("few updates", "raise budget.steps (now 5) to 20 or more")
     timed = {"config": {"budget.steps": None}, "hours_budget": 1.0, "hours_spent": 0.97}
     (one,) = judge(history(tmp_path / "timed", steps=5, **timed, **unclear)).findings
-    assert one.advice.startswith("give the run more time (--hours), or make its steps smaller: sampling.prompts_per_step (now")
+    smaller = "sampling.prompts_per_step=4 (now 16) is about 20 steps in the same time"
+    assert one.advice == f"give the run more time: --hours 4 (now 1); or make its steps smaller: {smaller}"
+    timed["config"] |= {"sampling.prompts_per_step": 512, "sft.minutes": 0.05, "sft.steps": None}
+    sft = {"steps": 6, "seconds": 2.2, "first_loss": 2.0, "last_loss": 1.0}
+    (one,) = judge(starved := history(tmp_path / "starved", steps=3, sft=sft, **timed, **unclear)).findings
+    smaller = "sampling.prompts_per_step=109 (now 512) is about 14 steps in the same time"
+    assert one.advice == (
+        f"give the run more time: --hours 4.7 (now 1); or make its steps smaller: {smaller}; "
+        "SFT alone made 6 steps in its sft.minutes=0.05, which can be raised"
+    )
+    starved.summary["eval"] = unclear["eval"] | {"paired_gain": {"mean": 0.2, "ci95": [0.1, 0.3]}}
+    assert judge(starved).sentences[-1].endswith("the training helped, though there were only 9 updates, 6 of them by SFT.")
+    timed["sft"] = sft | {"steps": 77}
+    (one,) = judge(history(tmp_path / "mostly SFT", steps=5, **timed, **unclear)).findings
+    assert one.message == "82 updates, 77 of them by SFT: too few by reinforcement learning to expect an effect of it"
+    assert "--hours 4 (now 1)" in one.advice and "sft.minutes" not in one.advice
+    (one,) = judge(history(tmp_path / "mostly SFT, clear", steps=5, **timed)).findings
+    assert "the gain may be SFT's alone" in one.message and not one.is_serious
     stopped = judge(history(tmp_path / "stopped", steps=5, status="stopped", **unclear)).findings
     assert [(one.kind, one.advice) for one in stopped] == [("few updates", "")], "what stopped it says what to change"
     assert judge(history(tmp_path / "helped", steps=5)).outcome == "helped", "however few"
@@ -184,6 +201,13 @@ def test_a_killed_run_and_a_failed_one_are_no_good_ones(tmp_path):
     assert "failed" in kinds(failed) and not verdict.is_worth_trying
     assert verdict.sentences[0] == "The run did not finish: OSError: no."
     assert "crash.log, then resume" in verdict.findings[0].advice
+    assert "resume the run from its beginning, since it has no checkpoint: " in verdict.findings[0].advice
+    (failed.path / "checkpoints" / "step-000032").mkdir(parents=True)
+    (failed.path / "checkpoints" / "step-000032" / "state.json").write_text("{}")
+    assert f"resume the run from step 33: microrl train --resume {failed.path}" in judge(failed).findings[0].advice
+    for at, accuracy in ((0, 0.25), (39, 0.26)):
+        failed.rows[at]["validate/accuracy"] = accuracy
+    assert judge(failed).sentences[-1] == "Accuracy on the validation questions was 0.250 at step 1 and 0.260 at step 40."
     failed.rows.clear()
     refused = judge(failed)
     assert refused.sentences[0] == "Nothing was trained: OSError: no." and "--resume" not in refused.findings[0].advice

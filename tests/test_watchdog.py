@@ -176,8 +176,8 @@ def test_watch_says_what_hangs_and_for_how_long(inside, tmp_path, monkeypatch):
     (folder / "heartbeat.json").write_text(json.dumps(beat))
     monkeypatch.setattr(follow, "ALIVE_S", 0.0)
     said = inside("watch", folder).stderr
-    assert "no progress for 0:02:10 in `step 7: sampling: 0/4 groups`" in said, said
-    assert "when there had been no progress for 0:02:10 in `step 7: sampling: 0/4 groups`" in said
+    assert "no progress for 0:02:10 at `step 7: sampling: 0/4 groups`" in said, said
+    assert "when there had been no progress for 0:02:10 at `step 7: sampling: 0/4 groups`" in said
     assert "to go" not in said
 
 
@@ -216,10 +216,10 @@ def test_a_step_that_hangs_ends_the_run_which_resumes_bit_for_bit(microrl, tiny_
     assert microrl("train", *arguments, "--out", whole).returncode == 0
     done = hanging(2, {"SILENT_S": 1.0, "FACTOR": 0.0}, "train", *arguments, "--out", out)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "error: the run hung: no progress for 0:00:0" in done.stderr and "in `step 3: sampling" in done.stderr
+    assert "error: the run hung: no progress for 0:00:0" in done.stderr and "at `step 3: sampling" in done.stderr
     assert f"microrl train --resume {out}" in done.stderr
     assert "in groups" in (out / "crash.log").read_text()
-    assert "in `step 3: sampling" in (out / "run.log").read_text()
+    assert "at `step 3: sampling" in (out / "run.log").read_text()
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["kind"] == "failed" and event["stack"]] == [2]
     assert json.loads((out / "summary.json").read_text())["status"] == "failed"
@@ -233,7 +233,7 @@ def test_a_step_that_hangs_keeps_its_hours(tiny_arguments, tmp_path):
     """The process's own clock says when it ended, and the processor time of a busy machine changes nothing in it."""
     out, budget_s = tmp_path / "hung", 90.0
     done = hanging(2, {}, "train", *tiny_arguments, "--hours", budget_s / 3600, "--out", out)
-    assert done.returncode == 1 and "in `step 3: sampling" in done.stderr and "time is up" in done.stderr, done.stderr
+    assert done.returncode == 1 and "at `step 3: sampling" in done.stderr and "time is up" in done.stderr, done.stderr
     assert 0.97 * budget_s <= heartbeat.last_s(out) <= 1.01 * budget_s + EVERY_S
 
 

@@ -168,7 +168,8 @@ def _advice(history: History, event: Event) -> str:
     if event.kind not in ENDINGS or "microrl train --resume" in given or not (history.rows or history.outcome("sft", "steps")):
         return given
     resume = event.details.get("resume", f"microrl train --resume {history.path}")
-    return f"{given}, then resume the run: {resume}" if given else f"resume the run: {resume}"
+    said = f"resume the run{history.resumes_from()}: {resume}"
+    return f"{given}, then {said}" if given else said
 
 
 def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> str:
@@ -196,12 +197,12 @@ def _killed(history: History) -> Iterator[Finding]:
     last_s = max([beat.elapsed_s, *(row.get("budget/elapsed_s") or 0.0 for row in history.rows[-1:])])
     last = f". Its last sign of life came {clock(last_s)} into the run" if last_s else ""
     if beat.silent_s:
-        last += f", when there had been no progress for {clock(beat.silent_s)} in `{beat.doing}`"
+        last += f", when there had been no progress for {clock(beat.silent_s)} at `{beat.doing}`"
     lost = "find out why (the kernel's log, dmesg, tells if memory ran out)"
     yield Finding(
         "killed",
         f"the run's process ended {done}, without an error: it was killed, or the machine went down{last}",
-        f"{lost}, then resume the run: microrl train --resume {history.path}",
+        f"{lost}, then resume the run{history.resumes_from()}: microrl train --resume {history.path}",
         is_serious=True,
     )
 
@@ -270,9 +271,13 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if is_cut:
         yield Finding("steps cut", f"only {steps} of {bound} steps were made before the time was up", more, not is_clear)
     count = updates(history)
-    if 0 < count < FEW_UPDATES and (history.rows or only_sft):
-        advice = _for_more_updates(history, is_cut=is_cut) if is_done else ""
-        few = "few, so that more of them may gain more" if is_clear else "too few to expect an effect"
+    by_rl = count if only_sft or not isinstance(made, int) else count - made
+    if 0 < by_rl < FEW_UPDATES and (history.rows or only_sft):
+        advice = _for_more_updates(history, by_rl if count >= FEW_UPDATES else count, is_cut=is_cut) if is_done else ""
+        if count < FEW_UPDATES:
+            few = "few, so that more of them may gain more" if is_clear else "too few to expect an effect"
+        else:
+            few = "the gain may be SFT's alone" if is_clear else "too few by reinforcement learning to expect an effect of it"
         yield Finding("few updates", f"{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
@@ -282,21 +287,36 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         yield Finding("budget unused", said, f"{shorter}, or raise --hours")
 
 
-def _for_more_updates(history: History, *, is_cut: bool) -> str:
-    """How a run that has done what it was told makes more updates; empty where more steps would not be more updates."""
-    setting = history.setting
+def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
+    """How a run that has done what it was told makes `FEW_UPDATES` updates; empty where more steps would not be more updates."""
+    setting, sft = history.setting, history.outcome("sft", "steps")
     if any(True for _ in _no_update(history)):
         return ""
-    if setting("sft.only"):
-        bound, smaller = "sft.steps", f"sft.batch (now {setting('sft.batch')})"
-        time = "--hours" if setting("sft.minutes") is None else f"sft.minutes (now {setting('sft.minutes'):g})"
-        is_cut = history.outcome("sft", "steps") != setting(bound)
-    else:
-        bound, time = "budget.steps", "--hours"
-        smaller = " or ".join(f"{name} (now {setting(name)})" for name in ("sampling.prompts_per_step", "sampling.group_size"))
+    is_only_sft, minutes = bool(setting("sft.only")), finite(setting("sft.minutes"))
+    bound, size = ("sft.steps", "sft.batch") if is_only_sft else ("budget.steps", "sampling.prompts_per_step")
+    made = (sft if isinstance(sft, int) else 0) if is_only_sft else len(history.rows)
+    is_cut |= is_only_sft and made != setting(bound)
+    rest = max(FEW_UPDATES - count, 0) + made
     if not is_cut and setting(bound) is not None:
-        return f"raise {bound} (now {setting(bound)})"
-    return f"give the run more time ({time}), or make its steps smaller: {smaller}"
+        return f"raise {bound} (now {setting(bound)}) to {rest} or more"
+    is_by_minutes = minutes is not None and isinstance(sft, int) and setting("sft.steps") is None and sft < FEW_UPDATES
+    key, time = (
+        ("sft.minutes=", minutes) if is_only_sft and is_by_minutes else ("--hours ", finite(history.outcome("hours_budget")))
+    )
+    now = setting(size)
+    longer = f"{key}{_rounded_up(time * rest / made)} (now {time:g})" if time and made else key.strip(" =")
+    said = f"give the run more time: {longer}"
+    if isinstance(now, int) and made and now * made >= 2 * rest:
+        said += f"; or make its steps smaller: {size}={now * made // rest} (now {now}) is about {rest} steps in the same time"
+    if is_by_minutes and not is_only_sft:
+        said += f"; SFT alone made {sft} steps in its sft.minutes={minutes:g}, which can be raised"
+    return said
+
+
+def _rounded_up(value: float) -> str:
+    """With two digits."""
+    exponent = math.floor(math.log10(value)) - 1
+    return f"{math.ceil(value / 10**exponent - 1e-9) * 10**exponent:.6g}"
 
 
 def _mean(history: History, metric: str) -> float | None:

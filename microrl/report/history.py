@@ -121,6 +121,15 @@ class History:
         made = {int(row["step"] or 0) for row in self.rows}
         return made & {step for steps in undone.values() for step in steps}
 
+    def resumes_from(self) -> str:
+        """Where a resumed run would go on, as words that follow `resume the run`, with steps counted from 1; empty before SFT's
+        end, where it is no step."""
+        saved = _checkpoints(self.path)
+        if not saved:
+            return " from its beginning, since it has no checkpoint"
+        done = int(saved[-1].name.removeprefix("step-"))
+        return f" from step {done + 1}" if done else ""
+
     @property
     def rank(self) -> int | None:
         """The adapter's rank, if it has one."""
@@ -221,11 +230,16 @@ def _written(path: Path, summary: Mapping[str, Any]) -> tuple[int, str] | None:
     """(bytes, their SHA-256) of what the run has written into `metrics.jsonl`, by its end or by its last checkpoint."""
     claim = summary.get("metrics")
     size, digest = (claim.get("bytes"), claim.get("sha256")) if isinstance(claim, Mapping) else (None, None)
-    if claim is None and (states := sorted(path.glob("checkpoints/step-*/state.json"))):
+    if claim is None and (saved := _checkpoints(path)):
         with suppress(BadFile):  # removed meanwhile, or damaged, of which resuming speaks
-            state: dict[str, Any] = files.read_json(states[-1], dict[str, Any])
+            state: dict[str, Any] = files.read_json(saved[-1] / "state.json", dict[str, Any])
             size, digest = state.get("metrics_offset"), state.get("metrics_sha256")
     return (size, digest) if isinstance(size, int) and isinstance(digest, str) and 0 <= size <= MAX_BYTES else None
+
+
+def _checkpoints(path: Path) -> list[Path]:
+    """The folders of a run's checkpoints, oldest first."""
+    return sorted(state.parent for state in path.glob("checkpoints/step-*/state.json") if state.parent.name[5:].isdecimal())
 
 
 def _is_changed(path: Path, size: int, digest: str) -> bool:

@@ -92,9 +92,10 @@ def judge(history: History) -> Verdict:
     names = [str(name) for name in stored] if isinstance(stored, Mapping) else []
     metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
     more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
-    said = _sentences(outcome, gain, _little(updates_said(history, count), found))
+    said = _sentences(outcome, gain, count, _little(updates_said(history, count), found))
     more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
-    sentences = (*_failure(history, found), *said, *more_said, *_undone(history, count))
+    trend = _validated(history) if outcome == "not measured" else []
+    sentences = (*_failure(history, found), *said, *trend, *more_said, *_undone(history, count))
     return Verdict(outcome, sentences, found, gain, count, more)
 
 
@@ -166,11 +167,12 @@ def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gai
     return "not measured" if gain is None else "no clear effect"
 
 
-def _sentences(outcome: Outcome, gain: Gain | None, little: str) -> list[str]:
+def _sentences(outcome: Outcome, gain: Gain | None, updates: int, little: str) -> list[str]:
     measured = [] if gain is None else [f"{gain}, from one training run."]
+    few = f", though there were only {little}" if updates < FEW_UPDATES else ""
     said: dict[Outcome, str] = {
         "running": "The run is still going: this is what there is so far.",
-        "helped": "The interval lies above zero: the training helped.",
+        "helped": f"The interval lies above zero: the training helped{few}.",
         "worse": "The interval lies below zero: the training made it worse.",
         "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
         "too little to tell": f"Too little happened to tell whether training helps: {little}.",
@@ -187,6 +189,15 @@ def _failure(history: History, found: tuple[Finding, ...]) -> list[str]:
         return []
     is_untrained = not history.rows and not history.outcome("sft", "steps")
     return [f"{'Nothing was trained' if is_untrained else 'The run did not finish'}: {failed[0].message.rstrip('.')}."]
+
+
+def _validated(history: History) -> list[str]:
+    """The course of the validations, which is all that there is to see where an evaluation is missing."""
+    steps, values = history.series("validate/accuracy")
+    if len(values) < 2:
+        return []
+    first, last = (f"{values[at]:.3f} at step {steps[at] + 1:.0f}" for at in (0, -1))
+    return [f"Accuracy on the validation questions was {first} and {last}."]
 
 
 def _undone(history: History, count: int) -> list[str]:

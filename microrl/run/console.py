@@ -132,7 +132,7 @@ class RunConsole:
 
     def silence(self, doing: str, seconds: float) -> None:
         """Show that nothing has been finished for so many seconds; without `doing`: that work goes on. From any thread."""
-        hung, self._seen.hangs = self._seen.hangs, f"no progress for {clock(seconds)} in `{doing}`" if doing else ""
+        hung, self._seen.hangs = self._seen.hangs, f"no progress for {clock(seconds)} at `{doing}`" if doing else ""
         if bool(hung) != bool(doing):
             said = f"warning: {self._seen.hangs}" if doing else f"work goes on ({hung})"
             saying = Thread(target=self.note, args=(said,), daemon=True)  # a terminal that nobody reads may block it for ever

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import Any
@@ -41,6 +42,16 @@ class Forecast:
     def steps(self) -> int:
         """Forecast number of steps of the whole run."""
         return self._planned if self._steps is None else round(self._steps)
+
+    def expected(self, made: int, step_s: float) -> int:
+        """Steps of the whole run as they are expected after `made` of them, the last of which took `step_s` seconds, at the pace
+        of the last few."""
+        budget, left_s = self._budget, self._budget.left_s()
+        if left_s is None:
+            return self._planned
+        pace_s = statistics.median([*budget.step.recent, step_s])
+        fitting = made + math.floor(max(left_s - budget.reserve_s(), 0.0) / max(pace_s, 1e-9))
+        return fitting if budget.max_steps is None else min(fitting, budget.max_steps)
 
     def evaluated(self, before: Result | None) -> None:
         """Take in the evaluation before training; None if there was none."""

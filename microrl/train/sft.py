@@ -43,7 +43,12 @@ def sft_phase(run: Run) -> None:
     with run.watch.phase(PHASE):
         run.policy.forget_moments()
     state.is_done = True
-    said = f"{state.steps} SFT steps in {spent_s(run):.0f} s, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
+    full = (
+        f" (another would have exceeded sft.minutes={config.minutes:g})" if _is_full(run) and state.steps != config.steps else ""
+    )
+    said = (
+        f"{state.steps} SFT steps in {spent_s(run):.0f} s{full}, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
+    )
     run.folder.event("sft finished", said, steps=state.steps, step=0)
     run.console.note(f"SFT finished: {said}")
     saving.save_checkpoint(run)
@@ -72,10 +77,16 @@ def _fits(run: Run) -> bool:
     step_s = budget.sft_step.forecast_s()
     if config.steps is not None and steps >= config.steps:
         return False
-    if config.minutes is not None and steps and spent_s(run) + step_s > config.minutes * 60:
+    if _is_full(run):
         return False
     needed_s = step_s + (0.0 if config.only else budget.step.forecast_s())
     return budget.fits(needed_s) or (steps == 0 and budget.fits_barely(needed_s))
+
+
+def _is_full(run: Run) -> bool:
+    """Whether another step would take longer than `sft.minutes` allow."""
+    minutes, step_s = run.config.sft.minutes, run.budget.sft_step.forecast_s()
+    return minutes is not None and run.state.sft.steps > 0 and spent_s(run) + step_s > minutes * 60
 
 
 def _step(run: Run, draws: PromptSampler[SftExample]) -> None:

@@ -152,7 +152,11 @@ def record(
         folder.append("metrics.jsonl", row)
         said = sampled[0].completions[0].text
         run.console.step(
-            row, progress=budget.progress(step + 1), expected=run.forecast.steps, completion=said, rest_s=budget.reserve_s()
+            row,
+            progress=budget.progress(step + 1),
+            expected=run.forecast.expected(step + 1, budget.elapsed_s() - began_s),
+            completion=said,
+            rest_s=budget.reserve_s(),
         )
         if update.reason:
             folder.event("update skipped", update.reason, step=step)

@@ -37,7 +37,7 @@ class Watchdog:
         """Record what hangs, then say it, since a terminal may hang too. Does not return."""
         folder, run = self._folder, self.run
         why = ", and the time is up" if hang.is_overdue else ""
-        message = f"the run hung: no progress for {clock(hang.silent_s)} in `{hang.doing}`{hang.place()}{why}"
+        message = f"the run hung: no progress for {clock(hang.silent_s)} at `{hang.doing}`{hang.place()}{why}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
         error, log = MachineFailure(message, f"resume it: {resume}"), self._crash_log(hang.stack)
         folder.event("failed", message, hint=log, resume=resume, stack=hang.stack)
