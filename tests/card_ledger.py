@@ -120,7 +120,7 @@ def driver_class(card: Card, needs):
     what comes and goes: `handing_over`, `sampling`."""
 
     class CardDriver:
-        seeded = True
+        seeded, lora_products = True, "dense"
 
         def __init__(self, base, settings) -> None:
             self._base, self._settings, self._needs = base, settings, SimpleNamespace(**needs(settings))

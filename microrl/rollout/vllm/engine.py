@@ -24,6 +24,7 @@ from microrl.models.tensors import weight_sharing_copy
 from microrl.rollout import sync_check
 from microrl.rollout.engine import SyncReport
 from microrl.rollout.sync import SyncChoice, Trial
+from microrl.rollout.vllm.dense import PRODUCTS
 from microrl.rollout.vllm.driver import VllmDriver
 from microrl.rollout.vllm.launch import VllmSettings, process_state_kept
 from microrl.rollout.vllm.sampler import VllmSampler
@@ -277,10 +278,13 @@ class VllmEngine:
             raise SyncNotProved(
                 f"a random test adapter was removed from vLLM but still affects the scores: {failure}", _other_way(mode)
             )
+        products = self._driver.lora_products
+        with_lora = f"; vLLM multiplies by the adapter with {PRODUCTS[products]}" if products else ""
         self._on_event(
             "probe calibrated",
-            f"a random test adapter was detected and removed; allowed gap {gone.floor:.3g} nats per token", mode=mode,
+            f"a random test adapter was detected and removed; allowed gap {gone.floor:.3g} nats per token{with_lora}", mode=mode,
             base_gap=probe.base_gap, canary_change=seen.change, canary_gap=seen.gap, canary_slope=seen.slope,
+            lora_products=products,
         )  # fmt: skip
         return probe
 
