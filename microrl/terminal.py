@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
 def alike(text: str) -> str:
     """What texts have in common that differ in their numbers alone."""
     return re.sub(r"\d+([.,]\d+)*", "#", text)

@@ -136,21 +136,23 @@ def test_starvation_is_named(tmp_path):
     (one,) = few.findings
     assert (one.kind, one.advice) == ("few updates", "raise budget.steps (now 5) to 20 or more")
     timed = {"config": {"budget.steps": None}, "hours_budget": 1.0, "hours_spent": 0.97}
-    (one,) = judge(history(tmp_path / "timed", steps=5, **timed, **unclear)).findings
+    (one,) = judge(history(tmp_path / "timed", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
     smaller = "sampling.prompts_per_step=4 (now 16) is about 20 steps in the same time"
     assert one.advice == f"give the run more time: --hours 4 (now 1); or make its steps smaller: {smaller}"
     timed["config"] |= {"sampling.prompts_per_step": 512, "sft.minutes": 0.05, "sft.steps": None}
     sft = {"steps": 6, "seconds": 2.2, "first_loss": 2.0, "last_loss": 1.0}
-    (one,) = judge(starved := history(tmp_path / "starved", steps=3, sft=sft, **timed, **unclear)).findings
+    starved = history(tmp_path / "starved", steps=3, sft=sft, rows={"time/step": 1200.0}, **timed, **unclear)
+    (one,) = judge(starved).findings
     smaller = "sampling.prompts_per_step=109 (now 512) is about 14 steps in the same time"
     assert one.advice == (
         f"give the run more time: --hours 4.7 (now 1); or make its steps smaller: {smaller}; "
         "SFT alone made 6 steps in its sft.minutes=0.05, which can be raised"
     )
+    assert dict(facts(starved))["SFT"].startswith("6 steps of 16 solutions in 2 s, loss 2.000 -> 1.000")
     starved.summary["eval"] = unclear["eval"] | {"paired_gain": {"mean": 0.2, "ci95": [0.1, 0.3]}}
-    assert judge(starved).sentences[-1].endswith("the training helped, though there were only 9 updates, 6 of them by SFT.")
+    assert judge(starved).sentences[-1].endswith("the training helped; it had 9 updates, 6 of them by SFT.")
     timed["sft"] = sft | {"steps": 77}
-    (one,) = judge(history(tmp_path / "mostly SFT", steps=5, **timed, **unclear)).findings
+    (one,) = judge(history(tmp_path / "mostly SFT", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
     assert one.message == "82 updates, 77 of them by SFT: too few by reinforcement learning to expect an effect of it"
     assert "--hours 4 (now 1)" in one.advice and "sft.minutes" not in one.advice
     (one,) = judge(history(tmp_path / "mostly SFT, clear", steps=5, **timed)).findings
@@ -194,17 +196,21 @@ def test_a_killed_run_and_a_failed_one_are_no_good_ones(tmp_path):
     killed = history(tmp_path / "killed")
     killed.summary = {}
     (one,) = judge(killed).findings
+    assert judge(killed).sentences[1].startswith("The evaluations before and after training are missing: whether")
     assert one.kind == "killed" and f"--resume {killed.path}" in one.advice and one.is_serious
     event = {"kind": "failed", "message": "OSError: no", "step": 3}
-    failed = history(tmp_path / "failed", status="failed", events=[event], eval={"before": None, "after": None})
+    failed = history(tmp_path / "failed", status="failed", events=[event], eval={"before": {"accuracy": 0.3}, "after": None})
     verdict = judge(failed)
     assert "failed" in kinds(failed) and not verdict.is_worth_trying
     assert verdict.sentences[0] == "The run did not finish: OSError: no."
+    assert verdict.sentences[1].startswith("The evaluation after training is missing (accuracy before training: 0.300): whether")
     assert "crash.log, then resume" in verdict.findings[0].advice
-    assert "resume the run from its beginning, since it has no checkpoint: " in verdict.findings[0].advice
+    assert "resume the run (it begins anew, since it has no checkpoint): " in verdict.findings[0].advice
     (failed.path / "checkpoints" / "step-000032").mkdir(parents=True)
     (failed.path / "checkpoints" / "step-000032" / "state.json").write_text("{}")
-    assert f"resume the run from step 33: microrl train --resume {failed.path}" in judge(failed).findings[0].advice
+    assert (
+        f"resume the run (32 of its 40 steps are saved): microrl train --resume {failed.path}" in judge(failed).findings[0].advice
+    )
     for at, accuracy in ((0, 0.25), (39, 0.26)):
         failed.rows[at]["validate/accuracy"] = accuracy
     assert judge(failed).sentences[-1] == "Accuracy on the validation questions was 0.250 at step 1 and 0.260 at step 40."

@@ -30,7 +30,7 @@ class Watched(Heartbeat):
         self.on_silence = lambda doing, seconds: self.said.append((doing, seconds))
         self._native_id = 0
 
-    def _end(self, is_overdue):
+    def _end(self, is_overdue, longest_s):
         self.hangs.append((self._doing, is_overdue))
 
     def passes(self, seconds, *, looks_s=EVERY_S, busy=0.0):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
 from microrl.errors import CheckpointSetAside, Explained, MachineFailure, UserError
-from microrl.terminal import lasting
+from microrl.terminal import counted, lasting
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
@@ -171,9 +171,9 @@ def report(summary: dict[str, Any], path: Path) -> None:
         say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
     hours = summary["hours_spent"]
     time = f"{hours:.2f} hours" if hours >= 2 else f"{hours * 60:.1f} minutes"
-    steps, sft = f"{summary['steps']} step{'s' if summary['steps'] != 1 else ''}", summary["sft"]
+    steps, sft = counted(summary["steps"], "step"), summary["sft"]
     if sft:
-        steps = f"{sft['steps']} SFT steps" + (f", {steps}" if summary["steps"] else "")
+        steps = counted(sft["steps"], "SFT step") + (f", {steps}" if summary["steps"] else "")
     cost = f", ${summary['cost_usd']:.2f}" if summary["cost_usd"] else ""
     say(f"{steps} in {time}{cost}. Adapter: {path / 'final'}")
     say(f"try it: microrl sample {path} 'your question'" if found.is_worth_trying else f"read more: microrl report {path}")

@@ -12,7 +12,7 @@ from microrl.report.completions import answered, shown_text
 from microrl.report.history import Event, History, finite
 from microrl.run import heartbeat, idle
 from microrl.run.view import clock
-from microrl.terminal import alike
+from microrl.terminal import alike, counted
 
 FEW_UPDATES = 20
 """Of fewer updates hardly a gain can be expected that an evaluation would show."""
@@ -123,7 +123,7 @@ def updates_said(history: History, count: int) -> str:
     """The number of `updates` in words."""
     sft = history.outcome("sft", "steps")
     of_sft = f", {sft} of them by SFT" if sft else ""
-    return f"{count} update{'s' if count != 1 else ''}{' that the guard has left' if history.undone() else ''}{of_sft}"
+    return f"{counted(count, 'update')}{' that the guard has left' if history.undone() else ''}{of_sft}"
 
 
 def _cause(history: History, row: idle.Row) -> idle.Cause | None:
@@ -300,16 +300,19 @@ def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
     if not is_cut and setting(bound) is not None:
         return f"raise {bound} (now {setting(bound)}) to {rest} or more"
     is_by_minutes = minutes is not None and isinstance(sft, int) and setting("sft.steps") is None and sft < FEW_UPDATES
-    key, time = (
-        ("sft.minutes=", minutes) if is_only_sft and is_by_minutes else ("--hours ", finite(history.outcome("hours_budget")))
-    )
+    step_s = None if is_only_sft else _mean(history, "time/step")
+    key, time, unit_s = "--hours ", finite(history.outcome("hours_budget")), 3600.0
+    if is_only_sft and is_by_minutes:
+        key, time, unit_s = "sft.minutes=", minutes, 60.0
+    said = f"give the run more time: {key.strip(' =')}"
+    if time and made:
+        more = (rest - made) * (step_s if step_s else time * unit_s / made)
+        said = f"give the run more time: {key}{_rounded_up(time + more / unit_s)} (now {time:g})"
     now = setting(size)
-    longer = f"{key}{_rounded_up(time * rest / made)} (now {time:g})" if time and made else key.strip(" =")
-    said = f"give the run more time: {longer}"
     if isinstance(now, int) and made and now * made >= 2 * rest:
         said += f"; or make its steps smaller: {size}={now * made // rest} (now {now}) is about {rest} steps in the same time"
     if is_by_minutes and not is_only_sft:
-        said += f"; SFT alone made {sft} steps in its sft.minutes={minutes:g}, which can be raised"
+        said += f"; SFT alone made {counted(sft, 'step')} in its sft.minutes={minutes:g}, which can be raised"
     return said
 
 

@@ -122,13 +122,12 @@ class History:
         return made & {step for steps in undone.values() for step in steps}
 
     def resumes_from(self) -> str:
-        """Where a resumed run would go on, as words that follow `resume the run`, with steps counted from 1; empty before SFT's
-        end, where it is no step."""
+        """How much of the run a checkpoint has kept, as words that follow `resume the run`."""
         saved = _checkpoints(self.path)
         if not saved:
-            return " from its beginning, since it has no checkpoint"
-        done = int(saved[-1].name.removeprefix("step-"))
-        return f" from step {done + 1}" if done else ""
+            return " (it begins anew, since it has no checkpoint)"
+        done, made = int(saved[-1].name.removeprefix("step-")), len(self.rows)
+        return f" ({done} of its {made} steps are saved)" if made else ""
 
     @property
     def rank(self) -> int | None:

@@ -92,7 +92,7 @@ def judge(history: History) -> Verdict:
     names = [str(name) for name in stored] if isinstance(stored, Mapping) else []
     metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
     more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
-    said = _sentences(outcome, gain, count, _little(updates_said(history, count), found))
+    said = _sentences(history, outcome, gain, found, _little(updates_said(history, count), found))
     more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []
     sentences = (*_failure(history, found), *said, *trend, *more_said, *_undone(history, count))
@@ -167,9 +167,19 @@ def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gai
     return "not measured" if gain is None else "no clear effect"
 
 
-def _sentences(outcome: Outcome, gain: Gain | None, updates: int, little: str) -> list[str]:
+def _missing(history: History) -> str:
+    """Which evaluation a run without a gain lacks, and what the other one found."""
+    before, after = (isinstance(history.outcome("eval", side), Mapping) for side in ("before", "after"))
+    if not before:
+        return f"The evaluation{' before' if after else 's before and after'} training {'is' if after else 'are'} missing"
+    accuracy = finite(history.outcome("eval", "before", "accuracy"))
+    found = "" if accuracy is None else f" (accuracy before training: {accuracy:.3f})"
+    return f"The evaluation after training is missing{found}"
+
+
+def _sentences(history: History, outcome: Outcome, gain: Gain | None, found: tuple[Finding, ...], little: str) -> list[str]:
     measured = [] if gain is None else [f"{gain}, from one training run."]
-    few = f", though there were only {little}" if updates < FEW_UPDATES else ""
+    few = f"; it had {little}" if any(one.kind == "few updates" for one in found) else ""
     said: dict[Outcome, str] = {
         "running": "The run is still going: this is what there is so far.",
         "helped": f"The interval lies above zero: the training helped{few}.",
@@ -177,7 +187,7 @@ def _sentences(outcome: Outcome, gain: Gain | None, updates: int, little: str) -
         "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
         "too little to tell": f"Too little happened to tell whether training helps: {little}.",
         "nothing learned": "No step changed the weights: the model is as it was before training.",
-        "not measured": "The evaluation before or after training is missing: whether it helped is not known.",
+        "not measured": f"{_missing(history)}: whether training helped is not known.",
     }
     return [*measured, said[outcome]]
 

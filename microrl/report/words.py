@@ -47,6 +47,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "adapter": _adapter(history),
         "trained": _trained(history),
         "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {_rate(history)}",
+        **_sft(history),
         "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
         "steps": f"{steps if isinstance(steps, int) else len(history.rows):,}, {tokens:,.0f} completion tokens",
         "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
@@ -116,6 +117,15 @@ def _adapter(history: History) -> str:
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or rank < 1:
         return str(kind or UNKNOWN) + (f", rank {rank}" if rank is not None else "")
     return f"{kind}, rank {rank}, alpha {alpha:g}"
+
+
+def _sft(history: History) -> dict[str, str]:
+    """The phase before reinforcement learning, if there was one."""
+    steps, seconds, first, last = (history.outcome("sft", name) for name in ("steps", "seconds", "first_loss", "last_loss"))
+    if not isinstance(steps, int):
+        return {}
+    losses = f"loss {_number(first, '.3f')} -> {_number(last, '.3f')}"
+    return {"SFT": f"{steps:,} steps of {history.setting('sft.batch', '?')} solutions in {_number(seconds, '.0f')} s, {losses}"}
 
 
 def _trained(history: History) -> str:

@@ -57,12 +57,14 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What hangs, for how many seconds, whether the budget is used up, and the stack of the thread that hangs."""
+    """What hangs, for how many seconds, whether the budget is used up, the stack of the thread that hangs, and how long the
+    longest piece of this kind took before, None if there was none."""
 
     doing: str
     silent_s: float
     is_overdue: bool
     stack: str
+    longest_s: float | None = None
 
     def place(self) -> str:
         """The innermost call of the stack, as a part of a sentence; empty if it is not known."""
@@ -167,12 +169,12 @@ class Heartbeat:
             self._is_suspected = True
             self.on_silence(self._doing, self._silent_s)
         if hangs:
-            self._end(is_overdue)
+            self._end(is_overdue, self._longest.get(kind))
 
-    def _end(self, is_overdue: bool) -> None:
+    def _end(self, is_overdue: bool, longest_s: float | None) -> None:
         self._beat()
         frame = sys._current_frames().get(self._watched)
-        hang = Hang(self._doing, self._silent_s, is_overdue, "".join(traceback.format_stack(frame)) if frame else "")
+        hang = Hang(self._doing, self._silent_s, is_overdue, "".join(traceback.format_stack(frame)) if frame else "", longest_s)
         # A thread of its own: a terminal that nobody reads may block it for ever.
         reporting = threading.Thread(target=self._on_hang, args=(hang,), daemon=True)
         reporting.start()

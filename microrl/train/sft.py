@@ -9,6 +9,7 @@ from microrl.data.sampler import PromptSampler
 from microrl.errors import UserError
 from microrl.policy import sft
 from microrl.run.view import clock as clock_text
+from microrl.terminal import counted
 from microrl.train import saving
 from microrl.train.run import OutOfTime, Run
 from microrl.types import SftExample
@@ -43,12 +44,10 @@ def sft_phase(run: Run) -> None:
     with run.watch.phase(PHASE):
         run.policy.forget_moments()
     state.is_done = True
-    full = (
-        f" (another would have exceeded sft.minutes={config.minutes:g})" if _is_full(run) and state.steps != config.steps else ""
-    )
-    said = (
-        f"{state.steps} SFT steps in {spent_s(run):.0f} s{full}, loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
-    )
+    is_cut = _is_full(run) and state.steps != config.steps
+    why = f" (another would have exceeded sft.minutes={config.minutes:g})" if is_cut else ""
+    losses = f"loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
+    said = f"{counted(state.steps, 'SFT step')} in {spent_s(run):.0f} s{why}, {losses}"
     run.folder.event("sft finished", said, steps=state.steps, step=0)
     run.console.note(f"SFT finished: {said}")
     saving.save_checkpoint(run)

@@ -11,7 +11,7 @@ from microrl.errors import MachineFailure
 from microrl.files import BadFile
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.heartbeat import Hang
+from microrl.run.heartbeat import EVERY_S, Hang
 from microrl.run.view import clock
 from microrl.terminal import say
 from microrl.train.run import Run
@@ -36,13 +36,15 @@ class Watchdog:
     def end(self, hang: Hang) -> None:
         """Record what hangs, then say it, since a terminal may hang too. Does not return."""
         folder, run = self._folder, self.run
+        usual = "" if hang.longest_s is None else f" (before: at most {max(hang.longest_s, EVERY_S):.0f} s)"
         why = ", and the time is up" if hang.is_overdue else ""
-        message = f"the run hung: no progress for {clock(hang.silent_s)} at `{hang.doing}`{hang.place()}{why}"
+        message = f"the run hung: no progress for {clock(hang.silent_s)}{usual} at `{hang.doing}`{hang.place()}{why}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
         error, log = MachineFailure(message, f"resume it: {resume}"), self._crash_log(hang.stack)
         folder.event("failed", message, hint=log, resume=resume, stack=hang.stack)
         error.add_note(log)
         folder.log(f"error: {message}")
+        folder.log(f"hint: {log}; {error.hint}")
         if run is not None and not (folder.path / "summary.json").exists():
             with suppress(Exception):  # of a run in any state
                 folder.write_json("summary.json", summary_of(run))
@@ -62,4 +64,4 @@ class Watchdog:
                 file.write(stack.encode(errors="backslashreplace"))
         except (OSError, BadFile) as error:
             return f"no crash.log could be written: {error}"
-        return f"see in {path} where it hung"
+        return f"see in {path} where it hung; if it hangs there again, `microrl doctor` tests this machine"
