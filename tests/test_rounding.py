@@ -2,6 +2,7 @@
 
 import copy
 import os
+import statistics
 import weakref
 from dataclasses import replace
 
@@ -311,8 +312,14 @@ def test_a_small_update_survives_a_merge(model, tokenizer):
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("MICRORL_TEST_GGUF"), reason="MICRORL_TEST_GGUF names no model")
 def test_the_first_step_survives_a_merge_into_a_real_model():
-    """SmolLM2-135M at a rate of 1e-5: rounded to nearest a twelfth of the first step is left."""
+    """SmolLM2-135M at a rate of 1e-5: rounded to nearest a tenth of the first step is left.
+
+    Of 16 seeds, the slopes after the first step had a mean of 0.967 +- 0.047 and a standard deviation of 0.19, which falls with
+    the root of the change: 0.055 after 4 steps, 0.019 after 16.
+    """
     model, tokenizer = load(resolve((), {"model.name": os.environ["MICRORL_TEST_GGUF"], "model.dtype": "float32"}).model)
-    for change, nearest, stochastic in slopes(model, tokenizer, (1, 4)).values():
-        assert change < 0.2 and nearest < 0.5
-        assert all(0.86 < slope < 1.10 for slope in stochastic)
+    found = slopes(model, tokenizer, (1, 16), seeds=range(6))
+    change, nearest, stochastic = found[1]
+    assert change < 0.01 and nearest < 0.2 and statistics.mean(stochastic) == pytest.approx(1, abs=3 * 0.19 / 6**0.5)
+    change, nearest, stochastic = found[16]
+    assert change < 0.1 and nearest < 0.8 and all(0.9 < slope < 1.1 for slope in stochastic)

@@ -171,6 +171,9 @@ def test_starvation_is_named(tmp_path):
 
     unused = {"hours_budget": 1.0, "hours_spent": 0.73}
     assert "budget unused" in kinds(history(tmp_path / "unused", config={"budget.steps": None}, **unused, **unclear))
+    long = history(tmp_path / "long steps", rows={"time/step": 1000.0}, config={"budget.steps": None}, **unused, **unclear)
+    (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
+    assert "too short for a further step of 1000 s" in one.message and "prompts_per_step" in one.advice
     assert "budget unused" not in kinds(
         history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
     )
@@ -213,7 +216,7 @@ def test_a_killed_run_and_a_failed_one_are_no_good_ones(tmp_path):
     )
     for at, accuracy in ((0, 0.25), (39, 0.26)):
         failed.rows[at]["validate/accuracy"] = accuracy
-    assert judge(failed).sentences[-1] == "Accuracy on the validation questions was 0.250 at step 1 and 0.260 at step 40."
+    assert judge(failed).sentences[-1] == "Accuracy on the validation questions was 0.250 after 0 steps and 0.260 after 39 steps."
     failed.rows.clear()
     refused = judge(failed)
     assert refused.sentences[0] == "Nothing was trained: OSError: no." and "--resume" not in refused.findings[0].advice

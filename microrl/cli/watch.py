@@ -29,7 +29,8 @@ def watch(
         for rows, events in follow.steps(folder.path):
             beat = heartbeat.read(folder.path)
             console.silence(beat.doing if beat.silent_s else "", beat.silent_s)
-            console.status(beat.doing or "waiting for the first step")
+            if not follow.is_over(folder.path):
+                console.status(beat.doing or "waiting for the first step")
             for event in events:
                 kind, message = str(event.get("kind", "")), str(event.get("message", ""))
                 if kind == "guard":

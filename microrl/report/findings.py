@@ -168,7 +168,8 @@ def _advice(history: History, event: Event) -> str:
     if event.kind not in ENDINGS or "microrl train --resume" in given or not (history.rows or history.outcome("sft", "steps")):
         return given
     resume = event.details.get("resume", f"microrl train --resume {history.path}")
-    said = f"resume the run{history.resumes_from()}: {resume}"
+    again = "; if it hangs there again, `microrl doctor` tests this machine" if event.details.get("stack") else ""
+    said = f"resume the run{history.resumes_from()}: {resume}{again}"
     return f"{given}, then {said}" if given else said
 
 
@@ -281,10 +282,16 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         yield Finding("few updates", f"{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
-        used = f"{spent / hours:.0%} of the {_hours(hours)} were used"
-        said = f"{used}: the rest was kept for the final evaluation, which took less, or was too short for a further step"
-        shorter = "shorten the final evaluation (evaluation.problems, evaluation.samples)"
-        yield Finding("budget unused", said, f"{shorter}, or raise --hours")
+        used, step_s = f"{spent / hours:.0%} of the {_hours(hours)} were used", _mean(history, "time/step") or 0.0
+        if step_s > (hours - spent) * 3600:
+            why, instead = (
+                f"the rest was too short for a further step of {step_s:.0f} s",
+                "make steps smaller (sampling.prompts_per_step)",
+            )
+        else:
+            why = "the rest was kept for the final evaluation, which took less"
+            instead = "shorten the final evaluation (evaluation.problems, evaluation.samples)"
+        yield Finding("budget unused", f"{used}: {why}", f"{instead}, or raise --hours")
 
 
 def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:

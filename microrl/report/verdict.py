@@ -12,6 +12,7 @@ from typing import Any, Literal
 from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, FEW_UPDATES, Finding, findings, updates, updates_said
 from microrl.report.history import History, finite
+from microrl.terminal import counted
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
 HOPELESS = ("no update", "few right answers", "truncated", "reward failed", "killed", *ENDINGS)
@@ -206,7 +207,7 @@ def _validated(history: History) -> list[str]:
     steps, values = history.series("validate/accuracy")
     if len(values) < 2:
         return []
-    first, last = (f"{values[at]:.3f} at step {steps[at] + 1:.0f}" for at in (0, -1))
+    first, last = (f"{values[at]:.3f} after {counted(round(steps[at]), 'step')}" for at in (0, -1))
     return [f"Accuracy on the validation questions was {first} and {last}."]
 
 

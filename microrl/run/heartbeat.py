@@ -68,8 +68,11 @@ class Hang:
 
     def place(self) -> str:
         """The innermost call of the stack, as a part of a sentence; empty if it is not known."""
-        found = re.findall(r'File "([^"]*)", line (\d+), in (.*)', self.stack)
-        return f", at {Path(found[-1][0]).name}:{found[-1][1]} in {found[-1][2]}" if found else ""
+        found = re.findall(r'File "([^"]*)", line (\d+), in (.*)\n(?:    (.*))?', self.stack)
+        if not found:
+            return ""
+        path, line, function, text = found[-1]
+        return f", at {path}:{line} in {function}" + (f": `{text}`" if text else "")
 
 
 def kind_of(status: str) -> str:

@@ -18,6 +18,7 @@ from microrl.train.run import Run
 from microrl.train.summary import summary_of
 
 FAILED = 1
+AGAIN = "if it hangs there again and the code is microrl's or a library's, `microrl doctor` tests this machine"
 OnHang = Callable[[MachineFailure], int | None]
 """Gets the error of a hang if time is left to resume the run; returns the process's exit status if somebody will, else None."""
 
@@ -36,11 +37,11 @@ class Watchdog:
     def end(self, hang: Hang) -> None:
         """Record what hangs, then say it, since a terminal may hang too. Does not return."""
         folder, run = self._folder, self.run
-        usual = "" if hang.longest_s is None else f" (before: at most {max(hang.longest_s, EVERY_S):.0f} s)"
+        usual = "" if hang.longest_s is None else f" (such work paused for at most {max(hang.longest_s, EVERY_S):.0f} s before)"
         why = ", and the time is up" if hang.is_overdue else ""
         message = f"the run hung: no progress for {clock(hang.silent_s)}{usual} at `{hang.doing}`{hang.place()}{why}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
-        error, log = MachineFailure(message, f"resume it: {resume}"), self._crash_log(hang.stack)
+        error, log = MachineFailure(message, f"resume it: {resume}; {AGAIN}"), self._crash_log(hang.stack)
         folder.event("failed", message, hint=log, resume=resume, stack=hang.stack)
         error.add_note(log)
         folder.log(f"error: {message}")
@@ -64,4 +65,4 @@ class Watchdog:
                 file.write(stack.encode(errors="backslashreplace"))
         except (OSError, BadFile) as error:
             return f"no crash.log could be written: {error}"
-        return f"see in {path} where it hung; if it hangs there again, `microrl doctor` tests this machine"
+        return f"see in {path} where it hung"
