@@ -41,14 +41,14 @@ class Unpicklable(Exception):
 
 def test_reports_come_in_order_from_another_process():
     found = []
-    apart.call(count, 3, on_report=found.append)
+    apart.call(count, 3, on_report=found.append, runs="it")
     assert [number for _, number in found] == [0, 1, 2] and {pid for pid, _ in found}.isdisjoint({os.getpid()})
 
 
 def failed(kind):
     reports = []
     with pytest.raises(Exception) as caught:
-        apart.call(fail, kind, on_report=reports.append)
+        apart.call(fail, kind, on_report=reports.append, runs="vLLM")
     assert reports == ["begun"]
     return caught.value
 
@@ -68,7 +68,11 @@ def test_any_other_error_is_named_with_its_traceback():
 
 
 @pytest.mark.parametrize(
-    ("kind", "says", "name"), [("abort", "was ended by SIGABRT", "SIGABRT"), ("exit", "with status 7", None)]
+    ("kind", "says", "name"),
+    [
+        ("abort", "the child process that ran vLLM was ended by SIGABRT", "SIGABRT"),
+        ("exit", "the child process that ran vLLM ended with status 7 before its work was done", None),
+    ],
 )
 def test_a_death_is_an_error_that_names_it(kind, says, name):
     error = failed(kind)
@@ -83,7 +87,7 @@ def test_an_error_of_the_listener_ends_it():
         raise KeyError("unexpected")
 
     with pytest.raises(KeyError, match="unexpected"):
-        apart.call(wait, on_report=refuse)
+        apart.call(wait, on_report=refuse, runs="it")
     assert not is_alive(pids[0])
 
 
@@ -103,7 +107,7 @@ sys.path.insert(0, {tests!r})
 import test_apart
 from microrl.run import apart
 try:
-    apart.call(test_apart.wait, on_report=lambda report: print(report[0], flush=True))
+    apart.call(test_apart.wait, on_report=lambda report: print(report[0], flush=True), runs="it")
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

@@ -151,7 +151,7 @@ def test_it_is_refused_where_nothing_confines(monkeypatch, make, tmp_path):
     make("honest")
     asked = RewardConfig(functions=("mine:honest",), path=str(tmp_path), confine_functions=True)
     with pytest.raises(
-        UserError, match="this kernel cannot confine reward functions: it lacks seccomp; in force: Landlock 7, res"
+        UserError, match="this kernel cannot confine reward functions: it lacks seccomp; in force: Landlock ABI 7, res"
     ) as caught:
         process.refuse_unusable(asked)
     assert "Linux 6.2" in caught.value.hint
@@ -164,7 +164,7 @@ def test_the_preview_says_what_confines(inside, make, tmp_path, tiny_arguments, 
     arguments = ["--reward", "mine:honest", "--set", "reward.confine_functions=true", "--steps", 1, "--dry-run"]
     done = inside("train", *tiny_arguments, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"1 honest \(functions confined by Landlock \d+, seccomp, resource limits\)", done.stdout)
+    assert re.search(r"1 honest \(functions confined by Landlock ABI \d+, seccomp, resource limits\)", done.stdout)
     monkeypatch.setattr(process, "levels", lambda: Levels(files=False, system_calls=True))
     done = inside("train", *tiny_arguments, *arguments, cwd=tmp_path)
     assert done.returncode == 2 and "this kernel cannot confine reward functions" in done.stderr and "hint" in done.stderr

@@ -214,7 +214,7 @@ def served(tokenizer):
     made = Served(tokenizer, **{"sampling.prompts_per_step": 33})
     with made.engine.awake(BASE):
         ((kind, said, *_),) = made.events
-        assert kind == "probe calibrated" and said.endswith("vLLM multiplies by the adapter with dense products")
+        assert kind == "probe calibrated" and said.endswith("vLLM multiplies by the adapter with dense matmuls")
     yield made
     made.engine.close()
 

@@ -94,6 +94,19 @@ def test_expandable_segments_are_a_warning_where_they_hurt(monkeypatch):
     assert doctor._allocator().status == "ok" and "expandable_segments" in doctor._allocator().says
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     assert doctor._allocator().status == "ok" and doctor._allocator().do is None
+    assert doctor._allocator().says.startswith("neither PYTORCH_ALLOC_CONF nor PYTORCH_CUDA_ALLOC_CONF enables")
+
+
+def test_a_hub_that_is_switched_off_is_told_from_one_that_does_not_answer(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    off = doctor._hub()
+    assert off.says.startswith("switched off by HF_HUB_OFFLINE") and off.do.startswith("unset HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
+    monkeypatch.setattr(doctor.hub, "reachable", lambda: False)
+    silent = doctor._hub()
+    assert silent.says.startswith("no answer from http://hub.example") and silent.do.startswith("check the network")
+    assert off.status == silent.status == "warning" and "--model FOLDER" in off.do and "--model FOLDER" in silent.do
 
 
 def test_the_driver_found_and_the_one_needed_are_named(monkeypatch, tmp_path):

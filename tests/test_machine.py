@@ -267,16 +267,24 @@ def test_without_a_driver_nothing_is_asked(found, monkeypatch):
     [
         (None, {"cards": f"{A40}\n{'1' + A40[1:]}"}, "warning", "another GPU stays idle: a run uses one, the NVIDIA A40 (GPU 0)",
          "CUDA_VISIBLE_DEVICES=N"),
-        ("1", {"cards": f"{A40}\n{T4}"}, "warning", "probably the Tesla T4 is used", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-        ("3", {}, "problem", "CUDA_VISIBLE_DEVICES=3 names none of this machine's GPUs", "nvidia-smi lists 0 (NVIDIA A40)"),
+        ("1", {"cards": f"{A40}\n{T4}"}, "warning", "the run will probably use the Tesla T4: CUDA numbers the fastest first",
+         "set CUDA_DEVICE_ORDER=PCI_BUS_ID so that both number by slot"),
+        ("3", {}, "problem", "CUDA_VISIBLE_DEVICES=3 names none of this machine's GPUs",
+         "unset CUDA_VISIBLE_DEVICES, or set it to one of: 0 (NVIDIA A40); "),
+        ("3", {"cards": f"{A40}\n{T4}"}, "problem", "CUDA_VISIBLE_DEVICES=3 names none",
+         "one of: GPU-a40a40a4-0000-0000-0000-000000000000 (NVIDIA A40), GPU-04040404-"),
         (None, {"cards": f"{P100}\n{T4}"}, "problem", "the Tesla P100-PCIE-16GB has compute capability 6.0",
          "CUDA_VISIBLE_DEVICES=GPU-04040404-0000-0000-0000-000000000000 takes the Tesla T4"),
-        (None, {"cards": SLICED}, "problem", "MIG is on, without a slice", "nvidia-smi -L"),
+        (None, {"cards": SLICED}, "problem", "MIG mode is on, but no MIG instance exists, so CUDA sees no GPU",
+         "or turn MIG off: `nvidia-smi -i 0 -mig 0`"),
+        ("0", {"cards": SLICED}, "problem", "no MIG instance exists", "`nvidia-smi mig -i 0 -cgi PROFILE -C`"),
         (None, {"cards": A40.replace("45400", "9000"), "apps": f"{A40.split(', ')[1]}, 77, 35000, /bin/trainer"},
          "warning", "other processes use 38.9 of the NVIDIA A40's 48.3 GB (trainer 77 uses 36.7 GB)", "stop the other"),
-        (None, {"cards": A40.replace("46068, 45400", "[N/A], [N/A]")}, "warning", "does not tell the memory", "once the model"),
+        (None, {"cards": A40.replace("46068, 45400", "[N/A], [N/A]")}, "warning", "does not report the memory of the NVIDIA A40,",
+         "compare the card's memory with the total of `microrl plan`"),
     ],
-    ids=["two cards", "which of two", "none of them", "one is too old", "no slice", "others", "no memory told"],
+    ids=["two cards", "which of two", "none of them", "none of two", "one is too old", "no slice", "no slice of the one named",
+         "others", "no memory told"],
 )  # fmt: skip
 def test_what_is_said_of_cards(on, found, monkeypatch, visible, answers, status, says, do):
     monkeypatch.setattr(room, "free_bytes", lambda place: 1e12)
@@ -293,7 +301,10 @@ def test_what_is_said_of_cards(on, found, monkeypatch, visible, answers, status,
         (T4, "Qwen2.5-7B-Instruct", "auto", "takes 15.2 GB of weights and 15.2 GB for vLLM's copy, but the Tesla T4 has 16.1 GB",
          "--engine transformers"),
         (T4, "Qwen2.5-7B-Instruct", "transformers", None, None),
-        (A40.replace("45400", "9000"), "Qwen2.5-7B-Instruct", "auto", "but 9.4 GB are free", "stop the other processes"),
+        (A40.replace("45400", "9000"), "Qwen2.5-7B-Instruct", "auto", "but only 9.4 of the NVIDIA A40's 48.3 GB are free",
+         "stop the other processes on this GPU (`nvidia-smi` lists them)"),
+        (A40.replace("45400", "20000"), "Qwen2.5-7B-Instruct", "auto", "but only 21.0 of",
+         "lists them), or use --engine transformers, which needs no copy"),
         (P100.replace("6.0", "7.5"), "Qwen2.5-7B-Instruct", "vllm", "or --engine", "smaller model"),
     ],
 )  # fmt: skip
@@ -357,8 +368,10 @@ def test_a_disk_that_is_too_small_is_refused_with_the_sizes(on, found, monkeypat
         assert [one for one, _ in told] == ([status] if status else [])
     free["bytes"] = 5e9
     ((_, text),) = found(adapter__rank=256, runs=3)
-    assert text.startswith("5.0 GB are free for ") and "but up to 3.1 GB for the model's download and " in text
-    assert " for checkpoints, adapters and rollouts of 3 runs are needed; free some space, or use another disk" in text
+    assert (
+        text.startswith("the disk of ") and " has 5.0 GB free; the runs need up to 3.1 GB for the model's download and " in text
+    )
+    assert " for checkpoints, adapters and rollouts of 3 runs; free some space, or use another disk" in text
 
 
 def test_what_a_run_has_written_is_not_asked_for_again(on, found, monkeypatch, tmp_path):
@@ -381,7 +394,7 @@ def test_a_full_disk(on, found, tmp_path):
         ((status, text),) = found()
     finally:
         subprocess.run(["umount", tmp_path / "run"], check=True)
-    assert status == "problem" and text.startswith(f"1.0 MB are free for {tmp_path}/run")
+    assert status == "problem" and text.startswith(f"the disk of {tmp_path}/run has 1.0 MB free; the run needs")
 
 
 def test_a_download_within_the_budget_is_said(on, found, monkeypatch):
@@ -389,8 +402,8 @@ def test_a_download_within_the_budget_is_said(on, found, monkeypatch):
     monkeypatch.setattr(room, "free_bytes", lambda place: 1e12)
     ((status, text),) = found(budget__hours=6, budget__steps=None)
     assert status == "warning" and text == (
-        "3.1 GB of Qwen2.5-1.5B-Instruct are yet to be downloaded, within the run's time; `microrl plan --model "
-        "Qwen2.5-1.5B-Instruct --fetch` does it beforehand"
+        "Qwen2.5-1.5B-Instruct (3.1 GB) is not downloaded yet, and the download would count against --hours; download it first: "
+        "`microrl plan --model Qwen2.5-1.5B-Instruct --fetch`"
     )
 
 

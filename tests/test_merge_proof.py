@@ -25,6 +25,8 @@ class CopyDriver:
     """An engine without vLLM: a second model that weights are loaded into, or that a pair runs beside. It has the trainer's
     16-bit weights and computes in float32, so that its arithmetic is another, as vLLM's is."""
 
+    lora_products = "dense"
+
     def __init__(self, base, settings):
         self.base, self.settings = base, settings
         self.held, self.pairs = copy.deepcopy(base).float(), {}

@@ -149,7 +149,11 @@ def test_published_seconds_lie_in_the_ranges_of_the_plan(settings, spread):
     ratios = sorted(one.seconds / one.planned() for one in settings if one.is_like_a_run)
     assert len(ratios) in (14, 11)
     assert spread[0] <= ratios[0] and ratios[-1] <= spread[1], ratios
-    assert 0.85 < sum(ratios) / len(ratios) < 1.05, ratios
+    mean = sum(ratios) / len(ratios)
+    assert 0.85 < mean < 1.05, ratios
+    said = " ".join(guide.text("plan").split())
+    assert f"average {mean:.2f} times it" in said
+    assert f"between {ratios[0]:.2f} and {ratios[-1]:.2f} times it for" in said
 
 
 def line(one: Sampled | Updated) -> str:

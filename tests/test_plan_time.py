@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 from test_plan import A40, planned
 
+from microrl import guide
 from microrl.config import resolve
-from microrl.plan import devices, show
+from microrl.plan import devices, make, show
 from microrl.plan.calibration import Calibration, Point
+from microrl.plan.source import shape_of
 
 MEASURED = dataclasses.replace(
     A40,
@@ -60,7 +62,7 @@ def test_a_slow_push_makes_the_swap_the_faster_one():
     few = ["sampling.max_completion_tokens=64", "sampling.prompts_per_step=1", "sampling.group_size=2"]
     found = planned(model__name="Qwen2.5-7B-Instruct", adapter__rank=8, sets=few)
     assert found.sync == "swap" and found.served == "as a LoRA pair of rank 8"
-    assert found.sync_why.startswith("swap (two dense products")
+    assert f"{found.step_s:,.1f} s with swap (the LoRA pair stays beside each weight as two dense matmuls), " in found.sync_why
 
 
 def test_the_range_is_that_of_the_parts_and_a_point_where_it_is_calibrated():
@@ -109,10 +111,66 @@ def test_the_answer_shows_both_ways_and_ranges_only_where_nothing_is_measured(de
     found = planned("micro-r64", device=device, budget__hours=24.0)
     page, day = show.page(config, found), f"{found.steps:,} steps"
     for mode in ("merge", "swap"):
-        assert f"{found.sync_step_s[mode]:.1f} s per step" in " ".join(page.split())
+        assert f"{found.sync_step_s[mode]:.1f} s with {mode} (" in " ".join(page.split())
     assert (f"{day} ({found.steps_low:,} to {found.steps_high:,})" in page) is (device is A40)
-    assert f"about {found.groups_hour:,.0f} groups per hour of steps, {found.useful_groups_hour:,.0f} of them" in page
+    groups = f"about {found.groups_hour:,.0f} groups (the completions of one prompt) per hour of training steps; "
+    assert f"{groups}{found.useful_groups_hour:,.0f} of them give a gradient" in page
+    assert ("an update 0.75 to 1.25 times" in " ".join(page.split())) is (device is A40)
     row = next(line for line in show.comparison(config, [found]).splitlines() if line.startswith("a40"))
     assert (f" {found.steps_low:,}-{found.steps_high:,} " in row) is (device is A40)
     for cell in (found.useful_groups_hour, *found.sync_step_s.values()):
         assert f" {cell:.3g} " in row
+
+
+def test_settings_that_do_not_fit_are_shown_without_time_and_price_and_with_the_seconds_of_the_advice():
+    flags = {"model.name": "Qwen2.5-7B-Instruct", "adapter.rank": 64, "budget.hours": 24.0}
+    config, l4 = resolve((), flags), devices.DEVICES["l4"]
+    found = make(config, shape_of(config.model.name), l4)
+    after = resolve((), flags | {"engine.kind": "transformers"})
+    advised = make(after, shape_of(config.model.name), l4)
+    assert not found.fits and found.advice_step_s == advised.step_s and advised.fits and advised.advice_step_s is None
+    for text in (show.page(config, found), "\n".join(show.brief(config, found))):
+        assert f"with this change a step takes about {found.advice_step_s:,.0f} s by the plan" in text
+        assert f"of {l4.memory_gb:.1f} GB" in text
+        assert not [word for word in ("$", "groups (", "weight sync", "time, s", "the KV cache holds") if word in text]
+    assert "the numbers are those without the change" in show.comparison(config, [found])
+    assert "the numbers are those" not in show.comparison(after, [advised])
+
+
+def test_the_note_on_the_cache_names_as_many_completions_as_the_page():
+    found = planned("peft-1.5b", device=devices.DEVICES["l4"])
+    (note,) = [text for text in found.notes if "KV cache" in text]
+    assert f"holds about {found.concurrency} of {found.completions} completions" in note
+
+
+def test_the_guide_says_how_much_slower_the_plan_expects_transformers_to_be():
+    """On every GPU that the page names, for a rank of 256 and for the preset of six hours."""
+    ratios = {"generate": [], "step": []}
+    for device in map(devices.find, ("t4", "l4", "4090", "a40", "a100", "h100")):
+        for presets in (("micro-r256",), ("micro-r64", "budget-6h")):
+            vllm, slow = (planned(*presets, device=device, engine__kind=kind) for kind in ("vllm", "transformers"))
+            assert vllm.fits and slow.fits
+            ratios["generate"].append(slow.step_parts_s["generate"] / vllm.step_parts_s["generate"])
+            ratios["step"].append(slow.step_s / vllm.step_s)
+    sampling, step = (f"{min(found):.1f} to {max(found):.1f} times" for found in ratios.values())
+    said = " ".join(guide.text("engine").split())
+    assert f"sampling takes {sampling} as long with transformers as with vLLM, and a whole step {step}" in said
+
+
+def test_the_guide_says_what_activation_recomputation_takes_by_the_plan():
+    ratios = []
+    for device in map(devices.find, ("l4", "4090", "a40", "a100")):
+        for presets in (("micro-r64",), ("micro-r256",), ("micro-r64", "budget-6h")):
+            kept, again = (planned(*presets, device=device, model__gradient_checkpointing=value) for value in (False, True))
+            ratios.append(again.step_parts_s["update"] / kept.step_parts_s["update"])
+    said = " ".join(guide.text("budget").split())
+    assert f"by the plan, an update takes {min(ratios):.1f} to {max(ratios):.1f} times as long" in said
+
+
+def test_the_guides_table_of_both_ways_is_the_plans():
+    said = guide.text("plan")
+    for prompts in (16, 32):
+        for mode in ("swap", "merge"):
+            found = planned("micro-r256", sampling__prompts_per_step=prompts, engine__sync=mode)
+            groups = f"{found.groups_hour:,.0f} | {found.useful_groups_hour:,.0f} |"
+            assert f"| {prompts} prompts, `{mode}` | {found.step_s:.3g} | {groups}" in said

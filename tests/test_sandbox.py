@@ -142,7 +142,7 @@ def test_all_holds_where_no_namespaces_can_be_made(outside):
     done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert all(found["refused"]) and re.fullmatch(r"Landlock \d+, seccomp, resource limits", found["levels"])
+    assert all(found["refused"]) and re.fullmatch(r"Landlock ABI \d+, seccomp, resource limits", found["levels"])
     assert found["attempts"].keys() == sandboxed.ATTEMPTS.keys() and "succeeded" not in found["attempts"].values()
     assert found["talk"] == "hello, my own folder, PermissionError, PermissionError, succeeded"
 

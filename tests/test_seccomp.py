@@ -202,7 +202,7 @@ def test_honest_code_does_not_notice_it(tmp_path):
 def test_code_is_refused_where_landlock_lets_files_be_emptied():
     assert Levels(True, True, 3).is_tight and not Levels(True, True, 2).is_tight and not Levels(True, False, 7).is_tight
     assert "does not hold back truncation" in Levels(True, True, 2).lacking and str(Levels(True, True, 2)).startswith(
-        "Landlock 2"
+        "Landlock ABI 2"
     )
     assert Levels(False, False, 7).lacking == "Landlock and seccomp"
 

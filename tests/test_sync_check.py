@@ -201,7 +201,7 @@ def test_auto_does_not_sample_from_a_merge_that_the_probe_does_not_confirm(bad, 
     again = SyncChoice("auto", None, lambda *_: None)
     drive(again, costs, steps=3)
     refused = again.refusal("merge", bad, failure)
-    assert says in refused and "from 1 nats per token on" in refused
+    assert says in refused and "changed the log-probabilities by 1 nats per token" in refused
 
 
 def test_a_merge_that_was_put_off_is_tried_again_at_twice_the_change():

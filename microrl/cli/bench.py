@@ -190,7 +190,7 @@ def rollout(
         "head": head, "device": device, "prompts": prompts, "group": group, "tokens": tokens, "cycles": cycles, "pairs": pairs,
     }  # fmt: skip
     for name in names:
-        apart.call(_measure_rollout, {**given, "architecture": name}, on_report=on_report)
+        apart.call(_measure_rollout, {**given, "architecture": name}, on_report=on_report, runs="vLLM")
     if as_json:
         emit({"rollouts": results})
 

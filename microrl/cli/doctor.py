@@ -19,7 +19,7 @@ EXAMPLES = """
 
   microrl doctor
 
-  microrl doctor --measure                         [dim]5 to 10 minutes on a GPU, 2 on a CPU[/]
+  microrl doctor --measure                         [dim]15 to 25 minutes expected on a GPU (not measured), 2 on a CPU[/]
 """
 
 

@@ -92,7 +92,7 @@ def _vllm() -> Iterator[Finding]:
     vllm = installed()
     if vllm is None:
         cuda = torch.cuda.is_available()
-        do = f"sampling is many times faster with vLLM; {INSTALL_GPU}" if cuda else None
+        do = f"by the plan, sampling takes 2 to 7 times as long without vLLM; {INSTALL_GPU}" if cuda else None
         yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling uses transformers", do)
         return
     if not vllm.is_supported:
@@ -121,7 +121,8 @@ def _allocator() -> Finding:
                        "no memory in its sleep", "use PYTORCH_CUDA_ALLOC_CONF instead, or upgrade vLLM to 0.32")  # fmt: skip
     if variable := gpu.expandable_segments():
         return Finding("allocator", "ok", f"{variable} enables expandable_segments, which vLLM switches off for its own memory")
-    return Finding("allocator", "ok", "no environment variable prevents the engine from freeing memory")
+    return Finding("allocator", "ok", "neither PYTORCH_ALLOC_CONF nor PYTORCH_CUDA_ALLOC_CONF enables expandable_segments, which "
+                   "can keep vLLM's sleep from freeing memory")  # fmt: skip
 
 
 def _sandbox() -> Finding:
@@ -136,11 +137,15 @@ def _sandbox() -> Finding:
 
 
 def _hub() -> Finding:
+    elsewhere = "download model and data on another machine with `hf download`, then pass --model FOLDER --data FILE"
+    if hub.is_offline():
+        says = "switched off by HF_HUB_OFFLINE: only local models and data can be used"
+        return Finding("Hugging Face Hub", "warning", says, f"unset HF_HUB_OFFLINE to use the hub; or {elsewhere}")
     if hub.reachable():
         return Finding("Hugging Face Hub", "ok", "not checked: a proxy is set" if hub.behind_proxy() else "reachable")
-    why = "not reachable, or HF_HUB_OFFLINE is set: only local models and data can be used"
-    do = "download the model and data on another machine with `hf download`, then pass --model FOLDER --data FILE"
-    return Finding("Hugging Face Hub", "warning", why, do)
+    says = f"no answer from {hub.endpoint()}: only local models and data can be used"
+    do = f"check the network, or set HF_ENDPOINT to a mirror or https_proxy to a proxy; or {elsewhere}"
+    return Finding("Hugging Face Hub", "warning", says, do)
 
 
 def _self_test() -> Finding:

@@ -125,11 +125,15 @@ def _one(job: Job, console: RunConsole, on_measured: Callable[[Measured], None],
 
     if not is_apart:
         return carry_out(job, console, on_measured)
+    has_vllm = job.engine.kind != "transformers"
     try:
-        return apart.call(carry_out_apart, job, on_report=on_report)
+        return apart.call(carry_out_apart, job, on_report=on_report, runs="vLLM" if has_vllm else "the evaluation")
     except apart.Crashed as error:
         if error.signal_name not in child.DEADLY:
             error.fault = fallback.fault(job.engine, "running")
+        error.hint = "see the lines above for the cause; run the same command again to continue" + (
+            ", or add --engine transformers" if has_vllm else ""
+        )
         raise
 
 

@@ -39,7 +39,7 @@ def ended_at_start(error: Explained) -> MachineFailure:
     """The error of a run that ends because vLLM has failed before its first step; see `outlasts_vllm`."""
     ways_on = (
         "--engine auto goes on with other settings of vLLM and in the end without it; --engine transformers needs no vLLM, but "
-        "is several times slower"
+        "is slower"
     )
     hint = "; ".join(filter(None, [error.hint, ways_on]))
     ended = MachineFailure(f"vLLM has failed before the first step: {error.message}", hint)

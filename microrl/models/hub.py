@@ -80,18 +80,17 @@ def reachable(timeout_s: float = 5.0) -> bool:
     Without this they retry for half a minute before they give up, and for minutes where the connection is accepted and nothing
     comes back. Call it before they are imported.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if is_offline():
         return False
     if behind_proxy():
         return True  # unknown; leave it to the libraries
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     answers: list[bool] = []
     # In a thread, since looking a name up has no deadline of its own, and an answer may come a byte at a time.
-    asking = threading.Thread(target=lambda: answers.append(_answers(endpoint, timeout_s)), daemon=True)
+    asking = threading.Thread(target=lambda: answers.append(_answers(endpoint(), timeout_s)), daemon=True)
     asking.start()
     asking.join(min(1.0, timeout_s / 2))
     if asking.is_alive():
-        print(f"waiting for the Hugging Face Hub at {endpoint}, at most {timeout_s:g} s", file=sys.stderr, flush=True)
+        print(f"waiting for the Hugging Face Hub at {endpoint()}, at most {timeout_s:g} s", file=sys.stderr, flush=True)
         asking.join(timeout_s - min(1.0, timeout_s / 2))
         if not any(answers):
             print("no answer: only local models and data are used", file=sys.stderr, flush=True)
@@ -99,6 +98,16 @@ def reachable(timeout_s: float = 5.0) -> bool:
         return True
     os.environ["HF_HUB_OFFLINE"] = "1"
     return False
+
+
+def endpoint() -> str:
+    """The hub's address."""
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE is set: by the user, or by `reachable` where the hub did not answer."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def behind_proxy() -> bool:

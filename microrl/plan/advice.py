@@ -30,7 +30,10 @@ class Fix(NamedTuple):
         return f"{self.flags}: {self.why}"
 
 
-WAYS = {"swap": "swap (two dense products beside each weight)", "merge": "merge (a push of all weights each step)"}
+WAYS = {
+    "swap": "swap (the LoRA pair stays beside each weight as two dense matmuls)",
+    "merge": "merge (all weights are pushed once a step)",
+}
 
 
 def why_this_way(work: Workload, timing: Timing) -> str:
@@ -39,8 +42,8 @@ def why_this_way(work: Workload, timing: Timing) -> str:
         return "the transformers engine shares the trainer's weights"
     if len(timing.modes) > 1:
         taken, other = sorted(timing.modes, key=lambda mode: timing.modes[mode])
-        both = "; ".join(f"{WAYS[mode]}: {timing.modes[mode]:,.1f} s per step" for mode in (taken, other))
-        return f"{both}; the run measures both in its first steps and keeps the faster"
+        both = ", ".join(f"{timing.modes[mode]:,.1f} s with {WAYS[mode]}" for mode in (taken, other))
+        return f"time per step with each way: {both}; the run measures both in its first steps and keeps the faster"
     config, rank = work.config, work.config.adapter.pair_rank
     if rank is None:
         why = f"since {config.adapter.kind} is not a LoRA pair"
@@ -83,21 +86,23 @@ def shorter(config: RunConfig, bound: int) -> dict[str, Any]:
     return values
 
 
-def fixes(work: Workload, room: float) -> tuple[str, ...]:
-    """What to change so that the run fits into `room` bytes; several lines only where no single one does it."""
+def fixes(work: Workload, room: float) -> tuple[tuple[str, ...], Workload | None]:
+    """What to change so that the run fits into `room` bytes, several lines only where no single one does it; and the run so
+    changed, None where it takes another card or model."""
     needed = conflicts(work)
     work = _after(work, needed)
     if memory.estimate_memory(work, room).fits(room):
-        return tuple(map(str, needed))
+        return tuple(map(str, needed)), work
     for fix in _candidates(work):
-        if memory.estimate_memory(_after(work, [fix]), room).fits(room):
-            return tuple(map(str, [*needed, fix]))
+        if memory.estimate_memory(changed := _after(work, [fix]), room).fits(room):
+            return tuple(map(str, [*needed, fix])), changed
     pile: list[Fix] = []
     for fix in _candidates(work):
         pile = [kept for kept in pile if not _replaces(fix, kept)] + [fix]
         if memory.estimate_memory(_after(work, pile), room).fits(room):
-            return tuple(map(str, [*needed, *_mildest(work, pile, room)]))
-    return (_larger_card(work),)
+            pile = _mildest(work, pile, room)
+            return tuple(map(str, [*needed, *pile])), _after(work, pile)
+    return (_larger_card(work),), None
 
 
 def _mildest(work: Workload, pile: list[Fix], room: float) -> list[Fix]:
@@ -130,7 +135,7 @@ def _candidates(work: Workload) -> Iterator[Fix]:
         why = "the engine drops its weights while the trainer works; costs about a second per step"
         yield Fix("--set engine.sleep=2", why, {"engine.sleep": 2})
     if not work.checkpoints_activations:
-        why = "recompute activations in the backward pass: the update takes about 50 % longer"
+        why = "activation recomputation: less memory, a slower update"
         yield Fix("--set model.gradient_checkpointing=true", why, {"model.gradient_checkpointing": True})
     limit = work.limit // 2
     while limit >= MIN_LIMIT:
@@ -142,7 +147,7 @@ def _candidates(work: Workload) -> Iterator[Fix]:
         yield Fix(f"--rank {rank}", "a smaller adapter and optimizer state", {"adapter.rank": rank})
         rank //= 2
     if work.has_vllm:
-        why = "no second copy of the weights, but sampling is several times slower"
+        why = "no second copy of the weights, but slower sampling"
         yield Fix("--engine transformers", why, {"engine.kind": "transformers"})
 
 
@@ -190,7 +195,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     config, found = work.config, []
     if work.shape.note:
         found.append(work.shape.note)
-    if steps == 0:
+    if steps == 0 and sizes.fits(room):
         found.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:
         found.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")
@@ -206,6 +211,6 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
             gain = timing.step["update"] - roofline.estimate_time(without, sizes_without).step["update"]
             if gain > 0:
                 found.append(f"--set model.gradient_checkpointing=false also fits and saves about {gain:.3g} s per step")
-    if sizes.concurrency < LENGTH_FRACTION * work.rows:
-        found.append(f"the KV cache holds about {sizes.concurrency:.0f} of {work.rows} completions at a time; the others wait")
+    if sizes.concurrency < LENGTH_FRACTION * work.rows and sizes.fits(room):
+        found.append(f"the KV cache holds about {int(sizes.concurrency)} of {work.rows} completions at a time; the others wait")
     return tuple(found)

@@ -213,8 +213,8 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     sampling |= held.parts
     sampling["KV cache"] = _cache(work, room - sum(sampling.values()) - gradients)
 
-    trained["optimizer"] = work.moment_bytes + 4.0 * work.trained  # gradients exist only here
-    updating = {**trained, "engine weights": copy if sleep in ("kv", "off") else 0.0, **held.stays}
+    updating = {**trained, "gradients": 4.0 * work.trained}  # they exist only here
+    updating |= {"engine weights": copy if sleep in ("kv", "off") else 0.0, **held.stays}
     updating["KV cache"] = sampling["KV cache"] if sleep == "off" else 0.0
     updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
     updating["packed weights"] = _packed(work)

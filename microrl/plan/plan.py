@@ -54,6 +54,8 @@ class Plan:
     """Whether memory suffices and nothing contradicts."""
     advice: tuple[str, ...]
     """What to change where it does not fit, `FLAGS: why` each; all of them together make it fit."""
+    advice_step_s: float | None
+    """Seconds of a step with these changes; None where there are none, or where they take another card or model."""
     notes: tuple[str, ...]
     engine: str
     sleep: str | int | None
@@ -131,6 +133,7 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         timing = replace(timing, load=load_s)
     wrong = advice.conflicts(work)
     fits = sizes.fits(room) and not wrong
+    changes, changed = ((), None) if fits else advice.fixes(work, room)
     spread = Spread.of(work)
     fast, slow = (timing.scaled(*factors) for factors in zip(*spread, strict=True))
     steps, hours = _steps(work, timing)
@@ -153,7 +156,8 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         updating_gb=_gb(sizes.updating),
         room_gb=room / GB,
         fits=fits,
-        advice=() if fits else advice.fixes(work, room),
+        advice=changes,
+        advice_step_s=None if changed is None else roofline.estimate_time(changed, memory.estimate_memory(changed, room)).step_s,
         notes=(*advice.notes(work, sizes, timing, room, steps), *([warning] if (warning := device.calibration_warning) else [])),
         engine="vllm" if work.has_vllm else "transformers",
         sleep=sizes.sleep,

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from microrl.config import RunConfig
+from microrl.plan.efficiency import CPU_SPREAD, SAMPLING_SPREAD, UPDATE_SPREAD
 from microrl.plan.plan import Plan
 from microrl.plan.workload import LENGTH_FRACTION
 from microrl.terminal import printable
@@ -17,13 +18,17 @@ from microrl.terminal import printable
 PIPE_WIDTH, WIDE = 120, 200
 """Characters per line without a terminal, and of a wide table."""
 NAMES = (
-    "useful/h: groups with different rewards in an hour of steps, an assumption. merge, swap: s/step by how vLLM gets the new "
-    "weights; a run that may take both measures them in its first steps."
+    "useful/h: groups (the completions of one prompt) with unequal rewards per hour of training steps, an assumption. merge, "
+    "swap: s/step with each way of weight sync; a run that may take both measures them in its first steps."
 )
+NOT_FITTING = "Where `fits` says `with`, the numbers are those without the change."
+UNITS = "GB are 10^9 bytes; the GB in a card's name are GiB."
 
 
 def page(config: RunConfig, plan: Plan) -> str:
-    """The plan for one device, in detail."""
+    """The plan for one device, in detail; of settings that do not fit the memory alone."""
+    if not plan.fits:
+        return as_text(Group(_title(config, plan), "", _memory(plan), *_words(plan)))
     tables = Table.grid(padding=(0, 6))
     tables.add_row(_memory(plan), _seconds(plan))
     return as_text(
@@ -41,17 +46,21 @@ def page(config: RunConfig, plan: Plan) -> str:
 
 
 def brief(config: RunConfig, plan: Plan) -> list[str]:
-    """A few lines of plain text."""
+    """A few lines of plain text; of settings that do not fit the memory alone."""
     parts = ", ".join(f"{_PARTS.get(name, name)} {_s(seconds)}" for name, seconds in plan.step_parts_s.items())
-    verdict = "fits" if plan.fits else "does not fit; it fits with " + ", ".join(text.partition(": ")[0] for text in plan.advice)
+    batch = f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained"
+    memory, notes = f"memory: {_of_room(plan)}", [f"note: {text}" for text in plan.notes]
+    if not plan.fits:
+        changes = ", ".join(text.partition(": ")[0] for text in plan.advice)
+        return [batch, f"{memory}: does not fit; it fits with {changes}", *_step_with_advice(plan), *notes]
     return [
-        f"{_batch(config, plan)}; {plan.total_params:,} parameters, {plan.trainable_params:,} trained",
+        batch,
         f"{_three(plan.step_s)} s per step on {plan.device.label}: {parts}, at {LENGTH_FRACTION:.0%} of the completion limit",
         *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
-        f"memory: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB: {verdict}",
+        f"{memory}: fits",
         _budget(config, plan),
         _groups(plan),
-        *(f"note: {text}" for text in plan.notes),
+        *notes,
     ]
 
 
@@ -64,15 +73,16 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
         f"{_batch(config, first)}; {_bound(config)}"
     )
     names = ("GB", "used", "s/step", "range", "steps", "range", "useful/h", "hours", "$/h", "$", "merge", "swap")
-    head = ["device", *(f">{name}" for name in names), "fits"]
+    head = ["<device", *(f">{name}" for name in names), "fits"]
     rows = [_row(plan) for plan in plans]
-    return as_text(Group(title, "", table(head, rows), "", NAMES, _caution(plans[-1])))
+    words = NAMES if all(plan.fits for plan in plans) else f"{NAMES} {NOT_FITTING}"
+    return as_text(Group(title, "", table(head, rows), "", words, _caution(plans[-1])), WIDE)
 
 
 def _row(plan: Plan) -> tuple[str, ...]:
     ways = (_three(plan.sync_step_s[mode]) if mode in plan.sync_step_s else "" for mode in ("merge", "swap"))
     return (
-        plan.device.name, f"{plan.room_gb:.0f}", f"{plan.memory_gb['peak']:.1f}",
+        plan.device.name, f"{plan.room_gb:.1f}", f"{plan.memory_gb['peak']:.1f}",
         _three(plan.step_s), _between(_three(plan.step_low_s), _three(plan.step_high_s), "-"),
         f"{plan.steps:,}", _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
         f"{plan.useful_groups_hour:,.0f}", _three(plan.hours), f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
@@ -87,11 +97,7 @@ def _verdict(plan: Plan) -> str:
 
 
 def _title(config: RunConfig, plan: Plan) -> Group:
-    verdict = (
-        f"fits: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB"
-        if plan.fits
-        else f"DOES NOT FIT: {plan.memory_gb['peak']:.1f} of {plan.room_gb:.0f} GB"
-    )
+    verdict = f"fits: {_of_room(plan)}" if plan.fits else f"DOES NOT FIT: {_of_room(plan)}"
     engine = plan.engine + (f", sleep level {plan.sleep} during the update" if plan.sleep not in (None, "off") else "")
     fraction = plan.trainable_params / plan.total_params
     return Group(
@@ -100,15 +106,25 @@ def _title(config: RunConfig, plan: Plan) -> Group:
         f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
         f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
         f"engine: {engine}" + (f"; served {plan.served}" if plan.engine != "vllm" else ""),
-        *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
-        f"each step: {_batch(config, plan)}; up to {plan.concurrency} completions decode at a time; "
-        + (
-            f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} rows each"
-            if plan.micro_batches > 1
-            else "one micro-batch"
-        )
-        + (", activation recomputation" if plan.checkpoints_activations else ""),
+        *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" and plan.fits else []),
+        f"each step: {_batch(config, plan)}" + (_pieces(plan) if plan.fits else ""),
     )
+
+
+def _pieces(plan: Plan) -> str:
+    """What the card holds of a step at a time."""
+    batches = "one micro-batch"
+    if plan.micro_batches > 1:
+        batches = (
+            f"{plan.micro_batches} micro-batches of {plan.micro_batch_tokens:,} tokens, about {plan.micro_batch_rows} sequences "
+            "each"
+        )
+    again = ", with activation recomputation" if plan.checkpoints_activations else ""
+    return f"; up to {plan.concurrency} completions decode at a time; {batches}{again}"
+
+
+def _of_room(plan: Plan) -> str:
+    return f"{plan.memory_gb['peak']:.1f} of {plan.room_gb:.1f} GB"
 
 
 _UPDATE_PARTS = {
@@ -145,7 +161,7 @@ def _seconds(plan: Plan) -> Table:
 def _update(plan: Plan) -> str:
     """Where the update's seconds go, most first."""
     parts = sorted(plan.update_parts_s.items(), key=lambda part: -part[1])
-    moved = f" ({plan.update_elementwise_gb:,.0f} GB)"
+    moved = f" ({plan.update_elementwise_gb:,.0f} GB of memory traffic)"
     shown = (
         f"{_UPDATE_PARTS.get(name, name)} {_s(seconds)} s{moved if name == 'elementwise' and plan.update_elementwise_gb else ''}"
         for name, seconds in parts
@@ -184,8 +200,9 @@ def _budget(config: RunConfig, plan: Plan) -> str:
 def _groups(plan: Plan) -> str:
     """What the steps are worth."""
     return (
-        f"about {plan.groups_hour:,.0f} groups per hour of steps, {plan.useful_groups_hour:,.0f} of them useful if, as assumed, "
-        f"{plan.useful_share:.0%} have different rewards"
+        f"about {plan.groups_hour:,.0f} groups (the completions of one prompt) per hour of training steps; "
+        f"{plan.useful_groups_hour:,.0f} of them give a gradient, assuming that {plan.useful_share:.0%} of the groups have "
+        "unequal rewards"
     )
 
 
@@ -209,8 +226,14 @@ def _words(plan: Plan) -> list[Any]:
     lines: list[Any] = []
     if plan.advice:
         lines += ["", Text("it fits with" + (" all of these changes" if len(plan.advice) > 1 else ""), style="bold")]
-        lines += [f"  {text}" for text in plan.advice]
+        lines += [f"  {text}" for text in plan.advice] + _step_with_advice(plan)
     return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan)]
+
+
+def _step_with_advice(plan: Plan) -> list[str]:
+    """How long a step takes with what is advised."""
+    with_it = "this change" if len(plan.advice) == 1 else "these changes"
+    return [] if plan.advice_step_s is None else [f"with {with_it} a step takes about {_three(plan.advice_step_s)} s by the plan"]
 
 
 def _caution(plan: Plan) -> Text:
@@ -218,9 +241,16 @@ def _caution(plan: Plan) -> Text:
     if plan.times != "roofline":
         said += f", corrected by a calibration of this device ({plan.times})."
     elif plan.device.is_cpu:
-        said += "; not measured on this CPU. Ranges: the spread of three CPUs."
+        low, high = CPU_SPREAD
+        said += f"; not measured on this CPU. Ranges: {low:g} to {high:g} times the estimate, the spread measured on three CPUs."
     else:
-        said += "; not measured on this GPU. Ranges: the spread of published throughputs around the model."
+        (low, high), (least, most) = SAMPLING_SPREAD, UPDATE_SPREAD
+        said += (
+            f"; not measured on this GPU. Ranges: sampling takes {low:g} to {high:g} times the estimate, an update {least:g} to "
+            f"{most:g} times: the spread of published measurements, rounded outward and made symmetric."
+        )
+    if not plan.device.is_cpu:
+        said += f" {UNITS}"
     return Text(said, style="dim")
 
 
@@ -242,11 +272,13 @@ def as_text(content: RenderableType, pipe_width: int = PIPE_WIDTH) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str | None = None) -> Table:
-    """A table with a caption under it; the columns whose names start with ">" are flush right."""
+    """A table with a caption under it; the columns whose names start with ">" are flush right, and those with "<" are not
+    broken into lines either."""
     found = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
     for name in head:
         is_right = name.startswith(">")
-        found.add_column(name.removeprefix(">"), justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
+        is_whole = name.startswith((">", "<"))
+        found.add_column(name.lstrip("<>"), justify="right" if is_right else "left", no_wrap=is_whole, overflow="fold")
     for row in rows:
         found.add_row(*(Text(printable(cell)) for cell in row))
     return found

@@ -43,7 +43,7 @@ def _shrink(policy: Policy, minibatches: Minibatches, why: str) -> None:
         how = f"micro-batches of at most {policy.max_tokens} tokens"
     elif policy.may_checkpoint and not policy.checkpoints_activations:
         policy.checkpoint_activations()
-        how = "activations are recomputed in the backward pass"
+        how = "activation recomputation (model.gradient_checkpointing)"
     else:
         raise MachineFailure(
             f"out of memory in the update, with one completion at a time: {why}",

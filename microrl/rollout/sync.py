@@ -65,7 +65,8 @@ class SyncChoice:
         why = failure or ("its slope is not measurable" if slope is None else f"its slope is {slope:.3f}")
         self._least_change = GROWTH * reading.change
         return (
-            f"a merged update is not sampled from ({why}); merging is tried again from {self._least_change:.2g} nats per token on"
+            f"not merging yet ({why}): sampling with swap; merging is tried again once the update has changed the "
+            f"log-probabilities by {self._least_change:.2g} nats per token"
         )
 
     def record(self, mode: Mode, trial: Trial) -> None:

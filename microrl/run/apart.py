@@ -23,7 +23,7 @@ class Crashed(MachineFailure):
     """A process has ended before its work had. `signal_name`: of the signal; None: it has left by itself."""
 
     def __init__(self, message: str, signal_name: str | None) -> None:
-        super().__init__(message, "run the same command again")
+        super().__init__(message, "see the lines above for the cause, and run the same command again")
         self.signal_name = signal_name
 
 
@@ -31,8 +31,9 @@ class Elsewhere(Exception):
     """An error of another process: its kind and first line, or its whole traceback."""
 
 
-def call(work: Callable[..., None], *arguments: Any, on_report: Report) -> None:
-    """Call `work(*arguments, report)` in a new process. `on_report` gets what it passes to `report`, as it comes.
+def call(work: Callable[..., None], *arguments: Any, on_report: Report, runs: str) -> None:
+    """Call `work(*arguments, report)` in a new process. `on_report` gets what it passes to `report`, as it comes. `runs`: what
+    the process runs, for the message of its death.
 
     `work` is a module's function, and everything that is passed can be pickled. An `Explained` error of its own is raised here
     too; any other one as `Elsewhere`, and its death as `Crashed`. The process ends with this call, and with this process. It is
@@ -46,7 +47,7 @@ def call(work: Callable[..., None], *arguments: Any, on_report: Report) -> None:
         process.start()
         theirs.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _read(reports, process, on_report)
+        _read(reports, process, on_report, runs)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if process.pid is not None:
@@ -55,16 +56,16 @@ def call(work: Callable[..., None], *arguments: Any, on_report: Report) -> None:
         reports.close()
 
 
-def _read(reports: Connection, process: BaseProcess, on_report: Report) -> None:
+def _read(reports: Connection, process: BaseProcess, on_report: Report, runs: str) -> None:
     """Pass reports on until the work is done."""
     while True:
         # A process that it has left behind may hold the pipe open.
         while not reports.poll(_WAIT_S) and process.exitcode is None:
             pass
         try:
-            kind, value, trace = reports.recv() if reports.poll() else _ended(process)
+            kind, value, trace = reports.recv() if reports.poll() else _ended(process, runs)
         except EOFError:
-            kind, value, trace = _ended(process)
+            kind, value, trace = _ended(process, runs)
         if kind == "report":
             on_report(value)
         elif kind == "error":
@@ -73,13 +74,13 @@ def _read(reports: Connection, process: BaseProcess, on_report: Report) -> None:
             return
 
 
-def _ended(process: BaseProcess) -> NoReturn:
+def _ended(process: BaseProcess, runs: str) -> NoReturn:
     process.join()
     assert process.exitcode is not None
     if process.exitcode >= 0:
-        raise Crashed(f"a process of this command ended with status {process.exitcode} before its work was done", None)
+        raise Crashed(f"the child process that ran {runs} ended with status {process.exitcode} before its work was done", None)
     name = signal.Signals(-process.exitcode).name
-    raise Crashed(f"a process of this command was {child.ended_by(name)}", name)
+    raise Crashed(f"the child process that ran {runs} was {child.ended_by(name)}", name)
 
 
 def _work(reports: Connection, parent: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> NoReturn:

@@ -65,12 +65,18 @@ def of_gpu() -> tuple[Card | None, list[Finding]]:
 def _of_choice(choice: Choice, found: Sequence[Card]) -> Iterator[Finding]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if choice.card is None:
-        if found:
-            listed = ", ".join(f"{card.number} ({card.name})" for card in found)
-            what = (
-                f"CUDA_VISIBLE_DEVICES={visible} names none of this machine's GPUs" if visible else "MIG is on, without a slice"
+        if choice.seen:
+            says = "MIG mode is on, but no MIG instance exists, so CUDA sees no GPU"
+            number = choice.seen[0].number
+            do = (
+                f"create one: `nvidia-smi mig -i {number} -cgi PROFILE -C` (`nvidia-smi mig -lgip` lists the profiles), or turn "
+                f"MIG off: `nvidia-smi -i {number} -mig 0`"
             )
-            yield Finding("GPU", "problem", what, f"nvidia-smi lists {listed}, and `nvidia-smi -L` their names; {driver.ON_CPU}")
+            yield Finding("GPU", "problem", says, f"{do}; {driver.ON_CPU}")
+        elif found:
+            says = f"CUDA_VISIBLE_DEVICES={visible} names none of this machine's GPUs"
+            do = f"unset CUDA_VISIBLE_DEVICES, or set it to one of: {_values(found)}; {driver.ON_CPU}"
+            yield Finding("GPU", "problem", says, do)
         return  # nvidia-smi fails: torch will tell why
     card = choice.card
     for one in (card,) if choice.is_sure else choice.seen:
@@ -78,17 +84,27 @@ def _of_choice(choice: Choice, found: Sequence[Card]) -> Iterator[Finding]:
             yield problem
             return
     if not choice.is_sure:
-        says = f"of these different GPUs probably the {card.name} is used: CUDA puts the fastest first, nvidia-smi counts by slot"
-        yield Finding("GPU", "warning", says, "export CUDA_DEVICE_ORDER=PCI_BUS_ID makes both count by slot")
+        says = (
+            f"this machine has different GPUs, and the run will probably use the {card.name}: CUDA numbers the fastest first, "
+            f"{driver.TOOL} numbers by PCI slot"
+        )
+        yield Finding("GPU", "warning", says, "set CUDA_DEVICE_ORDER=PCI_BUS_ID so that both number by slot")
     if (idle := len(choice.seen) - 1) > 0:
         others = "another GPU stays" if idle == 1 else f"{idle} other GPUs stay"
         do = "give another run its own with CUDA_VISIBLE_DEVICES=N, or use them all with `microrl sweep --on ray`"
         yield Finding("GPU", "warning", f"{others} idle: a run uses one, the {card.name} (GPU {card.number})", do)
     if card.total_bytes is None:
-        yield Finding("GPU memory", "warning", f"{driver.TOOL} does not tell the memory of the {card.name}",
-                      "whether the run fits shows only once the model is loaded")  # fmt: skip
+        says = f"{driver.TOOL} does not report the memory of the {card.name}"
+        says += ", so it cannot be checked in advance whether the run fits"
+        yield Finding("GPU memory", "warning", says, "compare the card's memory with the total of `microrl plan`")
     elif card.free_bytes is not None and card.free_bytes < FREE_FRACTION * card.total_bytes:
         yield Finding("GPU memory", "warning", _who_is_on(card), "stop the other processes on this GPU")
+
+
+def _values(found: Sequence[Card]) -> str:
+    """What CUDA_VISIBLE_DEVICES may be. Different GPUs go by their UUIDs, since CUDA numbers them in another order."""
+    by_number = len({card.name for card in found}) == 1
+    return ", ".join(f"{card.number if by_number else card.uuid} ({card.name})" for card in found)
 
 
 def lacks_code(card: Card, others: Sequence[Card] = ()) -> Finding | None:

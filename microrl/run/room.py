@@ -68,8 +68,11 @@ def _of_memory(work: Workload, card: Card) -> Iterator[Finding]:
         return
     takes = f"{work.base_bytes / GB:.1f} GB of weights" + (f" and {copy / GB:.1f} GB for vLLM's copy" if copy else "")
     if needed <= card.total_bytes:
-        yield Finding("GPU memory", "problem", f"{work.config.model.name} takes {takes}, but {free / GB:.1f} GB are free",
-                      "stop the other processes on this GPU; `nvidia-smi` lists them")  # fmt: skip
+        free_of = f"{free / GB:.1f} of the {card.name}'s {card.total_bytes / GB:.1f} GB"
+        do = "stop the other processes on this GPU (`nvidia-smi` lists them)"
+        if copy and work.base_bytes <= free:
+            do += ", or use --engine transformers, which needs no copy"
+        yield Finding("GPU memory", "problem", f"{work.config.model.name} takes {takes}, but only {free_of} are free", do)
         return
     fits_alone = copy and work.base_bytes <= card.total_bytes
     do = "use a smaller model" + (", or --engine transformers, which needs no copy" if fits_alone else "")
@@ -82,17 +85,19 @@ def _of_disk(work: Workload, folder: Path | None, runs: int) -> Iterator[Finding
     models, place = hub.hub_folder(), folder or hub.hub_folder()
     download = float(work.weight_bytes) if hub.is_to_be_downloaded(work.config.model.name) else 0.0
     if download and work.config.budget.hours is not None:
-        says = f"{download / GB:.1f} GB of {work.config.model.name} are yet to be downloaded, within the run's time"
-        yield Finding("download", "warning", says, f"`microrl plan --model {work.config.model.name} --fetch` does it beforehand")
+        name = work.config.model.name
+        says = f"{name} ({download / GB:.1f} GB) is not downloaded yet, and the download would count against --hours"
+        yield Finding("download", "warning", says, f"download it first: `microrl plan --model {name} --fetch`")
     least, most = run_bytes(work) if folder is not None else (0.0, 0.0)
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder is not None else 0  # to be resumed
     of = f" of {runs} runs" if runs > 1 else ""
     parts = [(download, "the model's download"), (max(runs * most - held, 0.0), f"checkpoints, adapters and rollouts{of}")]
+    who = "the evaluation needs" if folder is None else "the runs need" if runs > 1 else "the run needs"
     if _device(models) == _device(place):
-        yield from _short(place, least - held + download, parts)
+        yield from _short(place, least - held + download, parts, who)
     else:
-        yield from _short(models, download, parts[:1])
-        yield from _short(place, least - held, parts[1:])
+        yield from _short(models, download, parts[:1], who)
+        yield from _short(place, least - held, parts[1:], who)
 
 
 def run_bytes(work: Workload) -> tuple[float, float]:
@@ -109,12 +114,12 @@ def run_bytes(work: Workload) -> tuple[float, float]:
     return 2 * checkpoint + adapter, kept * checkpoint + 2 * adapter + ROLLOUT_BYTES * tokens
 
 
-def _short(place: Path, least: float, parts: list[tuple[float, str]]) -> Iterator[Finding]:
+def _short(place: Path, least: float, parts: list[tuple[float, str]], who: str) -> Iterator[Finding]:
     free, most = free_bytes(place), sum(size for size, _ in parts)
     if free >= most:
         return
     listed = " and ".join(f"{_said(size)} for {what}" for size, what in parts if size)
-    says = f"{_said(free)} are free for {place}, but up to {listed} are needed"
+    says = f"the disk of {place} has {_said(free)} free; {who} up to {listed}"
     do = "free some space, or use another disk: --out DIR for the run, HF_HOME for models"
     yield Finding("disk", "problem" if free < least else "warning", says, do)
 

@@ -58,11 +58,11 @@ class Levels:
         """What is missing before code that a model wrote may run in it; empty: nothing."""
         lacks = [] if self.files else ["Landlock"]
         if self.files and self.landlock < MIN_LANDLOCK:
-            lacks.append(f"Landlock {MIN_LANDLOCK} (it has version {self.landlock}, which does not hold back truncation)")
+            lacks.append(f"Landlock ABI {MIN_LANDLOCK} (it has version {self.landlock}, which does not hold back truncation)")
         return " and ".join(lacks + ([] if self.system_calls else ["seccomp"]))
 
     def __str__(self) -> str:
-        names = {f"Landlock {self.landlock}": self.files, "seccomp": self.system_calls}
+        names = {f"Landlock ABI {self.landlock}": self.files, "seccomp": self.system_calls}
         return ", ".join([*(name for name, holds in names.items() if holds), "resource limits"])
 
 

@@ -36,7 +36,7 @@ from microrl.train.questions import read_questions, render_prompts
 from microrl.types import Prompt, Sampling, SftExample
 
 SHOWN = {"probe": "sync check", "probe calibrated": "sync check calibrated", "swap retried": "weight sync retried",
-         "merge put off": "merging put off"}  # fmt: skip
+         "merge put off": "weight sync"}  # fmt: skip
 """What the console calls these events of the engine."""
 
 

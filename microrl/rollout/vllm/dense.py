@@ -29,7 +29,7 @@ from typing import Any, Literal
 import torch
 
 Products = Literal["dense", "punica"]
-PRODUCTS: dict[Products, str] = {"dense": "dense products", "punica": "its own kernels (Punica)"}
+PRODUCTS: dict[Products, str] = {"dense": "dense matmuls", "punica": "its own kernels (Punica)"}
 ASKED = "MICRORL_LORA_PRODUCTS"
 """Environment variable: `punica` keeps vLLM's own kernels."""
 TAKEN_OVER = {
