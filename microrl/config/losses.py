@@ -84,4 +84,24 @@ class GspoConfig(BaseLossConfig):
     """Upper clip: the ratio is clipped at 1 + clip_high."""
 
 
-LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig, Field(discriminator="kind")]
+class CustomLossConfig(BaseLossConfig):
+    """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
+
+    kind: Literal["custom"] = "custom"
+    target: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$|^[\w.-]+$")]
+    """Its class as `module:Class`, or an entry point of the group `microrl.algorithms`; `--loss module:Class` sets kind and
+    target."""
+    path: str | None = None
+    """Folder in which its module is looked for besides the installed packages; None: the current folder."""
+    dynamic_sampling: bool = False
+    """Replace the groups that the algorithm does not keep by more sampling, as `dapo` does."""
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Keys of its own, which it reads as `self.config.options`."""
+
+    @property
+    def drops_equal_groups(self) -> bool:
+        """Whether groups that the algorithm does not keep are replaced."""
+        return self.dynamic_sampling
+
+
+LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CustomLossConfig, Field(discriminator="kind")]
