@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from algorithms import GRPO, MASKED
 from conftest import in_process
 from safetensors.torch import load_file, save_file
 from test_engine import random_model
@@ -34,7 +35,7 @@ def test_a_step_that_makes_weights_infinite_ends_the_run(kind, several, tokenize
     """The gradients are finite; the rate is not of this world. What had several steps is put back as it was."""
     model = random_model("qwen2")
     policy = with_adapter(model, **{"adapter.kind": kind, "optim.prompts_per_update": 1 if several else None})
-    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
     before = [parameter.clone() for parameter in policy.parameters]
     with pytest.raises(UserError, match=r"non-finite weights: `.*lora_[ABE]") as caught:
         policy.update(batch, 3.4e38)
@@ -49,7 +50,7 @@ def test_the_reason_of_a_skipped_update_is_true(tokenizer):
     model = random_model("qwen2")
     policy = with_adapter(model)
     groups = scored_groups(model, policy, tokenizer, tokens=5)
-    reason = policy.update(assemble(groups, scale_by_std=True, mask_truncated=True), 1e-3).reason
+    reason = policy.update(assemble(groups, MASKED), 1e-3).reason
     assert "masked" in reason and "no group's rewards differ" not in reason
 
 

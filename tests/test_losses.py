@@ -2,13 +2,14 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from microrl.algorithm.advantages import advantages
-from microrl.algorithm.loss import importance_weights, k3, mismatch, surrogate, token_weights
+from microrl.algorithm.loss import constant_length, importance_weights, k3, mismatch, sequence_mean, surrogate, token_mean
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.config import resolve
 from microrl.errors import UserError
@@ -51,32 +52,34 @@ OLD = torch.zeros(2, 2, dtype=torch.float64)
 ADVANTAGES = tensor([1.0, -2.0])
 
 
-def loss(averaging, max_tokens=10, **options):
+def loss(average, **options):
     terms, _ = surrogate(NEW, OLD, ADVANTAGES, MASK.bool(), **options)
-    return float((token_weights(MASK, averaging, max_tokens=max_tokens) * terms).sum())
+    return float((average(MASK) * terms).sum())
 
 
 def test_grpo_by_hand():
     # A > 0: min(1.5, 1.2) = 1.2 and min(0.5, 0.8) = 0.5. A < 0: min(-3, -2.4) = -3.
     # Mean over tokens: (1.2 + 0.5) / 2 = 0.85 and -3; over completions: -(0.85 - 3) / 2.
-    assert loss("sequence_mean", clip_low=0.2, clip_high=0.2) == pytest.approx(1.075, abs=1e-12)
+    assert loss(sequence_mean, clip_low=0.2, clip_high=0.2) == pytest.approx(1.075, abs=1e-12)
 
 
 def test_dapo_by_hand():
     # Clip-higher: 1.28 + 0.5 - 3, over all three tokens.
-    assert loss("token_mean", clip_low=0.2, clip_high=0.28) == pytest.approx(-(1.28 + 0.5 - 3) / 3, abs=1e-12)
+    assert loss(token_mean, clip_low=0.2, clip_high=0.28) == pytest.approx(-(1.28 + 0.5 - 3) / 3, abs=1e-12)
 
 
 def test_dr_grpo_by_hand():
     # The same sum over 2 completions * 10 tokens, whatever their own lengths.
-    assert loss("constant_length", clip_low=0.2, clip_high=0.2) == pytest.approx(-(1.2 + 0.5 - 3) / 20, abs=1e-12)
+    assert loss(partial(constant_length, max_tokens=10), clip_low=0.2, clip_high=0.2) == pytest.approx(
+        -(1.2 + 0.5 - 3) / 20, abs=1e-12
+    )
 
 
 def test_gspo_by_hand():
     # Ratio of the first: exp((ln 1.5 + ln 0.5) / 2) = sqrt(0.75) = 0.866; A > 0 takes min(0.866, clip to 0.9997) = 0.866.
     # Of the second 1.5, A < 0: min(-3, -2 * 1.0004) = -3. Mean over completions.
     expected = -(math.sqrt(0.75) - 3) / 2
-    assert loss("sequence_mean", clip_low=3e-4, clip_high=4e-4, per_sequence=True) == pytest.approx(expected, abs=1e-12)
+    assert loss(sequence_mean, clip_low=3e-4, clip_high=4e-4, per_sequence=True) == pytest.approx(expected, abs=1e-12)
 
 
 def test_dual_clip_by_hand():
@@ -122,11 +125,11 @@ def test_soft_overlong_penalty_by_hand():
 
 
 TRL = json.loads((Path(__file__).parent / "fixtures" / "trl_losses.json").read_text())
-AVERAGING = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant_length"}
+AVERAGES = {"grpo": sequence_mean, "dapo": token_mean, "dr_grpo": constant_length}
 OURS = [
     case
     for case in TRL["cases"]
-    if case["settings"]["loss_type"] in AVERAGING
+    if case["settings"]["loss_type"] in AVERAGES
     # What TRL offers beyond the papers: its KL weighted by the ratio, its masking and per-sequence importance modes.
     and not case["name"].endswith(("_bias_corrected", "_accum2", "_token_mask", "_sequence_truncate", "_sequence_mask"))
 ]
@@ -159,7 +162,8 @@ def test_agrees_with_trl(case):
         terms = terms * importance_weights(old, take["engine"], settings["importance_sampling_clip_max"])
     if settings["beta"]:
         terms = terms + settings["beta"] * k3(take["ref"], new)
-    weights = token_weights(mask, AVERAGING[settings["loss_type"]], max_tokens=settings["max_completion_length"])
+    average, longest = AVERAGES[settings["loss_type"]], settings["max_completion_length"]
+    weights = average(mask, longest) if average is constant_length else average(mask)
     value = (weights * terms).sum()
     value.backward()
     assert value.item() == pytest.approx(case["loss"], abs=1e-9)

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from algorithms import APART, GRPO
 
 from microrl.algorithm.advantages import advantages, advantages_apart
 from microrl.algorithm.batch import assemble
@@ -244,10 +245,10 @@ def test_a_batch_leaves_out_what_does_not_count_and_takes_parts_apart():
     scores = [Score(1.2, 1.0, 1.0, parts={"x": 0.0}), Score(0.2, 1.0, 0.0, parts={"x": 0.0}),
               Score(0.0, 0.0, 0.0, parts={"x": None}, counts=False), Score(0.2, 0.0, 0.0, parts={"x": 0.2})]  # fmt: skip
     groups = [group(*scores), group(*[Score(0.2, 1.0, 0.0, parts={"x": 0.0})] * 4)]
-    batch = assemble(groups, scale_by_std=True, mask_truncated=False)
+    batch = assemble(groups, GRPO)
     assert [row.counts for row in batch.rows] == [True, True, False, True] + [True] * 4
     assert batch.rows[2].advantage == 0 and batch.rows[1].advantage == batch.rows[3].advantage < 0 < batch.rows[0].advantage
-    apart = assemble(groups, scale_by_std=True, mask_truncated=False, weights={"format": 0.2, "accuracy": 1.0, "x": 1.0})
+    apart = assemble(groups, APART)
     assert apart.rows[2].advantage == 0 and apart.rows[1].advantage < apart.rows[3].advantage < apart.rows[0].advantage
     assert all(row.advantage == 0 for row in apart.rows[4:]), "equal parts have exactly no advantage"
 
@@ -457,12 +458,13 @@ def test_a_function_without_weight_leaves_nobody_out(folder):
 
 
 def test_dynamic_sampling_follows_the_reward_where_accuracy_has_no_weight():
-    from microrl.train.refill import mixed_by
+    from microrl import algorithm
 
     differ = group(Score(0.1, 0.0, 0.0), Score(0.9, 0.0, 0.0))
     left = group(Score(0.1, 0.0, 0.0), Score(0.9, 0.0, 1.0, counts=False))
-    by_reward = mixed_by(resolve((), {"reward.accuracy_weight": 0.0}))
-    assert by_reward(differ) and not by_reward(left) and not mixed_by(resolve())(differ) and not mixed_by(resolve())(left)
+    by_reward = algorithm.make(resolve((), {"reward.accuracy_weight": 0.0})).is_mixed
+    by_accuracy = algorithm.make(resolve()).is_mixed
+    assert by_reward(differ) and not by_reward(left) and not by_accuracy(differ) and not by_accuracy(left)
 
 
 # ---- rows

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from algorithms import GRPO, MASKED
 from test_engine import ARCHITECTURES, PROMPTS, collect, random_model, with_adapter
 
 from microrl.algorithm import loss as losses
@@ -218,9 +219,7 @@ def test_gradients_do_not_depend_on_the_micro_batch(architecture, loss, tokenize
             True,
             row.group,
         )
-        for number, row in enumerate(
-            assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False).rows
-        )
+        for number, row in enumerate(assemble(scored_groups(model, policy, tokenizer), GRPO).rows)
     ]
     batch = Batch(tuple(ragged), 3, 0)
     whole = gradients(policy, batch, max_tokens=10**9)
@@ -242,7 +241,7 @@ def test_gradient_checkpointing_and_unshared_prompts_change_nothing(tokenizer):
     for checkpointing in (False, True):
         model = as_loaded(random_model("llama")).double()
         policy = with_adapter(model, **{"model.gradient_checkpointing": checkpointing})
-        batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+        batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
         found.append(gradients(policy, batch))
     assert relative_gap(found[1], found[0]) < 1e-6
 
@@ -251,7 +250,7 @@ def test_the_gradient_is_that_of_the_plain_formula(tokenizer):
     """GRPO with one update a batch: the gradient of -mean_i mean_t A_i log p, computed without any of our batching."""
     model = as_loaded(random_model("qwen2")).double()
     policy = with_adapter(model, **{"loss.importance_cap": 1e9})
-    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
     ours = gradients(policy, batch)
     policy.adapter.model.zero_grad()
     total = 0.0
@@ -271,7 +270,7 @@ def test_an_update_moves_the_adapter_and_not_the_base(tokenizer):
     policy = with_adapter(model)
     base = {name: parameter.clone() for name, parameter in model.named_parameters() if "lora" not in name}
     before = [parameter.clone() for parameter in policy.parameters]
-    update = policy.update(assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False), 1e-3)
+    update = policy.update(assemble(scored_groups(model, policy, tokenizer), GRPO), 1e-3)
     assert policy.version == 1 and update.skipped == 0 and update.grad_norm > 0
     assert update.kl_sampler < 1e-6 and update.outside_share == 0 and update.kl_ref is None
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters))
@@ -299,14 +298,14 @@ def test_nothing_of_a_micro_batch_lives_on_in_the_next(is_sft, tokenizer):
     if is_sft:
         sft_step(policy, [SftExample(group.prompt, group.completions[0].token_ids) for group in groups], 1e-3)
     else:
-        policy.update(assemble(groups, scale_by_std=True, mask_truncated=False), 1e-3)
+        policy.update(assemble(groups, GRPO), 1e-3)
     assert len(alive) > 2 and not any(alive)
 
 
 def test_a_batch_of_other_weights_is_refused(tokenizer):
     model = random_model("qwen2")
     policy = with_adapter(model)
-    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
     policy.update(batch, 1e-3)
     with pytest.raises(AssertionError, match="sampled by version 0"):
         policy.update(batch, 1e-3)
@@ -315,7 +314,7 @@ def test_a_batch_of_other_weights_is_refused(tokenizer):
 def test_non_finite_gradients_skip_the_step(tokenizer):
     model = random_model("qwen2")
     policy = with_adapter(model)
-    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
     before = [parameter.clone() for parameter in policy.parameters]
     policy.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
     update = policy.update(batch, 1e-3)
@@ -331,7 +330,7 @@ def test_equal_rewards_update_nothing_but_are_scored(tokenizer):
         Group(group.prompt, group.completions, (Score(0.2, 1.0, 0.0),) * 4) for group in scored_groups(model, policy, tokenizer)
     ]
     before = [parameter.clone() for parameter in policy.parameters]
-    update = policy.update(assemble(groups, scale_by_std=True, mask_truncated=False), 1e-3)
+    update = policy.update(assemble(groups, GRPO), 1e-3)
     assert update.skipped == 1 and "no gradient" in update.reason and update.entropy > 0
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters))
 
@@ -379,7 +378,7 @@ def test_beta_zero_runs_no_reference_pass(tokenizer):
     for beta in (0.0, 0.1):
         model = random_model("qwen2")
         policy = with_adapter(model, **{"loss.beta": beta})
-        batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+        batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
         count = 0
 
         def counted(*_, **__):
@@ -398,7 +397,7 @@ def test_mini_batches_take_several_steps_against_the_sampling_weights(tokenizer)
     model = random_model("qwen2")
     policy = with_adapter(model)
     policy._optim = policy._optim.model_copy(update={"prompts_per_update": 1})
-    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
     steps = 0
     original = policy.optimizer.step
 
@@ -502,7 +501,7 @@ def test_at_rate_0_every_ratio_is_exactly_1(loss, failing, recomputing, monkeypa
 def test_a_token_that_the_engine_calls_impossible_is_counted_and_seen(tokenizer):
     """-inf made the mismatch null, and the guard took that for nothing to say."""
     policy = with_adapter(random_model("qwen2"))
-    batch = assemble(scored_groups(policy._model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    batch = assemble(scored_groups(policy._model, policy, tokenizer), GRPO)
     first = batch.rows[0]
     rows = (dataclasses.replace(first, engine_logprobs=(-math.inf, *first.engine_logprobs[1:])), *batch.rows[1:])
     update = policy.update(dataclasses.replace(batch, rows=rows), 1e-3)
@@ -528,7 +527,7 @@ def test_truncated_completions_can_be_left_out(tokenizer):
     policy = with_adapter(model)
     groups = scored_groups(model, policy, tokenizer, tokens=5)
     assert all(completion.finish == "length" for group in groups for completion in group.completions)
-    update = policy.update(assemble(groups, scale_by_std=True, mask_truncated=True), 1e-3)
+    update = policy.update(assemble(groups, MASKED), 1e-3)
     assert update.skipped == 1
 
 
@@ -614,7 +613,7 @@ def test_an_update_that_is_ended_between_two_micro_batches_has_not_happened(toke
     flags = {} if prompts is None else {"optim.prompts_per_update": prompts}
     model = random_model("qwen2")
     policy = with_adapter(model, **flags)
-    batch = assemble(scored_groups(model, policy, tokenizer), scale_by_std=True, mask_truncated=False)
+    batch = assemble(scored_groups(model, policy, tokenizer), GRPO)
     policy.max_tokens = 1  # a micro-batch a row
     policy.update(batch, lr=1e-2)  # moments that are not 0
     policy.version = batch.version

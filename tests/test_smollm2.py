@@ -82,6 +82,8 @@ def test_the_header_is_read_once(monkeypatch):
 
 @pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
 def test_the_base_is_untouched_and_every_token_agrees(tmp_path):
+    from algorithms import GRPO
+
     from microrl.algorithm.batch import assemble
     from microrl.config import resolve
     from microrl.data.prompts import render
@@ -103,7 +105,7 @@ def test_the_base_is_untouched_and_every_token_agrees(tmp_path):
             Group(group.prompt, group.completions, tuple(Score(float(i), 0.0, 0.0) for i in range(len(group.completions))))
             for group in groups
         ]
-        batch = assemble(groups, scale_by_std=True, mask_truncated=False)
+        batch = assemble(groups, GRPO)
         for row, logprobs in zip(batch.rows, policy.logprobs(batch.rows), strict=True):
             assert torch.allclose(torch.tensor(row.engine_logprobs), logprobs, atol=1e-4)
         update = policy.update(batch, 1e-3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -56,6 +56,25 @@ def advantages_apart(parts_KPG: torch.Tensor, weights: Sequence[float], *, count
     if counted_N.numel() < 2:
         return total_PG
     return total_PG / (counted_N.std() + STD_FLOOR)
+
+
+def of_groups(groups: Sequence[Group], *, scale_by_std: bool, weights: Mapping[str, float] | None = None) -> list[list[float]]:
+    """The advantage of every completion, group by group; 0 for those whose score does not count.
+
+    `weights`: those of the parts of the reward, to normalise the parts apart (GDPO); None: their sums are normalised.
+    Every group has the same number of completions.
+    """
+    counts_PG = torch.tensor([[score.counts for score in group.scores] for group in groups])
+    if weights is None:
+        rewards_PG = torch.tensor([[score.total for score in group.scores] for group in groups], dtype=torch.float64)
+        return advantages(rewards_PG, scale_by_std=scale_by_std, counts_PG=counts_PG).tolist()
+    parts = {name: weight for name, weight in weights.items() if weight}
+    # A part without a weight may be missing where the completion counts; one with a weight may not.
+    parts_KPG = torch.tensor(
+        [[[score.part(name) or 0.0 for score in group.scores] for group in groups] for name in parts] or [counts_PG.tolist()],
+        dtype=torch.float64,
+    )
+    return advantages_apart(parts_KPG, [*parts.values()] or [0.0], counts_PG=counts_PG).tolist()
 
 
 def shuffled(groups: Sequence[Group], seed: str) -> list[Group]:

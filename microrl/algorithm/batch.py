@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from microrl.algorithm.advantages import advantages, advantages_apart
+from microrl.algorithm.grpo import Algorithm
 from microrl.types import Group
 
 
@@ -39,32 +37,9 @@ class Batch:
     version: int
 
 
-def advantages_of(
-    groups: Sequence[Group], *, scale_by_std: bool, weights: Mapping[str, float] | None = None
-) -> list[list[float]]:
-    """The advantage of every completion, group by group; 0 for those whose score does not count.
-
-    `weights`: those of the parts of the reward, to normalise the parts apart (GDPO); None: their sums are normalised.
-    Every group has the same number of completions.
-    """
-    counts_PG = torch.tensor([[score.counts for score in group.scores] for group in groups])
-    if weights is None:
-        rewards_PG = torch.tensor([[score.total for score in group.scores] for group in groups], dtype=torch.float64)
-        return advantages(rewards_PG, scale_by_std=scale_by_std, counts_PG=counts_PG).tolist()
-    parts = {name: weight for name, weight in weights.items() if weight}
-    # A part without a weight may be missing where the completion counts; one with a weight may not.
-    parts_KPG = torch.tensor(
-        [[[score.part(name) or 0.0 for score in group.scores] for group in groups] for name in parts] or [counts_PG.tolist()],
-        dtype=torch.float64,
-    )
-    return advantages_apart(parts_KPG, [*parts.values()] or [0.0], counts_PG=counts_PG).tolist()
-
-
-def assemble(
-    groups: Sequence[Group], *, scale_by_std: bool, mask_truncated: bool, weights: Mapping[str, float] | None = None
-) -> Batch:
-    """Advantages from the groups' rewards, one row a completion. `weights` as in `advantages_of`."""
-    advantages_PG = advantages_of(groups, scale_by_std=scale_by_std, weights=weights)
+def assemble(groups: Sequence[Group], algorithm: Algorithm) -> Batch:
+    """One row a completion, with its advantage."""
+    advantages_PG = algorithm.advantages(groups)
     versions = {completion.version for group in groups for completion in group.completions}
     assert len(versions) == 1, f"a batch mixes weights of versions {sorted(versions)}"
     rows = tuple(
@@ -73,7 +48,7 @@ def assemble(
             completion_ids=completion.token_ids,
             engine_logprobs=completion.logprobs,
             advantage=advantage,
-            counts=score.counts and not (mask_truncated and completion.finish == "length"),
+            counts=algorithm.counts(completion, score),
             group=number,
         )
         for number, (group, advantages_G) in enumerate(zip(groups, advantages_PG, strict=True))

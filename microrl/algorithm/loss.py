@@ -1,18 +1,13 @@
-"""The loss: one clipped surrogate, and what GRPO, DAPO, Dr. GRPO and GSPO make of it. Pure functions of tensors.
+"""What losses are made of: weights of tokens, the clipped surrogate, the KL term, importance weights. Pure functions of tensors.
 
-Every loss is `sum(weight_BT * term_BT)`: the term is the clipped surrogate times its importance
-weight, plus beta times the KL term; the weight is its share in the average.
-The weights are counted over one whole optimizer mini-batch before any micro-batch is run, so that gradients
-accumulated over micro-batches of any size equal those of one big batch.
+Every loss is `sum(weight_BT * term_BT)`: the term is the algorithm's objective times its importance weight, plus beta times the
+KL term; the weight is its share in the average. The weights are counted over one whole optimizer mini-batch before any
+micro-batch is run, so that gradients accumulated over micro-batches of any size equal those of one big batch.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-
-from microrl.config.schema import Averaging, LossConfig
 
 MIN_LOGPROB = -100.0
 """Nats. A token below this is less likely than the smallest float32; an engine may call one that it has sampled impossible."""
@@ -21,71 +16,23 @@ MAX_MISMATCH = 10.0
 2e4, so a single impossible token in 2e5 makes 0.1 nats a token, and the mean stays finite. The loss's KL has no such bound."""
 
 
-class PolicyLoss(NamedTuple):
-    """The loss of some rows, with its gradient, and what its metrics are made of."""
-
-    loss: torch.Tensor
-    """[], already divided by the denominators of the whole mini-batch."""
-    clipped_BT: torch.Tensor
-    """Where the clip was active."""
-    kl_BT: torch.Tensor | None
-    """k3 to the reference, detached; None where beta is 0."""
+def sequence_mean(mask_NT: torch.Tensor) -> torch.Tensor:
+    """Weights 1 / (own length * N): the mean over tokens, then over completions. Shapes [N, T]; the mask is 1 on tokens that
+    count."""
+    mask_NT = mask_NT.to(torch.float64)
+    return mask_NT / mask_NT.sum(dim=1, keepdim=True).clamp(min=1) / mask_NT.shape[0]
 
 
-def policy_loss(
-    config: LossConfig,
-    *,
-    new_BT: torch.Tensor,
-    old_BT: torch.Tensor,
-    engine_BT: torch.Tensor,
-    ref_BT: torch.Tensor | None,
-    advantages_B: torch.Tensor,
-    mask_BT: torch.Tensor,
-    weights_BT: torch.Tensor,
-) -> PolicyLoss:
-    """loss = sum over tokens of weight * (importance * surrogate + beta * KL).
-
-    `new_BT` are the log-probabilities (nats) of the sampled tokens under the current weights, with a gradient; `old_BT` under
-    the weights that sampled, by the trainer; `engine_BT` the same by the engine; `ref_BT` under the untouched model, None
-    where beta is 0. `weights_BT` come from `token_weights`. Of the properties in which the losses differ, `per_sequence` (GSPO)
-    and the clips (DAPO, GSPO) act here, `averaging` in `token_weights`, and `scale_by_std` (Dr. GRPO) in `advantages.py`.
-    """
-    terms_BT, clipped_BT = surrogate(
-        new_BT,
-        old_BT,
-        advantages_B,
-        mask_BT,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-        per_sequence=config.per_sequence,
-    )
-    if config.importance_cap is not None:
-        terms_BT = terms_BT * importance_weights(old_BT, engine_BT, config.importance_cap)
-    kl_BT = None
-    if ref_BT is not None:
-        kl_BT = k3(ref_BT, new_BT)
-        terms_BT = terms_BT + config.beta * kl_BT
-    loss = (weights_BT * terms_BT).sum()
-    return PolicyLoss(loss, clipped_BT, None if kl_BT is None else kl_BT.detach())
+def token_mean(mask_NT: torch.Tensor) -> torch.Tensor:
+    """Weights 1 / all tokens of the mini-batch."""
+    mask_NT = mask_NT.to(torch.float64)
+    return mask_NT / mask_NT.sum().clamp(min=1)
 
 
-def token_weights(mask_BT: torch.Tensor, averaging: Averaging, *, max_tokens: int) -> torch.Tensor:
-    """Each token's weight in the loss, over a whole mini-batch. Shapes [B, T]; the mask is 1 on tokens that count.
-
-    - sequence_mean (GRPO, GSPO): 1 / (own length * B): mean over tokens, then over completions.
-    - token_mean (DAPO): 1 / all tokens of the batch.
-    - constant_length (Dr. GRPO): 1 / (B * max_tokens), so that no length is favoured.
-
-    A completion that is masked out entirely still counts in B: the others get no more weight.
-    """
-    mask_BT = mask_BT.to(torch.float64)
-    completions = mask_BT.shape[0]
-    if averaging == "token_mean":
-        return mask_BT / mask_BT.sum().clamp(min=1)
-    if averaging == "constant_length":
-        return mask_BT / (completions * max_tokens)
-    return mask_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1) / completions
+def constant_length(mask_NT: torch.Tensor, max_tokens: int) -> torch.Tensor:
+    """Weights 1 / (N * max_tokens), the same whatever the completions' lengths are."""
+    mask_NT = mask_NT.to(torch.float64)
+    return mask_NT / (mask_NT.shape[0] * max_tokens)
 
 
 def surrogate(

@@ -10,8 +10,10 @@ from microrl.cli import target
 from microrl.clock import now_s
 from microrl.config import RunConfig
 from microrl.config.data import DataConfig
+from microrl.config.losses import CustomLossConfig, LossConfig
 from microrl.config.own_rewards import parse_functions
 from microrl.config.paths import local_model
+from microrl.config.plugins import ALGORITHMS, refuse_missing
 from microrl.config.reward import RewardConfig
 from microrl.data.load import check_source, first_questions, split
 from microrl.data.prompts import to_prompt
@@ -37,6 +39,7 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
     target.prepare_hub(config, reads_data=True, loads_model=loads_model)
     refuse_unconfined(config)
     refuse_unusable(config.reward)
+    _refuse_algorithm(config.loss)
     if is_resumed:
         return
     if loads_model:
@@ -52,7 +55,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
     `are_here`: they run on this machine. Otherwise its kernel is not asked, and the reward functions are not called.
     """
     model, data, init, sft = cache(local_model), cache(check_source), cache(_refuse_init), cache(_refuse_sft)
-    rewards, trying = cache(refuse_unusable), cache(_try_rewards)
+    rewards, trying, algorithm = cache(refuse_unusable), cache(_try_rewards), cache(_refuse_custom)
     for trial in trials:
         config = trial.config
         used = _as_probed(config.reward)
@@ -61,6 +64,8 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
             data(config.data)
             init(config.init)
             sft(_sft_data(config))
+            if isinstance(config.loss, CustomLossConfig):
+                algorithm(config.loss.target, config.loss.path)
             if are_here:
                 refuse_unconfined(config)
                 rewards(used)
@@ -69,6 +74,16 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
                 rewards(used.model_copy(update={"confine_functions": False}))
         except UserError as error:
             raise of_trial(trial.name, error) from None
+
+
+def _refuse_algorithm(loss: LossConfig) -> None:
+    if isinstance(loss, CustomLossConfig):
+        _refuse_custom(loss.target, loss.path)
+
+
+def _refuse_custom(target: str, folder: str | None) -> None:
+    example = "an algorithm of your own is MODULE:CLASS, for example --loss my_losses:Cispo"
+    refuse_missing(target, what="algorithm", group=ALGORITHMS, folder=folder, key="loss.path", example=example)
 
 
 def _as_probed(reward: RewardConfig) -> RewardConfig:

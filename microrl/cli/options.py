@@ -37,7 +37,12 @@ Adapter = Annotated[
         help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.", show_default="the preset's, else lora"
     ),
 ]
-Loss = Annotated[str | None, typer.Option(help="grpo, dapo, dr_grpo or gspo.", show_default="the preset's, else grpo")]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        help="grpo, dapo, dr_grpo or gspo, or an algorithm of your own as MODULE:CLASS.", show_default="the preset's, else grpo"
+    ),
+]
 Data = Annotated[
     str | None,
     typer.Option(

@@ -9,9 +9,10 @@ from itertools import chain
 from typing import Any
 
 from microrl.config import RunConfig
+from microrl.config.part_weights import gdpo_weights
 from microrl.errors import UserError
 from microrl.rewards.own.probe import probe
-from microrl.rewards.scorer import RewardScorer, gdpo_weights, in_words, make_scorer
+from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.run import rollouts
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -83,7 +84,7 @@ def _with_rows(groups: Sequence[Group], console: RunConsole | None = None) -> li
 def _step(
     step: int, then: Sequence[Group], now: Sequence[Group], before: RunConfig, config: RunConfig, scorer: RewardScorer
 ) -> dict[str, Any]:
-    from microrl.algorithm.batch import advantages_of  # torch
+    from microrl import algorithm  # torch
 
     sides: dict[str, dict[str, Any]] = {}
     for side, groups, settings in (("then", then, before), ("now", now, config)):
@@ -97,7 +98,7 @@ def _step(
             "left_out": len(scores) - len(rewarded),
             "killed": sum(score.killed for score in scores),
             "rewards": [[score.total for score in group.scores] for group in groups],
-            "advantages": advantages_of(groups, scale_by_std=settings.loss.scale_by_std, weights=weights),
+            "advantages": algorithm.make(settings).advantages(groups),
         }
     both = zip(*(chain.from_iterable(sides[side]["advantages"]) for side in ("then", "now")), strict=True)
     return {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from microrl.config import catalogue, known_models
 from microrl.config.data import GYM
+from microrl.config.losses import CustomLossConfig
 from microrl.config.schema import RunConfig
 from microrl.errors import UserError, did_you_mean
 
@@ -82,6 +83,8 @@ def absolute(config: RunConfig) -> RunConfig:
         # A module in the current folder is found again when the run is resumed from another one.
         found = _absolute(expanded(config.reward.path or ".", "reward.path"))
         updates["reward"] = config.reward.model_copy(update={"path": found})
+    if isinstance(config.loss, CustomLossConfig):
+        updates["loss"] = config.loss.model_copy(update={"path": _absolute(expanded(config.loss.path or ".", "loss.path"))})
     if config.init is not None:
         updates["init"] = _absolute(expanded(config.init, "init"))
     return config.model_copy(update=updates)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.config import paths, presets
+from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
 from microrl.errors import UserError, did_you_mean
@@ -35,22 +36,34 @@ def of_presets(names: Iterable[str]) -> Tree:
     for follows_from_model in ("system", "system_role"):
         del tree["data"][follows_from_model]
     for name in presets.with_bases(names):
-        tree = _bounded_layer(tree, _with_typed_auto(presets.load(name)))
+        tree = _bounded_layer(tree, _spelled_out(presets.load(name)))
     return tree
 
 
 def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
     """A full configuration with flags and `--set` values applied, validated; `tree` stays as it is. Raises UserError."""
     given = _nest((key, value) for key, value in flags.items() if value is not None)
-    return check(_bounded_layer(tree, _with_typed_auto(layer(given, _nest(_assignment(text) for text in sets)))))
+    return check(_bounded_layer(tree, _spelled_out(layer(given, _nest(_assignment(text) for text in sets)))))
 
 
-def _with_typed_auto(above: Tree) -> Tree:
-    """A layer that names `auto` asks for all of it, and says so from here on; see `AutoEngineConfig.unattended`."""
-    engine = above.get("engine")
-    if not isinstance(engine, dict) or engine.get("kind") != "auto":
-        return above
-    return {**above, "engine": {"unattended": True, **engine}}
+def _spelled_out(above: Tree) -> Tree:
+    """A layer with what its short forms stand for.
+
+    One that names `auto` asks for all of it, and says so from here on; see `AutoEngineConfig.unattended`. A loss that is not one
+    of microrl's is the target of a custom one.
+    """
+    engine, loss = above.get("engine"), above.get("loss")
+    if isinstance(engine, dict) and engine.get("kind") == "auto":
+        above = {**above, "engine": {"unattended": True, **engine}}
+    if isinstance(loss, dict) and _is_of_another_package(kind := loss.get("kind")):
+        above = {**above, "loss": {**loss, "kind": "custom", "target": kind}}
+    return above
+
+
+def _is_of_another_package(kind: object) -> bool:
+    if not isinstance(kind, str) or kind in _kinds(RunConfig, "loss"):
+        return False
+    return ":" in kind or kind in entry_points(ALGORITHMS)
 
 
 def _bounded_layer(below: Tree, above: Tree) -> Tree:

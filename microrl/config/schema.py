@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from microrl.config import known_models
 from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig, TinyLoraConfig
 from microrl.config.data import DataConfig
+from microrl.config.losses import GrpoConfig, LossConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.reward import RewardConfig
 from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
@@ -28,93 +29,6 @@ class ModelConfig(Section):
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Activation recomputation: activations are computed again in the backward pass. By the plan an update takes 1.3 to 1.6 times
     as long, and a token's activations take a tenth of the memory. auto: on a GPU, if a single completion does not fit otherwise."""
-
-
-Averaging = Literal["sequence_mean", "token_mean", "constant_length"]
-
-
-class BaseLossConfig(Section):
-    """Keys of every loss, and the properties in which the losses differ."""
-
-    averaging: ClassVar[Averaging] = "sequence_mean"  # see `algorithm.loss.token_weights`
-    per_sequence: ClassVar[bool] = False  # one ratio per sequence instead of one per token
-
-    @property
-    def drops_equal_groups(self) -> bool:
-        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
-        return False
-
-    beta: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL term (k3 estimator) to the untouched model; 0: no term, and no reference pass."""
-    importance_cap: Annotated[float, Field(gt=0)] | None = 2.0
-    """Cap of the truncated importance weights min(exp(trainer - engine), cap), which correct the mismatch between engine and
-    trainer; None: off."""
-    mask_truncated: bool = False
-    """Exclude completions that reached the length limit from the loss."""
-    scale_by_std: bool = True
-    """Divide the group's centred rewards by their standard deviation."""
-    clip_low: Fraction = 0.2
-    """Lower clip: the ratio is clipped at 1 - clip_low."""
-    clip_high: Annotated[float, Field(ge=0)] = 0.2
-    """Upper clip: the ratio is clipped at 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
-
-
-class GrpoConfig(BaseLossConfig):
-    """GRPO (Shao et al. 2024): token ratios, 1 +- clip, mean over tokens, then over completions."""
-
-    kind: Literal["grpo"] = "grpo"
-
-
-class DapoConfig(BaseLossConfig):
-    """DAPO (Yu et al. 2025): clip-higher, mean over all tokens of the batch, dynamic sampling."""
-
-    kind: Literal["dapo"] = "dapo"
-    averaging: ClassVar[Averaging] = "token_mean"
-    clip_high: Annotated[float, Field(ge=0)] = 0.28
-    """Upper clip: the ratio is clipped at 1 + clip_high."""
-    dynamic_sampling: bool = True
-    """Drop groups in which all answers are right, or all wrong, and sample more until the batch is full, up to ten times its
-    prompts. Groups still missing then are counted in groups/missing."""
-
-    @property
-    def drops_equal_groups(self) -> bool:
-        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
-        return self.dynamic_sampling
-
-    @model_validator(mode="before")
-    @classmethod
-    def _filled(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "max_rounds" in values:
-            raise ValueError(
-                "loss.max_rounds was removed: a step now samples until its batch is full, up to ten times its prompts",
-                "remove the key; for a single round, --set loss.dynamic_sampling=false",
-            )
-        return values
-
-
-class DrGrpoConfig(BaseLossConfig):
-    """Dr. GRPO (Liu et al. 2025): no division by the standard deviation or by the completion's length."""
-
-    kind: Literal["dr_grpo"] = "dr_grpo"
-    averaging: ClassVar[Averaging] = "constant_length"
-    scale_by_std: bool = False
-    """Divide the group's centred rewards by their standard deviation."""
-
-
-class GspoConfig(BaseLossConfig):
-    """GSPO (Zheng et al. 2025): one ratio per sequence, exp of the mean token log-ratio, clipped tightly."""
-
-    kind: Literal["gspo"] = "gspo"
-    per_sequence: ClassVar[bool] = True
-    clip_low: Fraction = 3e-4
-    """Lower clip: the ratio is clipped at 1 - clip_low."""
-    clip_high: Annotated[float, Field(ge=0)] = 4e-4
-    """Upper clip: the ratio is clipped at 1 + clip_high."""
-
-
-LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig, Field(discriminator="kind")]
 
 
 class BaseEngineConfig(Section):

@@ -1,6 +1,6 @@
 """The policy: a frozen base with a trained adapter, its log-probabilities, and the update.
 
-The loss is `microrl.algorithm.loss.policy_loss`; here it is only decided how the work is cut up so that it fits, and how it was
+The loss is the algorithm's (`microrl.algorithm`); here it is only decided how the work is cut up so that it fits, and how it was
 cut must not show in the gradient.
 """
 
@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from microrl import algorithm
 from microrl.adapters.attach import attach
 from microrl.adapters.starts import Progress
 from microrl.algorithm.batch import Batch, Row, sample_without_gradient, split_evenly
-from microrl.algorithm.loss import k3, mismatch, policy_loss, token_weights
-from microrl.config.schema import LossConfig, RunConfig
+from microrl.algorithm.grpo import Tokens
+from microrl.algorithm.loss import k3, mismatch
+from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.models.forward import Bend, sequence_logprobs
 from microrl.models.tensors import not_finite
@@ -51,12 +53,11 @@ class Policy:
         fresh: bool = True,
         progress: Progress = lambda items, *_: items,
     ) -> None:
-        self._loss: LossConfig = config.loss
+        self._algorithm = algorithm.make(config)
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
         self._bend = Bend.of(model)
-        self._max_completion = config.sampling.max_completion_tokens
         self.update_threads = update_threads(model)
         self.adapter = attach(model, config.adapter, seed=config.seed, fresh=fresh, progress=progress)
         self._model = model.eval()
@@ -213,7 +214,7 @@ class Policy:
         counted_NT = torch.zeros(len(rows), width)
         for number, row in enumerate(rows):
             counted_NT[number, : len(row.completion_ids)] = float(row.counts)
-        weights_NT = token_weights(counted_NT, self._loss.averaging, max_tokens=self._max_completion)
+        weights_NT = self._algorithm.token_weights(counted_NT)
         has_gradient = any(map(self._carries, rows))
         self.optimizer.zero_grad(set_to_none=True)
         scale = loss_scale(weights_NT, self.adapter.dtype)
@@ -246,11 +247,10 @@ class Policy:
         engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
         old_BT = stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
         ref_BT = None
-        if self._loss.beta > 0:
+        if self._algorithm.needs_reference:
             with torch.no_grad(), self.adapter.off():
                 ref_BT, _ = self.token_scores(batch)
-        loss, clipped_BT, kl_BT = policy_loss(
-            self._loss,
+        tokens = Tokens(
             new_BT=new_BT,
             old_BT=old_BT,
             engine_BT=engine_BT,
@@ -259,6 +259,7 @@ class Policy:
             mask_BT=mask_BT,
             weights_BT=weights_NT[list(of), : mask_BT.shape[1]].to(new_BT),
         )
+        loss, clipped_BT, kl_BT = self._algorithm.loss(tokens)
         metrics.add(
             loss=loss.detach(),
             mismatch_BT=mismatch(old_BT, engine_BT).masked_fill(~mask_BT, 0),
@@ -305,7 +306,7 @@ class Policy:
 
     def _carries(self, row: Row) -> bool:
         """Whether the row has a gradient. Those without are scored for their metrics alone, one of each group."""
-        return row.counts and (row.advantage != 0 or self._loss.beta > 0)
+        return row.counts and (row.advantage != 0 or self._algorithm.needs_reference)
 
     def planned_microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[bool, tuple[int, ...]]]:
         """The micro-batches of a mini-batch, as positions of rows: first those with a gradient (True), then the others.

@@ -9,7 +9,7 @@ from functools import partial
 
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.answers import has_format
-from microrl.config.own_rewards import parse_functions
+from microrl.config.part_weights import part_weights
 from microrl.config.reward import RewardConfig
 from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
@@ -30,18 +30,6 @@ def make_scorer(config: RunConfig) -> RewardScorer:
     limit = config.sampling.max_completion_tokens
     penalty = partial(soft_overlong_penalty, limit=limit, buffer=overlong.buffer, factor=overlong.factor) if overlong else None
     return RewardScorer(config.reward, answer_kind=config.data.answer_kind, penalty=penalty)
-
-
-def part_weights(config: RewardConfig) -> dict[str, float]:
-    """The weight of every part of the reward by its name; those of functions come last, in their order."""
-    overlong = {} if config.overlong is None else {"overlong": 1.0}  # its factor is in the penalty
-    own = {function.name: function.weight for function in parse_functions(config.functions)}
-    return {"format": config.format_weight, "accuracy": config.accuracy_weight, **overlong, **own}
-
-
-def gdpo_weights(config: RewardConfig) -> dict[str, float] | None:
-    """The weights of the parts where they are normalised apart; None where their sum is."""
-    return part_weights(config) if config.normalise == "apart" else None
 
 
 def in_words(config: RewardConfig) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from microrl import clock
-from microrl.algorithm.advantages import has_mixed_accuracy, has_mixed_rewards
+from microrl import algorithm, clock
+from microrl.algorithm.advantages import has_mixed_rewards
 from microrl.config import RunConfig
 from microrl.limits import has_time, next_round
 from microrl.rollout.engine import SyncReport
@@ -67,7 +67,7 @@ class Refill:
     def __init__(self, config: RunConfig, may_refill: MayRefill) -> None:
         self._wanted = config.sampling.prompts_per_step
         self._is_dynamic = config.loss.drops_equal_groups
-        self._is_mixed = mixed_by(config)
+        self._keeps = algorithm.make(config).keeps
         self._may_refill = may_refill
         self._rounds_s: list[float] = []
         self.kept: list[Group] = []
@@ -88,7 +88,7 @@ class Refill:
         """Add a round: its scored groups in the order of their prompts, and its seconds."""
         self._rounds_s.append(seconds)
         self.sampled += scored
-        self.kept += [group for group in scored if not self._is_dynamic or self._is_mixed(group)]
+        self.kept += [group for group in scored if self._keeps(group)]
 
     @property
     def count(self) -> int:
@@ -110,7 +110,7 @@ def missing(config: RunConfig, groups: list[Group]) -> int | None:
     """Number of mixed groups missing from the batch after dynamic sampling; None if that is off."""
     if not config.loss.drops_equal_groups:
         return None
-    return config.sampling.prompts_per_step - sum(map(mixed_by(config), groups))
+    return config.sampling.prompts_per_step - sum(map(algorithm.make(config).is_mixed, groups))
 
 
 def difficulty(config: RunConfig, group: Group) -> float:
@@ -118,8 +118,3 @@ def difficulty(config: RunConfig, group: Group) -> float:
     if config.reward.accuracy_weight:
         return sum(score.accuracy for score in group.scores) / len(group.scores)
     return 0.5 if has_mixed_rewards(group) else 0.0
-
-
-def mixed_by(config: RunConfig) -> Callable[[Group], bool]:
-    """The filter of dynamic sampling: by accuracy, or by the reward where accuracy is no part of it."""
-    return has_mixed_accuracy if config.reward.accuracy_weight else has_mixed_rewards

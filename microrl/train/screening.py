@@ -8,14 +8,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from microrl import clock
+from microrl import algorithm, clock
 from microrl.config import RunConfig
+from microrl.config.part_weights import gdpo_weights
 from microrl.data.sampler import PromptSampler
 from microrl.files import BadFile, Count, Seconds
 from microrl.limits import SCREENING_FRACTION
-from microrl.rewards.scorer import gdpo_weights
 from microrl.run import metrics
-from microrl.train.refill import difficulty, mixed_by
+from microrl.train.refill import difficulty
 from microrl.train.run import Run
 from microrl.train.setup import draws
 from microrl.types import Group
@@ -149,7 +149,7 @@ def _is_settled(config: RunConfig, group: Group) -> bool:
     if difficulty(config, group) not in (0.0, 1.0) or any(score.killed or not score.counts for score in group.scores):
         return False
     if config.loss.drops_equal_groups:
-        return not mixed_by(config)(group)
+        return not algorithm.make(config).is_mixed(group)
     return not metrics.is_useful(group, gdpo_weights(config.reward))
 
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from microrl import algorithm
 from microrl.algorithm.advantages import shuffled
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
+from microrl.config.part_weights import gdpo_weights
 from microrl.errors import first_line
 from microrl.models import gpu
 from microrl.policy.optimizer import learning_rate
 from microrl.policy.update_metrics import Update
-from microrl.rewards.scorer import gdpo_weights
 from microrl.run import metrics, rollouts
 from microrl.train import guard
 from microrl.train.refill import MayRefill, Refill, SamplingTimer, always, difficulty, may_refill, missing
@@ -91,8 +92,7 @@ def with_advantages(config: RunConfig, groups: list[Group], step: int) -> Batch:
     """The groups as a batch: one row a completion, with its group-relative advantage."""
     if config.reward.shuffle:
         groups = shuffled(groups, f"{config.seed}/{step}")
-    loss, weights = config.loss, gdpo_weights(config.reward)
-    return assemble(groups, scale_by_std=loss.scale_by_std, mask_truncated=loss.mask_truncated, weights=weights)
+    return assemble(groups, algorithm.make(config))
 
 
 def diagnose(run: Run, batch: Batch, step: int) -> dict[str, Any]:

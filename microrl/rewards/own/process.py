@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
-from importlib import metadata
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from microrl.clock import now_s
 from microrl.config.own_rewards import EXAMPLE, GROUP, RewardFunction, parse_functions
+from microrl.config.plugins import refuse_missing
 from microrl.config.reward import RewardConfig
-from microrl.errors import UserError, did_you_mean, nearest
+from microrl.errors import UserError, did_you_mean
 from microrl.rewards.line_process import LineProcess, NoReply
 from microrl.sandbox import levels
 from microrl.sandbox.environment import clean
@@ -96,34 +94,7 @@ def refuse_unusable(config: RewardConfig) -> None:
             "use a machine with Linux 6.2 or later, or leave the key out: the functions then run with your rights",
         )
     for function in parse_functions(config.functions):
-        if function.module is not None:
-            _refuse_missing(function, config.path)
-        elif function.target not in (known := metadata.entry_points(group=GROUP).names):
-            close = f"did you mean `{name}`? " if (name := nearest(function.target, known)) else ""
-            raise UserError(
-                f"there is no reward `{function.target}`: no installed package has such an entry point in the group {GROUP}",
-                f"{close}a function of your own is MODULE:FUNCTION, {EXAMPLE}",
-            )
-
-
-def _refuse_missing(function: RewardFunction, folder: str | None) -> None:
-    assert function.module is not None
-    name, places = "", None
-    for part in function.module.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = _spec(name, places) or (_spec(name, [folder or os.getcwd()]) if name == part else None)
-        if spec is None:
-            raise UserError(
-                f"the reward `{function.target}` cannot be imported: there is no module `{name}`",
-                f"install its package, or put its file into {folder or 'the current folder'} (another: --set reward.path=DIR)",
-            )
-        places = list(spec.submodule_search_locations or [])
-
-
-def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
-    """Where a module is, as an import would find it in these places (None: in all that are known)."""
-    for finder in sys.meta_path:
-        with suppress(ImportError, AttributeError, ValueError):
-            if (spec := finder.find_spec(name, places)) is not None:
-                return spec
-    return None
+        refuse_missing(
+            function.target, what="reward", group=GROUP, folder=config.path, key="reward.path",
+            example=f"a function of your own is MODULE:FUNCTION, {EXAMPLE}",
+        )  # fmt: skip

@@ -1,0 +1,123 @@
+"""GRPO (Shao et al. 2024), the policy gradient that the other algorithms change in one place each.
+
+An algorithm decides what a step's groups are worth and what the loss of their tokens is. It has no state: the loop, the update
+and `regrade` each make their own from the configuration (`algorithm.make`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from microrl.algorithm import loss as terms
+from microrl.algorithm.advantages import has_mixed_accuracy, has_mixed_rewards, of_groups
+from microrl.config import RunConfig
+from microrl.config.part_weights import gdpo_weights
+from microrl.types import Completion, Group, Score
+
+
+class Tokens(NamedTuple):
+    """Completion tokens of some rows, with what the loss needs of them. Log-probabilities in nats; padding holds 0."""
+
+    new_BT: torch.Tensor
+    """Under the current weights, with a gradient."""
+    old_BT: torch.Tensor
+    """Under the weights that sampled, by the trainer."""
+    engine_BT: torch.Tensor
+    """The same by the engine."""
+    ref_BT: torch.Tensor | None
+    """Under the untouched model; None where beta is 0."""
+    advantages_B: torch.Tensor
+    mask_BT: torch.Tensor
+    """What is not padding, in rows that count or not."""
+    weights_BT: torch.Tensor
+    """Of `token_weights`, over the whole mini-batch."""
+
+
+class PolicyLoss(NamedTuple):
+    """The loss of some rows, with its gradient, and what its metrics are made of."""
+
+    loss: torch.Tensor
+    """[], already divided by the denominators of the whole mini-batch."""
+    clipped_BT: torch.Tensor
+    """Where the clip was active."""
+    kl_BT: torch.Tensor | None
+    """k3 to the reference, detached; None where beta is 0."""
+
+
+class Algorithm:
+    """Group-relative advantages, token ratios with one clip, the mean over tokens, then over completions.
+
+    Another algorithm overrides the method in which it differs, usually `token_weights` or `objective`:
+
+    >>> class LengthBlind(Algorithm):
+    ...     def token_weights(self, counted_NT):
+    ...         return terms.token_mean(counted_NT)
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config: Any = config.loss
+        """The keys of this kind of loss."""
+        self.reward, self.sampling = config.reward, config.sampling
+
+    # ---- of groups
+
+    def is_mixed(self, group: Group) -> bool:
+        """Whether a group can teach: right and wrong answers, or, where accuracy is no part of the reward, unequal rewards."""
+        return (has_mixed_accuracy if self.reward.accuracy_weight else has_mixed_rewards)(group)
+
+    def keeps(self, group: Group) -> bool:
+        """Whether a group is trained on; the others are replaced by more sampling (DAPO's dynamic sampling)."""
+        return not self.config.drops_equal_groups or self.is_mixed(group)
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
+        """That of every completion, group by group. 0: no gradient of the reward."""
+        return of_groups(groups, scale_by_std=self.config.scale_by_std, weights=gdpo_weights(self.reward))
+
+    def counts(self, completion: Completion, score: Score) -> bool:
+        """Whether a completion takes part in the loss."""
+        return score.counts and not (self.config.mask_truncated and completion.finish == "length")
+
+    # ---- of tokens
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the untouched model scores the batch too, and every row that counts has a gradient."""
+        return bool(self.config.beta > 0)
+
+    def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
+        """Each token's weight in the loss, over a whole mini-batch of N completions; the argument is 1 on tokens that count.
+
+        A completion that is left out entirely still counts in N: the others get no more weight.
+        """
+        return terms.sequence_mean(counted_NT)
+
+    def objective(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each token's term in the loss, [B, T], and where the clip was active."""
+        return self._surrogate(tokens)
+
+    def loss(self, tokens: Tokens) -> PolicyLoss:
+        """The sum over tokens of weight * (importance weight * objective + beta * KL)."""
+        terms_BT, clipped_BT = self.objective(tokens)
+        if self.config.importance_cap is not None:
+            terms_BT = terms_BT * terms.importance_weights(tokens.old_BT, tokens.engine_BT, self.config.importance_cap)
+        kl_BT = None
+        if tokens.ref_BT is not None:
+            kl_BT = terms.k3(tokens.ref_BT, tokens.new_BT)
+            terms_BT = terms_BT + self.config.beta * kl_BT
+        loss = (tokens.weights_BT * terms_BT).sum()
+        return PolicyLoss(loss, clipped_BT, None if kl_BT is None else kl_BT.detach())
+
+    def _surrogate(self, tokens: Tokens, *, per_sequence: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        return terms.surrogate(
+            tokens.new_BT,
+            tokens.old_BT,
+            tokens.advantages_B,
+            tokens.mask_BT,
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            dual_clip=self.config.dual_clip,
+            per_sequence=per_sequence,
+        )

@@ -1,0 +1,107 @@
+"""The keys of each algorithm. What it does with them is in the file of its name in `microrl.algorithm`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from microrl.config.section import Fraction, Section
+
+
+class BaseLossConfig(Section):
+    """Keys of every loss."""
+
+    @property
+    def drops_equal_groups(self) -> bool:
+        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
+        return False
+
+    beta: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL term (k3 estimator) to the untouched model; 0: no term, and no reference pass."""
+    importance_cap: Annotated[float, Field(gt=0)] | None = 2.0
+    """Cap of the truncated importance weights min(exp(trainer - engine), cap), which correct the mismatch between engine and
+    trainer; None: off."""
+    mask_truncated: bool = False
+    """Exclude completions that reached the length limit from the loss."""
+    scale_by_std: bool = True
+    """Divide the group's centred rewards by their standard deviation."""
+    clip_low: Fraction = 0.2
+    """Lower clip: the ratio is clipped at 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
+
+
+class GrpoConfig(BaseLossConfig):
+    """GRPO (Shao et al. 2024): token ratios, 1 +- clip, mean over tokens, then over completions."""
+
+    kind: Literal["grpo"] = "grpo"
+
+
+class DapoConfig(BaseLossConfig):
+    """DAPO (Yu et al. 2025): clip-higher, mean over all tokens of the batch, dynamic sampling."""
+
+    kind: Literal["dapo"] = "dapo"
+    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
+    dynamic_sampling: bool = True
+    """Drop groups in which all answers are right, or all wrong, and sample more until the batch is full, up to ten times its
+    prompts. Groups still missing then are counted in groups/missing."""
+
+    @property
+    def drops_equal_groups(self) -> bool:
+        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
+        return self.dynamic_sampling
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "max_rounds" in values:
+            raise ValueError(
+                "loss.max_rounds was removed: a step now samples until its batch is full, up to ten times its prompts",
+                "remove the key; for a single round, --set loss.dynamic_sampling=false",
+            )
+        return values
+
+
+class DrGrpoConfig(BaseLossConfig):
+    """Dr. GRPO (Liu et al. 2025): no division by the standard deviation or by the completion's length."""
+
+    kind: Literal["dr_grpo"] = "dr_grpo"
+    scale_by_std: bool = False
+    """Divide the group's centred rewards by their standard deviation."""
+
+
+class GspoConfig(BaseLossConfig):
+    """GSPO (Zheng et al. 2025): one ratio per sequence, exp of the mean token log-ratio, clipped tightly."""
+
+    kind: Literal["gspo"] = "gspo"
+    clip_low: Fraction = 3e-4
+    """Lower clip: the ratio is clipped at 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0)] = 4e-4
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
+
+
+class CustomLossConfig(BaseLossConfig):
+    """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
+
+    kind: Literal["custom"] = "custom"
+    target: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$|^[\w.-]+$")]
+    """Its class as `module:Class`, or an entry point of the group `microrl.algorithms`; `--loss module:Class` sets kind and
+    target."""
+    path: str | None = None
+    """Folder in which its module is looked for besides the installed packages; None: the current folder."""
+    dynamic_sampling: bool = False
+    """Replace the groups that the algorithm does not keep by more sampling, as `dapo` does."""
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Keys of its own, which it reads as `self.config.options`."""
+
+    @property
+    def drops_equal_groups(self) -> bool:
+        """Whether groups that the algorithm does not keep are replaced."""
+        return self.dynamic_sampling
+
+
+LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CustomLossConfig, Field(discriminator="kind")]

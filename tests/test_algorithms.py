@@ -1,0 +1,122 @@
+"""Algorithms: what each makes of the same tokens, worked out by hand, and those of other packages."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from microrl import algorithm
+from microrl.algorithm.grpo import Algorithm, Tokens
+from microrl.config import plugins, resolve
+from microrl.errors import UserError
+
+MODULE = """
+import torch
+from microrl.algorithm import grpo
+from microrl.algorithm import loss as terms
+
+class Cispo(grpo.Algorithm):
+    '''The ratio is a weight without a gradient, cut at 1 + clip_high (MiniMax-M1 2025, eq. 4 and 5).'''
+
+    def token_weights(self, counted_NT):
+        return terms.token_mean(counted_NT)
+
+    def objective(self, tokens):
+        ratio_BT = (tokens.new_BT.detach() - tokens.old_BT).exp()
+        top = 1 + self.config.options.get("cut", 4.0)
+        return -ratio_BT.clamp(max=top) * tokens.advantages_B[:, None] * tokens.new_BT, ratio_BT > top
+
+class NoAlgorithm:
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with somebody's module, which is the current one."""
+    name = f"losses_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins.sys, "path", list(plugins.sys.path))
+    return SimpleNamespace(path=tmp_path, name=name)
+
+
+def made(**flags) -> Algorithm:
+    return algorithm.make(resolve((), {"loss.importance_cap": None, **flags}))
+
+
+def loss(of: Algorithm) -> float:
+    """Of two completions of 2 tokens and 1 token, with ratios (1.5, 0.5) and (1.5), and advantages +1 and -2."""
+    mask_BT = torch.tensor([[1, 1], [1, 0]])
+    new_BT = torch.tensor([[1.5, 0.5], [1.5, 1.0]], dtype=torch.float64).log()
+    old_BT, advantages_B = torch.zeros_like(new_BT), torch.tensor([1.0, -2.0], dtype=torch.float64)
+    return float(of.loss(Tokens(new_BT, old_BT, old_BT, None, advantages_B, mask_BT.bool(), of.token_weights(mask_BT))).loss)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("grpo", -((1.2 + 0.5) / 2 - 3) / 2),
+        ("dapo", -(1.28 + 0.5 - 3) / 3),
+        ("dr_grpo", -(1.2 + 0.5 - 3) / (2 * 10)),
+        ("gspo", -(math.sqrt(0.75) - 3) / 2),
+    ],
+)
+def test_each_algorithm_by_hand(kind, expected):
+    """The numbers are explained in `test_losses.py`."""
+    of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10})
+    assert loss(of) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_class_of_another_module_is_taken_by_its_name(folder):
+    of = made(**{"loss.kind": f"{folder.name}:Cispo", "loss.options": {"cut": 0.25}})
+    # The ratio 1.5 is cut to 1.25, and log-probabilities are those of the ratios: A (1.25 ln 1.5 + 0.5 ln 0.5) and so on.
+    expected = -(1.25 * math.log(1.5) + 0.5 * math.log(0.5) - 2 * 1.25 * math.log(1.5)) / 3
+    assert loss(of) == pytest.approx(expected, abs=1e-12)
+    config = resolve((), {"loss.kind": f"{folder.name}:Cispo"})
+    assert (config.loss.kind, config.loss.target, config.loss.path) == ("custom", f"{folder.name}:Cispo", str(folder.path))
+
+
+def test_an_entry_point_is_taken_by_its_name(folder):
+    installed = folder.path / "losses-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: losses\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[microrl.algorithms]\ncispo = {folder.name}:Cispo\n")
+    plugins.sys.path.append(str(folder.path))
+    assert type(made(**{"loss.kind": "cispo"})).__name__ == "Cispo"
+    plugins.sys.path.remove(str(folder.path))
+    with pytest.raises(UserError, match="cannot be `cispo`"):
+        resolve((), {"loss.kind": "cispo"})
+
+
+def test_a_whole_run_with_it_repeats_its_training_by_its_record_alone(folder, inside, tiny_arguments, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    done = inside("train", *tiny_arguments, "--loss", f"{folder.name}:Cispo", "--steps", 2, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "config.json").read_text())["loss"]["target"] == f"{folder.name}:Cispo"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert inside("train", "--resume", out, "--steps", 3).returncode == 0
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere_at_all:Cispo", "the algorithm `nowhere_at_all:Cispo` cannot be imported: there is no module `nowhere_at_all`"),
+        ("{name}:Cispa", "has no algorithm `Cispa`"),
+        ("{name}:NoAlgorithm", "is no algorithm"),
+        ("cispoo", "`loss.kind` cannot be `cispoo`"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(folder, inside, tiny_arguments, tmp_path, target, said):
+    done = inside("train", *tiny_arguments, "--loss", target.format(name=folder.name), "--steps", 1, "--out", tmp_path / "run")
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_key_that_an_algorithm_does_not_read_is_refused():
+    for key in ("dynamic_sampling", "options", "averaging"):
+        with pytest.raises(UserError, match=f"`grpo` has no `{key}`|unknown key"):
+            resolve((), {"loss.kind": "grpo"}, [f"loss.{key}=true"])
