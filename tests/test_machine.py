@@ -405,6 +405,8 @@ def test_a_download_within_the_budget_is_said(on, found, monkeypatch):
         "Qwen2.5-1.5B-Instruct (3.1 GB) is not downloaded yet, and the download would count against --hours; download it first: "
         "`microrl plan --model Qwen2.5-1.5B-Instruct --fetch`"
     )
+    ((_, text),) = found(budget__hours=6, budget__steps=None, data__name="gsm8k")
+    assert text.endswith("`microrl plan --model Qwen2.5-1.5B-Instruct --data gsm8k --fetch`")
 
 
 def test_what_is_no_disk_is_not_full():

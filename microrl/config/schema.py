@@ -27,8 +27,9 @@ class ModelConfig(Section):
     head_dtype: Literal["model", "float32"] = "model"
     """Type in which engine and trainer compute the output head; float32 reduces their mismatch in bfloat16."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Activation recomputation: activations are computed again in the backward pass. By the plan an update takes 1.3 to 1.6 times
-    as long, and a token's activations take a tenth of the memory. auto: on a GPU, if a single completion does not fit otherwise."""
+    """Activation recomputation: activations are computed again in the backward pass. By the plan, an update takes 1.3 to 1.6
+    times as long, and a token's activations a tenth of the memory. auto: on a GPU, if a single completion does not fit
+    otherwise."""
 
 
 class BaseEngineConfig(Section):

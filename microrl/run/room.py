@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from microrl import files
 from microrl.config import known_models
+from microrl.config.data import DataConfig
 from microrl.config.paths import local_model
 from microrl.errors import UserError
 from microrl.models import hub
@@ -85,9 +87,10 @@ def _of_disk(work: Workload, folder: Path | None, runs: int) -> Iterator[Finding
     models, place = hub.hub_folder(), folder or hub.hub_folder()
     download = float(work.weight_bytes) if hub.is_to_be_downloaded(work.config.model.name) else 0.0
     if download and work.config.budget.hours is not None:
-        name = work.config.model.name
+        name, data = work.config.model.name, work.config.data.name
+        of = f"--model {name}" + (f" --data {shlex.quote(data)}" if data != DataConfig().name else "")
         says = f"{name} ({download / GB:.1f} GB) is not downloaded yet, and the download would count against --hours"
-        yield Finding("download", "warning", says, f"download it first: `microrl plan --model {name} --fetch`")
+        yield Finding("download", "warning", says, f"download it first: `microrl plan {of} --fetch`")
     least, most = run_bytes(work) if folder is not None else (0.0, 0.0)
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder is not None else 0  # to be resumed
     of = f" of {runs} runs" if runs > 1 else ""
