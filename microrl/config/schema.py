@@ -217,6 +217,9 @@ class OptimConfig(Section):
     """Split a step's batch into mini-batches of this many prompts, one optimizer step each; None: one for the whole batch."""
     tokens_per_microbatch: Positive | None = None
     """Maximum tokens (prompt and padding included) per forward and backward pass; None: automatic."""
+    compile: bool = False
+    """Compile each layer's norms and MLP for the update with torch.compile. The result differs by rounding. Slower on a CPU for
+    all that was tried; never measured on a GPU."""
     schedule: ScheduleConfig = ConstantSchedule()
     """Learning rate over the spent fraction of the budget."""
 
