@@ -18,6 +18,9 @@ MIN_LIMIT, MIN_RANK = 256, 8
 LONG_START_S = 10.0
 """An adapter's start that takes longer is worth a note; it is the longer ones that are cached, too."""
 
+COMPILE_S = 60.0
+"""Seconds that `optim.compile` takes at least, as measured on a CPU of two cores."""
+
 
 class Fix(NamedTuple):
     """Flags as the command line takes them, why, and the same as keys of the configuration."""
@@ -194,6 +197,11 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
         found.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:
         found.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")
+    updates_s = steps * timing.step["update"]
+    if config.optim.compile and updates_s < COMPILE_S:
+        found.append(
+            f"optim.compile=true cannot pay: compiling takes about {COMPILE_S:.0f} s or more, and all updates {updates_s:.0f} s"
+        )
     price = config.budget.price
     if price is not None and work.device.usd_hour and not 0.75 <= price / work.device.usd_hour <= 1.33:
         found.append(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 BACKEND = "inductor"
+FAILED = "not compiled"
+"""The kind of the event."""
 
 
 class Compiled:
@@ -49,10 +51,10 @@ class Compiled:
             # An attempt leaves the weights as they were, unless it ends within an optimizer step.
             if gpu.is_out_of_memory(error) or policy.is_stepping or not _is_compilers(error.__traceback__):
                 raise
-            why = f"{type(error).__name__}: {first_line(error)}"
+            why, said = f"{type(error).__name__}: {first_line(error)}", str(error)
         self._forwards.clear()
         policy.optimizer.zero_grad(set_to_none=True)
-        policy.on_event("not compiled", f"torch.compile failed, and the run goes on uncompiled: {why}")
+        policy.on_event(FAILED, f"torch.compile failed, and the run goes on uncompiled: {why}", error=said)
         return attempt()
 
     @contextmanager
