@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -189,21 +191,12 @@ def test_what_cannot_be_traced_runs_uncompiled(monkeypatch):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("has_compiler", [True, False])
 def test_a_run_is_compiled_where_there_is_a_compiler(has_compiler, microrl, tiny_arguments, tmp_path):
-    found = {}
+    found, environment = {}, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    if not has_compiler:
+        environment["PATH"] = str(Path(sys.executable).parent)
     for asked in ("true", "false"):
-        environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), **({} if has_compiler else {"CXX": "/no/such"})}
-        ended = microrl(
-            "train",
-            *tiny_arguments,
-            *UNEVEN,
-            "--steps",
-            3,
-            "--set",
-            f"optim.compile={asked}",
-            "--out",
-            tmp_path / asked,
-            **environment,
-        )
+        sets = (*UNEVEN, "--set", f"optim.compile={asked}")
+        ended = microrl("train", *tiny_arguments, *sets, "--steps", 3, "--out", tmp_path / asked, **environment)
         assert ended.returncode == 0, ended.stderr
         found[asked] = [json.loads(line) for line in (tmp_path / asked / "metrics.jsonl").read_text().splitlines()]
     assert ("not compiled" in (tmp_path / "true/events.jsonl").read_text()) == (not has_compiler)
