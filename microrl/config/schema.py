@@ -132,6 +132,9 @@ class OptimConfig(Section):
     """Split a step's batch into mini-batches of this many prompts, one optimizer step each; None: one for the whole batch."""
     tokens_per_microbatch: Positive | None = None
     """Maximum tokens (prompt and padding included) per forward and backward pass; None: automatic."""
+    compile: bool = False
+    """Compile each layer's norms and MLP with torch.compile, for the update alone, which differs by rounding. Compiling took 47 s
+    and saved 5 % of an update on a CPU; never measured on a GPU."""
     schedule: ScheduleConfig = ConstantSchedule()
     """Learning rate over the spent fraction of the budget."""
 

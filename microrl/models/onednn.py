@@ -66,7 +66,9 @@ def _is_intel() -> bool:
 
 
 def _gains(left_NK: torch.Tensor, columns: int) -> bool:
-    """Whether oneDNN is the faster one for a product of which nothing is packed."""
+    """Whether oneDNN is the faster one for a product of which nothing is packed. What is compiled has torch's own products."""
+    if torch.compiler.is_compiling():
+        return False
     return _beats_mkl() and left_NK.numel() * columns >= MIN_WORK and is_float32_on_cpu(left_NK)
 
 

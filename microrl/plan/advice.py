@@ -18,6 +18,11 @@ MIN_LIMIT, MIN_RANK = 256, 8
 LONG_START_S = 10.0
 """An adapter's start that takes longer is worth a note; it is the longer ones that are cached, too."""
 
+COMPILE_S = 47.0
+"""Seconds that `optim.compile` took with SmolLM2-135M on a CPU of two cores, which were busy."""
+SAVED_ON_CPU = 0.05
+"""Fraction of an update that it saved there. What it saves on a GPU is not known."""
+
 
 class Fix(NamedTuple):
     """Flags as the command line takes them, why, and the same as keys of the configuration."""
@@ -199,6 +204,11 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
         found.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:
         found.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")
+    updates_s = steps * timing.step["update"]
+    saved_s = SAVED_ON_CPU * updates_s if work.device.is_cpu else updates_s
+    if config.optim.compile and saved_s < COMPILE_S:
+        saves = f"and saves about {saved_s:.0f} s" if work.device.is_cpu else f"and all updates take {updates_s:.0f} s"
+        found.append(f"optim.compile=true will not pay: compiling takes about {COMPILE_S:.0f} s, {saves}")
     price = config.budget.price
     if price is not None and work.device.usd_hour and not 0.75 <= price / work.device.usd_hour <= 1.33:
         found.append(

@@ -61,10 +61,11 @@ class ActivationBudget(NamedTuple):
 
 def can_recompute(model: PreTrainedModel) -> bool:
     """Whether the model's layers are marked as ones whose activations can be computed again."""
-    return bool(_layers(model))
+    return bool(layers(model))
 
 
-def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+def layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The model's layers, as far as they are marked so."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -79,7 +80,7 @@ def recompute(model: PreTrainedModel) -> None:
             f"{model.config.model_type} models do not support model.gradient_checkpointing",
             "--set model.gradient_checkpointing=false",
         )
-    for layer in _layers(model):
+    for layer in layers(model):
         # Nothing is random without dropout, so that there is no generator's state to keep.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
@@ -91,5 +92,5 @@ def recomputed(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     finally:
-        for layer in _layers(model):
+        for layer in layers(model):
             del layer.forward  # the class's own is behind it

@@ -28,6 +28,7 @@ from microrl.models.forward import Bend, sequence_logprobs
 from microrl.models.tensors import not_finite
 from microrl.models.threads import threads, update_threads
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
+from microrl.policy.compiled import Compiled
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
@@ -70,6 +71,7 @@ class Policy:
         if config.model.gradient_checkpointing is True or (self.may_checkpoint and not self._room.fits_a_row()):
             self.checkpoint_activations()
         self.max_tokens = config.optim.tokens_per_microbatch or self._room.tokens(checkpointing=self.checkpoints_activations)
+        self._compiled = Compiled(self._model) if config.optim.compile else None
         self.version = 0
         self.is_stepping = False
         self.is_consistent = True
@@ -108,10 +110,12 @@ class Policy:
         represent none are not scored: theirs are empty.
         """
         found: dict[int, torch.Tensor] = {}
+        is_compiled = self._compiled is not None and self._compiled.is_active
         with self.threads():
-            for _, batch in self.microbatches(rows):
+            for carries, batch in self.microbatches(rows):
                 check_deadline()
-                logprobs_BT, _ = self.token_scores(batch)
+                with torch.set_grad_enabled(is_compiled and carries):  # as in the update: without, it runs uncompiled
+                    logprobs_BT = self.token_scores(batch)[0].detach()
                 for number, position in enumerate(batch.rows):
                     found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
         return [found.get(position, torch.empty(0)) for position in range(len(rows))]
@@ -150,10 +154,15 @@ class Policy:
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
         with self.threads():
-            metrics = retry_with_smaller_microbatches(self, minibatches, attempt)
+            metrics = self.run(minibatches, attempt)
         self.is_consistent = False
         self.version += 1
         return metrics.result()
+
+    def run(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:
+        """What `attempt` at an update returns, compiled if that is asked for, in smaller micro-batches where memory runs out."""
+        tried = attempt if self._compiled is None else partial(self._compiled.run, self, attempt)
+        return retry_with_smaller_microbatches(self, minibatches, tried)
 
     def _steps(self, minibatches: list[list[Row]], check_deadline: Callable[[], None], progress: float) -> UpdateMetrics:
         """One optimizer step a mini-batch: all of them or none.

@@ -8,7 +8,6 @@ import torch
 
 from microrl.algorithm.batch import Row
 from microrl.policy.policy import Policy, loss_scale
-from microrl.policy.retry import retry_with_smaller_microbatches
 from microrl.policy.update_metrics import SftUpdate, UpdateMetrics
 from microrl.types import SftExample
 
@@ -29,7 +28,7 @@ def sft_step(
     policy.set_lr(lr)
     rows = [Row(one.prompt.token_ids, one.token_ids, (), 0.0, True, number) for number, one in enumerate(examples)]
     with policy.all_or_nothing(several=False), policy.threads():
-        done = retry_with_smaller_microbatches(policy, [rows], lambda: _attempt(policy, rows, check_deadline, progress))
+        done = policy.run([rows], lambda: _attempt(policy, rows, check_deadline, progress))
     policy.is_consistent = False
     policy.version += 1
     return done

@@ -46,6 +46,7 @@ EVENTS: dict[str, str] = {
     "checks killed": "allow answers more time (reward.deadline_s), or look at what hangs: microrl regrade",
     "reward failed": "repair the reward function; call it by itself on the row that the message names",
     "update skipped": "",
+    "not compiled": "install what the message names, such as a C++ compiler, or set optim.compile=false",
     "warning": "",
 }
 """Kinds of events that tell of something that went wrong, the worst first, and what to change."""

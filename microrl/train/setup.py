@@ -17,6 +17,7 @@ from microrl.data.prompts import to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
 from microrl.models import gpu
 from microrl.models.load import LoadedModel, load
+from microrl.policy import compiled
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.quickstart import model as quickstart
@@ -152,7 +153,13 @@ def make_policy(
     fresh: bool = True,
 ) -> Policy:
     """The adapter on the model, at its start or at that of the checkpoint `init`. `state` as in `build`."""
-    policy = Policy(model, config, folder.event, fresh=fresh and init is None, progress=console.progress)
+
+    def on_event(kind: str, message: str, **details: Any) -> None:
+        folder.event(kind, message, **details)
+        if kind == compiled.FAILED:
+            console.note(f"{kind}: {message}")
+
+    policy = Policy(model, config, on_event, fresh=fresh and init is None, progress=console.progress)
     if init is not None:
         checkpoint.load_adapter(init, policy.adapter)  # with a fresh optimizer state
         folder.event("init", f"the adapter starts from {init}")
