@@ -12,11 +12,11 @@ from test_engine import random_model
 from test_plan import planned
 
 from microrl.algorithm.batch import Batch, Row
+from microrl.algorithm.grpo import Algorithm
 from microrl.config import resolve
 from microrl.models.load import use_own_parts
 from microrl.plan import devices
 from microrl.policy import compiled
-from microrl.policy import policy as policy_module
 from microrl.policy.policy import Policy
 
 SHAPES = ((2, 3, 7, 9), (3, 4, 12, 20), (2, 2, 9, 5), (1, 4, 6, 8), (3, 2, 5, 40), (1, 2, 9, 60))
@@ -119,13 +119,13 @@ def test_the_update_alone_is_compiled(calls):
 
 @pytest.mark.usefixtures("calls")
 def test_minibatches_are_clipped_against_log_probabilities_that_round_alike(monkeypatch):
-    gaps, policy_loss = [], policy_module.policy_loss
+    gaps, loss = [], Algorithm.loss
 
-    def noting(config, *, new_BT, old_BT, **more):
-        gaps.append(float((new_BT.detach() - old_BT).abs().max()))
-        return policy_loss(config, new_BT=new_BT, old_BT=old_BT, **more)
+    def noting(self, tokens):
+        gaps.append(float((tokens.new_BT.detach() - tokens.old_BT).abs().max()))
+        return loss(self, tokens)
 
-    monkeypatch.setattr(policy_module, "policy_loss", noting)
+    monkeypatch.setattr(Algorithm, "loss", noting)
     updated(policy_of(**{"optim.compile": True, "optim.prompts_per_update": 1}), batch_of(*SHAPES[0]))
     assert gaps == [0.0, 0.0]
 
@@ -205,11 +205,14 @@ def test_a_run_is_compiled_where_there_is_a_compiler(has_compiler, microrl, tiny
         assert found["true"][0][key] == pytest.approx(found["false"][0][key], rel=1e-4)
 
 
-@pytest.mark.parametrize(("device", "few", "many"), [(devices.DEVICES["a40"], 1, 100), (devices.cpu(2, 24.0), 1, 100_000)])
-def test_the_plan_says_where_compiling_will_not_pay(device, few, many):
+@pytest.mark.parametrize(
+    ("preset", "device", "few", "many"),
+    [("micro-r64", devices.DEVICES["a40"], 1, 100), ("quickstart", devices.cpu(2, 24.0), 100, 100_000)],
+)
+def test_the_plan_says_where_compiling_will_not_pay(preset, device, few, many):
     def said(steps, asked):
         sets = (f"optim.compile={asked}", f"budget.steps={steps}")
-        return [text for text in planned("micro-r64", device=device, sets=sets).notes if "optim.compile" in text]
+        return [text for text in planned(preset, device=device, sets=sets).notes if "optim.compile" in text]
 
     (note,) = said(few, "true")
     assert note.startswith("optim.compile=true will not pay: compiling takes about 47 s, and ")
