@@ -110,7 +110,7 @@ def missing(config: RunConfig, groups: list[Group]) -> int | None:
     """Number of mixed groups missing from the batch after dynamic sampling; None if that is off."""
     if not config.loss.drops_equal_groups:
         return None
-    return config.sampling.prompts_per_step - sum(map(algorithm.make(config).is_mixed, groups))
+    return config.sampling.prompts_per_step - sum(map(algorithm.make(config).keeps, groups))
 
 
 def difficulty(config: RunConfig, group: Group) -> float:
