@@ -284,7 +284,7 @@ def test_what_is_damaged_or_missing_is_said_and_the_rest_drawn(few_figures, tmp_
     noted = {one.message for one in findings(history) if one.kind in ("damaged", "guard")}
     assert bool(noted) == (how in ("not JSON", "rollouts cut off", "other kinds")), noted
     if how == "without evaluation":
-        assert "whether it helped is not known" in text
+        assert "whether training helped is not known" in text
     if how == "no step":
         assert "no finished step yet" in text
 
