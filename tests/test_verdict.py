@@ -173,7 +173,7 @@ def test_starvation_is_named(tmp_path):
     assert "budget unused" in kinds(history(tmp_path / "unused", config={"budget.steps": None}, **unused, **unclear))
     long = history(tmp_path / "long steps", rows={"time/step": 1000.0}, config={"budget.steps": None}, **unused, **unclear)
     (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
-    assert "too short for a further step of 1000 s" in one.message and "prompts_per_step" in one.advice
+    assert "the rest of 972 s was too short for a further step of 1000 s and" in one.message and "prompts_per_step" in one.advice
     assert "budget unused" not in kinds(
         history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
     )

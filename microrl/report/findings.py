@@ -283,16 +283,12 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         yield Finding("few updates", f"{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
-        used, step_s = f"{spent / hours:.0%} of the {_hours(hours)} were used", _mean(history, "time/step") or 0.0
-        if step_s > (hours - spent) * 3600:
-            why, instead = (
-                f"the rest was too short for a further step of {step_s:.0f} s",
-                "make steps smaller (sampling.prompts_per_step)",
-            )
-        else:
-            why = "the rest was kept for the final evaluation, which took less"
-            instead = "shorten the final evaluation (evaluation.problems, evaluation.samples)"
-        yield Finding("budget unused", f"{used}: {why}", f"{instead}, or raise --hours")
+        used, step_s = f"{spent / hours:.0%} of the {_hours(hours)} were used", _mean(history, "time/step")
+        rest_s = (hours - spent) * 3600
+        step = f"a further step of {step_s:.0f} s" if step_s else "a further step"
+        why = f"the rest of {rest_s:.0f} s was too short for {step} and what was kept for the final evaluation"
+        smaller = "make steps smaller (sampling.prompts_per_step) or the final evaluation shorter (evaluation.problems, "
+        yield Finding("budget unused", f"{used}: {why}", f"{smaller}evaluation.samples), or raise --hours")
 
 
 def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
