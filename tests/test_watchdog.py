@@ -263,3 +263,13 @@ def test_stopped_and_continued_it_goes_on(tmp_path):
     os.kill(process.pid, 18)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and out == "done\n"
+
+
+def test_what_to_do_depends_on_whose_code_hangs():
+    def hang(path):
+        return heartbeat.Hang("update", 120.0, False, f'  File "{path}", line 3, in wait\n    time.sleep(9)\n')
+
+    assert hang("/home/me/mine.py").place() == ", at /home/me/mine.py:3 in wait: `time.sleep(9)`"
+    assert "/home/me/mine.py is no part of microrl" in hang("/home/me/mine.py").remedy()
+    for library in (heartbeat.__file__, pytest.__file__, subprocess.__file__):
+        assert "microrl doctor" in hang(library).remedy()

@@ -7,6 +7,7 @@ from pathlib import Path
 from microrl.cli.output import say
 from microrl.config import RunConfig
 from microrl.errors import UserError
+from microrl.rollout.preflight import refuse_without_vllm
 from microrl.run.machine import examine
 
 
@@ -20,3 +21,4 @@ def check(config: RunConfig, folder: Path | None, *, runs: int = 1) -> None:
             say(f"warning: {found.says}; {found.do}")
     if problems:
         raise UserError("; ".join(one.says for one in problems), "; ".join(one.do for one in problems if one.do))
+    refuse_without_vllm(config)

@@ -169,8 +169,8 @@ def _advice(history: History, event: Event) -> str:
     if event.kind not in ENDINGS or "microrl train --resume" in given or not (history.rows or history.outcome("sft", "steps")):
         return given
     resume = event.details.get("resume", f"microrl train --resume {history.path}")
-    again = "; if it hangs there again, `microrl doctor` tests this machine" if event.details.get("stack") else ""
-    said = f"resume the run{history.resumes_from()}: {resume}{again}"
+    remedy = event.details.get("remedy")
+    said = f"resume the run{history.resumes_from()}: {resume}" + (f"; {remedy}" if isinstance(remedy, str) else "")
     return f"{given}, then {said}" if given else said
 
 

@@ -84,6 +84,21 @@ def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
     return "vllm"
 
 
+def refuse_without_vllm(config: RunConfig) -> None:
+    """Raises UserError where vLLM is asked for and is not installed, or in a version that does not do. Needs no torch."""
+    if config.engine.kind == "vllm":
+        _supported(installed())
+
+
+def _supported(vllm: Installed | None) -> Installed:
+    if vllm is None:
+        raise UserError("--engine vllm: vLLM is not installed", INSTALL)
+    if not vllm.is_supported:
+        age = "old" if vllm.release < OLDEST else "new"
+        raise UserError(f"vLLM {vllm.version} is too {age}: versions {SUPPORTED} are supported", INSTALL)
+    return vllm
+
+
 def _check_bitsandbytes(config: RunConfig) -> None:
     """Raises UserError for 4-bit weights and 8-bit moments without a GPU, or without the library."""
     wanted = {"model.quant=nf4": config.model.quant, "optim.name=adamw_8bit": config.optim.name == "adamw_8bit"}
@@ -98,11 +113,7 @@ def _check_bitsandbytes(config: RunConfig) -> None:
 
 def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     """Raises UserError for problems with `--engine vllm` that show without loading anything."""
-    if vllm is None:
-        raise UserError("--engine vllm: vLLM is not installed", INSTALL)
-    if not vllm.is_supported:
-        age = "old" if vllm.release < OLDEST else "new"
-        raise UserError(f"vLLM {vllm.version} is too {age}: versions {SUPPORTED} are supported", INSTALL)
+    vllm = _supported(vllm)
     if not vllm.is_for_cpu and not _has_cuda():
         raise UserError(
             "--engine vllm: torch sees no CUDA device",

@@ -38,11 +38,6 @@ class Forecast:
         self._steps: float | None = None
         self._made_after = 0
 
-    @property
-    def steps(self) -> int:
-        """Forecast number of steps of the whole run."""
-        return self._planned if self._steps is None else round(self._steps)
-
     def expected(self, made: int, step_s: float) -> int:
         """Steps of the whole run as they are expected after `made` of them, the last of which took `step_s` seconds, at the pace
         of the last few."""

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from microrl.terminal import printable
 
 FILE = "heartbeat.json"
 EVERY_S = 2.0
+LIBRARIES = tuple({str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))})
+"""Folders of microrl and of the installed packages."""
 SILENT_S = 120.0
 """A piece of work may take so long whatever its forecast,"""
 OVERDUE_S = 10.0
@@ -73,6 +76,13 @@ class Hang:
             return ""
         path, line, function, text = found[-1]
         return f", at {path}:{line} in {function}" + (f": `{text}`" if text else "")
+
+    def remedy(self) -> str:
+        """What to do before or after resuming: that depends on whose code hangs."""
+        found = re.findall(r'File "([^"]*)", line', self.stack)
+        if not found or any(found[-1].startswith(place) for place in LIBRARIES) or "<" in found[-1]:
+            return "if it hangs there again, `microrl doctor` tests this machine"
+        return f"{found[-1]} is no part of microrl or of an installed package: mend it first if it waits on its own account"
 
 
 def kind_of(status: str) -> str:

@@ -149,7 +149,7 @@ def _is_settled(config: RunConfig, group: Group) -> bool:
     if difficulty(config, group) not in (0.0, 1.0) or any(score.killed or not score.counts for score in group.scores):
         return False
     if config.loss.drops_equal_groups:
-        return not algorithm.make(config).is_mixed(group)
+        return not algorithm.make(config).keeps(group)
     return not metrics.is_useful(group, gdpo_weights(config.reward))
 
 

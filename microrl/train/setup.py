@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from microrl import algorithm
 from microrl.adapters.attach import targets
 from microrl.config import RunConfig, known_models
 from microrl.config.engine_rules import Mode
@@ -71,7 +72,8 @@ def build(
     config = fallback.applied(config, folder)
     if state.max_kv_gb is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"max_kv_gb": state.max_kv_gb})})
-    select_engine(config)  # fails before anything is loaded
+    select_engine(config)  # fails before anything is loaded, and so does what makes the algorithm
+    algorithm.make(config)
     if (weak := weakness()) is not None:
         folder.event("warning", weak)
         console.note(f"warning: {weak}")

@@ -18,7 +18,6 @@ from microrl.train.run import Run
 from microrl.train.summary import summary_of
 
 FAILED = 1
-AGAIN = "if it hangs there again and the code is microrl's or a library's, `microrl doctor` tests this machine"
 OnHang = Callable[[MachineFailure], int | None]
 """Gets the error of a hang if time is left to resume the run; returns the process's exit status if somebody will, else None."""
 
@@ -41,8 +40,9 @@ class Watchdog:
         why = ", and the time is up" if hang.is_overdue else ""
         message = f"the run hung: no progress for {clock(hang.silent_s)}{usual} at `{hang.doing}`{hang.place()}{why}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
-        error, log = MachineFailure(message, f"resume it: {resume}; {AGAIN}"), self._crash_log(hang.stack)
-        folder.event("failed", message, hint=log, resume=resume, stack=hang.stack)
+        remedy = hang.remedy()
+        error, log = MachineFailure(message, f"resume it: {resume}; {remedy}"), self._crash_log(hang.stack)
+        folder.event("failed", message, hint=log, resume=resume, remedy=remedy, stack=hang.stack)
         error.add_note(log)
         folder.log(f"error: {message}")
         folder.log(f"hint: {log}; {error.hint}")
