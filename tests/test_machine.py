@@ -224,6 +224,11 @@ def test_a_slice_has_the_memory_of_its_profile(on, visible, name, gb):
     assert card is None if name is None else (card.name, card.total_bytes) == (f"NVIDIA A100-SXM4-80GB {name}", gb * 10**9)
 
 
+def test_a_card_in_mig_mode_without_slices_is_passed_over(on):
+    on(cards=f"{SLICED}\n{T4}", slices="GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-a1a1a1a1-0000-0000-0000-000000000000)")
+    assert cards.chosen(cards.all_here(), {}).card.name == "Tesla T4"
+
+
 def test_the_plan_is_for_the_card_that_is_used(on, monkeypatch):
     monkeypatch.setattr(driver, "problem", lambda: None)
     on(cards=f"{A40}\n{T4}")

@@ -90,9 +90,9 @@ def chosen(cards: Sequence[Card], environment: Mapping[str, str] = os.environ) -
         seen.append(card)
     if not seen:
         return Choice(None, ())
-    first = seen[0]
+    usable = ((_slice([card], None) if card.is_sliced else card) for card in seen)  # no slice: CUDA sees nothing of that card
     is_sure = by_slot or not names[0].isdigit()
-    return Choice(_slice([first], None) if first.is_sliced else first, tuple(seen), is_sure)
+    return Choice(next((card for card in usable if card is not None), None), tuple(seen), is_sure)
 
 
 def _fastest_first(card: Card) -> tuple[tuple[int, int], int]:
