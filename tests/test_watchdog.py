@@ -270,6 +270,6 @@ def test_what_to_do_depends_on_whose_code_hangs():
         return heartbeat.Hang("update", 120.0, False, f'  File "{path}", line 3, in wait\n    time.sleep(9)\n')
 
     assert hang("/home/me/mine.py").place() == ", at /home/me/mine.py:3 in wait: `time.sleep(9)`"
-    assert "/home/me/mine.py is no part of microrl" in hang("/home/me/mine.py").remedy()
+    assert hang("/home/me/mine.py").foreign_file() == "/home/me/mine.py"
     for library in (heartbeat.__file__, pytest.__file__, subprocess.__file__):
-        assert "microrl doctor" in hang(library).remedy()
+        assert hang(library).foreign_file() is None

@@ -170,7 +170,7 @@ def _advice(history: History, event: Event) -> str:
         return given
     resume = event.details.get("resume", f"microrl train --resume {history.path}")
     remedy = event.details.get("remedy")
-    said = f"resume the run{history.resumes_from()}: {resume}" + (f"; {remedy}" if isinstance(remedy, str) else "")
+    said = f"resume the run{history.resumes_from()}: {resume}" + (f"; {remedy}" if isinstance(remedy, str) and remedy else "")
     return f"{given}, then {said}" if given else said
 
 

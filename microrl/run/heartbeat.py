@@ -77,12 +77,12 @@ class Hang:
         path, line, function, text = found[-1]
         return f", at {path}:{line} in {function}" + (f": `{text}`" if text else "")
 
-    def remedy(self) -> str:
-        """What to do before or after resuming: that depends on whose code hangs."""
+    def foreign_file(self) -> str | None:
+        """The file of the innermost call, if it belongs neither to microrl nor to Python or an installed package."""
         found = re.findall(r'File "([^"]*)", line', self.stack)
         if not found or any(found[-1].startswith(place) for place in LIBRARIES) or "<" in found[-1]:
-            return "if it hangs there again, `microrl doctor` tests this machine"
-        return f"{found[-1]} is no part of microrl or of an installed package: mend it first if it waits on its own account"
+            return None
+        return str(found[-1])
 
 
 def kind_of(status: str) -> str:

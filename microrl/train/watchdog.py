@@ -40,9 +40,12 @@ class Watchdog:
         why = ", and the time is up" if hang.is_overdue else ""
         message = f"the run hung: no progress for {clock(hang.silent_s)}{usual} at `{hang.doing}`{hang.place()}{why}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
-        remedy = hang.remedy()
-        error, log = MachineFailure(message, f"resume it: {resume}; {remedy}"), self._crash_log(hang.stack)
-        folder.event("failed", message, hint=log, resume=resume, remedy=remedy, stack=hang.stack)
+        log, again = self._crash_log(hang.stack), "if it hangs there again, `microrl doctor` tests this machine"
+        if (foreign := hang.foreign_file()) is not None:
+            log += f", and fix {foreign}, which is neither microrl's code nor an installed package's"
+            again = ""
+        error = MachineFailure(message, f"resume it: {resume}" + (f"; {again}" if again else ""))
+        folder.event("failed", message, hint=log, resume=resume, remedy=again, stack=hang.stack)
         error.add_note(log)
         folder.log(f"error: {message}")
         folder.log(f"hint: {log}; {error.hint}")
