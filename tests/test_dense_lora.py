@@ -8,6 +8,7 @@ import torch
 import v2_runner
 
 from microrl.adapters.lora_linear import LoraProduct
+from microrl.rollout.requests import Request
 from microrl.rollout.vllm import dense
 from microrl.types import BASE, Sampling
 
@@ -267,7 +268,7 @@ def test_the_base_after_an_adapter_is_the_base_to_the_last_bit(served):
 def test_requests_of_two_kinds_are_never_in_one_batch(served):
     engine, pairs = served.in_mode("swap"), served.change("lora", seed=62).snapshot().pairs
     with engine.awake(BASE):
-        engine._driver.sample((5, 6, 7), Sampling(1, 3, temperature=1.0), (), seed=1)
+        engine._driver.sample(Request((0,), (5, 6, 7), 1), Sampling(1, 3, temperature=1.0), (), seed=1)
         for change in (lambda: engine._driver.swap(pairs), engine._driver.drop_adapters):
             with pytest.raises(RuntimeError, match="1 requests for another adapter are still being decoded"):
                 change()

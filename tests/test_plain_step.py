@@ -15,7 +15,7 @@ def decoded(model, prompts, plain, steps=5):
     """Logits of each of these steps, the rows' tokens being drawn from a generator."""
     batch = DecodingBatch(model, capacity=max(map(len, prompts)) + steps, fp32_head=False)
     assert (batch._plain_step is not None) is plain
-    batch.gather(torch.zeros(0, dtype=torch.long), prompts, 2)
+    batch.gather(torch.zeros(0, dtype=torch.long), prompts, [2] * len(prompts))
     generator, found = torch.Generator().manual_seed(0), []
     for _ in range(steps):
         batch.step(torch.randint(3, 300, (2 * len(prompts),), generator=generator))
@@ -46,9 +46,9 @@ def test_rows_that_leave_and_join_keep_their_logits():
     model, prompts = random_model("qwen2"), [prompt.token_ids for prompt in PROMPTS]
     with torch.inference_mode():
         batch = DecodingBatch(model, capacity=24, fp32_head=False)
-        batch.gather(torch.zeros(0, dtype=torch.long), prompts[:2])
+        batch.gather(torch.zeros(0, dtype=torch.long), prompts[:2], [1, 1])
         batch.step(torch.tensor([7, 8]))
-        batch.gather(torch.tensor([1]), prompts[2:])  # the second goes on, the third joins
+        batch.gather(torch.tensor([1]), prompts[2:], [1])  # the second goes on, the third joins
         batch.step(torch.tensor([9, 10]))
         for row, ids in enumerate([(*prompts[1], 8, 9), (*prompts[2], 10)]):
             own_V = model(input_ids=torch.tensor([ids])).logits[0, -1]

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from microrl.rollout.decoding import DecodingBatch, sample_tokens
-from microrl.types import Completion, Group, Prompt, Sampling
+from microrl.rollout.requests import Request
+from microrl.types import Completion, Sampling
 
 CHANGE_AT = 1 / 8
 """Share of finished rows at which they leave the batch, and of new ones at which these join it: below it, moving the cache costs
@@ -17,7 +18,7 @@ more than it saves."""
 
 
 class InFlight:
-    """The groups whose completions are being decoded, at most `rows` rows at once.
+    """The requests whose completions are being decoded, one row each, at most `rows` at once.
 
     A row keeps what it draws in a slot of its own, from when it joins the batch until it leaves it.
     """
@@ -27,18 +28,17 @@ class InFlight:
         batch: DecodingBatch,
         rows: int,
         sampling: Sampling,
-        stream: tuple[int, ...],
         stops: torch.Tensor,
         tokenizer: Any,
         version: int,
     ) -> None:
-        self._batch, self._rows, self._sampling, self._stream = batch, rows, sampling, stream
+        self._batch, self._rows, self._sampling = batch, rows, sampling
         self._stops, self._tokenizer, self._version = stops, tokenizer, version
-        self.groups: dict[int, tuple[Prompt, dict[int, Completion]]] = {}
-        """By position: the prompt, and those of its completions that are finished, by number."""
+        self._finished_of: dict[Request, dict[int, Completion]] = {}
+        """Of each request: those of its completions that are finished, by number."""
         self._free = list(range(rows))
-        self._owner: dict[int, tuple[int, int]] = {}
-        """Of each slot in use: the position of its group, and the number of its completion."""
+        self._owner: dict[int, tuple[Request, int]] = {}
+        """Of each slot in use: its request, and the number of its completion."""
         limit, device = sampling.max_tokens, stops.device
         self._tokens_ST = torch.zeros(rows, limit, dtype=torch.long, device=device)
         self._logprobs_ST = torch.zeros(rows, limit, device=device)
@@ -49,35 +49,41 @@ class InFlight:
         self._finished_R = torch.zeros_like(self._slots_R, dtype=torch.bool)
         self._finished = 0
 
-    def groups_with_room(self) -> int:
-        """How many groups can join once the finished rows have left."""
-        return (self._rows - len(self._slots_R) + self._finished) // self._sampling.group_size
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is being decoded."""
+        return not self._finished_of
+
+    @property
+    def room(self) -> int:
+        """How many rows can join once the finished ones have left."""
+        return self._rows - len(self._slots_R) + self._finished
 
     def is_change_due(self, joining: int) -> bool:
-        """Whether it is time to `change` the batch, if so many groups can join it."""
+        """Whether it is time to `change` the batch, if so many rows can join it."""
         rows = len(self._slots_R)
         enough = max(rows * CHANGE_AT, 1)
-        return self._finished >= enough or joining * self._sampling.group_size >= enough or (rows > 0 and self._batch.is_full)
+        return self._finished >= enough or joining >= enough or (rows > 0 and self._batch.is_full)
 
-    def change(self, joining: Sequence[tuple[int, Prompt]]) -> Iterator[tuple[int, Group]]:
-        """Let the finished rows leave the batch, and these prompts (with their positions) join it and draw their first tokens.
+    def change(self, joining: Sequence[Request]) -> Iterator[tuple[Request, Sequence[Completion]]]:
+        """Let the finished rows leave the batch, and these requests join it and draw their first tokens.
 
-        Yields the groups that are finished by that.
+        Yields the requests that are finished by that.
         """
         leaving = self._slots_R[self._finished_R].tolist()
         for slot in leaving:
             del self._owner[slot]
         self._free += reversed(leaving)
         kept = (~self._finished_R).nonzero().squeeze(1)
-        size, slots = self._sampling.group_size, []
-        for position, prompt in joining:
-            self.groups[position] = (prompt, {})
-            for number in range(size):
+        slots = []
+        for request in joining:
+            self._finished_of[request] = {}
+            for number in range(request.count):
                 slots.append(self._free.pop())
-                self._owner[slots[-1]] = (position, number)
-                uniforms = _uniforms((*self._stream, position, number), self._sampling.max_tokens)
+                self._owner[slots[-1]] = (request, number)
+                uniforms = _uniforms((*request.key, number), self._sampling.max_tokens)
                 self._uniforms_ST[slots[-1]] = torch.from_numpy(uniforms)
-        self._batch.gather(kept, [prompt.token_ids for _, prompt in joining], size)
+        self._batch.gather(kept, [request.token_ids for request in joining], [request.count for request in joining])
         fresh = torch.zeros(len(slots), dtype=torch.long, device=kept.device)
         self._slots_R = torch.cat([self._slots_R[kept], torch.tensor(slots, dtype=torch.long, device=kept.device)])
         self._drawn_R, self._last_R = torch.cat([self._drawn_R[kept], fresh]), torch.cat([self._last_R[kept], fresh])
@@ -86,12 +92,12 @@ class InFlight:
         if slots:
             yield from self._draw(len(kept))
 
-    def step(self) -> Iterator[tuple[int, Group]]:
-        """Decode one more token of each row; yields the groups that are finished by it."""
+    def step(self) -> Iterator[tuple[Request, Sequence[Completion]]]:
+        """Decode one more token of each row; yields the requests that are finished by it."""
         self._batch.step(self._last_R)
         yield from self._draw(0)
 
-    def _draw(self, first: int) -> Iterator[tuple[int, Group]]:
+    def _draw(self, first: int) -> Iterator[tuple[Request, Sequence[Completion]]]:
         """Draw a token for each row from this one on, which are those that the logits are of."""
         limit = self._sampling.max_tokens
         slots_R, drawn_R = self._slots_R[first:], self._drawn_R[first:]
@@ -114,12 +120,12 @@ class InFlight:
         self._finished_R[first + ending_R] = True
         self._finished += len(ending_R)
         for row in ending_R.tolist():
-            position, number = self._owner[int(slots_R[row])]
-            prompt, finished = self.groups[position]
+            request, number = self._owner[int(slots_R[row])]
+            finished = self._finished_of[request]
             finished[number] = self._completion(int(slots_R[row]), int(drawn_R[row]), stopped=bool(stopped_R[row]))
-            if len(finished) == self._sampling.group_size:
-                del self.groups[position]
-                yield position, Group(prompt, tuple(finished[n] for n in range(len(finished))))
+            if len(finished) == request.count:
+                del self._finished_of[request]
+                yield request, [finished[n] for n in range(request.count)]
 
     def _completion(self, slot: int, count: int, *, stopped: bool) -> Completion:
         ids = self._tokens_ST[slot, :count].tolist()

@@ -45,15 +45,16 @@ class DecodingBatch:
         """Whether no further token fits. `gather` then makes room, as long as no row is `capacity` tokens long."""
         return self._width == self._capacity
 
-    def gather(self, rows: torch.Tensor, prompts: Sequence[tuple[int, ...]] = (), group_size: int = 1) -> None:
-        """Go on with these rows only, followed by `group_size` rows of each of these prompts."""
-        lengths_R, parts, logits = self._lengths_R[rows], [], []
+    def gather(self, rows: torch.Tensor, prompts: Sequence[tuple[int, ...]] = (), counts: Sequence[int] = ()) -> None:
+        """Go on with these rows only, followed by as many rows of each of these prompts as `counts` says."""
+        lengths_R, parts, logits, counted = self._lengths_R[rows], [], [], iter(counts)
         if len(rows):
             # What all rows are padded with is dropped.
             parts.append((self._cache, rows, self._width - int(lengths_R.max())))
         for piece in _pieces(prompts):
             cache, lengths_P, logits_PV = self._prefill(piece)
-            repeated = torch.arange(len(piece), device=lengths_P.device).repeat_interleave(group_size)
+            counts_P = torch.tensor([next(counted) for _ in piece], device=lengths_P.device)
+            repeated = torch.arange(len(piece), device=lengths_P.device).repeat_interleave(counts_P)
             parts.append((cache, repeated, 0))
             lengths_R = torch.cat([lengths_R, lengths_P[repeated]])
             logits.append(logits_PV[repeated])

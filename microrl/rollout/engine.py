@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from microrl.types import AdapterSnapshot, Group, Prompt, Sampling
+from microrl.rollout.requests import Pace, Queue, Request
+from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
 
 
 @dataclass(slots=True)
@@ -29,23 +31,34 @@ class SyncReport:
     retaken_bytes: int = 0
 
 
-class Pace(Protocol):
-    """Keeps sampling within a time limit."""
+class Sampler(ABC):
+    """An engine that is awake, with one snapshot's weights.
 
-    def may_start(self, in_flight: int) -> bool:
-        """Whether one more group may start while so many are being decoded. Asked again whenever a group is finished."""
-        ...
+    An engine implements `complete`; groups are put together here:
 
-    def is_over(self) -> bool:
-        """Whether to stop here, between two tokens. Groups that are not finished are lost."""
-        ...
+    >>> class Parrot(Sampler):
+    ...     def complete(self, queue, sampling):
+    ...         while ready := queue.ready():
+    ...             queue.start(ready)
+    ...             for request in ready:
+    ...                 echo = Completion(request.token_ids, (0.0,) * len(request.token_ids), "stop", 0, "hello")
+    ...                 yield request, (echo,) * request.count
+    >>> prompt = Prompt("Say hello.", "hello", "Say hello.", (7, 8))
+    >>> [(position, group)] = Parrot().groups([prompt], Sampling(group_size=2, max_tokens=2), stream=(0,))
+    >>> position, [completion.text for completion in group.completions]
+    (0, ['hello', 'hello'])
+    """
 
-
-class Sampler(Protocol):
-    """An engine that is awake, with one snapshot's weights."""
-
-    decode_steps: int
+    decode_steps: int = 0
     """Decode steps so far: forward passes that give each row in flight one more token."""
+
+    @abstractmethod
+    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, Sequence[Completion]]]:
+        """Each request's completions, as soon as the last of them is finished, until nothing is left that may start.
+
+        Requests start in their order, as soon as there is room for them. Tokens depend on the weights, the request and
+        `sampling` alone: not on what else is decoded.
+        """
 
     def groups(
         self,
@@ -58,11 +71,16 @@ class Sampler(Protocol):
     ) -> Iterator[tuple[int, Group]]:
         """Each prompt's completions, as soon as the last of them is finished, with the prompt's position.
 
-        Prompts start in their order, as soon as there is room for them: no group waits for another one to finish.
-        The randomness of a completion follows from (*stream, position, sample) alone: not from the order of finishing,
-        nor from what else is in the batch. `positions` are the prompts' numbers; None: 0, 1, 2, ...
+        The randomness of a completion follows from (*stream, position, number) alone. `positions` are the prompts' numbers;
+        None: 0, 1, 2, ...
         """
-        ...
+        asked = dict(zip(range(len(prompts)) if positions is None else positions, prompts, strict=True))
+        requests = (Request((*stream, position), prompt.token_ids, sampling.group_size) for position, prompt in asked.items())
+        queue = Queue(requests, stream=stream, pace=pace)
+        for request, completions in self.complete(queue, sampling):
+            queue.finished()
+            position = request.key[-1]
+            yield position, Group(asked[position], tuple(completions))
 
 
 class Engine(Protocol):

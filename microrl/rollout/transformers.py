@@ -8,7 +8,6 @@ pays nothing for it.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,9 +23,10 @@ from microrl.models.forward import adapted, kv_bytes_per_token, stop_tokens
 from microrl.models.tensors import merge_lora, merged, replaced, weight_sharing_copy
 from microrl.rollout.continuous import InFlight
 from microrl.rollout.decoding import DecodingBatch
-from microrl.rollout.engine import Pace, SyncReport
+from microrl.rollout.engine import Sampler, SyncReport
 from microrl.rollout.plain_step import FUSED, PlainStep
-from microrl.types import AdapterSnapshot, Group, Prompt, Sampling
+from microrl.rollout.requests import Queue, Request
+from microrl.types import AdapterSnapshot, Completion, Sampling
 
 SLACK = 1.25
 """The cache's length over the longest completion's where prompts join rows that are ahead of them: once it is full, at least the
@@ -87,13 +87,13 @@ class TransformersEngine:
     def score(self, prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[tuple[int, ...]]]) -> list[torch.Tensor]:
         """What decoding finds these completions' tokens to be worth: log-probabilities in nats at temperature 1, [T] each.
 
-        As many completions for each prompt, in the prompts' order; it works asleep, on the base's weights.
+        The completions of each prompt, in the prompts' order; it works asleep, on the base's weights.
         """
         rows = [ids for group in completions for ids in group]
         width = max(map(len, rows))
         fed_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows], device=self._model.device)
         batch = self.batch(max(map(len, prompts)) + width)
-        batch.gather(torch.zeros(0, dtype=torch.long, device=self._model.device), prompts, len(completions[0]))
+        batch.gather(torch.zeros(0, dtype=torch.long, device=self._model.device), prompts, [len(group) for group in completions])
         found = []
         for t in range(width):
             found.append(batch.logits_RV.float().log_softmax(dim=-1).gather(1, fed_RT[:, t : t + 1]))
@@ -105,16 +105,16 @@ class TransformersEngine:
         """An empty batch whose rows have up to this many tokens."""
         return DecodingBatch(self._model, capacity, fp32_head=self._fp32_head)
 
-    def room(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[int, int]:
-        """How many groups of these prompts the cache's memory holds at once, and the capacity in tokens of each of their rows."""
-        length = max((len(prompt.token_ids) for prompt in prompts), default=1) + sampling.max_tokens
+    def room(self, queue: Queue, sampling: Sampling) -> tuple[int, int]:
+        """How many of these requests the cache's memory holds at once, and the capacity in tokens of each of their rows."""
+        length = queue.longest + sampling.max_tokens
         token_bytes = sampling.group_size * kv_bytes_per_token(self._model)
-        most = CPU_ROWS // sampling.group_size if self._model.device.type == "cpu" else len(prompts)
+        most = CPU_ROWS // sampling.group_size if self._model.device.type == "cpu" else len(queue)
         groups = max(1, min(most, int(self._max_kv_bytes // (token_bytes * length))))
-        if groups < len(prompts):
+        if groups < len(queue):
             length = math.ceil(length * SLACK)
             groups = max(1, min(most, int(self._max_kv_bytes // (token_bytes * length))))
-        self._together = (min(groups, len(prompts)), token_bytes * length)
+        self._together = (min(groups, len(queue)), token_bytes * length)
         return self._together[0], length
 
     def shrink(self) -> float:
@@ -160,38 +160,27 @@ class _DecodingLinear(torch.nn.Linear):
         return out_NO.view(*input.shape[:-1], self.out_features)
 
 
-class _Sampler:
+class _Sampler(Sampler):
     def __init__(self, engine: TransformersEngine, version: int) -> None:
         self._engine, self._version = engine, version
-        self.decode_steps = 0
 
     @torch.inference_mode()
-    def groups(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        *,
-        stream: tuple[int, ...],
-        positions: Sequence[int] | None = None,
-        pace: Pace | None = None,
-    ) -> Iterator[tuple[int, Group]]:
-        """See `Sampler.groups`. As many groups decode together as the cache's memory allows."""
+    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, Sequence[Completion]]]:
+        """See `Sampler.complete`. As many requests decode together as the cache's memory allows."""
         engine = self._engine
-        waiting = deque(zip(range(len(prompts)) if positions is None else positions, prompts, strict=True))
-        groups, capacity = engine.room(prompts, sampling)
+        groups, capacity = engine.room(queue, sampling)
         rows = InFlight(
-            engine.batch(capacity), groups * sampling.group_size, sampling, stream, engine.stops, engine.tokenizer, self._version
+            engine.batch(capacity), groups * sampling.group_size, sampling, engine.stops, engine.tokenizer, self._version
         )
         while True:
             engine.check_deadline()
-            if pace is not None and pace.is_over():
+            if queue.is_over():
                 return
-            ready = min(rows.groups_with_room(), len(waiting))
-            if pace is not None:
-                ready = next((n for n in range(ready) if not pace.may_start(len(rows.groups) + n)), ready)
-            if rows.is_change_due(ready):
-                yield from rows.change([waiting.popleft() for _ in range(ready)])
-            elif rows.groups:
+            ready = queue.ready(rows.room)
+            if rows.is_change_due(sum(request.count for request in ready)):
+                queue.start(ready)
+                yield from rows.change(ready)
+            elif not rows.is_empty:
                 yield from rows.step()
                 self.decode_steps += 1
             else:  # all is done, or the pace lets nothing start any more

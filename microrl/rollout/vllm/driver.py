@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from microrl.models import gpu
 from microrl.models.tensors import weights
+from microrl.rollout.requests import Request
 from microrl.rollout.vllm.dense import Products, products_of
 from microrl.rollout.vllm.launch import VllmSettings, start
 from microrl.types import AdapterSnapshot, LowRank, Sampling
@@ -175,8 +176,9 @@ class VllmDriver:
 
     # ---- requests
 
-    def sample(self, ids: Sequence[int], sampling: Sampling, stops: Sequence[int], seed: int) -> str:
-        """Queue a group of completions; its n-th has the seed plus n. Log-probabilities are the processed ones.
+    def sample(self, request: Request, sampling: Sampling, stops: Sequence[int], seed: int) -> str:
+        """Queue a request's completions; returns vLLM's name for it. The n-th has the seed plus n; log-probabilities are the
+        processed ones.
 
         At temperature 0 vLLM samples one completion and no more, which stands for all.
         """
@@ -184,7 +186,7 @@ class VllmDriver:
         from vllm.sampling_params import RequestOutputKind
 
         settings = SamplingParams(
-            n=sampling.group_size if sampling.temperature else 1,
+            n=request.count if sampling.temperature else 1,
             seed=seed if self.seeded else None,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -196,7 +198,7 @@ class VllmDriver:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return self._add(ids, settings)
+        return self._add(request.token_ids, settings)
 
     def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """Log-probabilities of each sequence's second token to its last, temperature 1, by the path that prompts take."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,47 +9,39 @@ import numpy as np
 import torch
 
 from microrl import clock
-from microrl.rollout.engine import Pace
+from microrl.rollout.engine import Sampler
+from microrl.rollout.requests import Queue, Request
 from microrl.rollout.vllm.driver import VllmDriver
-from microrl.types import Completion, Group, Prompt, Sampling
+from microrl.types import Completion, Sampling
 
 if TYPE_CHECKING:
     from microrl.rollout.vllm.engine import VllmEngine
 
 
-class VllmSampler:
+class VllmSampler(Sampler):
     """See `Sampler`. `tokens` and `decode_s` add up over what it has sampled."""
 
     def __init__(self, engine: VllmEngine, driver: VllmDriver, tokenizer: Any, stops: Sequence[int], version: int) -> None:
         self._engine, self._driver, self._tokenizer, self._stops = engine, driver, tokenizer, stops
         self._version = version
-        self.tokens, self.decode_s, self.decode_steps = 0, 0.0, 0
+        self.tokens, self.decode_s = 0, 0.0
 
-    def groups(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        *,
-        stream: tuple[int, ...],
-        positions: Sequence[int] | None = None,
-        pace: Pace | None = None,
-    ) -> Iterator[tuple[int, Group]]:
-        """See `Sampler.groups`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
+    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, Sequence[Completion]]]:
+        """See `Sampler.complete`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
         with self._engine.fault_named("sampling"):
             self._driver.settle()
             if not self._driver.seeded:
-                torch.cuda.manual_seed_all(_seed(stream))
-        waiting = deque(zip(range(len(prompts)) if positions is None else positions, prompts, strict=True))
-        in_flight: dict[str, tuple[int, Prompt]] = {}
+                torch.cuda.manual_seed_all(_seed(queue.stream))
+        in_flight: dict[str, Request] = {}
         while True:
             self._engine.check_deadline()
-            if pace is not None and pace.is_over():
+            if queue.is_over():
                 return
+            ready = queue.ready()
+            queue.start(ready)
             with self._engine.fault_named("sampling"):
-                while waiting and (pace is None or pace.may_start(len(in_flight))):
-                    position, prompt = waiting.popleft()
-                    name = self._driver.sample(prompt.token_ids, sampling, self._stops, _seed((*stream, position)))
-                    in_flight[name] = (position, prompt)
+                for request in ready:
+                    in_flight[self._driver.sample(request, sampling, self._stops, _seed(request.key))] = request
             if not in_flight:  # all is done, or the pace lets nothing start any more
                 return
             began = clock.now_s()
@@ -59,9 +50,9 @@ class VllmSampler:
             self.decode_s += clock.now_s() - began
             self.decode_steps += 1
             for output in finished:
-                position, prompt = in_flight.pop(output.request_id)
-                completions = tuple(self._completion(one) for one in output.outputs)
-                yield position, Group(prompt, completions * (sampling.group_size // len(completions)))
+                request = in_flight.pop(output.request_id)
+                completions = [self._completion(one) for one in output.outputs]
+                yield request, completions * (request.count // len(completions))
 
     def _completion(self, output: Any) -> Completion:
         ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
