@@ -10,7 +10,8 @@ from microrl.adapters import folder, starts
 from microrl.adapters.adalora import RankAllocator
 from microrl.adapters.attach import attach
 from microrl.config import resolve
-from microrl.config.adapters import KINDS, FullConfig, ResidualConfig, described
+from microrl.config.adapter import ResidualConfig
+from microrl.config.adapters import KINDS, FullConfig, described
 from microrl.errors import UserError
 from microrl.models.forward import adapted
 from microrl.models.tensors import dequantize, weight_sharing_copy

@@ -12,7 +12,8 @@ from microrl.adapters.adapter import tuned
 from microrl.adapters.attach import attach
 from microrl.adapters.lora_linear import LoraLinear, LoraProduct, MergedLoraProduct, merges
 from microrl.config import resolve
-from microrl.config.adapters import KINDS, LowRankConfig, ResidualConfig
+from microrl.config.adapter import LowRankConfig, ResidualConfig
+from microrl.config.adapters import KINDS
 from microrl.policy.policy import Policy
 
 PAIRS = [kind for kind, cls in KINDS.items() if issubclass(cls, LowRankConfig) and kind not in ("dora", "adalora")]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from microrl.adapters import starts
 from microrl.adapters.starts import Pair, Progress, Start
-from microrl.config.adapters import BaseAdapterConfig, chosen, kind_of
+from microrl.config.adapter import BaseAdapterConfig, chosen, kind_of
 from microrl.errors import UserError, first_line
 from microrl.models.tensors import linears, parameter_count
 from microrl.types import AdapterSnapshot, LowRank, Merge

@@ -1,59 +1,29 @@
-"""From a configuration to an adapter on a model, and from PEFT's layers to their update: the table of all families."""
+"""From a configuration to an adapter on a model, and from PEFT's layers to their update."""
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from microrl.adapters.adalora import AdaLora
 from microrl.adapters.adapter import Adapter, snapshot_of, tuned
-from microrl.adapters.full import Full
-from microrl.adapters.ia3 import Ia3
-from microrl.adapters.lora import Dora, Lora, LoraFa, LoraPlus, ResidualLora, RsLora, SingularLora
-from microrl.adapters.miss import Miss
-from microrl.adapters.norms import Norms
 from microrl.adapters.starts import Progress
-from microrl.adapters.tinylora import TinyLora
-from microrl.adapters.vera import Vera
-from microrl.config import adapters as configs
+from microrl.config.adapter import BaseAdapterConfig
+from microrl.config.adapters import KINDS
 from microrl.errors import UserError
 from microrl.types import AdapterSnapshot
 
-FAMILIES: dict[type[configs.BaseAdapterConfig], type[Adapter]] = {
-    configs.AdaLoraConfig: AdaLora,  # before Lora: in PEFT its layers are LoRA layers, too
-    configs.LoraConfig: Lora,
-    configs.RsLoraConfig: RsLora,
-    configs.LoraPlusConfig: LoraPlus,
-    configs.LoraFaConfig: LoraFa,
-    configs.DoraConfig: Dora,
-    configs.DctConfig: Lora,
-    configs.WaveletConfig: Lora,
-    configs.RlpoConfig: SingularLora,
-    configs.RlmoConfig: SingularLora,
-    configs.PissaConfig: ResidualLora,
-    configs.MiloraConfig: ResidualLora,
-    configs.OloraConfig: ResidualLora,
-    configs.OloraQrConfig: ResidualLora,
-    configs.OloraTailConfig: ResidualLora,
-    configs.MissConfig: Miss,
-    configs.VeraConfig: Vera,
-    configs.TinyLoraConfig: TinyLora,
-    configs.Ia3Config: Ia3,
-    configs.LnConfig: Norms,
-    configs.FullConfig: Full,
-}
 
-
-def targets(model: PreTrainedModel, config: configs.BaseAdapterConfig) -> dict[str, torch.nn.Linear]:
+def targets(model: PreTrainedModel, config: BaseAdapterConfig) -> dict[str, torch.nn.Linear]:
     """The linear layers that this adapter changes, by name. Raises UserError for targets and ranks that cannot be."""
-    return FAMILIES[type(config)].layers(model, config)
+    return _family_of(type(config)).layers(model, config)
 
 
 def attach(
     model: PreTrainedModel,
-    config: configs.BaseAdapterConfig,
+    config: BaseAdapterConfig,
     *,
     seed: int,
     fresh: bool = True,
@@ -64,7 +34,7 @@ def attach(
     Not `fresh`: a state will be loaded, and what takes long to compute is left out. Raises UserError for targets that match
     nothing and for ranks that cannot be.
     """
-    return FAMILIES[type(config)](model, config, seed=seed, fresh=fresh, progress=progress)
+    return _family_of(type(config))(model, config, seed=seed, fresh=fresh, progress=progress)
 
 
 def export(model: torch.nn.Module, version: int) -> AdapterSnapshot:
@@ -75,9 +45,15 @@ def export(model: torch.nn.Module, version: int) -> AdapterSnapshot:
 
 
 def _family(layer: Any) -> type[Adapter]:
-    for family in FAMILIES.values():
-        if isinstance(layer, family.peft_layer):
-            return family
-    raise UserError(
-        f"adapters of the type {type(layer).__module__} are not supported", "merge the adapter with the library that made it"
-    )
+    """The family whose PEFT layers these are: of several the most derived, since AdaLoRA's are LoRA layers, too."""
+    families = [family for config in KINDS.values() if isinstance(layer, (family := _family_of(config)).peft_layer)]
+    if not families:
+        raise UserError(
+            f"adapters of the type {type(layer).__module__} are not supported", "merge the adapter with the library that made it"
+        )
+    return max(families, key=lambda family: len(family.peft_layer.__mro__) if family.peft_layer else 0)
+
+
+def _family_of(config: type[BaseAdapterConfig]) -> type[Adapter]:
+    module, _, name = config.family.partition(".")
+    return cast("type[Adapter]", getattr(import_module(f"microrl.adapters.{module}"), name))

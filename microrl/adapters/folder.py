@@ -21,7 +21,7 @@ from microrl.adapters.adapter import Adapter, replace_base, tuned
 from microrl.adapters.attach import export
 from microrl.adapters.settings import ALL_LINEAR, SETTINGS, AdapterSettings, LnSettings, base_of, read_settings
 from microrl.adapters.tinylora import skip_svd
-from microrl.config.adapters import kind_of
+from microrl.config.adapter import kind_of
 from microrl.errors import UserError, first_line
 from microrl.models.tensors import is_real, linears, norms, not_finite, shape_of, weight_sharing_copy, weights
 from microrl.types import AdapterSnapshot, LowRank

@@ -21,20 +21,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from microrl import clock
-from microrl.config.adapters import (
-    BaseAdapterConfig,
+from microrl.config.adapter import BaseAdapterConfig, RankedConfig
+from microrl.config.adapters import (  # fmt: skip
     DctConfig,
     MiloraConfig,
     OloraConfig,
     OloraQrConfig,
     OloraTailConfig,
     PissaConfig,
-    RankedConfig,
     RlmoConfig,
     RlpoConfig,
     TinyLoraConfig,
     WaveletConfig,
-)  # fmt: skip
+)
 from microrl.files import one_at_a_time
 from microrl.models import gpu
 from microrl.models.hub import cache_folder

@@ -1,108 +1,27 @@
 """The configuration of every adapter: one class each. Its docstring gives the formula, the source, and how it is served.
 
-W0 is a layer's weight (out x in), r the rank, s = alpha / r. A LoRA pair (A, B) stands for the update s B A. An update
-that is low-rank reaches the engine as an exact LoRA pair; any other as merged weights.
+Letters as in `microrl.config.adapter`. An update that is low-rank reaches the engine as an exact LoRA pair; any other as merged
+weights.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from microrl.config.section import Decay, Fraction, Positive, Section
-from microrl.errors import UserError, did_you_mean
-
-ALPHA_FROM_RANK = {"rank": 1.0, "2rank": 2.0}
-"""What alpha can be instead of a number, and the factor of the rank that it then is."""
-
-
-class BaseAdapterConfig(Section):
-    """What every adapter's configuration has."""
-
-    is_one_product: ClassVar[bool] = False
-    """Whether it is computed in one product with its base, in the base's type (`adapters/lora_linear.py`)."""
-
-    @property
-    def name(self) -> str:
-        """The kind and its rank, for display."""
-        rank = getattr(self, "rank", None)
-        kind = str(getattr(self, "kind", ""))
-        return kind if rank is None else f"{kind} rank {rank}"
-
-    @property
-    def extra_rank(self) -> int:
-        """Rank of the products that the trainer computes in addition to each targeted layer's own; 0 for none."""
-        return 0
-
-    @property
-    def pair_rank(self) -> int | None:
-        """Rank of the LoRA pair that is sent to the engine; None: merged weights."""
-        return None
-
-    @property
-    def served(self) -> str:
-        """How the engine gets it, for display."""
-        return "as merged weights" if self.pair_rank is None else f"as a LoRA pair of rank {self.pair_rank}"
-
-
-class TargetedConfig(BaseAdapterConfig):
-    """With a choice of linear layers."""
-
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Names of the linear layers that get an adapter; all-linear: all except the output head."""
-
-
-class RankedConfig(TargetedConfig):
-    """With a rank."""
-
-    rank: Positive = 64
-    """Rank of the update of every targeted linear layer."""
-
-    @property
-    def extra_rank(self) -> int:
-        return self.rank
-
-    @property
-    def pair_rank(self) -> int | None:
-        return self.rank
-
-
-class LowRankConfig(RankedConfig):
-    """With a rank and a scale."""
-
-    is_one_product: ClassVar[bool] = True
-    alpha: Annotated[float, Field(gt=0)] = 64.0
-    """The update is scaled by alpha / rank (rslora: alpha / sqrt(rank)). `rank` and `2rank` become once and twice the rank."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _alpha_from_rank(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("alpha") not in ALPHA_FROM_RANK:
-            return given
-        rank = given.get("rank", cls.model_fields["rank"].default)
-        # A rank that is no number has an error of its own.
-        return {**given, "alpha": ALPHA_FROM_RANK[given["alpha"]] * rank if isinstance(rank, int) else 1.0}
-
-    @property
-    def scale(self) -> float:
-        """s, the factor of B A."""
-        return self.alpha / self.rank
-
-
-class ResidualConfig(LowRankConfig):
-    """W0 x + s (B A - B0 A0) x: A and B start at A0 and B0, made from W0. W0 stays: the start is subtracted."""
-
-    @property
-    def extra_rank(self) -> int:
-        return 2 * self.rank
-
-    @property
-    def pair_rank(self) -> int | None:
-        return 2 * self.rank
+from microrl.config.adapter import (
+    BaseAdapterConfig,
+    LinearSize,
+    LowRankConfig,
+    NetworkSize,
+    RankedConfig,
+    ResidualConfig,
+    TargetedConfig,
+)  # fmt: skip
+from microrl.config.section import Decay, Fraction, Positive
 
 
 class LoraConfig(LowRankConfig):
@@ -116,6 +35,7 @@ class RsLoraConfig(LowRankConfig):
     """LoRA with s = alpha / sqrt(r).
     Kalajdzievski 2023, arXiv 2312.03732. Served as a pair."""
 
+    family: ClassVar[str] = "lora.RsLora"
     kind: Literal["rslora"] = "rslora"
 
     @property
@@ -127,6 +47,7 @@ class LoraPlusConfig(LowRankConfig):
     """LoRA whose B learns `ratio` times as fast as A.
     Hayou et al. 2024, arXiv 2402.12354. Served as a pair."""
 
+    family: ClassVar[str] = "lora.LoraPlus"
     kind: Literal["lora+"] = "lora+"
     ratio: Annotated[float, Field(gt=0)] = 16.0
     """Learning rate of B over that of A."""
@@ -136,7 +57,18 @@ class LoraFaConfig(LowRankConfig):
     """LoRA whose A stays as it starts; only B is trained, by plain AdamW.
     Zhang et al. 2023, arXiv 2308.03303. Served as a pair."""
 
+    family: ClassVar[str] = "lora.LoraFa"
+    is_ever_merged: ClassVar[bool] = False
     kind: Literal["lora-fa"] = "lora-fa"
+
+    def trained_in(self, linear: LinearSize) -> int:
+        return self.rank * linear.n_out
+
+    def frozen_in(self, linear: LinearSize) -> int:
+        return self.rank * linear.n_in
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return dtype_bytes * self.rank * len(linears)
 
 
 class DoraConfig(LowRankConfig):
@@ -144,11 +76,18 @@ class DoraConfig(LowRankConfig):
     Liu et al. 2024, arXiv 2402.09353. Served as merged weights."""
 
     is_one_product: ClassVar[bool] = False
+    family: ClassVar[str] = "lora.Dora"
     kind: Literal["dora"] = "dora"
 
     @property
     def pair_rank(self) -> int | None:
         return None
+
+    def trained_in(self, linear: LinearSize) -> int:
+        return super().trained_in(linear) + linear.n_out
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return super().saved_bytes(network, linears, dtype_bytes) + (dtype_bytes + 4) * sum(linear.n_out for linear in linears)
 
 
 class AdaLoraConfig(LowRankConfig):
@@ -156,6 +95,8 @@ class AdaLoraConfig(LowRankConfig):
     Zhang et al. 2023, arXiv 2303.10512. Served as a pair."""
 
     is_one_product: ClassVar[bool] = False
+    family: ClassVar[str] = "adalora.AdaLora"
+    computes_pair: ClassVar[bool] = True
     kind: Literal["adalora"] = "adalora"
     target_rank: Positive | None = None
     """Mean rank at the end; None: two thirds of `rank`, as in the paper."""
@@ -186,44 +127,86 @@ class AdaLoraConfig(LowRankConfig):
             raise ValueError("adapter.hold_first and adapter.hold_last leave no time to cut ranks", "their sum must be below 1")
         return self
 
+    def trained_in(self, linear: LinearSize) -> int:
+        return super().trained_in(linear) + self.rank
+
 
 class MissConfig(RankedConfig):
     """W0 x + D^T E x, D (r x out) from 0, E adds up every r-th input: 0/1, fixed.
     Kang & Yin 2024, arXiv 2409.15371. Served as a pair."""
 
+    family: ClassVar[str] = "miss.Miss"
+    computes_pair: ClassVar[bool] = True
     kind: Literal["miss"] = "miss"
+
+    def trained_in(self, linear: LinearSize) -> int:
+        return self.rank * linear.n_out
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return self._saved_products(linears)
 
 
 class VeraConfig(RankedConfig):
     """W0 x + b * (B (d * (A x))); A and B random, frozen, shared by all layers; the vectors d from 0.1 and b from 0 are trained.
     Kopiczko et al. 2023, arXiv 2310.11454. Served as a pair."""
 
+    family: ClassVar[str] = "vera.Vera"
+    computes_pair: ClassVar[bool] = True
     kind: Literal["vera"] = "vera"
     d_initial: float = 0.1
     """Initial value of d."""
+
+    def trained_in(self, linear: LinearSize) -> int:
+        return self.rank + linear.n_out
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return self._saved_products(linears) + 4 * sum(linear.n_out for linear in linears)
 
 
 class Ia3Config(TargetedConfig):
     """Keys, values and the input of the MLP's last layer, each times a vector that starts at ones.
     Liu et al. 2022, arXiv 2205.05638. Served as merged weights."""
 
+    family: ClassVar[str] = "ia3.Ia3"
     kind: Literal["ia3"] = "ia3"
     targets: Literal["all-linear"] | tuple[str, ...] = ("k_proj", "v_proj", "down_proj")
     """Names of the linear layers whose output is rescaled; for `down_proj`, the input is."""
+
+    def trained_in(self, linear: LinearSize) -> int:
+        return linear.n_in if linear.kind == "down_proj" else linear.n_out
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return sum(4 * linear.n_in if linear.kind == "down_proj" else dtype_bytes * linear.n_out for linear in linears)
 
 
 class LnConfig(BaseAdapterConfig):
     """The gains of all norms.
     Zhao et al. 2023, arXiv 2312.11420. Served as merged weights."""
 
+    family: ClassVar[str] = "norms.Norms"
+    has_linears: ClassVar[bool] = False
     kind: Literal["ln"] = "ln"
+
+    def trained(self, network: NetworkSize, linears: Sequence[LinearSize]) -> int:
+        return network.layers * network.norms_a_layer + network.hidden
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return dtype_bytes * network.norms_a_layer
 
 
 class FullConfig(BaseAdapterConfig):
     """W x: every weight, kept in float32.
     Full fine-tuning. Served as merged weights."""
 
+    family: ClassVar[str] = "full.Full"
+    trains_weights: ClassVar[bool] = True
     kind: Literal["full"] = "full"
+
+    def trained(self, network: NetworkSize, linears: Sequence[LinearSize]) -> int:
+        return network.parameters
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return dtype_bytes * network.distinct_inputs + 4 * network.norms_a_layer + (6 * network.hidden if dtype_bytes < 4 else 0)
 
 
 class PissaConfig(ResidualConfig):
@@ -251,6 +234,7 @@ class OloraQrConfig(ResidualConfig):
     """s (B A - B0 A0), B0 = Q_r, A0 = R_r of W0 = Q R.
     Buyukakyuz 2024, arXiv 2406.01775, and PEFT's `olora`. Served as a pair of rank 2r."""
 
+    start_by: ClassVar[Literal["svd", "qr", "haar"] | None] = "qr"
     kind: Literal["olora-qr"] = "olora-qr"
 
 
@@ -265,6 +249,8 @@ class RlpoConfig(LowRankConfig):
     """LoRA with A = V_r^T, the largest r right singular vectors of W0, and B = 0.
     LoRA-RLPO of Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair."""
 
+    family: ClassVar[str] = "lora.SingularLora"
+    start_by: ClassVar[Literal["svd", "qr", "haar"] | None] = "svd"
     kind: Literal["lora-rlpo"] = "lora-rlpo"
 
 
@@ -272,6 +258,8 @@ class RlmoConfig(LowRankConfig):
     """LoRA with A = V_-r^T, the smallest r right singular vectors of W0 (thin SVD), and B = 0.
     LoRA-RLMO of Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair."""
 
+    family: ClassVar[str] = "lora.SingularLora"
+    start_by: ClassVar[Literal["svd", "qr", "haar"] | None] = "svd"
     kind: Literal["lora-rlmo"] = "lora-rlmo"
 
 
@@ -286,6 +274,7 @@ class WaveletConfig(LowRankConfig):
     """LoRA with A = Q^T of the QR of a Haar-transformed Gaussian matrix, and B = 0.
     Wavelet-LoRA of Zhang et al. 2026, Geometry-preserving orthonormal initialisation. Served as a pair."""
 
+    start_by: ClassVar[Literal["svd", "qr", "haar"] | None] = "haar"
     kind: Literal["wavelet"] = "wavelet"
 
 
@@ -293,6 +282,10 @@ class TinyLoraConfig(RankedConfig):
     """W0 x + B (sum_i v_i P_i) A x; B and A from the largest r singular values of W0, P_i random, all frozen; v starts at 0.
     TinyLoRA, "Learning to reason in 13 parameters", arXiv 2602.04118, by PEFT. Served as a pair."""
 
+    family: ClassVar[str] = "tinylora.TinyLora"
+    computes_pair: ClassVar[bool] = True
+    start_by: ClassVar[Literal["svd", "qr", "haar"] | None] = "svd"
+    takes_fewer: ClassVar[bool] = True
     kind: Literal["tinylora"] = "tinylora"
     rank: Positive = 2
     """Number of singular directions; at most the smaller side of a layer."""
@@ -300,6 +293,15 @@ class TinyLoraConfig(RankedConfig):
     """Number of elements of a vector v."""
     tying: Fraction = 0.0
     """0: every layer has its own v; 1: all layers share one."""
+
+    def trained(self, network: NetworkSize, linears: Sequence[LinearSize]) -> int:
+        """As many vectors as PEFT deals out to the layers that share them."""
+        layers = network.layers * len(linears)
+        wanted = max(1, round(layers * (1 - self.tying)))
+        return self.size * min((layers - 1) // max(1, layers // wanted) + 1, wanted)
+
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+        return self._saved_products(linears)
 
 
 AdapterConfig = Annotated[
@@ -313,36 +315,6 @@ KINDS: dict[str, type[BaseAdapterConfig]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AdapterConfig)[0])
 }
 """The classes by what `--adapter` takes."""
-
-
-def chosen(adapter: TargetedConfig, sides: Mapping[str, int]) -> set[str]:
-    """The linear layers that an adapter changes, of these with their smaller sides.
-
-    Raises UserError for a target that is none, where there are none, and for a rank above the smallest side.
-    """
-    kinds = {kind_of(name) for name in sides}
-    if adapter.targets != "all-linear":
-        for target in adapter.targets:
-            if target not in kinds:
-                raise UserError(f"no linear layer is called `{target}`", did_you_mean(target, sorted(kinds)))
-        sides = {name: side for name, side in sides.items() if kind_of(name) in adapter.targets}
-    if not sides:
-        raise UserError(
-            "the adapter has nothing to attach to", "--set adapter.targets=all-linear, or choose another model: --model NAME"
-        )
-    limit, narrowest = min((side, name) for name, side in sides.items())
-    rank = getattr(adapter, "rank", 0)
-    if rank > limit and not isinstance(adapter, TinyLoraConfig):  # in which a layer with fewer directions takes all it has
-        kinds = {kind_of(name) for name, side in sides.items() if side >= rank}
-        wide = json.dumps(sorted(kinds), separators=(",", ":"))
-        others = f", or adapt only the wider layers: --set 'adapter.targets={wide}'" if kinds else ""
-        raise UserError(f"rank {rank} is above {limit}, the smaller side of {narrowest}", f"--rank {limit} or less{others}")
-    return set(sides)
-
-
-def kind_of(name: str) -> str:
-    """`q_proj` of `model.layers.0.self_attn.q_proj`: what `adapter.targets` names."""
-    return name.rpartition(".")[2]
 
 
 def described(cls: type[BaseAdapterConfig]) -> tuple[str, str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from microrl.config.adapters import FullConfig
 from microrl.config.schema import RunConfig
 from microrl.errors import UserError
 
@@ -30,5 +29,5 @@ def with_rate(config: RunConfig, *, hidden: int, model_type: str) -> RunConfig:
     """The configuration with `optim.lr=auto` replaced by a number. `hidden` is the model's width. Raises as `auto_rate`."""
     if config.optim.lr != "auto":
         return config
-    lr = auto_rate(hidden=hidden, model_type=model_type, full=isinstance(config.adapter, FullConfig))
+    lr = auto_rate(hidden=hidden, model_type=model_type, full=config.adapter.trains_weights)
     return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": lr})})

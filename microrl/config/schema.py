@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from microrl.config import known_models
-from microrl.config.adapters import AdapterConfig, FullConfig, LoraConfig, TinyLoraConfig
+from microrl.config.adapters import AdapterConfig, LoraConfig, TinyLoraConfig
 from microrl.config.data import DataConfig
 from microrl.config.losses import GrpoConfig, LossConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
@@ -230,7 +230,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        if self.model.quant is not None and isinstance(self.adapter, FullConfig):
+        if self.model.quant is not None and self.adapter.trains_weights:
             raise ValueError(
                 "model.quant=nf4 needs a frozen base, and --adapter full trains it", "use --adapter lora, or remove model.quant"
             )

@@ -9,21 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from microrl.config import RunConfig
-from microrl.config.adapters import (
-    AdaLoraConfig,
-    BaseAdapterConfig,
-    DoraConfig,
-    FullConfig,
-    Ia3Config,
-    LnConfig,
-    LoraConfig,
-    LoraFaConfig,
-    LowRankConfig,
-    MissConfig,
-    ResidualConfig,
-    TinyLoraConfig,
-    VeraConfig,
-)  # fmt: skip
+from microrl.config.adapter import BaseAdapterConfig
+from microrl.config.adapters import LoraConfig
 from microrl.limits import (
     CANARY_RANK,
     CPU_CACHE_BYTES,
@@ -33,10 +20,9 @@ from microrl.limits import (
     TWO_BLOCKS_TOKENS,
     buffer_rank,
     chunk_elements,
-    merging_takes_less,
 )
 from microrl.plan.reserve import CONTEXT_BYTES, FRAGMENTS, LIBRARIES, LIBRARY_BYTES, Reserve, most_rows, reserve, served
-from microrl.plan.shapes import Linear, Shape
+from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, MOMENT_BYTES, Workload
 
 GB = 1e9
@@ -51,8 +37,6 @@ CHUNK_BUFFERS = 5
 SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
 DEFAULT_LENGTH = 4096
-MANY = 1e6
-"""Tokens of a micro-batch, where their number is not known yet."""
 
 
 def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, length: int) -> int:
@@ -65,44 +49,7 @@ def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, l
     queries = shape.heads * shape.head_dim
     norms = shape.norms_a_layer // shape.hidden * 4 * shape.hidden
     attention_and_mlp = dtype_bytes * (4 * queries + 3 * shape.intermediate + length) + 4 * (shape.heads + 2)
-    return norms + attention_and_mlp + _saved_by(adapter, shape, dtype_bytes)
-
-
-def _saved_by(adapter: BaseAdapterConfig, shape: Shape, dtype_bytes: int) -> int:
-    """The adapter's part. A pair that is one product with its base (`adapters/lora_linear.py`) keeps inputs and, unless it is
-    merged, rank products in the base's type. The others keep, in fp32, inputs (of a narrow base a copy for each adapter), rank
-    products, outputs."""
-    linears = shape.targets(adapter)
-    n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
-    distinct = 2 * shape.hidden + shape.intermediate  # inputs that several layers share count once where they are not copied
-    inputs = 4 * (n_in if dtype_bytes < 4 else distinct)
-    products = 4 * getattr(adapter, "rank", 0) * len(linears)
-    match adapter:
-        case FullConfig():
-            return dtype_bytes * distinct + 4 * shape.norms_a_layer + (6 * shape.hidden if dtype_bytes < 4 else 0)
-        case LnConfig():
-            return dtype_bytes * shape.norms_a_layer
-        case Ia3Config():
-            return sum(4 * linear.n_in if linear.kind == "down_proj" else dtype_bytes * linear.n_out for linear in linears)
-        case LoraFaConfig():
-            return dtype_bytes * adapter.rank * len(linears)
-        case MissConfig() | TinyLoraConfig():
-            return products
-        case VeraConfig():
-            return products + 4 * n_out
-        case DoraConfig():
-            return inputs + products + (dtype_bytes + 4) * n_out
-        case LowRankConfig() if adapter.is_one_product:
-            beside = [linear for linear in linears if dtype_bytes < 4 or not is_merged(linear, adapter)]
-            return dtype_bytes * (distinct + adapter.extra_rank * len(beside))
-        case _:
-            return inputs + products
-
-
-def is_merged(linear: Linear, adapter: LowRankConfig, tokens: float = MANY) -> bool:
-    """Whether a trainer in float32 merges the pair for its products with this many tokens (`adapters/lora_linear.py`)."""
-    is_kept = isinstance(adapter, LoraFaConfig) or not adapter.is_one_product
-    return not is_kept and merging_takes_less(tokens, linear.n_in, linear.n_out, adapter.extra_rank)
+    return norms + attention_and_mlp + adapter.saved_bytes(shape, shape.targets(adapter), dtype_bytes)
 
 
 def micro_batch_tokens(
@@ -155,7 +102,7 @@ def hand_over_bytes(rank: int, sides: int, dtype_bytes: int, *, merges: bool) ->
 
 def narrow_copy(adapter: BaseAdapterConfig, trained: int, dtype_bytes: int) -> float:
     """Bytes of the rounded copy of every weight that a forward pass over float32 ones keeps until its backward pass."""
-    return float(dtype_bytes * trained) if isinstance(adapter, FullConfig) and dtype_bytes < 4 else 0.0
+    return float(dtype_bytes * trained) if adapter.trains_weights and dtype_bytes < 4 else 0.0
 
 
 def fits_a_row(shape: Shape, *, dtype_bytes: int, room_bytes: float, adapter: BaseAdapterConfig, length: int) -> bool:
@@ -261,7 +208,7 @@ def _engine_bytes(work: Workload) -> float:
         return float(work.weight_bytes + buffers)
     if work.dtype_bytes < 4 and work.config.adapter.pair_rank is not None:
         return 0.0  # updates run beside the weights
-    if isinstance(work.config.adapter, FullConfig):
+    if work.config.adapter.trains_weights:
         return 0.0 if work.dtype_bytes == 4 else float(work.weight_bytes)  # the trained copies serve, or are rounded to new ones
     return _targeted(work)
 
@@ -271,8 +218,7 @@ def _exported(work: Workload) -> float:
     adapter = work.config.adapter
     if adapter.pair_rank is None and work.has_vllm and work.dtype_bytes < 4:
         return _targeted(work)
-    made = isinstance(adapter, ResidualConfig | AdaLoraConfig | MissConfig | VeraConfig | TinyLoraConfig)
-    return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if made else 0.0
+    return 4.0 * (adapter.pair_rank or 0) * work.adapter_sides if adapter.computes_pair else 0.0
 
 
 def _handed_over(work: Workload) -> float:

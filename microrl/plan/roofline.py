@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from microrl.config.adapters import FullConfig, LowRankConfig
+from microrl.config.adapter import LowRankConfig
 from microrl.plan import efficiency, memory, starts
 from microrl.plan.calibration import Point
 from microrl.plan.decoding import Rollout, Way, decode_s, merge, rollout, swap, ways
@@ -145,7 +145,7 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     """
     again, on_cpu, adapter = work.checkpoints_activations, work.device.is_cpu, work.config.adapter
     completion, tokens = _tokens(work)
-    full = isinstance(adapter, FullConfig)  # gradients of the weights, too
+    full = adapter.trains_weights  # gradients of the weights, too
     base = (4 + 2 * again + 2 * full) * work.shape.body * tokens + (4.5 if again else 3.5) * _attention(work) * tokens
     head = 4 * work.shape.head * completion
     products = (8 if again else 6) * _products(work, sizes.micro_batch_tokens) * tokens
@@ -180,7 +180,7 @@ def _products(work: Workload, micro_batch_tokens: float) -> float:
     for linear in shape.targets(adapter):
         pair = adapter.extra_rank * (linear.n_in + linear.n_out)
         merged = min(2 * pair, linear.n_in * linear.n_out) / 3
-        elements += merged if memory.is_merged(linear, adapter, micro_batch_tokens) else pair
+        elements += merged if adapter.is_merged(linear, micro_batch_tokens) else pair
     return shape.layers * elements
 
 

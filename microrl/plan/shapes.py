@@ -6,22 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from microrl.config.adapters import (
-    AdaLoraConfig,
-    BaseAdapterConfig,
-    DoraConfig,
-    FullConfig,
-    Ia3Config,
-    LnConfig,
-    LoraFaConfig,
-    MissConfig,
-    ResidualConfig,
-    TargetedConfig,
-    TinyLoraConfig,
-    VeraConfig,
-    chosen,
-    kind_of,
-)  # fmt: skip
+from microrl.config.adapter import BaseAdapterConfig, TargetedConfig, chosen, kind_of
 from microrl.errors import UserError
 
 FIRST_LAYER = "model.layers.0."
@@ -94,6 +79,11 @@ class Shape:
         norms = self.layers * self.norms_a_layer + self.hidden
         return self.embedding + (0 if self.tied else self.head) + self.body + norms
 
+    @property
+    def distinct_inputs(self) -> int:
+        """See `NetworkSize.distinct_inputs`."""
+        return 2 * self.hidden + self.intermediate
+
     def kv_bytes(self, width: int) -> int:
         """Bytes of one token's keys and values in all layers, `width` bytes an element."""
         return 2 * self.layers * self.kv_heads * self.head_dim * width
@@ -101,35 +91,14 @@ class Shape:
     def targets(self, adapter: BaseAdapterConfig) -> tuple[Linear, ...]:
         """The linear layers of one decoder layer that this adapter changes. Raises UserError as `chosen` does."""
         if not isinstance(adapter, TargetedConfig):
-            return () if isinstance(adapter, LnConfig) else self.linears
+            return self.linears if adapter.has_linears else ()
         found = {FIRST_LAYER + linear.path: linear for linear in self.linears}
         names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for name, linear in found.items()})
         return tuple(linear for name, linear in found.items() if name in names)
 
     def trainable(self, adapter: BaseAdapterConfig) -> int:
         """Parameters that are trained with this adapter. Raises UserError as `targets` does."""
-        linears = self.targets(adapter)
-        n_in, n_out = sum(linear.n_in for linear in linears), sum(linear.n_out for linear in linears)
-        rank = getattr(adapter, "rank", 0)
-        match adapter:
-            case FullConfig():
-                return self.parameters
-            case LnConfig():
-                return self.layers * self.norms_a_layer + self.hidden
-            case Ia3Config():
-                return self.layers * sum(linear.n_in if linear.kind == "down_proj" else linear.n_out for linear in linears)
-            case TinyLoraConfig():
-                return adapter.size * _groups(self.layers * len(linears), adapter.tying)
-            case VeraConfig():
-                return self.layers * (rank * len(linears) + n_out)
-            case LoraFaConfig() | MissConfig():
-                return self.layers * rank * n_out
-            case DoraConfig():
-                return self.layers * (rank * (n_in + n_out) + n_out)
-            case AdaLoraConfig():
-                return self.layers * rank * (n_in + n_out + len(linears))
-            case _:
-                return self.layers * rank * (n_in + n_out)
+        return adapter.trained(self, self.targets(adapter))
 
     def products(self, adapter: BaseAdapterConfig) -> int:
         """Elements of the factors that the trainer multiplies with beside the base's weights."""
@@ -137,15 +106,7 @@ class Shape:
 
     def frozen(self, adapter: BaseAdapterConfig) -> int:
         """Elements that an adapter keeps beside what it trains: the start that a residual form subtracts, LoRA-FA's A."""
-        if isinstance(adapter, ResidualConfig):
-            return self.products(adapter) // 2
-        return self.products(adapter) - self.trainable(adapter) if isinstance(adapter, LoraFaConfig) else 0
-
-
-def _groups(layers: int, tying: float) -> int:
-    """Vectors that so many layers share, as PEFT deals them out."""
-    wanted = max(1, round(layers * (1 - tying)))
-    return min((layers - 1) // max(1, layers // wanted) + 1, wanted)
+        return self.layers * sum(map(adapter.frozen_in, self.targets(adapter)))
 
 
 @dataclass(frozen=True, slots=True)

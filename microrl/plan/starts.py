@@ -7,24 +7,10 @@ does again; the README's 23 to 30 s for SmolLM2-135M come out as 26. On a GPU th
 
 from __future__ import annotations
 
-from microrl.config.adapters import (
-    BaseAdapterConfig,
-    MiloraConfig,
-    OloraConfig,
-    OloraQrConfig,
-    OloraTailConfig,
-    PissaConfig,
-    RankedConfig,
-    RlmoConfig,
-    RlpoConfig,
-    TinyLoraConfig,
-    WaveletConfig,
-)
+from microrl.config.adapter import BaseAdapterConfig, RankedConfig
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Linear, Shape
 
-SPECTRAL = (PissaConfig, MiloraConfig, OloraConfig, OloraTailConfig, RlpoConfig, RlmoConfig, TinyLoraConfig)
-"""What starts from singular vectors."""
 EIGEN_OPERATIONS = 20
 """An eigen-decomposition of side k takes as long as a product of this many k^3 operations: 14 (k = 1536) to 39 (k = 128)."""
 QR_FACTOR = 4
@@ -47,7 +33,7 @@ def seconds(config: BaseAdapterConfig, shape: Shape, device: Device, dtype_bytes
     on_cpu = cpu_flops / 2  # float64
     found = 0.0
     for linear in shape.targets(config):
-        if isinstance(config, SPECTRAL):
+        if config.start_by == "svd":
             product, eigen = spectral(linear, config.rank)
             if device.is_cpu:
                 found += (product + eigen) / on_cpu
@@ -55,9 +41,9 @@ def seconds(config: BaseAdapterConfig, shape: Shape, device: Device, dtype_bytes
                 side_s = GPU_EIGEN_SIDE_S * min(linear.n_in, linear.n_out)
                 found += product / (GPU_PRODUCT * device.fp64) + eigen / (GPU_EIGEN * device.fp64) + side_s
             found += linear.n_in * linear.n_out * dtype_bytes / HASH_BYTES_S
-        elif isinstance(config, OloraQrConfig):
+        elif config.start_by == "qr":
             found += qr(linear.n_out, linear.n_in) / (on_cpu if device.is_cpu else GPU_PRODUCT * device.fp64)
-        elif isinstance(config, WaveletConfig):
+        elif config.start_by == "haar":
             # On the processor, wherever the model is.
             found += qr(linear.n_in, config.rank) / on_cpu + WAVELET_ELEMENT_S * linear.n_in * config.rank
     return shape.layers * found

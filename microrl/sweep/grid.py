@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.config import RunConfig, keys_set, of_presets, override, presets
-from microrl.config.adapters import KINDS, LowRankConfig, RankedConfig
+from microrl.config.adapter import LowRankConfig, RankedConfig
+from microrl.config.adapters import KINDS
 from microrl.errors import UserError, did_you_mean
 
 ALPHA = ("fixed", "rank", "2rank", "rslora")

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, FiniteFloat
 
 from microrl import files
-from microrl.config.adapters import LowRankConfig
+from microrl.config.adapter import LowRankConfig
 from microrl.evaluation.intervals import Estimate
 from microrl.files import BadFile, Count, Fraction, Seconds
 from microrl.report.history import History, finite
