@@ -103,7 +103,7 @@ def test_a_finished_run_is_shown_at_once(inside, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "step 1/120" in done.stderr and "step 120/120" in done.stderr
     *_, status, measured, said = done.stderr.splitlines()
-    assert status.endswith(": done") and "Paired gain +" in measured and said.endswith("the training helped.")
+    assert status.endswith(": done") and "Paired gain +" in measured and said.endswith("in this run, training helped.")
 
 
 def test_a_run_is_followed_to_its_end(tmp_path):

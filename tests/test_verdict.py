@@ -137,20 +137,20 @@ def test_starvation_is_named(tmp_path):
     assert (one.kind, one.advice) == ("few updates", "raise budget.steps (now 5) to 20 or more")
     timed = {"config": {"budget.steps": None}, "hours_budget": 1.0, "hours_spent": 0.97}
     (one,) = judge(history(tmp_path / "timed", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
-    smaller = "sampling.prompts_per_step=4 (now 16) is about 20 steps in the same time"
+    smaller = "sampling.prompts_per_step=4 (now 16): about 20 steps in the same time"
     assert one.advice == f"give the run more time: --hours 4 (now 1); or make its steps smaller: {smaller}"
     timed["config"] |= {"sampling.prompts_per_step": 512, "sft.minutes": 0.05, "sft.steps": None}
     sft = {"steps": 6, "seconds": 2.2, "first_loss": 2.0, "last_loss": 1.0}
     starved = history(tmp_path / "starved", steps=3, sft=sft, rows={"time/step": 1200.0}, **timed, **unclear)
     (one,) = judge(starved).findings
-    smaller = "sampling.prompts_per_step=109 (now 512) is about 14 steps in the same time"
+    smaller = "sampling.prompts_per_step=109 (now 512): about 14 steps in the same time"
     assert one.advice == (
         f"give the run more time: --hours 4.7 (now 1); or make its steps smaller: {smaller}; "
-        "SFT alone made 6 steps in its sft.minutes=0.05, which can be raised"
+        "or give SFT more: sft.minutes=0.17 (now 0.05, for 6 steps)"
     )
     assert dict(facts(starved))["SFT"].startswith("6 steps of 16 solutions in 2 s, loss 2.000 -> 1.000")
     starved.summary["eval"] = unclear["eval"] | {"paired_gain": {"mean": 0.2, "ci95": [0.1, 0.3]}}
-    assert judge(starved).sentences[-1].endswith("the training helped; it had 9 updates, 6 of them by SFT.")
+    assert judge(starved).sentences[-1].endswith("in this run, training helped; it had 9 updates, 6 of them by SFT.")
     timed["sft"] = sft | {"steps": 77}
     (one,) = judge(history(tmp_path / "mostly SFT", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
     assert one.message == "82 updates, 77 of them by SFT: too few by reinforcement learning to expect an effect of it"
@@ -173,7 +173,8 @@ def test_starvation_is_named(tmp_path):
     assert "budget unused" in kinds(history(tmp_path / "unused", config={"budget.steps": None}, **unused, **unclear))
     long = history(tmp_path / "long steps", rows={"time/step": 1000.0}, config={"budget.steps": None}, **unused, **unclear)
     (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
-    assert "the rest of 972 s was too short for a further step of 1000 s and" in one.message and "prompts_per_step" in one.advice
+    assert one.message == "16 minutes of 60 minutes were left: too short for a further step of 1000 s"
+    assert one.advice == "make steps smaller (sampling.prompts_per_step), or raise --hours", "no evaluation takes as long"
     assert "budget unused" not in kinds(
         history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
     )

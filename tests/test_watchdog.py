@@ -246,7 +246,7 @@ def test_a_hang_is_resumed_once(tiny_arguments, tmp_path):
     assert "in `step 1: sampling" in done.stderr and "continuing in a new process" in done.stderr
     done, out = script(tmp_path, [hang, hang], *tiny_arguments, run=started_anew)
     assert done.returncode == 1 and done.stderr.count("engine fallback") == 1, done.stderr
-    assert "error: the run hung: " in done.stderr and f"resume it: microrl train --resume {out}" in done.stderr
+    assert "error: the run hung: " in done.stderr and f"resume the run: microrl train --resume {out}" in done.stderr
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_what_to_do_depends_on_whose_code_hangs():
     def hang(path):
         return heartbeat.Hang("update", 120.0, False, f'  File "{path}", line 3, in wait\n    time.sleep(9)\n')
 
-    assert hang("/home/me/mine.py").place() == ", at /home/me/mine.py:3 in wait: `time.sleep(9)`"
+    assert hang("/home/me/mine.py").place() == "; stuck at /home/me/mine.py:3, in wait(): `time.sleep(9)`"
     assert hang("/home/me/mine.py").foreign_file() == "/home/me/mine.py"
     for library in (heartbeat.__file__, pytest.__file__, subprocess.__file__):
         assert hang(library).foreign_file() is None

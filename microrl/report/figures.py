@@ -55,6 +55,7 @@ MARKS = {
     "sft finished": ("#8a8f2a", "end of SFT"),
 }
 """Colour and name of the events that are marked in the figures."""
+SFT_END = "sft finished"
 PHASES = ("generate", "verify", "update", "sync", "sleep_wake")
 
 
@@ -85,8 +86,7 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
     """Validation accuracy during training; held-out accuracy before and after it, with its 95 % intervals."""
     for number, (history, colour, style) in enumerate(styled(histories)):
         name = shown_text(history.name) if len(histories) > 1 else ""
-        places, accuracies = positions(history, "validate/accuracy", by, histories)
-        validated = [place - (by == "step") for place in places], accuracies  # of the weights before the step
+        validated = _validations(history, by, histories)
         hover.show(axes, f"{name} validation".strip(), *validated)
         axes.plot(*validated, style, color=colour, marker="o", markersize=2.5, linewidth=1.2)
         places, _ = positions(history, "step", by, histories)
@@ -100,6 +100,16 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
                     [shifted], [found], yerr=[[max(found - interval[0], 0)], [max(interval[1] - found, 0)]],
                     fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.4,
                 )  # fmt: skip
+
+
+def _validations(history: History, by: str, histories: Sequence[History]) -> tuple[list[float], list[float]]:
+    """(places, accuracies). A step validates before it samples: the weights are those at its beginning."""
+    places, accuracies = positions(history, "validate/accuracy", by, histories)
+    if by == "step":
+        return [place - 1 for place in places], accuracies
+    rows = [row for row in history.rows if row.get("validate/accuracy") is not None and row.get(COLUMNS[by]) is not None]
+    shares = [(row.get("time/step") or 0.0) / (row.get("budget/elapsed_s") or math.inf) for row in rows]
+    return [place * (1 - share) for place, share in zip(places, shares)], accuracies
 
 
 def _evaluated(history: History, side: str) -> tuple[float, float, float] | None:
@@ -141,13 +151,12 @@ def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
         actual = reduced(steps, [s / unit_s for s in seconds])
         hover.show(axes, shown_text(history.name) if len(histories) > 1 else label, *actual)
         axes.plot(*actual, style, color=colour, label="actual")
-        made, pace, count = (
-            finite(history.outcome("forecast", name)) for name in ("made_after_steps", "planned_step_s", "planned_steps")
-        )
-        if seconds and made is not None and pace is not None and count is not None:
-            start = next((s for step, s in zip(steps, seconds) if step >= made), seconds[-1])
-            ends = [start / unit_s, (start + (count - made) * pace) / unit_s]
-            axes.plot([made, count], ends, ":", color=colour, label="forecast")
+        made, count = (finite(history.outcome("forecast", name)) for name in ("made_after_steps", "steps"))
+        known = [(step, s) for step, s in zip(steps, seconds) if made is not None and step <= made]
+        if len(known) > 1 and made is not None and count is not None:
+            (first, first_s), (last, last_s) = known[0], known[-1]
+            end_s = last_s + (count - last) * (last_s - first_s) / (last - first)
+            axes.plot([last, count], [last_s / unit_s, end_s / unit_s], ":", color=colour, label="forecast")
     if len(histories) == 1:
         axes.legend(frameon=False, fontsize=7, labelcolor=INK)
     axes.set_ylabel(label)
@@ -333,8 +342,11 @@ def marks(history: History) -> list[Event]:
 
 
 def mark_of(event: Event) -> tuple[str, str, int]:
-    """The colour and the name of a mark, and its step, counted from 1. The best checkpoint's is the last that it has made."""
-    return *MARKS.get(event.kind, ("#12a150", "best checkpoint")), (event.step or 0) + (event.kind in MARKS)
+    """The colour and the name of a mark, and its step, counted from 1. The best checkpoint's is the last that it has made, and
+    SFT ends before the first one: at 0."""
+    return *MARKS.get(event.kind, ("#12a150", "best checkpoint")), (event.step or 0) + (
+        event.kind in MARKS and event.kind != SFT_END
+    )
 
 
 def _mark(axes: Axes, history: History, by: str) -> None:

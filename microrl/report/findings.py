@@ -276,19 +276,23 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     by_rl = count if only_sft or not isinstance(made, int) else count - made
     if 0 < by_rl < FEW_UPDATES and (history.rows or only_sft):
         advice = _for_more_updates(history, by_rl if count >= FEW_UPDATES else count, is_cut=is_cut) if is_done else ""
-        if count < FEW_UPDATES:
-            few = "few, so that more of them may gain more" if is_clear else "too few to expect an effect"
+        only = "only " if count < FEW_UPDATES else ""
+        if only:
+            few = "more of them may gain more" if is_clear else f"fewer than {FEW_UPDATES} are too few to expect an effect"
         else:
             few = "the gain may be SFT's alone" if is_clear else "too few by reinforcement learning to expect an effect of it"
-        yield Finding("few updates", f"{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
+        yield Finding("few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
-        used, step_s = f"{spent / hours:.0%} of the {_hours(hours)} were used", _mean(history, "time/step")
-        rest_s = (hours - spent) * 3600
+        rest_s, step_s = (hours - spent) * 3600, _mean(history, "time/step")
+        evaluation_s = finite(outcome("eval", "after", "seconds")) or 0.0
         step = f"a further step of {step_s:.0f} s" if step_s else "a further step"
-        why = f"the rest of {rest_s:.0f} s was too short for {step} and what was kept for the final evaluation"
-        smaller = "make steps smaller (sampling.prompts_per_step) or the final evaluation shorter (evaluation.problems, "
-        yield Finding("budget unused", f"{used}: {why}", f"{smaller}evaluation.samples), or raise --hours")
+        smaller = "make steps smaller (sampling.prompts_per_step), "
+        if step_s is None or step_s <= rest_s + evaluation_s:
+            step += " and what was kept for the final evaluation"
+            smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "
+        left = f"{_hours(hours - spent)} of {_hours(hours)} were left"
+        yield Finding("budget unused", f"{left}: too short for {step}", f"{smaller}or raise --hours")
 
 
 def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
@@ -314,9 +318,10 @@ def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
         said = f"give the run more time: {key}{_rounded_up(time + more / unit_s)} (now {time:g})"
     now = setting(size)
     if isinstance(now, int) and made and now * made >= 2 * rest:
-        said += f"; or make its steps smaller: {size}={now * made // rest} (now {now}) is about {rest} steps in the same time"
-    if is_by_minutes and not is_only_sft:
-        said += f"; SFT alone made {counted(sft, 'step')} in its sft.minutes={minutes:g}, which can be raised"
+        said += f"; or make its steps smaller: {size}={now * made // rest} (now {now}): about {rest} steps in the same time"
+    if is_by_minutes and minutes and not is_only_sft:
+        enough = _rounded_up(minutes * FEW_UPDATES / sft)
+        said += f"; or give SFT more: sft.minutes={enough} (now {minutes:g}, for {counted(sft, 'step')})"
     return said
 
 

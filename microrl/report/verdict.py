@@ -183,8 +183,8 @@ def _sentences(history: History, outcome: Outcome, gain: Gain | None, found: tup
     few = f"; it had {little}" if any(one.kind == "few updates" for one in found) else ""
     said: dict[Outcome, str] = {
         "running": "The run is still going: this is what there is so far.",
-        "helped": f"The interval lies above zero: the training helped{few}.",
-        "worse": "The interval lies below zero: the training made it worse.",
+        "helped": f"The interval lies above zero: in this run, training helped{few}.",
+        "worse": "The interval lies below zero: in this run, training made the model worse.",
         "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
         "too little to tell": f"Too little happened to tell whether training helps: {little}.",
         "nothing learned": "No step changed the weights: the model is as it was before training.",

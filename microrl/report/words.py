@@ -101,7 +101,9 @@ def _time(hours: Any) -> str:
     if finite(hours) is None:
         return UNKNOWN
     seconds = hours * 3600
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{hours:.1f} h"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.{1 if seconds < 1200 else 0}f} min" if seconds < 7200 else f"{hours:.1f} h"
 
 
 def _rate(history: History) -> str:

@@ -143,6 +143,11 @@ def all_in(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: _step_of(path) or 0)
 
 
+def steps(root: Path) -> int:
+    """Steps that the newest checkpoint contains, intact or not; 0: there is none."""
+    return max((_step_of(path) or 0 for path in all_in(root)), default=0)
+
+
 def find_damage(folder: Path) -> str | None:
     """What is damaged in a checkpoint, by its checksums; None: nothing."""
     try:

@@ -70,12 +70,12 @@ class Hang:
     longest_s: float | None = None
 
     def place(self) -> str:
-        """The innermost call of the stack, as a part of a sentence; empty if it is not known."""
+        """The innermost call of the stack, as the end of a sentence; empty if it is not known."""
         found = re.findall(r'File "([^"]*)", line (\d+), in (.*)\n(?:    (.*))?', self.stack)
         if not found:
             return ""
         path, line, function, text = found[-1]
-        return f", at {path}:{line} in {function}" + (f": `{text}`" if text else "")
+        return f"; stuck at {path}:{line}, in {function}()" + (f": `{text}`" if text else "")
 
     def foreign_file(self) -> str | None:
         """The file of the innermost call, if it belongs neither to microrl nor to Python or an installed package."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from microrl import files
 from microrl.errors import MachineFailure
 from microrl.files import BadFile
+from microrl.run import checkpoint
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.heartbeat import EVERY_S, Hang
@@ -36,15 +37,17 @@ class Watchdog:
     def end(self, hang: Hang) -> None:
         """Record what hangs, then say it, since a terminal may hang too. Does not return."""
         folder, run = self._folder, self.run
-        usual = "" if hang.longest_s is None else f" (such work paused for at most {max(hang.longest_s, EVERY_S):.0f} s before)"
+        usual = "" if hang.longest_s is None else f" (the longest pause before was {max(hang.longest_s, EVERY_S):.0f} s or less)"
         why = ", and the time is up" if hang.is_overdue else ""
-        message = f"the run hung: no progress for {clock(hang.silent_s)}{usual} at `{hang.doing}`{hang.place()}{why}"
+        message = f"the run hung: no progress for {clock(hang.silent_s)} at `{hang.doing}`{usual}{why}{hang.place()}"
         resume = run.resume_command() if run else f"microrl train --resume {folder.path}"
         log, again = self._crash_log(hang.stack), "if it hangs there again, `microrl doctor` tests this machine"
         if (foreign := hang.foreign_file()) is not None:
-            log += f", and fix {foreign}, which is neither microrl's code nor an installed package's"
+            log = f"the code that hangs is your own, not microrl's or an installed package's: fix {foreign} ({log})"
             again = ""
-        error = MachineFailure(message, f"resume it: {resume}" + (f"; {again}" if again else ""))
+        saved = checkpoint.steps(folder.path / "checkpoints")
+        kept = f" from step {saved} on" if saved else ""
+        error = MachineFailure(message, f"resume the run{kept}: {resume}" + (f"; {again}" if again else ""))
         folder.event("failed", message, hint=log, resume=resume, remedy=again, stack=hang.stack)
         error.add_note(log)
         folder.log(f"error: {message}")
