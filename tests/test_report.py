@@ -295,6 +295,15 @@ def test_a_run_without_times_is_drawn_against_each_axis(tmp_path):
     assert "Step time by phase" in page([History.load(history.path)])
 
 
+def test_a_run_that_ended_before_its_first_step_is_drawn_against_each_axis(tmp_path):
+    folder = make(tmp_path / "run", steps=20, kept=[])
+    (folder / "events.jsonl").write_text(
+        json.dumps({"time": 1.0, "step": 0, "kind": "sft finished", "message": "4 steps"}) + "\n"
+    )
+    (folder / "metrics.jsonl").unlink()
+    assert "mark-end-of-SFT" in page([History.load(folder)])
+
+
 def test_what_is_no_run_is_refused(inside, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

@@ -362,7 +362,7 @@ def _place(history: History, step: int, by: str) -> float | None:
         return float(step)
     places, _ = positions(history, "step", by, [history])
     number = next((number for number, row in enumerate(history.rows) if (row["step"] or 0) >= step - 1), len(history.rows) - 1)
-    return places[number] if number < len(places) else None
+    return places[number] if 0 <= number < len(places) else None
 
 
 def svg(drawn: Figure, *, in_page: bool = False) -> str:

@@ -155,9 +155,11 @@ def require_time_for_a_step(run: Run) -> None:
     if run.config.sft.only or run.state.step or budget.fits_a_step():
         return
     missing_s = budget.step.forecast_s() + budget.min_reserve_s() + run.watch.totals["load"]  # a resumed run loads again
+    left_s = budget.left_s() or 0.0
+    left = f"only {left_s:.1f} s are left" if left_s > 0 else "no time is left"
     raise UserError(
         f"{budget.hours:g} hours are too short for a single step: a step may take {budget.step.forecast_s():.1f} s, saving and "
-        f"a part of the final evaluation {budget.min_reserve_s():.1f} s, but only {budget.left_s():.1f} s are left",
+        f"a part of the final evaluation {budget.min_reserve_s():.1f} s, but {left}",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(missing_s):g}",
     )
 
