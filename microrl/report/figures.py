@@ -16,7 +16,8 @@ import numpy as np
 
 from microrl.report import hover
 from microrl.report.completions import shown_text
-from microrl.report.history import Event, History, finite
+from microrl.report.history import History, finite
+from microrl.report.places import COLUMNS, mark_of, marks, place_of, positions, unit_of_time, validations
 from microrl.run.metrics import own_parts, part
 
 if TYPE_CHECKING:
@@ -44,18 +45,6 @@ AXES = {"step": "training steps", "time": "time", "dollars": "US dollars"}
 """What a figure can be drawn against."""
 OWN_AXIS = "own"
 """Of the figures that are drawn against one thing only."""
-MARKS = {
-    "guard": ("#d6453d", "guard"),
-    "rolled back": ("#d6453d", "rolled back"),
-    "out of memory": ("#e8720c", "out of memory"),
-    "engine fallback": ("#e8720c", "engine fallback"),
-    "sync check failed": ("#d6453d", "sync check failed"),
-    "resumed": ("#3b82f6", "resumed"),
-    "interrupted": ("#3b82f6", "interrupted"),
-    "sft finished": ("#8a8f2a", "end of SFT"),
-}
-"""Colour and name of the events that are marked in the figures."""
-SFT_END = "sft finished"
 PHASES = ("generate", "verify", "update", "sync", "sleep_wake")
 
 
@@ -86,7 +75,7 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
     """Validation accuracy during training; held-out accuracy before and after it, with its 95 % intervals."""
     for number, (history, colour, style) in enumerate(styled(histories)):
         name = shown_text(history.name) if len(histories) > 1 else ""
-        validated = _validations(history, by, histories)
+        validated = validations(history, by, histories)
         hover.show(axes, f"{name} validation".strip(), *validated)
         axes.plot(*validated, style, color=colour, marker="o", markersize=2.5, linewidth=1.2)
         places, _ = positions(history, "step", by, histories)
@@ -100,16 +89,6 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
                     [shifted], [found], yerr=[[max(found - interval[0], 0)], [max(interval[1] - found, 0)]],
                     fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.4,
                 )  # fmt: skip
-
-
-def _validations(history: History, by: str, histories: Sequence[History]) -> tuple[list[float], list[float]]:
-    """(places, accuracies). A step validates before it samples: the weights are those at its beginning."""
-    places, accuracies = positions(history, "validate/accuracy", by, histories)
-    if by == "step":
-        return [place - 1 for place in places], accuracies
-    rows = [row for row in history.rows if row.get("validate/accuracy") is not None and row.get(COLUMNS[by]) is not None]
-    shares = [(row.get("time/step") or 0.0) / (row.get("budget/elapsed_s") or math.inf) for row in rows]
-    return [place * (1 - share) for place, share in zip(places, shares)], accuracies
 
 
 def _evaluated(history: History, side: str) -> tuple[float, float, float] | None:
@@ -219,23 +198,6 @@ def styled(histories: Sequence[History]) -> list[tuple[History, str, str]]:
     return found
 
 
-COLUMNS = {"step": "step", "time": "budget/elapsed_s", "dollars": "budget/cost_usd"}
-
-
-def unit_of_time(histories: Sequence[History]) -> tuple[str, float]:
-    """(name, seconds) of the unit in which the longest of these runs is told."""
-    longest = max((row.get("budget/elapsed_s") or 0.0 for history in histories for row in history.rows[-1:]), default=0.0)
-    return ("seconds", 1.0) if longest < 180 else ("minutes", 60.0) if longest < 7200 else ("hours", 3600.0)
-
-
-def positions(history: History, metric: str, by: str, histories: Sequence[History]) -> tuple[list[float], list[float]]:
-    """(places, values) of the steps that have this metric, the places as they are on the axis of these runs' figure: steps are
-    counted from 1, as on the console."""
-    scale, first = unit_of_time(histories)[1] if by == "time" else 1.0, 1 if by == "step" else 0
-    places, values = history.series(metric, COLUMNS[by])
-    return [place / scale + first for place in places], values
-
-
 def reduced(places: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """At most MAX_POINTS points: means of neighbours."""
     size = math.ceil(len(values) / MAX_POINTS) or 1
@@ -335,34 +297,11 @@ def _lines(axes: Axes, spec: Spec, histories: Sequence[History], by: str) -> Non
         axes.legend(frameon=False, fontsize=7, labelcolor=INK)
 
 
-def marks(history: History) -> list[Event]:
-    """The events that are marked in figures. The best checkpoint is the last that was."""
-    best = [event for event in history.events if event.kind == "best"]
-    return [event for event in history.events if event.kind in MARKS and event.step is not None] + best[-1:]
-
-
-def mark_of(event: Event) -> tuple[str, str, int]:
-    """The colour and the name of a mark, and its step, counted from 1. The best checkpoint's is the last that it has made, and
-    SFT ends before the first one: at 0."""
-    return *MARKS.get(event.kind, ("#12a150", "best checkpoint")), (event.step or 0) + (
-        event.kind in MARKS and event.kind != SFT_END
-    )
-
-
 def _mark(axes: Axes, history: History, by: str) -> None:
     for event in marks(history):
         colour, name, step = mark_of(event)
-        if (place := _place(history, step, by)) is not None:
+        if (place := place_of(history, step, by)) is not None:
             axes.axvline(place, color=colour, linewidth=0.8, dashes=(2, 2), alpha=0.8, gid=f"mark-{name.replace(' ', '-')}")
-
-
-def _place(history: History, step: int, by: str) -> float | None:
-    """Where a step, counted from 1, is on an axis; behind the last row, where that is."""
-    if by == "step":
-        return float(step)
-    places, _ = positions(history, "step", by, [history])
-    number = next((number for number, row in enumerate(history.rows) if (row["step"] or 0) >= step - 1), len(history.rows) - 1)
-    return places[number] if 0 <= number < len(places) else None
 
 
 def svg(drawn: Figure, *, in_page: bool = False) -> str:

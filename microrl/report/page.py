@@ -18,7 +18,7 @@ from microrl import __version__
 from microrl.evaluation.answer import Answer
 from microrl.evaluation.intervals import Estimate
 from microrl.files import written_whole
-from microrl.report import figures, inspected, settings, several, transcripts
+from microrl.report import figures, inspected, places, settings, several, transcripts
 from microrl.report.completions import sample, shown_text, spread
 from microrl.report.history import History
 from microrl.report.transcripts import Pair
@@ -64,7 +64,7 @@ def page(
         axes=[(by, figures.AXES[by]) for by in axes],
         own_axis=figures.OWN_AXIS,
         legend=[(shown_text(history.name), *look) for history, *look in figures.styled(histories)],
-        marks=[figures.mark_of(event) for event in figures.marks(histories[0])] if len(histories) == 1 else [],
+        marks=[places.mark_of(event) for event in places.marks(histories[0])] if len(histories) == 1 else [],
         turned=[(shown_text(history.name), *found) for history in detailed if (found := _turned(history)) is not None],
         early_and_late=[(shown_text(history.name), _early_and_late(found.shown)) for history, found in samples],
         evaluations=evaluations(histories),
