@@ -10,7 +10,7 @@ import tomllib
 import pytest
 from typer.main import get_command
 
-from microrl.cli import app, options
+from microrl.cli import COMMANDS, app, options
 from microrl.config import known_models, presets, resolve
 from microrl.config.paths import local_model
 from microrl.errors import UserError
@@ -280,6 +280,14 @@ def test_a_wrong_path_or_column_is_told_before_torch_is_imported(words, said, tm
 
 def test_help_loads_nothing_heavy():
     assert without_heavy_libraries(["train", "--help"]).returncode == 0
+
+
+def test_the_help_has_one_line_a_command_and_a_newcomers_three_first(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = without_heavy_libraries(["--help"])
+    commands = [name for panel in COMMANDS.values() for name in panel]
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│ ")][2:] == commands
+    assert next(iter(COMMANDS.values())).keys() == {"train", "plan", "eval"}
 
 
 def test_presets_are_listed_and_shown(inside):

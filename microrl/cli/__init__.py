@@ -63,15 +63,48 @@ def _options(
     pass
 
 
-for name, module in {
-    "train": train, "sweep": sweep, "warmup": warmup, "plan": plan, "eval": evaluate, "compare": compare, "diff": diff,
-    "report": report, "watch": watch, "inspect": inspect, "track": track, "audit": audit, "regrade": regrade, "sample": sample,
-    "merge": merge, "presets": presets, "bench": bench, "doctor": doctor, "guide": guide,
-}.items():  # fmt: skip
-    if isinstance(group := getattr(module, "group", None), typer.Typer):
-        app.add_typer(group, name=name)
-    else:  # the function with the file's name
-        app.command(name, epilog=getattr(module, "EXAMPLES", None))(getattr(module, module.__name__.rpartition(".")[2]))
+COMMANDS = {
+    "Start here": {
+        "train": (train, "Train a model by reinforcement learning with verifiable rewards."),
+        "plan": (plan, "Estimate memory, time and cost of a run. Needs no GPU."),
+        "eval": (evaluate, "Measure accuracy and pass@k, with confidence intervals."),
+    },
+    "Train": {
+        "warmup": (warmup, "Fine-tune on worked solutions, before reinforcement learning."),
+        "sweep": (sweep, "Train every combination of settings and seeds."),
+        "presets": (presets, "List presets, adapters and data sets."),
+    },
+    "Measure": {
+        "compare": (compare, "Compare runs by their evaluations, over seeds and problems."),
+        "audit": (audit, "Try hundreds of cheats on a reward, without a model."),
+        "regrade": (regrade, "Judge a run's completions again, with other rewards."),
+    },
+    "Look": {
+        "watch": (watch, "Watch a run in progress."),
+        "report": (report, "Write a page: did it help, what went wrong, figures."),
+        "diff": (diff, "Show answers before and after training, side by side."),
+        "sample": (sample, "Ask the base model and the trained one a question."),
+        "inspect": (inspect, "Measure what training has done to the weights."),
+    },
+    "Share": {
+        "merge": (merge, "Export the adapter, or the whole model, with a model card."),
+        "track": (track, "Send a run's metrics to wandb, Trackio or TensorBoard."),
+    },
+    "Machine": {
+        "doctor": (doctor, "Check GPU, libraries, vLLM, disk and hub."),
+        "guide": (guide, "Read the user guide."),
+        "bench": (bench, "Measure the speed of steps, sampling and weight syncs."),
+    },
+}
+"""Every command, by its panel in `microrl --help`, with its line there."""
+
+for panel, commands in COMMANDS.items():
+    for name, (module, line) in commands.items():
+        if isinstance(group := getattr(module, "group", None), typer.Typer):
+            app.add_typer(group, name=name, short_help=line, rich_help_panel=panel)
+        else:  # the function with the file's name
+            function = getattr(module, module.__name__.rpartition(".")[2])
+            app.command(name, short_help=line, rich_help_panel=panel, epilog=getattr(module, "EXAMPLES", None))(function)
 
 
 def main() -> None:
