@@ -100,7 +100,6 @@ def test_the_users_bound_replaces_the_presets():
         ({}, ["optim.schedule.kind=cosin"], ["optim.schedule.kind", "did you mean `cosine`"]),
         ({}, ["optim.schedule.floor=0.1"], ["`optim.schedule.floor` cannot be set", "`constant` has no `floor`"]),
         ({}, ["loss.max_rounds=3"], ["unknown key `loss.max_rounds`"]),
-        ({"loss.kind": "dapo"}, ["loss.max_rounds=3"], ["max_rounds was removed", "batch is full", "dynamic_sampling=false"]),
         ({}, ["model.dtype=bf16"], ["model.dtype", "bfloat16"]),
         ({}, ["optim.lr=nan"], ["optim.lr", "finite"]),
         ({}, ["evaluation.samples=4"], ["pass@8 needs", "evaluation.samples=8"]),

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from microrl.config import resolve
 from microrl.config.oversight import GuardConfig
-from microrl.errors import UserError
 from microrl.report.findings import advise
 from microrl.run import metrics
 from microrl.train.guard import Guard, Verdict
@@ -79,17 +77,6 @@ def test_one_factor_scales_every_patience_and_one_key_overrides_every_action():
     assert [number for number, verdict in enumerate(feed(slow, 16, **truncated), 1) if verdict] == [16]
     assert [verdict and verdict.action for verdict in feed(eager, 2, **drifted)] == [None, "stop"]
     assert [verdict and verdict.action for verdict in feed(only_warns, 9, **truncated)] == [None] * 7 + ["warn", None]
-
-
-@pytest.mark.parametrize(
-    "key, says, hint", [("guard.truncated.limit", "renamed to `guard.truncated`", "replace it with `guard.truncated`"),
-                        ("guard.accuracy.patience", "removed", "`guard.patience` multiplies"),
-                        ("guard.kl_sampler.action", "removed", "`guard.action` is the action of every rule")],
-)  # fmt: skip
-def test_a_key_of_earlier_versions_names_todays(key, says, hint):
-    with pytest.raises(UserError, match=f"`{key}` was {says}") as raised:
-        resolve((), {}, [f"{key}=3"])
-    assert hint in raised.value.hint
 
 
 def test_accuracy_is_averaged_and_measured_against_its_best_average():

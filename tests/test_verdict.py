@@ -173,7 +173,7 @@ def test_starvation_is_named(tmp_path):
     assert "budget unused" in kinds(history(tmp_path / "unused", config={"budget.steps": None}, **unused, **unclear))
     long = history(tmp_path / "long steps", rows={"time/step": 1000.0}, config={"budget.steps": None}, **unused, **unclear)
     (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
-    assert one.message == "16 minutes of 60 minutes were left: too short for a further step of 1000 s"
+    assert one.message == "16 minutes of 60 minutes were left: too short for a further step of up to 1000 s"
     assert one.advice == "make steps smaller (sampling.prompts_per_step), or raise --hours", "no evaluation takes as long"
     assert "budget unused" not in kinds(
         history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
@@ -313,15 +313,6 @@ def test_before_after_and_gain_are_of_the_same_questions(tmp_path):
     assert "31 more" in verdict.sentences[0]
     (at_8,) = verdict.more_gains
     assert at_8.after - at_8.before == pytest.approx(at_8.mean) and at_8.questions == 33 and str(at_8).startswith("pass@8 on 33")
-
-
-def test_a_summary_of_an_earlier_version_is_paired_from_its_evaluations(tmp_path):
-    before, after = evaluated(64, 2), evaluated(33, 6)
-    before.right |= {f"question {number}": 8 for number in range(33, 64)}
-    gain = {"mean": 0.5, "ci95": [0.4, 0.6]}
-    found = history(tmp_path, eval={"before": before.summary(), "after": after.summary(), "paired_gain": gain})
-    found.evaluations = {"held-out-before": before.to_json(), "held-out-after": after.to_json()}
-    assert (judge(found).gain.before, judge(found).gain.after) == (0.25, 0.75)
 
 
 # ---- real runs

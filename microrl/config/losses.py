@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from microrl.config.section import Fraction, Section
 
@@ -54,16 +54,6 @@ class DapoConfig(BaseLossConfig):
     def drops_equal_groups(self) -> bool:
         """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
         return self.dynamic_sampling
-
-    @model_validator(mode="before")
-    @classmethod
-    def _filled(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "max_rounds" in values:
-            raise ValueError(
-                "loss.max_rounds was removed: a step now samples until its batch is full, up to ten times its prompts",
-                "remove the key; for a single round, --set loss.dynamic_sampling=false",
-            )
-        return values
 
 
 class DrGrpoConfig(BaseLossConfig):

@@ -97,18 +97,6 @@ class GuardConfig(Section):
     """auto: the action of each rule (warn, roll back to the best checkpoint at half the learning rate, or stop with status 3);
     warn: every rule only warns; stop: every rule stops the run."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _flat(cls, values: Any) -> Any:
-        for rule, value in values.items() if isinstance(values, dict) else ():
-            if isinstance(value, dict) and rule in cls.model_fields:
-                leaf = next(iter(value), "limit")
-                if leaf in ("patience", "action"):
-                    hint = {"patience": "multiplies the patience", "action": "is the action"}[leaf]
-                    raise ValueError(f"`guard.{rule}.{leaf}` was removed", f"`guard.{leaf}` {hint} of every rule")
-                raise ValueError(f"`guard.{rule}.{leaf}` was renamed to `guard.{rule}`", f"replace it with `guard.{rule}`")
-        return values
-
 
 class BudgetConfig(Section):
     hours: Annotated[float, Field(gt=0)] | None = None

@@ -160,16 +160,7 @@ class DiagnosticsConfig(Section):
     """Measure `policy/kl_ref` every so many steps, on one micro-batch, outside the loss; None: only if loss.beta is not 0."""
 
 
-RENAMED = {
-    "sync.mode": "engine.sync",
-    "warmup": "sft",
-    "validate.share": "validation.fraction",
-    "validate": "validation",
-}
-"""Keys of earlier versions and their new names."""
 REFUSED = {
-    **{old: (f"`{old}` was renamed to `{new}`", f"replace `{old}` with `{new}`") for old, new in RENAMED.items()},
-    "budget.checkpoint_minutes": ("`budget.checkpoint_minutes` was removed: it follows from the budget", "remove the key"),
     **{
         f"sampling.{name}": (
             f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",

@@ -284,11 +284,11 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         yield Finding("few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
     hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
     if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
-        rest_s, step_s = (hours - spent) * 3600, _mean(history, "time/step")
+        rest_s, steps_s = (hours - spent) * 3600, history.series("time/step")[1]
         evaluation_s = finite(outcome("eval", "after", "seconds")) or 0.0
-        step = f"a further step of {step_s:.0f} s" if step_s else "a further step"
+        step = f"a further step of up to {max(steps_s):.0f} s" if steps_s else "a further step"
         smaller = "make steps smaller (sampling.prompts_per_step), "
-        if step_s is None or step_s <= rest_s + evaluation_s:
+        if evaluation_s > 0.1 * rest_s:  # what was kept for it is at least as much
             step += " and what was kept for the final evaluation"
             smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "
         left = f"{_hours(hours - spent)} of {_hours(hours)} were left"

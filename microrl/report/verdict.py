@@ -111,8 +111,6 @@ def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
     counts = [side.get("questions") for side in sides]
     shared = gain.get("questions", counts[1])
     values = [finite(gain.get(side)) for side in ("before", "after")]
-    if None in values:  # of an earlier version
-        values = _on_shared(history) if metric == "accuracy" else [None, None]
     if None in values:
         wholes = [side.get(metric) for side in sides]
         values = [finite(whole.get("mean") if isinstance(whole, Mapping) else whole) for whole in wholes]
@@ -125,21 +123,6 @@ def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
         shared if isinstance(shared, int) else None, samples if isinstance(samples, int) else None,
         values[0], values[1], *estimate, left_out=max(left_out, 0), metric=shown_text(metric),
     )  # fmt: skip
-
-
-def _on_shared(history: History) -> list[float | None]:
-    """Accuracy before and after on the questions that both evaluations have, from the stored evaluations."""
-    sides = [_shares(history.evaluations.get(f"held-out-{side}", {})) for side in ("before", "after")]
-    shared = sides[0].keys() & sides[1].keys()
-    return [sum(side[question] for question in shared) / len(shared) if shared else None for side in sides]
-
-
-def _shares(stored: Mapping[str, Any]) -> dict[str, float]:
-    """Each question's share of right answers."""
-    right, samples = stored.get("right"), stored.get("samples")
-    if not isinstance(right, Mapping) or not isinstance(samples, int) or samples < 1:
-        return {}
-    return {question: count / samples for question, value in right.items() if (count := finite(value)) is not None}
 
 
 def estimate_of(tree: Any) -> tuple[float, float, float] | None:

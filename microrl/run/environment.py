@@ -20,7 +20,7 @@ PACKAGES = ("microrl", "torch", "transformers", "peft", "datasets", "math-verify
 
 
 class Attempt(BaseModel):
-    """A process that has trained in a run folder. In those of versions without `attempts` the last one is all there is."""
+    """A process that has trained in a run folder."""
 
     time: str | None = None
     command: list[str] = []
@@ -29,19 +29,19 @@ class Attempt(BaseModel):
     packages: dict[str, str] = {}
 
 
-class _Record(Attempt):
-    attempts: list[Attempt] | None = None
+class _Record(BaseModel):
+    attempts: list[Attempt]
 
 
 def record(path: Path, **details: Any) -> str | None:
     """Write `environment.json` with this attempt after the earlier ones. Returns a warning where they cannot be read, or where
     versions or commit differ from those of the last one. Raises OSError.
     """
-    earlier, warning, described = [], None, describe()
+    earlier: list[Attempt] = []
+    warning, described = None, describe()
     if path.exists():
         try:
-            found: _Record = files.read_json(path, _Record)
-            earlier = [Attempt(**found.model_dump())] if found.attempts is None else found.attempts
+            earlier = files.read_json(path, _Record).attempts
         except BadFile as error:
             warning = f"earlier versions are not known, since {error.message}"
     now = Attempt(**described, time=clock.stamp())
