@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 Finish = Literal["stop", "length"]
 BUILT_IN = ("format", "accuracy", "overlong")
-"""The parts of the reward that need no function of one's own."""
+"""The parts of the reward that need no custom function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One problem, rendered by the model's chat template.
 
-    `row` is its number in the data, from 1; 0 for what is not from the data. `raw` is that row as JSON where a reward function
-    of one's own reads it, else empty. `cluster` names the questions that it is like; empty where the data does not say.
+    `row` is its number in the data, from 1; 0 for what is not from the data. `raw` is that row as JSON where a custom reward
+    function reads it, else empty. `cluster` names the questions that it is like; empty where the data does not say.
     """
 
     question: str
@@ -64,7 +64,7 @@ class Completion:
 class Score:
     """A completion's reward and its parts, without their weights. `total` is the weighted sum, `killed` says its check hung.
 
-    `overlong` is the length penalty; None where it is off. `parts` has one value for each reward function of one's own; None
+    `overlong` is the length penalty; None where it is off. `parts` has one value for each custom reward function; None
     where it gave none. `counts` is False where a part that has a weight is missing: the total is then no reward, and the
     completion is left out of its group and of the update. `extracted` is the answer that was read off the text.
     """
@@ -79,7 +79,7 @@ class Score:
     extracted: str | None = None
 
     def part(self, name: str) -> float | None:
-        """The value of a part by its name: one of BUILT_IN, or a reward function of one's own."""
+        """The value of a part by its name: one of BUILT_IN, or a custom reward function."""
         return getattr(self, name) if name in BUILT_IN else self.parts[name]
 
 

@@ -1,4 +1,4 @@
-"""Reward functions of one's own that are confined: what they try fails inside, and works without."""
+"""Custom reward functions that are confined: what they try fails inside, and works without."""
 
 import os
 import re
@@ -13,8 +13,8 @@ import pytest
 
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
-from microrl.rewards.own import process
-from microrl.rewards.own.functions import OwnRewards
+from microrl.rewards.custom import process
+from microrl.rewards.custom.functions import CustomRewards
 from microrl.sandbox import Levels, levels
 
 FUNCTIONS = """
@@ -61,7 +61,7 @@ def make(tmp_path):
     made = []
 
     def make(name, **more):
-        made.append(OwnRewards(RewardConfig(functions=(f"mine:{name}",), path=str(tmp_path), **more)))
+        made.append(CustomRewards(RewardConfig(functions=(f"mine:{name}",), path=str(tmp_path), **more)))
         return made[-1]
 
     yield make
@@ -126,8 +126,8 @@ def test_a_confined_function_that_hangs_is_killed(make):
 def test_no_confined_process_is_left_when_the_run_is_killed(make, tmp_path):
     make("hangs")
     code = (
-        "from microrl.config.reward import RewardConfig; from microrl.rewards.own.functions import OwnRewards\n"
-        f"rewards = OwnRewards(RewardConfig(functions=('mine:hangs',), path={str(tmp_path)!r}, confine_functions=True))\n"
+        "from microrl.config.reward import RewardConfig; from microrl.rewards.custom.functions import CustomRewards\n"
+        f"rewards = CustomRewards(RewardConfig(functions=('mine:hangs',), path={str(tmp_path)!r}, confine_functions=True))\n"
         "rewards.import_all(); print('up', flush=True); list(rewards.values_of(['p'], ['c'], ['']))"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

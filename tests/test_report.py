@@ -487,7 +487,7 @@ def test_each_place_of_a_figure_shows_its_values_without_a_script(tmp_path):
     vertices = [float(x) for x in re.findall(r"[ML] ([\d.]+)", line)]
     for (x, width, _), vertex in zip(shown, vertices, strict=True):
         assert x - 0.1 <= vertex <= x + width + 0.1, "it lies over the point whose values it shows"
-    assert rectangles(texts["own-rewards"])[4][2] == "training steps 5\n<b> 0.5" and "<b>" not in texts["own-rewards"]
+    assert rectangles(texts["custom-rewards"])[4][2] == "training steps 5\n<b> 0.5" and "<b>" not in texts["custom-rewards"]
     assert "update 1" in rectangles(texts["phases"])[0][2] and "held-out, before training 0.25" in texts["held-out"]
     assert all(rectangles(text) for text in texts.values()), "every figure has them"
     assert not any("<script" in text or "onmouse" in text for text in texts.values())

@@ -69,7 +69,7 @@ def audit(
     if found.is_clean:
         say("no problem found")
         return OK
-    say("hint: fix the reward or the data before training; see `microrl guide own-rewards`")
+    say("hint: fix the reward or the data before training; see `microrl guide custom-rewards`")
     return USAGE
 
 

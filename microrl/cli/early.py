@@ -9,9 +9,9 @@ from pathlib import Path
 from microrl.cli import target
 from microrl.clock import now_s
 from microrl.config import RunConfig
+from microrl.config.custom_rewards import parse_functions
 from microrl.config.data import DataConfig
 from microrl.config.losses import CustomLossConfig, LossConfig
-from microrl.config.own_rewards import parse_functions
 from microrl.config.paths import local_model
 from microrl.config.plugins import ALGORITHMS, refuse_missing
 from microrl.config.reward import RewardConfig
@@ -19,11 +19,11 @@ from microrl.data.load import check_source, first_questions, split
 from microrl.data.prompts import to_prompt
 from microrl.errors import UserError
 from microrl.rewards.compare import readable
+from microrl.rewards.custom.functions import CustomRewards
+from microrl.rewards.custom.probe import probe
+from microrl.rewards.custom.process import refuse_unusable
 from microrl.rewards.judges.judge import refuse_unconfined
 from microrl.rewards.line_process import NoReply
-from microrl.rewards.own.functions import OwnRewards
-from microrl.rewards.own.probe import probe
-from microrl.rewards.own.process import refuse_unusable
 from microrl.run.folder import RunFolder, not_a_run
 from microrl.sweep.grid import Trial, of_trial
 
@@ -82,7 +82,7 @@ def _refuse_algorithm(loss: LossConfig) -> None:
 
 
 def _refuse_custom(target: str, folder: str | None) -> None:
-    example = "an algorithm of your own is MODULE:CLASS, for example --loss my_losses:Cispo"
+    example = "a custom algorithm is MODULE:CLASS, for example --loss my_losses:Cispo"
     refuse_missing(target, what="algorithm", group=ALGORITHMS, folder=folder, key="loss.path", example=example)
 
 
@@ -121,7 +121,7 @@ def _try_rewards(data: DataConfig, reward: RewardConfig) -> None:
         questions = [question for question in questions if readable(question.answer) is not False]
     if not questions:
         return
-    own, until = OwnRewards(reward), now_s() + IMPORT_S
+    own, until = CustomRewards(reward), now_s() + IMPORT_S
     try:
         own.start()
         own.import_all(lambda: now_s() > until)

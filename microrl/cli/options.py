@@ -40,7 +40,7 @@ Adapter = Annotated[
 Loss = Annotated[
     str | None,
     typer.Option(
-        help="grpo, dapo, dr_grpo or gspo, or an algorithm of your own as MODULE:CLASS.", show_default="the preset's, else grpo"
+        help="grpo, dapo, dr_grpo or gspo, or a custom algorithm as MODULE:CLASS.", show_default="the preset's, else grpo"
     ),
 ]
 Data = Annotated[
@@ -56,7 +56,7 @@ Rewards = Annotated[
     typer.Option(
         "--reward",
         metavar="MODULE:FUNCTION[=WEIGHT]",
-        help="Add a reward function of your own, or an entry point of the group microrl.rewards; repeat for several.",
+        help="Add a custom reward function, or an entry point of the group microrl.rewards; repeat for several.",
         show_default="the preset's, else none",
     ),
 ]

@@ -40,7 +40,7 @@ def regrade(
     """Judge a run's rollouts again, without a model: rewards, advantages and useful groups step by step, and changed verdicts."""
     from microrl.cli.target import run_of
     from microrl.config.resolve import override
-    from microrl.rewards.own.process import refuse_unusable
+    from microrl.rewards.custom.process import refuse_unusable
 
     run = run_of(target)
     config = override(run.settings().model_dump(), options.reward_flags(reward), sets or ())

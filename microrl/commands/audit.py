@@ -15,8 +15,8 @@ from microrl.commands.cheats import CHARACTERS_PER_TOKEN, Attack, Cheat, attack
 from microrl.config import RunConfig
 from microrl.data.load import Question, load_questions
 from microrl.data.prompts import to_prompt
+from microrl.rewards.custom.probe import probe
 from microrl.rewards.judges.judge import refuse_unsound
-from microrl.rewards.own.probe import probe
 from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.run.console import RunConsole
 from microrl.types import Completion, Group, Prompt, Score

@@ -14,7 +14,7 @@ from microrl.models import driver
 from microrl.plan import here, make
 from microrl.plan.show import brief
 from microrl.plan.source import shape_of
-from microrl.rewards.own.probe import probe
+from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import in_words, make_scorer
 
 SHOWN = 3

@@ -11,7 +11,7 @@ from typing import Any
 from microrl.config import RunConfig
 from microrl.config.part_weights import gdpo_weights
 from microrl.errors import UserError
-from microrl.rewards.own.probe import probe
+from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.run import rollouts
 from microrl.run.console import RunConsole

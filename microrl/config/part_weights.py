@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microrl.config.own_rewards import parse_functions
+from microrl.config.custom_rewards import parse_functions
 from microrl.config.reward import RewardConfig
 
 

@@ -1,4 +1,4 @@
-"""The reward: what a completion earns for its format, its answer, its length, and by functions of one's own."""
+"""The reward: what a completion earns for its format, its answer, its length, and by custom functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from microrl.config.own_rewards import parse_functions
+from microrl.config.custom_rewards import parse_functions
 from microrl.config.section import Positive, Section
 
 
@@ -35,7 +35,7 @@ class RewardConfig(Section):
     """Seconds after which the check of an answer is killed and the answer counts as wrong. After two killed checks in a step, its
     other slow answers count as wrong unchecked."""
     functions: tuple[str, ...] = ()
-    """Reward functions of your own: `package.module:function`, or an entry point of the group `microrl.rewards`; with `=WEIGHT`
+    """Custom reward functions: `package.module:function`, or an entry point of the group `microrl.rewards`; with `=WEIGHT`
     behind it, else the weight is 1."""
     path: str | None = None
     """Folder in which their modules are looked for besides the installed packages; None: the current folder."""

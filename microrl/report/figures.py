@@ -18,7 +18,7 @@ from microrl.report import hover
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
 from microrl.report.places import COLUMNS, mark_of, marks, place_of, positions, unit_of_time, validations
-from microrl.run.metrics import own_parts, part
+from microrl.run.metrics import custom_parts, part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -335,15 +335,15 @@ def save(figures: Callable[[], Iterable[tuple[str, Figure]]], folder: Path) -> l
     return written
 
 
-def _own_rewards(histories: Sequence[History]) -> Spec:
+def _custom_rewards(histories: Sequence[History]) -> Spec:
     """The parts of the reward that the user's own functions give."""
-    names = dict.fromkeys(name for history in histories for row in history.rows for name in own_parts(row))
+    names = dict.fromkeys(name for history in histories for row in history.rows for name in custom_parts(row))
     lines = tuple((part(name), shown_text(name)) for name in names)
-    return Spec("own-rewards", "Parts of the reward from own functions", "mean value", lines)
+    return Spec("custom-rewards", "Parts of the reward from custom functions", "mean value", lines)
 
 
 def drawable(histories: Sequence[History]) -> Mapping[str, Spec]:
     """The figures for which at least one of the runs has something. That against the rank needs several ranks."""
     ranks = {history.rank for history in histories}
-    some = [spec for spec in (*FIGURES, _own_rewards(histories)) if spec.key != "kl-rank" or len(ranks) > 1]
+    some = [spec for spec in (*FIGURES, _custom_rewards(histories)) if spec.key != "kl-rank" or len(ranks) > 1]
     return {spec.key: spec for spec in some if any(map(spec.has, histories))}

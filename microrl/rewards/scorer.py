@@ -1,4 +1,4 @@
-"""The reward: format_weight * format + accuracy_weight * accuracy (+ overlong, + functions of one's own), parts kept apart."""
+"""The reward: format_weight * format + accuracy_weight * accuracy (+ overlong, + custom functions), parts kept apart."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from microrl.config.reward import RewardConfig
 from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
 from microrl.rewards.answer_checker import AnswerChecker, Verdict
+from microrl.rewards.custom.functions import CustomRewards, Value
 from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined
-from microrl.rewards.own.functions import OwnRewards, Value
 from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt, Score
 
@@ -33,7 +33,7 @@ def make_scorer(config: RunConfig) -> RewardScorer:
 
 
 def in_words(config: RewardConfig) -> str:
-    """The reward as a sum, `0.2 format + 1 accuracy`, and what confines functions of one's own where that was asked for."""
+    """The reward as a sum, `0.2 format + 1 accuracy`, and what confines custom functions where that was asked for."""
     confined = f" (functions confined by {levels()})" if config.functions and config.confine_functions else ""
     return " + ".join(f"{weight:g} {name}" for name, weight in part_weights(config).items()) + confined
 
@@ -51,7 +51,7 @@ class RewardScorer:
         """Called several times a second while scoring waits. What it raises ends the scoring."""
         self.allowance = Allowance()
         """What hanging checks have cost since the last `reset_allowance`."""
-        self.own = OwnRewards(config)
+        self.own = CustomRewards(config)
         self._config, self._kind = config, answer_kind
         self._reads = partial(read, kind=answer_kind, opened=False) if answer_kind in ("code", "gym") else None
         self._weights = part_weights(config)
@@ -69,7 +69,7 @@ class RewardScorer:
         """All groups with their scores, in the order of their positions, whatever the order they finish in.
 
         `left_s` gives the seconds that are left: where there are none, groups with unfinished checks come back without scores.
-        `accuracy_only` calls no function of one's own, for evaluations.
+        `accuracy_only` calls no custom function, for evaluations.
         """
         arrived: list[tuple[int, Group, list[Pair]]] = []
         calls_own = bool(self.own.functions) and not accuracy_only

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from microrl.run.metrics import own_parts
+from microrl.run.metrics import custom_parts
 
 Row = Mapping[str, Any]
 Setting = Callable[[str], Any]
@@ -88,7 +88,7 @@ def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
 def said(cause: Cause, row: Row) -> str:
     """The cause in words, with this row's numbers."""
     known = {name: 0.0 if value is None else value for name, value in row.items()}
-    parts = ", ".join(f"`{name}` gave {value:g}" for name, value in own_parts(row).items() if value is not None)
+    parts = ", ".join(f"`{name}` gave {value:g}" for name, value in custom_parts(row).items() if value is not None)
     means = f" (on average {parts})" if cause == "equal" and parts else ""
     return REASONS[cause].said.format_map({"reward/format": 0.0} | known) + means
 
@@ -96,7 +96,7 @@ def said(cause: Cause, row: Row) -> str:
 def advice(cause: Cause, setting: Setting, row: Row, run: Any) -> str:
     """What to change about it. `run`: the run's folder."""
     values = {name.replace(".", "/"): setting(name) for name in _KEYS} | {"run": run}
-    names = " or ".join(f"`{name}`" for name in own_parts(row))
+    names = " or ".join(f"`{name}`" for name in custom_parts(row))
     if cause == "equal" and names:
         key = "sampling.group_size" if setting("reward.accuracy_weight") else "reward.accuracy_weight"
         return f"let {names} tell the completions of a question apart, or raise {key} (now {setting(key)})"

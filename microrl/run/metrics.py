@@ -60,7 +60,7 @@ def part(name: str) -> str:
     return f"reward/part/{name}"
 
 
-def own_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
+def custom_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
     """The metrics of a row's reward functions, by their names."""
     prefix = part("")
     return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
@@ -69,7 +69,7 @@ def own_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
 def row(values: Mapping[str, Any], parts: Sequence[str] = ()) -> dict[str, Any]:
     """One line of metrics.jsonl: all names in order; None for a value that is missing or not finite.
 
-    `parts` are the names of the run's own reward functions: their metrics come last.
+    `parts` are the names of the run's custom reward functions: their metrics come last.
     """
     names = [*METRICS, *map(part, parts)]
     generate_s = values.get("time/generate")

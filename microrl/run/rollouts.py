@@ -81,7 +81,7 @@ def float16(value: float) -> float | None:
 
 
 def _line(prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
-    """`prompt` and `row` are in the first line of a group only. `row` is the data's raw row where a reward function of one's own
+    """`prompt` and `row` are in the first line of a group only. `row` is the data's raw row where a custom reward function
     reads it, else null."""
     return {
         "question": prompt.question,

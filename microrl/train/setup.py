@@ -22,8 +22,8 @@ from microrl.policy import compiled
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.quickstart import model as quickstart
+from microrl.rewards.custom.probe import probe
 from microrl.rewards.judges.judge import weakness
-from microrl.rewards.own.probe import probe
 from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
@@ -112,7 +112,7 @@ def draws(config: RunConfig, prompts: Sequence[Prompt]) -> PromptSampler[Prompt]
 def try_rewards(
     config: RunConfig, questions: Sequence[Question], scorer: RewardScorer, folder: RunFolder, console: RunConsole
 ) -> None:
-    """Try the run's own reward functions on some questions, and say what the reward is. Raises UserError."""
+    """Try the run's custom reward functions on some questions, and say what the reward is. Raises UserError."""
     if not scorer.own.functions:
         return
     console.status("trying the reward functions")

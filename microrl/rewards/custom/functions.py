@@ -1,4 +1,4 @@
-"""Reward functions of one's own: each runs in a process of its own, is called once a group, and is killed at its deadline.
+"""Custom reward functions: each runs in a process of its own, is called once a group, and is killed at its deadline.
 
 A reward function has this signature (`RewardFunctionType`)::
 
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from microrl.clock import now_s
-from microrl.config.own_rewards import RewardFunction, parse_functions
+from microrl.config.custom_rewards import RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
+from microrl.rewards.custom.process import FunctionProcess
 from microrl.rewards.line_process import NoReply
-from microrl.rewards.own.process import FunctionProcess
 from microrl.sandbox.pipes import LOOK_S, Gone, never
 from microrl.types import Group
 
@@ -47,7 +47,7 @@ class Failure(NamedTuple):
     why: str
 
 
-class OwnReward:
+class CustomReward:
     """One reward function. Use it from one thread at a time."""
 
     def __init__(self, function: RewardFunction, config: RewardConfig) -> None:
@@ -144,7 +144,7 @@ class Missing:
 class Calls:
     """The calls for the groups of one scoring: begun while others are sampled, and waited for in the end."""
 
-    rewards: Sequence[OwnReward]
+    rewards: Sequence[CustomReward]
     pools: Sequence[ThreadPoolExecutor]
     look: Callable[[], None]
     missing: dict[str, Missing]
@@ -185,11 +185,11 @@ class Calls:
             entry.row, entry.why = row, whys[0]
 
 
-class OwnRewards:
+class CustomRewards:
     """All reward functions of a run. Close it at the end."""
 
     def __init__(self, config: RewardConfig) -> None:
-        self._rewards = [OwnReward(function, config) for function in parse_functions(config.functions)]
+        self._rewards = [CustomReward(function, config) for function in parse_functions(config.functions)]
         # One thread for each process: a slow function does not keep another one waiting.
         self._pools = [ThreadPoolExecutor(1, thread_name_prefix="reward") for _ in self._rewards]
         self._closed = False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl.clock import now_s
-from microrl.config.own_rewards import EXAMPLE, GROUP, RewardFunction, parse_functions
+from microrl.config.custom_rewards import EXAMPLE, GROUP, RewardFunction, parse_functions
 from microrl.config.plugins import refuse_missing
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean
@@ -96,5 +96,5 @@ def refuse_unusable(config: RewardConfig) -> None:
     for function in parse_functions(config.functions):
         refuse_missing(
             function.target, what="reward", group=GROUP, folder=config.path, key="reward.path",
-            example=f"a function of your own is MODULE:FUNCTION, {EXAMPLE}",
+            example=f"a custom function is MODULE:FUNCTION, {EXAMPLE}",
         )  # fmt: skip

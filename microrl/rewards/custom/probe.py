@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microrl.errors import UserError
-from microrl.rewards.own.functions import OwnRewards
+from microrl.rewards.custom.functions import CustomRewards
 from microrl.types import Prompt
 
 ROWS = 4
@@ -28,7 +28,7 @@ def spread(prompts: Sequence[Prompt], count: int = ROWS) -> list[Prompt]:
     return [prompts[number * (len(prompts) - 1) // (count - 1)] for number in range(count)]
 
 
-def probe(rewards: OwnRewards, prompts: Sequence[Prompt], data: str) -> list[str]:
+def probe(rewards: CustomRewards, prompts: Sequence[Prompt], data: str) -> list[str]:
     """Call every function for a few prompts. Returns the names of those that gave None every time.
 
     `data` is what the data set is called. Raises UserError for a function that cannot be imported, raises an exception, takes

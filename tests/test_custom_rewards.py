@@ -1,4 +1,4 @@
-"""Reward functions of one's own: tried before a model is loaded, called in processes that may hang, and normalised apart."""
+"""Custom reward functions: tried before a model is loaded, called in processes that may hang, and normalised apart."""
 
 import gzip
 import json
@@ -18,13 +18,13 @@ from microrl.algorithm.advantages import advantages, advantages_apart
 from microrl.algorithm.batch import assemble
 from microrl.cli import early
 from microrl.config import resolve
+from microrl.config.custom_rewards import parse_functions
 from microrl.config.data import DataConfig
-from microrl.config.own_rewards import parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.data.load import load_questions
 from microrl.errors import UserError
-from microrl.rewards.own.functions import KILLS, OwnRewards
-from microrl.rewards.own.probe import probe
+from microrl.rewards.custom.functions import KILLS, CustomRewards
+from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import RewardScorer
 from microrl.run import metrics
 from microrl.train import setup
@@ -127,7 +127,7 @@ def own(folder):
 
     def make(*names, **keys):
         functions = tuple(name if ":" in name else f"own:{name}" for name in names)
-        made.append(OwnRewards(RewardConfig(functions=functions, path=str(folder), **keys)))
+        made.append(CustomRewards(RewardConfig(functions=functions, path=str(folder), **keys)))
         return made[-1]
 
     yield make
@@ -375,8 +375,8 @@ def test_no_process_is_left_behind(folder):
     code = textwrap.dedent(f"""
         import sys, threading, time
         from microrl.config.reward import RewardConfig
-        from microrl.rewards.own.functions import OwnRewards
-        rewards = OwnRewards(RewardConfig(functions=("own:never_ends",), path={str(folder)!r}))
+        from microrl.rewards.custom.functions import CustomRewards
+        rewards = CustomRewards(RewardConfig(functions=("own:never_ends",), path={str(folder)!r}))
         rewards.import_all()
         print(rewards._rewards[0]._process._process.pid, flush=True)
         threading.Thread(target=lambda: list(rewards.values_of(["p"], ["c"], [""])), daemon=True).start()
@@ -593,7 +593,7 @@ def test_an_entry_point(inside, folder, tmp_path, monkeypatch, data_file):
     (info / "entry_points.txt").write_text("[microrl.rewards]\nshortness = own:brevity\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(folder), os.environ.get("PYTHONPATH", "")]))
-    rewards = OwnRewards(RewardConfig(functions=("shortness=0.5",)))
+    rewards = CustomRewards(RewardConfig(functions=("shortness=0.5",)))
     try:
         assert values(rewards, "a" * 10) == ([0.9], {}) and rewards.functions[0].name == "shortness"
     finally:

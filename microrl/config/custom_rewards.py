@@ -1,4 +1,4 @@
-"""How reward functions of one's own are named: `package.module:function=WEIGHT`, or an entry point."""
+"""How custom reward functions are named: `package.module:function=WEIGHT`, or an entry point."""
 
 from __future__ import annotations
 

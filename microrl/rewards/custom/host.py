@@ -1,7 +1,7 @@
 """The process of one reward function: one JSON request a line in, one JSON answer a line out. Run as a file, never imported.
 
 Arguments: the function's target, the folder of `reward.path` (or empty), the parent's process id, and whether to confine it. The
-first line out says whether the function could be imported. A function of one's own may hang, print, or end the process: the
+first line out says whether the function could be imported. A custom function may hang, print, or end the process: the
 parent sees that, and no more than this process is lost. It runs with the rights of whoever started the run, unless it is confined
 after its module has been imported.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 GROUP = "microrl.rewards"
-"""The entry points' group, as in `microrl.config.own_rewards`: of this package nothing but the sandbox is imported here."""
+"""The entry points' group, as in `microrl.config.custom_rewards`: of this package nothing but the sandbox is imported here."""
 ROOT = str(Path(__file__).parents[3])
 MEMORY_BYTES = 16 << 30
 """Of address space, in the sandbox: libraries that compute reserve much more than they use."""

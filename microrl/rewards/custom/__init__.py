@@ -1,0 +1,1 @@
+"""Custom reward functions: loaded and called in processes of their own, tried before the run."""
