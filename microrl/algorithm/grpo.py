@@ -55,6 +55,11 @@ class Algorithm:
     >>> class LengthBlind(Algorithm):
     ...     def token_weights(self, counted_NT):
     ...         return terms.token_mean(counted_NT)
+    >>> counted_NT = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    >>> Algorithm(RunConfig()).token_weights(counted_NT)[:, 0].float()
+    tensor([0.1667, 0.5000])
+    >>> LengthBlind(RunConfig()).token_weights(counted_NT)[:, 0].float()
+    tensor([0.2500, 0.2500])
     """
 
     def __init__(self, config: RunConfig) -> None:

@@ -60,7 +60,13 @@ Rewards = Annotated[
         show_default="the preset's, else none",
     ),
 ]
-Engine = Annotated[str | None, typer.Option(help="auto, vllm or transformers.", show_default="the preset's, else auto")]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
+        show_default="the preset's, else auto",
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Random seed of training.", show_default="the preset's, else 0")]
 Price = Annotated[
     float | None,

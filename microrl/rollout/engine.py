@@ -84,7 +84,25 @@ class Sampler(ABC):
 
 
 class Engine(Protocol):
-    """Sleeps outside `awake`, and then holds no memory that the trainer could use."""
+    """Sleeps outside `awake`, and then holds no memory that the trainer could use.
+
+    >>> class Mute(Sampler):
+    ...     def complete(self, queue, sampling):
+    ...         return iter(())
+    >>> class MuteEngine:
+    ...     name, report, check_deadline = "mute", SyncReport(), staticmethod(lambda: None)
+    ...     @contextmanager
+    ...     def awake(self, snapshot, *, is_training=False):
+    ...         yield Mute()
+    ...     def shrink(self):
+    ...         raise MachineFailure("there is nothing to shrink")
+    ...     def close(self):
+    ...         pass
+    >>> engine: Engine = MuteEngine()
+    >>> with engine.awake(BASE) as sampler:
+    ...     list(sampler.groups([], Sampling(group_size=2, max_tokens=2), stream=(0,)))
+    []
+    """
 
     name: str
     report: SyncReport

@@ -1,9 +1,11 @@
 """Custom reward functions: each runs in a process of its own, is called once a group, and is killed at its deadline.
 
-A reward function has this signature (`RewardFunctionType`)::
+A reward function has this signature (`RewardFunctionType`):
 
-    def brevity(prompts: list[str], completions: list[str], rows: list[dict]) -> list[float | None]:
-        return [1 - min(len(text) / 1000, 1) for text in completions]
+>>> def brevity(prompts: list[str], completions: list[str], rows: list[dict]) -> list[float | None]:
+...     return [1 - min(len(text) / 1000, 1) for text in completions]
+>>> brevity(["1 + 1?"] * 2, ["2", "2" * 500], [{}, {}])
+[0.999, 0.5]
 
 `prompts` are the prompts as the model read them, chat template included; `completions` its answers as text; `rows` the raw rows
 of the data set, with JSON's types. The three have the same length, and so has what is returned: a finite number for each
