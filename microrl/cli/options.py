@@ -40,7 +40,8 @@ Adapter = Annotated[
 Loss = Annotated[
     str | None,
     typer.Option(
-        help="grpo, dapo, dr_grpo or gspo, or a custom algorithm as MODULE:CLASS.", show_default="the preset's, else grpo"
+        help="grpo, dapo, ...: `microrl guide losses` lists all; or a custom algorithm as MODULE:CLASS.",
+        show_default="the preset's, else grpo",
     ),
 ]
 Data = Annotated[

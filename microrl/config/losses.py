@@ -24,8 +24,18 @@ class BaseLossConfig(Section):
     trainer; None: off."""
     mask_truncated: bool = False
     """Exclude completions that reached the length limit from the loss."""
+
+
+class ScaledLossConfig(BaseLossConfig):
+    """Keys of losses whose advantages may be divided by a standard deviation."""
+
     scale_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation."""
+
+
+class ClippedLossConfig(BaseLossConfig):
+    """Keys of losses with a clipped ratio (PPO's surrogate)."""
+
     clip_low: Fraction = 0.2
     """Lower clip: the ratio is clipped at 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
@@ -34,13 +44,13 @@ class BaseLossConfig(Section):
     """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
 
 
-class GrpoConfig(BaseLossConfig):
+class GrpoConfig(ClippedLossConfig, ScaledLossConfig):
     """GRPO (Shao et al. 2024): token ratios, 1 +- clip, mean over tokens, then over completions."""
 
     kind: Literal["grpo"] = "grpo"
 
 
-class DapoConfig(BaseLossConfig):
+class DapoConfig(ClippedLossConfig, ScaledLossConfig):
     """DAPO (Yu et al. 2025): clip-higher, mean over all tokens of the batch, dynamic sampling."""
 
     kind: Literal["dapo"] = "dapo"
@@ -56,7 +66,7 @@ class DapoConfig(BaseLossConfig):
         return self.dynamic_sampling
 
 
-class DrGrpoConfig(BaseLossConfig):
+class DrGrpoConfig(ClippedLossConfig, ScaledLossConfig):
     """Dr. GRPO (Liu et al. 2025): no division by the standard deviation or by the completion's length."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
@@ -64,7 +74,7 @@ class DrGrpoConfig(BaseLossConfig):
     """Divide the group's centred rewards by their standard deviation."""
 
 
-class GspoConfig(BaseLossConfig):
+class GspoConfig(ClippedLossConfig, ScaledLossConfig):
     """GSPO (Zheng et al. 2025): one ratio per sequence, exp of the mean token log-ratio, clipped tightly."""
 
     kind: Literal["gspo"] = "gspo"
@@ -74,7 +84,7 @@ class GspoConfig(BaseLossConfig):
     """Upper clip: the ratio is clipped at 1 + clip_high."""
 
 
-class CustomLossConfig(BaseLossConfig):
+class CustomLossConfig(ClippedLossConfig, ScaledLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
     kind: Literal["custom"] = "custom"
