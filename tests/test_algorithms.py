@@ -62,12 +62,24 @@ def loss(of: Algorithm) -> float:
         ("dapo", -(1.28 + 0.5 - 3) / 3),
         ("dr_grpo", -(1.2 + 0.5 - 3) / (2 * 10)),
         ("gspo", -(math.sqrt(0.75) - 3) / 2),
+        ("cispo", -(1.4 * math.log(1.5) + 0.5 * math.log(0.5) - 2 * 1.4 * math.log(1.5)) / 3),
     ],
 )
 def test_each_algorithm_by_hand(kind, expected):
     """The numbers are explained in `test_losses.py`."""
-    of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10})
+    of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10} | ({"loss.ratio_cap": 1.4} if kind == "cispo" else {}))
     assert loss(of) == pytest.approx(expected, abs=1e-12)
+
+
+def test_cispo_gives_every_token_a_gradient_and_refuses_the_keys_of_a_clip():
+    """Above the cap the weight is the cap, not 0, as a clip leaves of a right answer's token."""
+    new_BT = torch.tensor([[math.log(9.0), 0.0]], dtype=torch.float64, requires_grad=True)
+    zeros_BT, of = torch.zeros(1, 2, dtype=torch.float64), made(**{"loss.kind": "cispo"})
+    mask_BT, ones_B = torch.ones(1, 2, dtype=torch.bool), torch.ones(1, dtype=torch.float64)
+    of.loss(Tokens(new_BT, zeros_BT, zeros_BT, None, ones_B, mask_BT, of.token_weights(mask_BT))).loss.backward()
+    assert new_BT.grad.tolist() == [[-2.5, -0.5]]
+    with pytest.raises(UserError, match="clip_low` cannot be set"):
+        made(**{"loss.kind": "cispo", "loss.clip_low": 0.1})
 
 
 def test_a_class_of_another_module_is_taken_by_its_name(folder):
@@ -83,12 +95,12 @@ def test_an_entry_point_is_taken_by_its_name(folder):
     installed = folder.path / "losses-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: losses\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text(f"[microrl.algorithms]\ncispo = {folder.name}:Cispo\n")
+    (installed / "entry_points.txt").write_text(f"[microrl.algorithms]\ncapped = {folder.name}:Cispo\n")
     plugins.sys.path.append(str(folder.path))
-    assert type(made(**{"loss.kind": "cispo"})).__name__ == "Cispo"
+    assert type(made(**{"loss.kind": "capped"})).__name__ == "Cispo"
     plugins.sys.path.remove(str(folder.path))
-    with pytest.raises(UserError, match="cannot be `cispo`"):
-        resolve((), {"loss.kind": "cispo"})
+    with pytest.raises(UserError, match="cannot be `capped`"):
+        resolve((), {"loss.kind": "capped"})
 
 
 def test_a_whole_run_with_it_repeats_its_training_by_its_record_alone(folder, inside, tiny_arguments, tmp_path, monkeypatch):

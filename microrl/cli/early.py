@@ -82,7 +82,7 @@ def _refuse_algorithm(loss: LossConfig) -> None:
 
 
 def _refuse_custom(target: str, folder: str | None) -> None:
-    example = "a custom algorithm is MODULE:CLASS, for example --loss my_losses:Cispo"
+    example = "a custom algorithm is MODULE:CLASS, for example --loss my_losses:OnlyBetter"
     refuse_missing(target, what="algorithm", group=ALGORITHMS, folder=folder, key="loss.path", example=example)
 
 

@@ -84,6 +84,14 @@ class GspoConfig(ClippedLossConfig, ScaledLossConfig):
     """Upper clip: the ratio is clipped at 1 + clip_high."""
 
 
+class CispoConfig(ScaledLossConfig):
+    """CISPO (MiniMax-M1 2025): the capped token ratio weights the log-probability and has no gradient; mean over all tokens."""
+
+    kind: Literal["cispo"] = "cispo"
+    ratio_cap: Annotated[float, Field(ge=1)] = 5.0
+    """Cap of the ratio. There is no lower bound, as in the paper; the cap is that of ScaleRL (arXiv 2510.13786)."""
+
+
 class CustomLossConfig(ClippedLossConfig, ScaledLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
@@ -104,4 +112,6 @@ class CustomLossConfig(ClippedLossConfig, ScaledLossConfig):
         return self.dynamic_sampling
 
 
-LossConfig = Annotated[GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CustomLossConfig, Field(discriminator="kind")]
+LossConfig = Annotated[
+    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | CustomLossConfig, Field(discriminator="kind")
+]

@@ -278,7 +278,7 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         advice = _for_more_updates(history, by_rl if count >= FEW_UPDATES else count, is_cut=is_cut) if is_done else ""
         only = "only " if count < FEW_UPDATES else ""
         if only:
-            few = "more of them may gain more" if is_clear else f"fewer than {FEW_UPDATES} are too few to expect an effect"
+            few = "more of them may gain more" if is_clear else f"at least {FEW_UPDATES} are needed to expect an effect"
         else:
             few = "the gain may be SFT's alone" if is_clear else "too few by reinforcement learning to expect an effect of it"
         yield Finding("few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
