@@ -23,6 +23,7 @@ from microrl.limits import CPU_ROWS
 from microrl.models.forward import sequence_logprobs
 from microrl.policy.policy import Policy
 from microrl.rollout.decoding import _nucleus, sample_tokens
+from microrl.rollout.requests import Queue, Request
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import BASE, Prompt, Sampling
 
@@ -256,6 +257,10 @@ def varied(count):
     return [Prompt("q", "1", "", tuple(range(5, 7 + 11 * number % 29))) for number in range(count)]
 
 
+def waiting(prompts):
+    return Queue((Request((0, n), prompt.token_ids, 2) for n, prompt in enumerate(prompts)), stream=(0,))
+
+
 def that_often_stops(architecture):
     model = random_model(architecture)
     head = model.get_output_embeddings()
@@ -274,8 +279,8 @@ def test_prompts_that_take_the_place_of_finished_rows_get_the_completions_that_t
     narrow = TransformersEngine(model, tokenizer, max_kv_gb=6.1 * 1.25 * (30 + 40) * bytes_a_token / 1e9)
     wide = TransformersEngine(model, tokenizer, max_kv_gb=1)
     prompts, sampling = varied(24), Sampling(2, 40)
-    assert narrow.room(prompts, sampling) == (3, 88) and wide.room(prompts, sampling) == (24, 70)
-    assert wide.room(prompts * 50, sampling)[0] == CPU_ROWS // 2, "more at once would only take memory"
+    assert narrow.room(waiting(prompts), sampling) == (3, 88) and wide.room(waiting(prompts), sampling) == (24, 70)
+    assert wide.room(waiting(prompts * 50), sampling)[0] == CPU_ROWS // 2, "more at once would only take memory"
     with narrow.awake(BASE) as sampler:
         found = dict(sampler.groups(prompts, sampling, stream=(0, 0)))
         steps = sampler.decode_steps
