@@ -20,10 +20,10 @@ from made_run import HOSTILE, make
 
 from microrl import files
 from microrl.errors import UserError
-from microrl.report import figures
+from microrl.report import figures, places
 from microrl.report.completions import sample
 from microrl.report.findings import findings
-from microrl.report.history import History, load_all
+from microrl.report.history import Event, History, load_all
 from microrl.report.page import page
 from microrl.report.verdict import judge
 from microrl.report.words import facts
@@ -293,6 +293,18 @@ def test_a_run_without_times_is_drawn_against_each_axis(tmp_path):
     history = History.load(make(tmp_path / "run"))
     damaged(history.path, "an older format")
     assert "Step time by phase" in page([History.load(history.path)])
+
+
+def test_what_happened_at_the_beginning_of_a_step_is_drawn_there(tmp_path):
+    """Steps end at 10, 11, 12, ... s here and each takes between 1 and 2 s; in the steps 0 and 10 there is a validation."""
+    history = History.load(make(tmp_path / "run", steps=20, kept=[]))
+    took = [row["time/step"] for row in history.rows]
+    assert places.validations(history, "step", [history])[0] == [0, 10]
+    assert places.validations(history, "time", [history])[0] == pytest.approx([10 - took[0], 20 - took[10]])
+    end = Event("", "sft finished", "", 0)
+    _, name, step = places.mark_of(end)
+    assert (name, step) == ("end of SFT", 0)
+    assert places.place_of(history, step, "time") == pytest.approx(10 - took[0]) and places.place_of(history, 1, "time") == 10
 
 
 def test_a_run_that_ended_before_its_first_step_is_drawn_against_each_axis(tmp_path):

@@ -148,6 +148,8 @@ def test_starvation_is_named(tmp_path):
         f"give the run more time: --hours 4.7 (now 1); or make its steps smaller: {smaller}; "
         "or give SFT more: sft.minutes=0.17 (now 0.05, for 6 steps)"
     )
+    none = history(tmp_path / "no SFT", steps=3, sft=sft | {"steps": 0}, rows={"time/step": 1200.0}, **timed, **unclear)
+    assert "sft.minutes" not in judge(none).findings[0].advice
     assert dict(facts(starved))["SFT"].startswith("6 steps of 16 solutions in 2 s, loss 2.000 -> 1.000")
     starved.summary["eval"] = unclear["eval"] | {"paired_gain": {"mean": 0.2, "ci95": [0.1, 0.3]}}
     assert judge(starved).sentences[-1].endswith("in this run, training helped; it had 9 updates, 6 of them by SFT.")

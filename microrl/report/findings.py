@@ -319,7 +319,7 @@ def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
     now = setting(size)
     if isinstance(now, int) and made and now * made >= 2 * rest:
         said += f"; or make its steps smaller: {size}={now * made // rest} (now {now}): about {rest} steps in the same time"
-    if is_by_minutes and minutes and not is_only_sft:
+    if is_by_minutes and minutes and sft and not is_only_sft:
         enough = _rounded_up(minutes * FEW_UPDATES / sft)
         said += f"; or give SFT more: sft.minutes={enough} (now {minutes:g}, for {counted(sft, 'step')})"
     return said

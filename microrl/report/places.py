@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from microrl.report.history import Event, History
 
@@ -43,8 +43,12 @@ def validations(history: History, by: str, histories: Sequence[History]) -> tupl
     if by == "step":
         return [place - 1 for place in places], accuracies
     rows = [row for row in history.rows if row.get("validate/accuracy") is not None and row.get(COLUMNS[by]) is not None]
-    shares = [(row.get("time/step") or 0.0) / (row.get("budget/elapsed_s") or math.inf) for row in rows]
-    return [place * (1 - share) for place, share in zip(places, shares)], accuracies
+    return [_beginning(place, row) for place, row in zip(places, rows)], accuracies
+
+
+def _beginning(place: float, row: Mapping[str, float | None]) -> float:
+    """Where a step began that ended here: time and cost have grown alike since the run began."""
+    return place * (1 - (row.get("time/step") or 0.0) / (row.get("budget/elapsed_s") or math.inf))
 
 
 def marks(history: History) -> list[Event]:
@@ -61,9 +65,11 @@ def mark_of(event: Event) -> tuple[str, str, int]:
 
 
 def place_of(history: History, step: int, by: str) -> float | None:
-    """Where a step, counted from 1, is on an axis; behind the last row, where that is."""
+    """Where a step, counted from 1, ended on an axis; 0: where the first began; behind the last row, where that is."""
     if by == "step":
         return float(step)
     places, _ = positions(history, "step", by, [history])
     number = next((number for number, row in enumerate(history.rows) if (row["step"] or 0) >= step - 1), len(history.rows) - 1)
-    return places[number] if 0 <= number < len(places) else None
+    if not 0 <= number < len(places):
+        return None
+    return places[number] if step else _beginning(places[number], history.rows[number])
