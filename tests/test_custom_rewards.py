@@ -432,9 +432,9 @@ def test_the_parts_of_a_score_and_its_total(folder):
         texts = ("1", "<think>x</think> \\boxed{1}", "a", "3")
         (found,) = scorer.score([(0, Group(prompt, tuple(map(completion, texts))))])
         (plain,) = scorer.score([(0, Group(prompt, tuple(map(completion, texts))))], accuracy_only=True)
-        missing = dict(scorer.own.missing)
+        missing = dict(scorer.custom.missing)
         scorer.reset_allowance()
-        assert not scorer.own.missing
+        assert not scorer.custom.missing
     finally:
         scorer.close()
         scorer.close()

@@ -121,12 +121,12 @@ def _try_rewards(data: DataConfig, reward: RewardConfig) -> None:
         questions = [question for question in questions if readable(question.answer) is not False]
     if not questions:
         return
-    own, until = CustomRewards(reward), now_s() + IMPORT_S
+    custom, until = CustomRewards(reward), now_s() + IMPORT_S
     try:
-        own.start()
-        own.import_all(lambda: now_s() > until)
-        probe(own, [to_prompt(question) for question in questions], data.name)
+        custom.start()
+        custom.import_all(lambda: now_s() > until)
+        probe(custom, [to_prompt(question) for question in questions], data.name)
     except NoReply:
         pass
     finally:
-        own.close()
+        custom.close()

@@ -119,14 +119,14 @@ def audit(config: RunConfig) -> Audit:
     try:
         with RunConsole() as console, tempfile.TemporaryDirectory(prefix="microrl-audit-") as folder:
             scorer.checker.start()
-            scorer.own.start()
+            scorer.custom.start()
             console.status("reading the data")
             questions = load_questions(config.data, raw=bool(config.reward.functions) or kind == "code")
             if kind == "gym":
                 refuse_unsound([question.answer for question in questions], console.progress)
-            if scorer.own.functions:
+            if scorer.custom.functions:
                 console.status("trying the reward functions")
-                probe(scorer.own, [to_prompt(question) for question in questions], config.data.name)
+                probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
             canary = Path(folder) / "canary"
             found = Audit(in_words(config.reward), len(questions), solutions=how.solutions)
             began = clock.now_s()
@@ -150,7 +150,7 @@ def _score(found: Audit, scorer: RewardScorer, asked: Sequence[tuple[Prompt, Seq
     groups = scorer.score(enumerate(Group(prompt, tuple(map(_completion, texts))) for prompt, texts in asked))
     for group in groups:
         found.killed += [(score.extracted or "")[:200] for score in group.scores if score.killed]
-    for lack in scorer.own.missing.values():
+    for lack in scorer.custom.missing.values():
         entry = found.failed.setdefault(lack.name, {"completions": 0, "row": lack.row, "why": lack.why})
         entry["completions"] += lack.count
     return [group.scores for group in groups]

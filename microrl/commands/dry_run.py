@@ -53,7 +53,7 @@ def _prompts(config: RunConfig) -> list[str]:
     scorer = make_scorer(config)
     try:
         if config.reward.functions:
-            probe(scorer.own, [to_prompt(question) for question in questions], origin)
+            probe(scorer.custom, [to_prompt(question) for question in questions], origin)
         lines += [f"reward {in_words(config.reward)}"]
         for question in questions[:SHOWN]:
             parsed = "parses" if scorer.checker.parses(question.answer) else "DOES NOT PARSE"

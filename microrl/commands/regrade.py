@@ -35,17 +35,17 @@ def regrade(run: RunFolder, config: RunConfig) -> dict[str, Any]:
     scorer = make_scorer(config)
     try:
         with RunConsole() as console:
-            scorer.own.start()
-            if scorer.own.functions:
+            scorer.custom.start()
+            if scorer.custom.functions:
                 console.status("trying the reward functions")
                 first = _with_rows(rollouts.read(found[0][1], before.sampling.group_size), console)
-                probe(scorer.own, [group.prompt for group in first], str(found[0][1]))
+                probe(scorer.custom, [group.prompt for group in first], str(found[0][1]))
             scorer.checker.start()  # after the trial, which would share the processor with its imports
             steps: list[dict[str, Any]] = []
             changed: list[dict[str, Any]] = []
             for step, path in console.progress(found, len(found), "regrading steps"):
                 groups = rollouts.read(path, before.sampling.group_size)
-                if scorer.own.functions:
+                if scorer.custom.functions:
                     groups = _with_rows(groups)
                 again = judge(scorer, groups)
                 steps.append(_step(step, groups, again, before, config, scorer))
@@ -108,7 +108,7 @@ def _step(
         **sides,
         "changed_verdicts": sum(a.accuracy != b.accuracy for a, b in zip(_scores(then), _scores(now), strict=True)),
         "changed_signs": sum((a > 0) != (b > 0) or (a < 0) != (b < 0) for a, b in both),
-        "missing": {lack.name: {"completions": lack.count, "why": lack.why} for lack in scorer.own.missing.values()},
+        "missing": {lack.name: {"completions": lack.count, "why": lack.why} for lack in scorer.custom.missing.values()},
     }
 
 

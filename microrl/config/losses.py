@@ -24,11 +24,6 @@ class BaseLossConfig(Section):
     trainer; None: off."""
     mask_truncated: bool = False
     """Exclude completions that reached the length limit from the loss."""
-
-
-class ScaledLossConfig(BaseLossConfig):
-    """Keys of losses whose advantages may be divided by a standard deviation."""
-
     scale_by_std: bool = True
     """Divide the group's centred rewards by their standard deviation."""
 
@@ -44,13 +39,13 @@ class ClippedLossConfig(BaseLossConfig):
     """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
 
 
-class GrpoConfig(ClippedLossConfig, ScaledLossConfig):
+class GrpoConfig(ClippedLossConfig):
     """GRPO (Shao et al. 2024): token ratios, 1 +- clip, mean over tokens, then over completions."""
 
     kind: Literal["grpo"] = "grpo"
 
 
-class DapoConfig(ClippedLossConfig, ScaledLossConfig):
+class DapoConfig(ClippedLossConfig):
     """DAPO (Yu et al. 2025): clip-higher, mean over all tokens of the batch, dynamic sampling."""
 
     kind: Literal["dapo"] = "dapo"
@@ -66,7 +61,7 @@ class DapoConfig(ClippedLossConfig, ScaledLossConfig):
         return self.dynamic_sampling
 
 
-class DrGrpoConfig(ClippedLossConfig, ScaledLossConfig):
+class DrGrpoConfig(ClippedLossConfig):
     """Dr. GRPO (Liu et al. 2025): no division by the standard deviation or by the completion's length."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
@@ -74,7 +69,7 @@ class DrGrpoConfig(ClippedLossConfig, ScaledLossConfig):
     """Divide the group's centred rewards by their standard deviation."""
 
 
-class GspoConfig(ClippedLossConfig, ScaledLossConfig):
+class GspoConfig(ClippedLossConfig):
     """GSPO (Zheng et al. 2025): one ratio per sequence, exp of the mean token log-ratio, clipped tightly."""
 
     kind: Literal["gspo"] = "gspo"
@@ -84,7 +79,7 @@ class GspoConfig(ClippedLossConfig, ScaledLossConfig):
     """Upper clip: the ratio is clipped at 1 + clip_high."""
 
 
-class CispoConfig(ScaledLossConfig):
+class CispoConfig(BaseLossConfig):
     """CISPO (MiniMax-M1 2025): the capped token ratio weights the log-probability and has no gradient; mean over all tokens."""
 
     kind: Literal["cispo"] = "cispo"
@@ -92,7 +87,7 @@ class CispoConfig(ScaledLossConfig):
     """Cap of the ratio. There is no lower bound, as in the paper; the cap is that of ScaleRL (arXiv 2510.13786)."""
 
 
-class CustomLossConfig(ClippedLossConfig, ScaledLossConfig):
+class CustomLossConfig(ClippedLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
     kind: Literal["custom"] = "custom"

@@ -235,7 +235,7 @@ class RunConfig(Section):
                 f"{self.sampling.max_completion_tokens}",
                 f"--set reward.overlong.buffer={self.sampling.max_completion_tokens // 4}",
             )
-        if self.reward.normalise == "apart" and not getattr(self.loss, "scale_by_std", False):
+        if self.reward.normalise == "apart" and not self.loss.scale_by_std:
             raise ValueError(
                 "reward.normalise=apart divides each part by its standard deviation, which loss.scale_by_std=false forbids",
                 "--set loss.scale_by_std=true, or --set reward.normalise=together",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from microrl.report.history import Event, History
 
+SFT_END = "sft finished"
 MARKS = {
     "guard": ("#d6453d", "guard"),
     "rolled back": ("#d6453d", "rolled back"),
@@ -15,10 +16,9 @@ MARKS = {
     "sync check failed": ("#d6453d", "sync check failed"),
     "resumed": ("#3b82f6", "resumed"),
     "interrupted": ("#3b82f6", "interrupted"),
-    "sft finished": ("#8a8f2a", "end of SFT"),
+    SFT_END: ("#8a8f2a", "end of SFT"),
 }
 """Colour and name of the events that are marked in the figures."""
-SFT_END = "sft finished"
 COLUMNS = {"step": "step", "time": "budget/elapsed_s", "dollars": "budget/cost_usd"}
 """The metric of each axis."""
 

@@ -51,7 +51,7 @@ class RewardScorer:
         """Called several times a second while scoring waits. What it raises ends the scoring."""
         self.allowance = Allowance()
         """What hanging checks have cost since the last `reset_allowance`."""
-        self.own = CustomRewards(config)
+        self.custom = CustomRewards(config)
         self._config, self._kind = config, answer_kind
         self._reads = partial(read, kind=answer_kind, opened=False) if answer_kind in ("code", "gym") else None
         self._weights = part_weights(config)
@@ -61,7 +61,7 @@ class RewardScorer:
     def reset_allowance(self, steps: int = 1) -> None:
         """Allow as many hanging checks again as so many steps may have, and as many calls as one."""
         self.allowance = Allowance(steps)
-        self.own.reset()
+        self.custom.reset()
 
     def score(
         self, groups: Iterable[tuple[int, Group]], *, left_s: Callable[[], float] | None = None, accuracy_only: bool = False
@@ -72,15 +72,15 @@ class RewardScorer:
         `accuracy_only` calls no custom function, for evaluations.
         """
         arrived: list[tuple[int, Group, list[Pair]]] = []
-        calls_own = bool(self.own.functions) and not accuracy_only
+        calls_custom = bool(self.custom.functions) and not accuracy_only
         with (
             Verdicts(self.checker, self._pool, self.allowance, self.check_deadline, left_s) as verdicts,
-            self.own.calls(self.check_deadline) as calls,
+            self.custom.calls(self.check_deadline) as calls,
         ):
             for position, group in groups:
                 pairs = [(group.prompt.answer, self.extracted(group.prompt, completion)) for completion in group.completions]
                 verdicts.ask(pairs)
-                if calls_own:
+                if calls_custom:
                     calls.ask(position, group)
                 arrived.append((position, group, pairs))
             arrived.sort(key=lambda item: item[0])
@@ -142,7 +142,7 @@ class RewardScorer:
 
     def close(self) -> None:
         """End the checkers, the functions' processes and the threads."""
-        self.own.close()
+        self.custom.close()
         self.checker.close()
         self._pool.shutdown(wait=False)
 

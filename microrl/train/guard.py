@@ -248,7 +248,7 @@ def memory_of(state: dict[str, Any]) -> Memory:
 
 def act(run: Run, row: Row, step: int) -> None:
     """Check a step's row and act: log the verdict, stop the run or roll back. A stopped run also ends with its best weights."""
-    has_failed = any(lack.count >= row["reward/left_out"] for lack in run.scorer.own.missing.values())
+    has_failed = any(lack.count >= row["reward/left_out"] for lack in run.scorer.custom.missing.values())
     verdict = run.guard.check(row, has_failed=has_failed and row["reward/mean"] is None)
     if verdict is None:
         return

@@ -81,7 +81,7 @@ def build(
         scorer = make_scorer(config)
         undo.callback(scorer.close)
         scorer.checker.start()
-        scorer.own.start()
+        scorer.custom.start()
         # Data first: a wrong path or column is reported before minutes are spent on loading weights.
         questions = read_questions(config, folder, console, scorer, state)
         try_rewards(config, questions.training, scorer, folder, console)
@@ -113,10 +113,10 @@ def try_rewards(
     config: RunConfig, questions: Sequence[Question], scorer: RewardScorer, folder: RunFolder, console: RunConsole
 ) -> None:
     """Try the run's custom reward functions on some questions, and say what the reward is. Raises UserError."""
-    if not scorer.own.functions:
+    if not scorer.custom.functions:
         return
     console.status("trying the reward functions")
-    silent = probe(scorer.own, [to_prompt(question) for question in questions], config.data.name)
+    silent = probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
     said = f"reward: {in_words(config.reward)}, normalised {config.reward.normalise}"
     folder.event("reward", said)
     console.note(said)

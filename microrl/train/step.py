@@ -147,7 +147,7 @@ def record(
                 "budget/cost_usd": budget.cost_usd(),
             }
             | dict(diagnosed),
-            [function.name for function in run.scorer.own.functions],
+            [function.name for function in run.scorer.custom.functions],
         )
         folder.append("metrics.jsonl", row)
         said = sampled[0].completions[0].text
@@ -162,7 +162,7 @@ def record(
             folder.event("update skipped", update.reason, step=step)
         if row["reward/killed"]:
             folder.event("checks killed", run.scorer.why_killed(row["reward/killed"]), step=step)
-        for lack in run.scorer.own.missing.values():
+        for lack in run.scorer.custom.missing.values():
             why = f"`{lack.name}` gave no value for {lack.count} completions, which are left out; row {lack.row}: {lack.why}"
             folder.event("reward failed", why, step=step, function=lack.name, count=lack.count)
             run.console.note_once(f"reward failed: {why}")
