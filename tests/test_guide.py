@@ -178,3 +178,20 @@ def test_the_map_of_the_code_is_the_tree():
     rooms = {room for room in rooms if not re.search(r"__|py\.typed|presets", room)}
     unnamed = [room for room in rooms if not any(name.startswith(room) for name in named)]
     assert not unnamed, unnamed
+
+
+def defines(source: str, name: str) -> bool:
+    """Whether a source defines this name, or each part of `Class.member`."""
+    return all(
+        re.search(rf"^\s*(?:(?:async )?def|class) {part}\b|^\s*{part}\b[^=\n(]*=|^\s*{part}: ", source, re.MULTILINE)
+        for part in name.split(".")
+    )
+
+
+def test_the_map_of_the_code_sends_each_name_to_where_it_is_defined():
+    """`A`, `B` and `C` in `microrl/...py`."""
+    listed = re.findall(r"((?:`[A-Za-z_][\w.]*`(?:, then |, | and | or )?)+) in `(microrl/[\w/]+\.py)`", TEXTS["reading"])
+    pairs = [(name, path) for names, path in listed for name in re.findall(r"`([^`]+)`", names)]
+    assert len(pairs) > 25 and ("RewardConfig", "microrl/config/reward.py") in pairs
+    assert not [pair for pair in pairs if not defines((ROOT / pair[1]).read_text(), pair[0])]
+    assert not defines((ROOT / "microrl/config/schema.py").read_text(), "RewardConfig")
