@@ -86,8 +86,8 @@ def doctor(
 
 def _check_before_measuring(shape: str | None, peer: str | None, out: Path) -> None:
     """Raise UserError for options that would fail only after minutes."""
+    from microrl.commands.bench import measure
     from microrl.commands.bench.peer import find_peer
-    from microrl.commands.measure import measure
 
     measure.check_options(shape, out)
     if peer is not None:
@@ -96,9 +96,9 @@ def _check_before_measuring(shape: str | None, peer: str | None, out: Path) -> N
 
 def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) -> dict[str, Any]:
     """Carry out all stages, show each as it ends, write the files and the calibration; returns the report."""
+    from microrl.commands.bench import measure
+    from microrl.commands.bench.page import page
     from microrl.commands.bench.peer import Work, compare
-    from microrl.commands.measure import measure
-    from microrl.commands.measure.page import page
     from microrl.plan import calibration
 
     outcomes = []

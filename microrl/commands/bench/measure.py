@@ -1,6 +1,6 @@
 """`microrl doctor --measure`: is everything right on this machine, and how fast is it? One JSON file, one page, one calibration.
 
-Correctness comes first, then rates. Every stage is a process of its own with a deadline (`commands.measure_stage`).
+Correctness comes first, then rates. Every stage is a process of its own with a deadline (`stages.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One measurement: a function of `measure_stage`, its keyword arguments, and environment variables."""
+    """One measurement: a function of `stages.STAGES`, its keyword arguments, and environment variables."""
 
     title: str
     kind: Literal["rates", "cycles", "decode", "update"]
@@ -131,7 +131,7 @@ def run(stage: Stage, deadline_s: float = DEADLINE_S) -> Outcome:
     """Carry out one stage in a process of its own."""
     began = clock.now_s()
     answer = isolated.run(
-        "microrl.commands.measure.stage",
+        "microrl.commands.bench.stages",
         stage.kind,
         json.dumps(stage.options),
         deadline_s=deadline_s,
