@@ -238,7 +238,7 @@ def test_names_that_do_not_exist(inside):
     for words, hint in (
         (("rollout", "--arch", "qwen2,lama"), "did you mean `llama`"),
         (("sync", "--adapters", "lora,drora"), "did you mean `dora`"),
-        (("rollout", "--shape", "2b"), "--help"),
+        (("rollout", "--shape", "2b"), "one of: tiny, 135m, 1.5b"),
     ):
         done = inside("bench", *words)
         assert done.returncode == 2 and hint in done.stderr, done.stderr

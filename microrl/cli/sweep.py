@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.cli.sweep_display import Display, duration
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,9 +69,8 @@ def sweep(
     ] = None,
     seeds: Annotated[str | None, _several("N", "Training seeds: each setting is trained once per seed.")] = None,
     strategy: Annotated[
-        str | None,
+        Literal["equal", "seeds-first", "halving"] | None,
         typer.Option(
-            metavar="equal|seeds-first|halving",
             help="equal: the same time for every trial, the first seed of every setting first; seeds-first: the same, but every "
             "seed of the first setting first; halving: successive halving of the settings by "
             "validation accuracy, until one is left; needs --hours.",
@@ -100,7 +99,7 @@ def sweep(
     from microrl import files
     from microrl.cli import early, machine
     from microrl.cli.sweep_values import numbers, values, varied
-    from microrl.sweep.folder import STRATEGIES, SweepFolder
+    from microrl.sweep.folder import SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import Grid, Study
 
@@ -119,9 +118,7 @@ def sweep(
     if flags["budget.hours"] is None and flags["budget.steps"] is None:
         flags["budget.hours"] = study.hours
     hours = flags["budget.hours"]
-    strategy = strategy if strategy is not None else study.strategy or STRATEGIES[0]
-    if strategy not in STRATEGIES:
-        raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
+    strategy = strategy or study.strategy or "equal"
     given: dict[str, Sequence[Any]] = {
         "model": values("--models", models), "adapter": values("--adapters", adapters), "rank": numbers("--ranks", ranks),
         "alpha": values("--alpha", alpha), "loss": values("--losses", losses), **varied(vary or ()),

@@ -17,7 +17,6 @@ import torch
 
 from microrl import clock
 from microrl.commands import isolated
-from microrl.commands.bench.synthetic import SHAPES, check_name
 from microrl.errors import UserError
 from microrl.models import driver, gpu
 from microrl.plan import calibration, here
@@ -60,10 +59,8 @@ class Outcome:
         return {**stage, "seconds": self.seconds, "found": self.found, "error": self.error, "hint": self.hint}
 
 
-def check_options(shape: str | None, out: Path) -> None:
-    """Raise UserError for an unknown shape, and for a folder that cannot be written to."""
-    if shape is not None:
-        check_name("shape", shape, SHAPES)
+def check_folder(out: Path) -> None:
+    """Raise UserError for a folder that cannot be written to."""
     existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"cannot write into {out}", "choose another folder: --out DIR")
