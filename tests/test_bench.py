@@ -11,8 +11,8 @@ from test_config import without_heavy_libraries
 
 from microrl import clock
 from microrl.cli import bench
+from microrl.commands.bench import engine, synthetic, trl_step
 from microrl.commands.bench import peer as peers
-from microrl.commands.bench import rollout, sync, synthetic, trl_step
 from microrl.commands.bench.step import bench_prompts
 from microrl.errors import UserError
 from microrl.limits import SPINS_BEFORE_SLEEP
@@ -238,7 +238,7 @@ def test_names_that_do_not_exist(inside):
     for words, hint in (
         (("rollout", "--arch", "qwen2,lama"), "did you mean `llama`"),
         (("sync", "--adapters", "lora,drora"), "did you mean `dora`"),
-        (("rollout", "--shape", "2b"), "--help"),
+        (("rollout", "--shape", "2b"), "one of: tiny, 135m, 1.5b"),
     ):
         done = inside("bench", *words)
         assert done.returncode == 2 and hint in done.stderr, done.stderr
@@ -254,8 +254,8 @@ def test_help_loads_nothing_heavy(command):
 @pytest.mark.parametrize(
     ("command", "function", "renamed"),
     [
-        (bench.rollout, rollout.measure, {"arch": "architecture"}),
-        (bench.sync, sync.rows, {}),
+        (bench.rollout, engine.rollout, {"arch": "architecture"}),
+        (bench.sync, engine.sync, {}),
         (bench.peer, peers.compare, {}),
     ],
 )

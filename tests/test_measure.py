@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from microrl.commands.measure import measure
-from microrl.commands.measure.measure import Outcome, Stage
-from microrl.commands.measure.page import page
+from microrl.commands.bench import measure
+from microrl.commands.bench.measure import Outcome, Stage
+from microrl.commands.bench.page import page
 from microrl.config import resolve
 from microrl.errors import UserError
 from microrl.models import gpu

@@ -19,11 +19,9 @@ from microrl.errors import UserError
 from microrl.files import BadFile, Seconds
 from microrl.run import follow, summary
 from microrl.run.folder import SWEEP, RunFolder
-from microrl.sweep.grid import SEED, Trial
+from microrl.sweep.grid import SEED, Strategy, Trial
 
 PLAN, EVENTS, CLOCK, LOGS, BASES = SWEEP, "trials.jsonl", "clock.json", "logs", "bases"
-Strategy = Literal["equal", "halving", "seeds-first"]
-STRATEGIES: tuple[Strategy, ...] = ("equal", "halving", "seeds-first")
 ATTEMPTS = 2
 """Of a trial that fails."""
 RETRIED = "retried"

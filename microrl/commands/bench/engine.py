@@ -5,16 +5,20 @@ It reads the engine's own parts, which no other command does. On a GPU a process
 
 from __future__ import annotations
 
+import copy
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
+from transformers import PreTrainedModel
 
 from microrl import clock
 from microrl.commands.bench import synthetic
 from microrl.config import RunConfig, resolve
+from microrl.config.adapters import KINDS
 from microrl.config.engine_rules import Mode
 from microrl.models import gpu
 from microrl.models.threads import threads
@@ -24,13 +28,13 @@ from microrl.rollout.engine import Sampler
 from microrl.rollout.factory import make_engine
 from microrl.rollout.preflight import select_engine
 from microrl.rollout.vllm.engine import VllmEngine
-from microrl.types import Prompt, Sampling
+from microrl.types import BASE, Prompt, Sampling
 
 Sleep = Literal["auto", "kv", "1", "2", "off"]
 Head = Literal["model", "float32"]
 
 
-def measure(
+def rollout(
     *,
     shape: str = "tiny",
     architecture: str = "qwen2",
@@ -64,34 +68,31 @@ def measure(
     is not known.
     """
     device = synthetic.find_device(device)
-    config = _config(
-        device, rank=rank, targets=targets, sync=sync, sleep=sleep, dtype=dtype, head=head, prompts=prompts, group=group,
-        tokens=tokens,
-    )  # fmt: skip
-    select_engine(config)  # fails before anything is built
-    tokenizer = build_tokenizer()
-    with threads(1 if device == "cpu" else torch.get_num_threads()):
-        model = synthetic.build(tokenizer, shape=shape, architecture=architecture, dtype=dtype, device=device)
-        say(f"{architecture}: starting vLLM")
-        began = clock.now_s()
-        engine = cast(VllmEngine, make_engine(config, model, tokenizer))
-        started_s = clock.now_s() - began
-        try:
-            policy = Policy(model, config)
-            asked, sampling = synthetic.prompts(tokenizer, prompts), Sampling(group, tokens, min_tokens=tokens)
-            done = []
-            for number, cycle in enumerate(_cycles(engine, policy, asked, sampling, cycles), start=1):
-                done.append(cycle)
-                say(f"{architecture}: sync and rollout {number} of {cycles}: {cycle['seconds']:.2f} s")
-            compared = []
-            with engine.awake(policy.snapshot()) as sampler:
-                for number in range(pairs):
-                    compared.append(_compare(engine, sampler, asked, sampling, number))
-                    rates = "{ours:.0f} tokens per second, vLLM alone {plain:.0f}".format(**compared[-1])
-                    say(f"{architecture}: pair {number + 1} of {pairs}: microrl {rates}")
-            computed, wrapped = _inside(engine, swaps=sync == "swap")
-        finally:
-            engine.close()
+    flags: dict[str, Any] = {
+        **synthetic.work(rank=rank, prompts=prompts, group=group, tokens=tokens), "engine.kind": "vllm", "engine.sync": sync,
+        "adapter.targets": tuple(targets) or None, "model.head_dtype": head, "model.dtype": dtype, "data.max_prompt_tokens": 128,
+    }  # fmt: skip
+    if device == "cuda":
+        flags["engine.sleep"] = int(sleep) if sleep.isdigit() else sleep
+    config = resolve((), flags)
+    shaped = {"shape": shape, "architecture": architecture, "dtype": dtype, "device": device}
+    with (
+        threads(1 if device == "cpu" else torch.get_num_threads()),
+        _started(config, shaped, lambda text: say(f"{architecture}: {text}")) as (engine, model, tokenizer, started_s),
+    ):
+        policy = Policy(model, config)
+        asked, sampling = synthetic.prompts(tokenizer, prompts), Sampling(group, tokens, min_tokens=tokens)
+        done = []
+        for number, cycle in enumerate(_cycles(engine, policy, asked, sampling, cycles), start=1):
+            done.append(cycle)
+            say(f"{architecture}: sync and rollout {number} of {cycles}: {cycle['seconds']:.2f} s")
+        compared = []
+        with engine.awake(policy.snapshot()) as sampler:
+            for number in range(pairs):
+                compared.append(_compare(engine, sampler, asked, sampling, number))
+                rates = "{ours:.0f} tokens per second, vLLM alone {plain:.0f}".format(**compared[-1])
+                say(f"{architecture}: pair {number + 1} of {pairs}: microrl {rates}")
+        computed, wrapped = _inside(engine, swaps=sync == "swap")
     later = done[1:] or done
     overhead_s = sum(one["push_s"] + one["proof_s"] + one["wake_s"] + one["sleep_s"] for one in later)
     return {
@@ -115,20 +116,54 @@ def measure(
     }
 
 
-def _config(
-    device: str, *, rank: int, targets: Sequence[str], sync: str, sleep: str, dtype: str | None, head: str, prompts: int,
-    group: int, tokens: int,
-) -> RunConfig:  # fmt: skip
-    flags: dict[str, Any] = {
-        "engine.kind": "vllm", "engine.sync": sync, "adapter.rank": rank, "adapter.alpha": float(rank), "model.head_dtype": head,
-        "sampling.prompts_per_step": prompts, "sampling.group_size": group, "sampling.max_completion_tokens": tokens,
-        "data.max_prompt_tokens": 128, "model.dtype": dtype,
-    }  # fmt: skip
-    if targets:
-        flags["adapter.targets"] = tuple(targets)
-    if device == "cuda":
-        flags["engine.sleep"] = int(sleep) if sleep.isdigit() else sleep
-    return resolve((), flags)
+def sync(
+    *,
+    adapters: Sequence[str] = (),
+    shape: str = "tiny",
+    layers: int | None = None,
+    rank: int = 8,
+    versions: int = 3,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[dict[str, Any]]:
+    """For each adapter (all, if none is named) and each way in which it can be served: the median seconds of a push.
+
+    The sync check is not timed. The model has random weights; `layers` overrides the shape's number of layers. One engine serves
+    all of them, with `versions` changed weights each. A row has `kind`, `mode` (swap or merge), `trained` (number of trained
+    parameters), `push_s` (median) and `all_s` (every version's seconds).
+
+    Raises UserError where vLLM cannot run here, and for a name that is not known.
+    """
+    for kind in adapters:
+        synthetic.check_name("adapter", kind, KINDS)
+    # Buffers as a residual form needs them serve all the others, too.
+    config = resolve((), {"engine.kind": "vllm", "adapter.kind": "pissa", "adapter.rank": rank, "engine.max_kv_gb": 0.5,
+                          "sampling.max_completion_tokens": 64, "data.max_prompt_tokens": 128})  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    with _started(config, {"shape": shape, "layers": layers}, say) as (engine, *_):
+        with engine.awake(BASE):
+            pass  # from here on it holds the trainer's base
+        for kind in adapters or KINDS:
+            say(f"{kind}: {versions} versions")
+            rows += _pushes(engine, kind, rank, versions)
+    return rows
+
+
+@contextmanager
+def _started(
+    config: RunConfig, shaped: dict[str, Any], say: Callable[[str], None]
+) -> Iterator[tuple[VllmEngine, PreTrainedModel, Any, float]]:
+    """(vLLM, its model of random weights, the tokenizer, seconds of the engine's start). `shaped`: of `synthetic.build`."""
+    select_engine(config)  # fails before anything is built
+    tokenizer = build_tokenizer()
+    model = synthetic.build(tokenizer, **shaped)
+    say("starting vLLM")
+    began = clock.now_s()
+    engine = cast(VllmEngine, make_engine(config, model, tokenizer))
+    started_s = clock.now_s() - began
+    try:
+        yield engine, model, tokenizer, started_s
+    finally:
+        engine.close()
 
 
 def _cycles(
@@ -144,7 +179,7 @@ def _cycles(
         policy.version += 1
         began = clock.now_s()
         with engine.awake(policy.snapshot()) as sampler:
-            tokens = _sampled(sampler, prompts, sampling, (number,))
+            tokens = sampled(sampler, prompts, sampling, (number,))
         report = engine.report
         yield {
             "seconds": clock.now_s() - began,
@@ -160,7 +195,7 @@ def _cycles(
         }
 
 
-def _sampled(sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling, stream: tuple[int, ...]) -> int:
+def sampled(sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling, stream: tuple[int, ...]) -> int:
     """Sample, and return the number of tokens."""
     groups = sampler.groups(prompts, sampling, stream=stream)
     return sum(len(completion.token_ids) for _, group in groups for completion in group.completions)
@@ -176,7 +211,7 @@ def _compare(
         gc.collect()
         began = clock.now_s()
         if side == "ours":
-            tokens = _sampled(sampler, prompts, sampling, (9, number))
+            tokens = sampled(sampler, prompts, sampling, (9, number))
         else:
             tokens = _generated(engine, prompts, sampling, 1000 * number)
         rates[side] = tokens / (clock.now_s() - began)
@@ -205,3 +240,21 @@ def _inside(engine: VllmEngine, *, swaps: bool) -> tuple[str, list[str]]:
     driver = engine._driver
     head = str(driver._runner.model.logits_processor.head_dtype).removeprefix("torch.")
     return head, sorted({name.rsplit(".", 1)[-1] for name in driver._manager().modules}) if swaps else []
+
+
+def _pushes(engine: VllmEngine, kind: str, rank: int, versions: int) -> Iterator[dict[str, Any]]:
+    """One adapter's rows: swap and merge, or merge alone where there is no LoRA pair."""
+    flags = {"adapter.kind": kind} | ({"adapter.rank": rank} if "rank" in KINDS[kind].model_fields else {})
+    config = resolve((), flags)
+    base = engine._base
+    policy = Policy(copy.deepcopy(base), config, fresh=False)
+    generator = torch.Generator(device=base.device).manual_seed(1)
+    modes: tuple[Mode, ...] = ("swap", "merge") if config.adapter.pair_rank else ("merge",)
+    for mode in modes:
+        seconds = []
+        for _ in range(versions):
+            synthetic.move(policy, generator)
+            engine._push_timed(policy.snapshot(), mode)
+            seconds.append(engine.report.push_s)
+        yield {"kind": kind, "mode": mode, "trained": policy.trainable, "push_s": statistics.median(seconds), "all_s": seconds}
+        engine._push(BASE, mode)

@@ -1,6 +1,6 @@
 """One stage of `microrl doctor --measure`, in a process of its own: what crashes or hangs takes only its own stage with it.
 
-`python -m microrl.commands.measure.stage NAME JSON` prints one JSON object; JSON holds the stage's keyword arguments.
+`python -m microrl.commands.bench.stages NAME JSON` prints one JSON object; JSON holds the stage's keyword arguments.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from microrl import clock
 from microrl.algorithm.batch import Batch, Row
 from microrl.commands import isolated
-from microrl.commands.bench import rollout, synthetic
+from microrl.commands.bench import synthetic
+from microrl.commands.bench.engine import rollout, sampled
 from microrl.config import resolve
 from microrl.models import gpu
 from microrl.models.load import keep_freed_memory
@@ -28,12 +30,12 @@ from microrl.plan import memory, roofline
 from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, Workload
 from microrl.policy.policy import Policy
+from microrl.rollout.engine import Sampler
 from microrl.rollout.factory import make_engine
 from microrl.train.planning import this_device
-from microrl.types import Group, Sampling
+from microrl.types import Prompt, Sampling
 
 LARGEST_SLOPE_ERROR = 0.2
-REPEATS = 5
 
 
 def rates() -> dict[str, Any]:
@@ -47,16 +49,17 @@ def rates() -> dict[str, Any]:
     products = {}
     for dtype in types:
         a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        products[str(dtype).removeprefix("torch.")] = 2 * size**3 / _seconds(partial(torch.matmul, a, b)) / 1e12
+        took = statistics.median(_times(5, partial(torch.matmul, a, b)))
+        products[str(dtype).removeprefix("torch.")] = 2 * size**3 / took / 1e12
     source = torch.zeros(elements, device=device)
     target = torch.empty_like(source)
-    copied = _seconds(partial(target.copy_, source))
+    copied = statistics.median(_times(5, partial(target.copy_, source)))
     return {"product_tflops": products, "stream_gb_s": 2 * elements * 4 / copied / 1e9}
 
 
 def cycles(**options: Any) -> dict[str, Any]:
-    """Weight syncs and sleep on vLLM; see `rollout.measure`. Raises AssertionError where a sync was not right."""
-    found = rollout.measure(**options)
+    """Weight syncs and sleep on vLLM; see `engine.rollout`. Raises AssertionError where a sync was not right."""
+    found = rollout(**options)
     for cycle in found["cycles"]:
         slope = cycle["slope"]
         assert slope is None or abs(slope - 1) < LARGEST_SLOPE_ERROR, f"the engine's slope is {slope:.3f}"
@@ -69,10 +72,7 @@ def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, 
 
     `sync` is swap, merge, or shared for the transformers engine.
     """
-    tokenizer = build_tokenizer()
-    model = synthetic.build(tokenizer, shape=shape)
-    use_sensible_threads(model)
-    keep_freed_memory(model)
+    tokenizer, model = _model(shape)
     flags = _flags(rank=rank, prompts=max(prompts), group=group, tokens=tokens)
     flags |= {"engine.kind": "transformers"} if sync == "shared" else {"engine.kind": "vllm", "engine.sync": sync}
     config = resolve((), flags)
@@ -81,18 +81,15 @@ def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, 
     started_s = clock.now_s() - began
     policy = Policy(model, config)
     synthetic.move(policy, torch.Generator(model.device).manual_seed(1))
+
+    def sample(sampler: Sampler, asked: list[Prompt]) -> None:
+        made = sampled(sampler, asked, Sampling(group, tokens, min_tokens=tokens), (len(asked),))
+        assert made == len(asked) * group * tokens, made
+
     rows = []
     for count in prompts:
-        asked, seconds = synthetic.prompts(tokenizer, count), []
         with engine.awake(policy.snapshot()) as sampler:
-            for repeat in range(3):  # the first one warms up
-                began = clock.now_s()
-                made: list[tuple[int, Group]] = list(
-                    sampler.groups(asked, Sampling(group, tokens, min_tokens=tokens), stream=(count, repeat))
-                )
-                seconds.append(clock.now_s() - began)
-        assert sum(len(one.token_ids) for _, found in made for one in found.completions) == count * group * tokens
-        took = min(seconds[1:])
+            took = min(_times(2, partial(sample, sampler, synthetic.prompts(tokenizer, count))))
         rows.append({"completions": count * group, "seconds": took, "tokens_per_s": count * group * tokens / took})
     report = engine.report
     engine.close()
@@ -106,10 +103,7 @@ def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, 
 
 def update(*, shape: str, rank: int, prompts: int, group: int, tokens: int, recompute: bool) -> dict[str, Any]:
     """Seconds of an update, the share of the measured matrix products that it reaches, and its seconds by the roofline's."""
-    tokenizer = build_tokenizer()
-    model = synthetic.build(tokenizer, shape=shape)
-    use_sensible_threads(model)
-    keep_freed_memory(model)
+    tokenizer, model = _model(shape)
     flags = _flags(rank=rank, prompts=prompts, group=group, tokens=tokens) | {"model.gradient_checkpointing": recompute}
     policy = Policy(model, resolve((), flags))
     synthetic.move(policy, torch.Generator(model.device).manual_seed(1))
@@ -119,14 +113,12 @@ def update(*, shape: str, rank: int, prompts: int, group: int, tokens: int, reco
         for number in range(group):
             ids = tuple(torch.randint(5, 250, (tokens,), generator=generator).tolist())
             rows.append(Row(prompt.token_ids, ids, (-3.0,) * tokens, (-1.0) ** number, True, place))
-    batch, seconds = Batch(tuple(rows), prompts, policy.version), []
-    for _ in range(3):  # the first one warms up
-        began = clock.now_s()
-        done = policy.update(Batch(batch.rows, batch.groups, policy.version), lr=1e-6)
-        _wait()
-        seconds.append(clock.now_s() - began)
+
+    def step() -> None:
+        done = policy.update(Batch(tuple(rows), prompts, policy.version), lr=1e-6)
         assert done.skipped == 0, done.reason
-    took = min(seconds[1:])
+
+    took = min(_times(2, step))
     _, expected = _expected(model, flags, tokens=tokens, merges=True)
     return {
         "shape": shape, "parameters": parameter_count(model), "rank": rank, "tokens": prompts * group * tokens,
@@ -136,19 +128,23 @@ def update(*, shape: str, rank: int, prompts: int, group: int, tokens: int, reco
     }  # fmt: skip
 
 
-STAGES: dict[str, Callable[..., dict[str, Any]]] = {
-    "rates": rates,
-    "cycles": cycles,
-    "decode": decode,
-    "update": update,
-}
+STAGES: dict[str, Callable[..., dict[str, Any]]] = {"rates": rates, "cycles": cycles, "decode": decode, "update": update}
+
+
+def _model(shape: str) -> tuple[Any, PreTrainedModel]:
+    """(tokenizer, a model as a run loads it, but of random weights)"""
+    tokenizer = build_tokenizer()
+    model = synthetic.build(tokenizer, shape=shape)
+    use_sensible_threads(model)
+    keep_freed_memory(model)
+    return tokenizer, model
 
 
 def _flags(*, rank: int, prompts: int, group: int, tokens: int) -> dict[str, Any]:
     """The configuration's limit is such that the plan's mean completion is `tokens` long."""
+    limit = round(tokens / LENGTH_FRACTION)
     return {
-        "data.name": "arithmetic", "adapter.rank": rank, "adapter.alpha": float(rank), "sampling.prompts_per_step": prompts,
-        "sampling.group_size": group, "sampling.max_completion_tokens": round(tokens / LENGTH_FRACTION),
+        **synthetic.work(rank=rank, prompts=prompts, group=group, tokens=limit), "data.name": "arithmetic",
         "data.max_prompt_tokens": 64, "evaluation.samples": group, "evaluation.pass_k": (1,),
         "model.dtype": "bfloat16" if torch.cuda.is_available() else "float32",
     }  # fmt: skip
@@ -160,16 +156,16 @@ def _expected(model: Any, flags: dict[str, Any], *, tokens: int, merges: bool) -
     return roofline.fixed_work(work, sizes, tokens=tokens, merges=merges)
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    """Median seconds of a call, the first one not counted."""
+def _times(repeats: int, work: Callable[[], Any]) -> list[float]:
+    """Seconds of each of so many calls, after one that warms up."""
     taken = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         _wait()
         began = clock.now_s()
         work()
         _wait()
         taken.append(clock.now_s() - began)
-    return statistics.median(taken[1:])
+    return taken[1:]
 
 
 def _wait() -> None:

@@ -1,6 +1,6 @@
 """`microrl doctor --measure`: is everything right on this machine, and how fast is it? One JSON file, one page, one calibration.
 
-Correctness comes first, then rates. Every stage is a process of its own with a deadline (`commands.measure_stage`).
+Correctness comes first, then rates. Every stage is a process of its own with a deadline (`stages.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 
 from microrl import clock
 from microrl.commands import isolated
-from microrl.commands.bench.synthetic import SHAPES, check_name
 from microrl.errors import UserError
 from microrl.models import driver, gpu
 from microrl.plan import calibration, here
@@ -36,7 +35,7 @@ DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One measurement: a function of `measure_stage`, its keyword arguments, and environment variables."""
+    """One measurement: a function of `stages.STAGES`, its keyword arguments, and environment variables."""
 
     title: str
     kind: Literal["rates", "cycles", "decode", "update"]
@@ -60,10 +59,8 @@ class Outcome:
         return {**stage, "seconds": self.seconds, "found": self.found, "error": self.error, "hint": self.hint}
 
 
-def check_options(shape: str | None, out: Path) -> None:
-    """Raise UserError for an unknown shape, and for a folder that cannot be written to."""
-    if shape is not None:
-        check_name("shape", shape, SHAPES)
+def check_folder(out: Path) -> None:
+    """Raise UserError for a folder that cannot be written to."""
     existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"cannot write into {out}", "choose another folder: --out DIR")
@@ -131,7 +128,7 @@ def run(stage: Stage, deadline_s: float = DEADLINE_S) -> Outcome:
     """Carry out one stage in a process of its own."""
     began = clock.now_s()
     answer = isolated.run(
-        "microrl.commands.measure.stage",
+        "microrl.commands.bench.stages",
         stage.kind,
         json.dumps(stage.options),
         deadline_s=deadline_s,
