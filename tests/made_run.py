@@ -6,6 +6,7 @@ import random
 
 from microrl.config import resolve
 from microrl.run.metrics import METRICS
+from microrl.run.summary import Summary
 
 SHARES = {"reward/accuracy", "reward/format", "groups/useful", "length/truncated", "policy/outside_share", "policy/clip_fraction"}
 HOSTILE = (
@@ -54,10 +55,15 @@ def make(
     before = {"accuracy": 0.25, "ci95": [0.2, 0.3], "questions": 64}
     after = {"accuracy": 0.5, "ci95": [0.45, 0.55], "questions": 64}
     gain = {"mean": 0.25, "ci95": [0.2, 0.3]}
-    summary = {"status": "done", "steps": steps, "hours_budget": 1.0, "hours_spent": 0.5, "cost_usd": 0.15,
-               "eval": {"before": before, "after": after, "paired_gain": gain}}  # fmt: skip
+    summary = ending(steps=steps, eval={"before": before, "after": after, "paired_gain": gain})
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def ending(**changes):
+    """A summary of a run that is done."""
+    ended = Summary(status="done", steps=4, hours_budget=1.0, hours_spent=0.5, cost_usd=0.15, trainable_params=5)
+    return {**ended.to_json(), **changes}
 
 
 def line(rng, number, group, text):

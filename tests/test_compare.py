@@ -7,6 +7,7 @@ import random
 import shutil
 
 import pytest
+from made_run import ending
 
 from microrl.commands.compare import Entry, compare
 from microrl.config import catalogue, resolve
@@ -52,7 +53,7 @@ def made(
     stem = f"{bench}-n16-t{sampling.temperature:g}-p{sampling.top_p:g}-m64-s{drawn}{f'-qs{chosen}' if chosen else ''}{suffix}"
     other = {**base.to_json(), "model": base_model, "adapter_sha256": None}
     folder.write_json(f"eval/{stem}.json", {**ours.to_json(), **about, "base": other, **gains(base, ours)})
-    folder.write_json("summary.json", {"status": "done", "cost_usd": cost})
+    folder.write_json("summary.json", ending(cost_usd=cost))
     return Entry.of(folder, part), base, ours
 
 

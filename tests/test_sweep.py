@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import processes
 import psutil
 import pytest
+from made_run import ending
 
 from microrl.cli.sweep_display import Display
 from microrl.config import presets
@@ -145,7 +146,7 @@ def end(folder, found, *, hours=None, status="done", accuracy=None):
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps({"budget": {"hours": found.hours}, "sampling": {}, "adapter": {}}))
     (path / "heartbeat.json").write_text(json.dumps({"elapsed_s": 3600 * (hours or found.hours)}))
-    (path / "summary.json").write_text(json.dumps({"status": status, "hours_budget": found.hours}))
+    (path / "summary.json").write_text(json.dumps(ending(status=status, hours_budget=found.hours)))
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 0, "validate/accuracy": accuracy}) + "\n")
 
