@@ -1,4 +1,4 @@
-"""A tiny random model with a real tokenizer, small data files, and helpers to run the command line as a user does."""
+"""A tiny random model with a real tokenizer, small data files, and fixtures that run the command line as a user does."""
 
 from __future__ import annotations
 

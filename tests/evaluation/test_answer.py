@@ -1,4 +1,4 @@
-"""What a sweep or a comparison says to its question."""
+"""The answer that a sweep or a comparison gives to its question."""
 
 import random
 from dataclasses import replace

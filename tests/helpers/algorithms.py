@@ -1,4 +1,4 @@
-"""Algorithms as the tests need them."""
+"""Algorithms made from a configuration: GRPO, GRPO without truncated completions, and one that normalises rewards by part."""
 
 from microrl import algorithm
 from microrl.config import resolve

@@ -1,4 +1,4 @@
-"""The same as this user and as another one, with a folder for its temporary files."""
+"""Python processes run as this user or as another one, with a folder for their temporary files."""
 
 import functools
 import os

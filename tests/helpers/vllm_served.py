@@ -25,7 +25,6 @@ CUDA = torch.cuda.is_available()
 INTERPRETED = v2_runner.is_chosen()
 LIKE_A_CARD = CUDA or INTERPRETED
 DEVICE = "cuda" if CUDA else "cpu"
-ONE_ENGINE = pytest.mark.skipif(CUDA, reason="on a GPU a process has one vLLM")
 SETTINGS = {"engine.kind": "vllm", "adapter.rank": 6, "adapter.alpha": 9.0, "sampling.max_completion_tokens": 48,
             "data.max_prompt_tokens": 160, "sampling.prompts_per_step": 8, "sampling.group_size": 4, "sampling.temperature": 0.7,
             "model.dtype": "float16" if LIKE_A_CARD else "float32"}  # fmt: skip

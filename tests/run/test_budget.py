@@ -1,4 +1,4 @@
-"""The clock, with an injected one."""
+"""The time budget: which steps and evaluations fit, and when it is over. The clock is set by hand."""
 
 from functools import partial
 from itertools import count

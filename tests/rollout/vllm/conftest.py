@@ -7,7 +7,10 @@ from microrl.types import BASE
 
 @pytest.fixture(scope="session")
 def served(tokenizer):
-    """The engine that all files here share: a process on a GPU has one."""
+    """The engine that these files share: on a GPU a process has one.
+
+    A test between theirs that needs another one runs it in another process: taken down, it takes this one's groups with it.
+    """
     from vllm_served import Served
 
     made = Served(tokenizer)

@@ -4,11 +4,13 @@ Each trap is shown twice: with the guard the engine is right, and with the guard
 """
 
 import json
+import sys
 from dataclasses import replace
 
+import processes
 import pytest
 import torch
-from vllm_served import CLOSE, DEVICE, ONE_ENGINE, TINY, gap, prompts, sampled
+from vllm_served import CLOSE, DEVICE, TINY, gap, prompts, sampled
 
 from microrl.errors import SyncNotProved
 from microrl.types import BASE, AdapterSnapshot, LowRank
@@ -161,14 +163,18 @@ def test_a_wrong_scale_is_told_from_a_missing_adapter(served, monkeypatch):
         pass
 
 
-@ONE_ENGINE
-@pytest.mark.xdist_group("engine")
-def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path, inside, monkeypatch):
-    from microrl.rollout.vllm.engine import VllmEngine
+UNPROVED = """
+from microrl.cli import main
+from microrl.rollout.vllm.engine import VllmEngine
+VllmEngine._difference = lambda self, snapshot, mode: "`x` in vLLM's memory is not the trainer's"
+main()
+"""
 
-    monkeypatch.setattr(VllmEngine, "_difference", lambda self, snapshot, mode: "`x` in vLLM's memory is not the trainer's")
+
+def test_a_swap_that_cannot_be_proved_ends_with_4(tiny_arguments, tmp_path):
     out = tmp_path / "run"
-    done = inside("train", *tiny_arguments, "--engine", "vllm", "--steps", 2, "--out", out)
+    command = [sys.executable, "-c", UNPROVED, "train", *tiny_arguments, "--engine", "vllm", "--steps", 2, "--out", out]
+    done = processes.run(command, timeout=900)
     assert done.returncode == 4, done.stderr
     assert done.stderr.count("\nerror: ") == 1 and "\nhint: " in done.stderr and "Traceback" not in done.stderr
     assert json.loads((out / "summary.json").read_text())["status"] == "unproved"
