@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from microrl.config import resolve
+from microrl.models.load import use_own_parts
 from microrl.policy.policy import Policy
 
 SHAPE = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
@@ -65,6 +66,23 @@ def with_adapter(model, **flags):
     for pair in policy.snapshot().pairs.values():
         pair.B_OR.copy_(torch.randn(pair.B_OR.shape, generator=generator) * 0.2)
     return policy
+
+
+def as_loaded(model):
+    """The model with the parts that `load` puts in."""
+    use_own_parts(model)
+    return model
+
+
+def gradients(policy, batch, **attributes):
+    """The gradient that the update would step along; the step itself is left out."""
+    for name, value in attributes.items():
+        setattr(policy, name, value)
+    found = []
+    policy.optimizer_step = lambda has_gradient, tally, progress: found.extend(p.grad.clone() for p in policy.parameters)
+    policy.update(batch, 1e-3)
+    policy.version -= 1
+    return found
 
 
 def relative_gap(a, b):

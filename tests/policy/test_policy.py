@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from algorithms import GRPO, MASKED
-from random_models import ARCHITECTURES, random_model, relative_gap, with_adapter
+from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
 from samples import PROMPTS, collect, scored_groups
 
 from microrl.algorithm import loss as losses
@@ -17,7 +17,6 @@ from microrl.config import resolve
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
 from microrl.models.forward import Bend
-from microrl.models.load import use_own_parts
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
@@ -30,12 +29,6 @@ from microrl.run import metrics
 from microrl.run.budget import Budget
 from microrl.train.guard_rules import RULES, Memory
 from microrl.types import Group, Sampling, Score, SftExample
-
-
-def as_loaded(model):
-    """The model with the parts that `load` puts in."""
-    use_own_parts(model)
-    return model
 
 
 @pytest.fixture
@@ -167,17 +160,6 @@ def test_no_tensor_of_all_tokens_times_vocabulary_exists(monkeypatch):
         logprobs, _ = chosen_logprobs(hidden, torch.zeros(64, dtype=torch.long), head, 1.0)
         logprobs.sum().backward()
     assert largest == 8
-
-
-def gradients(policy, batch, **attributes):
-    """The gradient that the update would step along; the step itself is left out."""
-    for name, value in attributes.items():
-        setattr(policy, name, value)
-    found = []
-    policy.optimizer_step = lambda has_gradient, tally, progress: found.extend(p.grad.clone() for p in policy.parameters)
-    policy.update(batch, 1e-3)
-    policy.version -= 1
-    return found
 
 
 PRODUCT = [(architecture, loss) for architecture in ARCHITECTURES for loss in ("grpo", "dapo", "dr_grpo", "gspo")]

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 from algorithms import GRPO
-from test_engine import ARCHITECTURES, random_model
-from test_policy import as_loaded, gradients, relative_gap, scored_groups, with_adapter
+from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
+from samples import scored_groups
 
 from microrl.algorithm.batch import assemble
 from microrl.policy.microbatch import drawn_mask, plan
