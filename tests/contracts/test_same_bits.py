@@ -194,7 +194,7 @@ def test_two_runs_of_one_seed_are_equal_on_busy_cores(tmp_path, seed, loss, coun
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
-@pytest.mark.parametrize("seed", [pytest.param(80, marks=pytest.mark.one_of_each), 81])
+@pytest.mark.parametrize("seed", [80, 81])
 def test_two_sweeps_are_equal_on_busy_cores(tmp_path, seed):
     """Though one of them evaluates the base model for trials of which another is the first."""
     for name, ranks in (("a", "2,8"), ("b", "8,2")):
@@ -206,7 +206,7 @@ def test_two_sweeps_are_equal_on_busy_cores(tmp_path, seed):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
-@pytest.mark.parametrize("seed", [pytest.param(90, marks=pytest.mark.one_of_each), 91])
+@pytest.mark.parametrize("seed", [90, 91])
 def test_two_evaluations_are_equal_on_busy_cores(tmp_path, seed):
     microrl(2, "train", "quickstart", "--seed", seed, "--steps", 2, "--set", "budget.hours=1", "--out", tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -219,7 +219,7 @@ def test_two_evaluations_are_equal_on_busy_cores(tmp_path, seed):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
-@pytest.mark.parametrize("seed", [pytest.param(100, marks=pytest.mark.one_of_each), 101])
+@pytest.mark.parametrize("seed", [100, 101])
 def test_two_runs_of_sft_alone_are_equal_on_busy_cores(tmp_path, seed):
     found = []
     for name in ("a", "b"):

@@ -189,7 +189,6 @@ def test_few_shapes_however_many_token_counts(weight, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_the_process_stops_growing(tmp_path):
     """Completions become longer in the first 200 steps."""
     sizes = ("budget.hours=2", "evaluation.problems=8")
