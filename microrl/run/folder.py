@@ -196,9 +196,6 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The run's `config.json`, not validated. Raises BadFile."""
         tree: dict[str, Any] = self.read_json("config.json", dict[str, Any])
-        settings = tree.get("evaluation")
-        if isinstance(settings, dict) and "seed" in settings:  # before there was one for the questions, it was for both
-            settings.setdefault("question_seed", settings["seed"])
         return tree
 
     def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:

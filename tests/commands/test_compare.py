@@ -310,20 +310,3 @@ def test_other_questions_are_paired_where_they_are_shared(inside, tmp_path):
     done = inside("compare", first.run.path, second.run.path)
     assert "the problem seed varies (0, 3): differences are over the problems in common" in done.stderr
     assert "| difference over 10 problems |" in inside("compare", first.run.path, second.run.path, "--as", "markdown").stdout
-
-
-def test_an_older_evaluations_seed_was_that_of_its_questions_too(tmp_path):
-    entry = made(tmp_path, "run", drawn=5)[0]
-    (path,) = (entry.run.path / "eval").glob("*.json")
-    value = json.loads(path.read_text())
-    for side in (value, value["base"]):
-        for key in ("question_seed", "clusters", "cluster_of"):
-            del side[key]
-    path.write_text(json.dumps(value))
-    row = compare([entry], published=False)[0]
-    assert (row.setup.seed, row.setup.question_seed) == (5, 5)
-    config = entry.run.config()
-    config["evaluation"]["seed"] = 5
-    del config["evaluation"]["question_seed"]
-    entry.run.write_json("config.json", config)
-    assert entry.run.settings().evaluation.question_seed == 5

@@ -1,6 +1,5 @@
 """Killed at any instant, a run goes on to the end that it would have had. All of it through the real command line."""
 
-import hashlib
 import json
 import os
 import random
@@ -200,24 +199,6 @@ def test_a_changed_digit_in_the_middle_of_the_metrics_is_noticed(inside, whole, 
     assert any(CHANGED in finding.message for finding in findings(History.load(out)))
     path.write_bytes(b"".join(lines[2:]))
     assert History.load(out).notes == [CHANGED], "lines are missing"
-
-
-def test_a_run_of_a_version_without_checksums_is_resumed(inside, whole, tmp_path):
-    out = tmp_path / "old"
-    shutil.copytree(whole, out)
-    summary = json.loads((out / "summary.json").read_text())
-    (out / "summary.json").write_text(json.dumps({name: value for name, value in summary.items() if name != "metrics"}))
-    for folder in (out / "checkpoints").iterdir():
-        state = json.loads((folder / "state.json").read_text())
-        del state["metrics_sha256"]
-        (folder / "state.json").write_text(json.dumps(state))
-        names = [path.name for path in folder.iterdir() if path.name != "SHA256SUMS"]
-        sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(names)]
-        (folder / "SHA256SUMS").write_text("".join(sums))
-    assert History.load(out).notes == []
-    done = inside("train", "--resume", out, "--steps", STEPS + 1)
-    assert done.returncode == 0 and f"continuing at step {STEPS + 1}" in done.stderr, done.stderr
-    assert json.loads((out / "summary.json").read_text())["metrics"]["bytes"] == (out / "metrics.jsonl").stat().st_size
 
 
 @pytest.mark.slow
