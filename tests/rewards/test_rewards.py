@@ -1,8 +1,12 @@
 """Format, boxed answers, and checkers that cannot hang or crash a run."""
 
+import subprocess
+import sysconfig
 import time
+import venv
 
 import pytest
+from places import ROOT
 
 from microrl.answers import has_format, last_boxed
 from microrl.config.reward import RewardConfig
@@ -132,6 +136,23 @@ def test_an_infinite_sum_is_worked_out_in_confinement():
         assert checker.check(gold, r"\frac{\pi^2}{7}") == (False, False)
     finally:
         checker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_packages_of_another_environment_can_be_read_in_confinement(tmp_path):
+    """Named by a .pth file, as also those of `pip install --user` lie outside of the environment's own folder."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    code = (
+        "from microrl.rewards.answer_checker import AnswerChecker\n"
+        "checker = AnswerChecker(deadline_s=60.0, children=1)\n"
+        r"print(*checker.check(r'\sum_{n=1}^{\infty} \frac{1}{n^2}', r'\frac{\pi^2}{6}'))"
+        "\nchecker.close()"
+    )
+    done = subprocess.run([tmp_path / "env/bin/python", "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.stdout.split() == ["1.0", "False"], done.stderr
 
 
 @pytest.mark.slow
