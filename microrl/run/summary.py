@@ -1,7 +1,8 @@
 """`summary.json`: how a run ended, as it is written and as every command reads it.
 
-`format` counts up when a key changes its meaning. A file of a later format is refused. Keys that this version does not know are
-ignored, and those that it can do without have defaults: within a format, files of other versions can be read.
+`format` counts up when a key changes its meaning. A file of a later format is refused: it is no damage that a run could begin
+again after. Keys that this version does not know are ignored, and those that it can do without have defaults: within a format,
+files of other versions can be read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from microrl import files
-from microrl.files import BadFile, Count, Fraction, Seconds
+from microrl.errors import UserError
+from microrl.files import Count, Fraction, Seconds
 
 NAME = "summary.json"
 FORMAT = 1
@@ -79,13 +81,18 @@ class Summary(BaseModel):
 
 
 def read(folder: Path) -> Summary:
-    """The summary of the run in a folder. Raises BadFile where it is missing, damaged, or of a later format."""
+    """The summary of the run in a folder. Raises BadFile where it is missing or damaged, and UserError for a later format."""
+    refuse_later(folder)
+    summary: Summary = files.read_json(folder / NAME, Summary)
+    return summary
+
+
+def refuse_later(folder: Path) -> None:
+    """Raise UserError for a summary of a later format, and BadFile where it is missing or no format can be read."""
     path = folder / NAME
     known: int = files.read_json(path, _Format).format
     if known > FORMAT:
-        raise BadFile(f"{path} has format {known}, and this version reads up to {FORMAT}", "update microrl")
-    summary: Summary = files.read_json(path, Summary)
-    return summary
+        raise UserError(f"{path} has format {known}, and this version of microrl reads up to {FORMAT}", "update microrl")
 
 
 def read_if_there(folder: Path) -> Summary | None:

@@ -1,9 +1,11 @@
 """`summary.json`: one record for all who read it, and what becomes of other formats and damage."""
 
 import json
+import shutil
 
 import pytest
 
+from microrl.errors import UserError
 from microrl.files import BadFile
 from microrl.run import summary
 
@@ -38,9 +40,19 @@ def test_a_later_format_is_refused_and_unknown_keys_are_not(tmp_path):
     write(tmp_path, weather="fair")
     assert summary.read(tmp_path).steps == 4
     write(tmp_path, format=2, steps={"rl": 4})
-    with pytest.raises(BadFile, match="has format 2, and this version reads up to 1") as error:
+    with pytest.raises(UserError, match="has format 2, and this version of microrl reads up to 1") as error:
         summary.read_if_there(tmp_path)
-    assert error.value.hint == "update microrl"
+    assert error.value.hint == "update microrl" and not isinstance(error.value, BadFile)
+
+
+@pytest.mark.parametrize("command", ["train --resume {}", "report {}", "merge {} --out merged", "watch {}"])
+def test_a_run_of_a_later_version_is_neither_shown_nor_begun_again(command, inside, wares, tmp_path):
+    run = shutil.copytree(wares / "done", tmp_path / "run")
+    later = json.loads((run / summary.NAME).read_text()) | {"format": 2}
+    (run / summary.NAME).write_text(json.dumps(later))
+    done = inside(*command.format("run").split(), cwd=tmp_path)
+    assert done.returncode == 2 and "run/summary.json has format 2" in done.stderr, done.stderr
+    assert json.loads((run / summary.NAME).read_text()) == later
 
 
 @pytest.mark.parametrize(
