@@ -159,7 +159,7 @@ def test_nothing_of_the_users_is_inside(host, monkeypatch):
     os.set_inheritable(inherited, True)
     state = ask(host, "state")
     assert state["environment"] == {} and state["folder"] == "/"
-    assert len(state["descriptors"]) == 6, "three standard ones, two pipes, and the one for the answer"
+    assert len(state["descriptors"]) == 5, "three standard ones, the pipe for the answer, and that which says that it is there"
     environment = Path(f"/proc/{host._process.pid}/environ").read_bytes()
     assert b"secret" not in environment and b"PYTHONPATH" in environment
 
@@ -204,6 +204,16 @@ def test_a_job_that_nobody_wants_any_more_is_given_up(host):
     began = time.monotonic()
     assert host.ask({"kind": "sleep"}, deadline_s=50.0, cpu_s=5.0, gone=lambda: time.monotonic() - began > 1.0) is None
     assert time.monotonic() - began < 20
+
+
+def test_a_job_that_is_killed_costs_no_start(host):
+    """Nor does one whose requests are not read to their end, of which the next job sees nothing."""
+    assert ask(host, "state")
+    own, long = host._process.pid, "x" * 50_000_000
+    assert ask(host, "loop", deadline_s=0.5) is None and ask(host, "die") is None
+    assert host.ask({"kind": "state", "long": long}, deadline_s=0.05, cpu_s=5) is None
+    assert host.ask({"kind": "talk"}, {"says": "hello", "long": long}, deadline_s=0.05, cpu_s=5) is None
+    assert ask(host, "talk", {"says": "hello"}).startswith("hello") and host._process.pid == own
 
 
 def test_a_host_outlives_the_thread_that_started_it(host):
