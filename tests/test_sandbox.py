@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -209,10 +210,22 @@ def test_a_job_that_nobody_wants_any_more_is_given_up(host):
 def test_a_job_that_is_killed_costs_no_start(host):
     """Nor does one whose requests are not read to their end, of which the next job sees nothing."""
     assert ask(host, "state")
-    own, long = host._process.pid, "x" * 50_000_000
+    own, long = host._process.pid, "x" * 10_000_000
     assert ask(host, "loop", deadline_s=0.5) is None and ask(host, "die") is None
-    assert host.ask({"kind": "state", "long": long}, deadline_s=0.05, cpu_s=5) is None
-    assert host.ask({"kind": "talk"}, {"says": "hello", "long": long}, deadline_s=0.05, cpu_s=5) is None
+    looks = []
+
+    def gone():
+        """Stop whoever reads, and leave a little later."""
+        looks.extend(descendants(own))
+        for pid in looks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        return len(looks) > 10
+
+    for requests in ([{"kind": "state", "long": long}], [{"kind": "talk"}, {"says": "hello", "long": long}]):
+        assert host.await_ready()
+        assert host.ask(*requests, deadline_s=20, cpu_s=5, gone=gone) is None
+        looks.clear()
     assert ask(host, "talk", {"says": "hello"}).startswith("hello") and host._process.pid == own
 
 
