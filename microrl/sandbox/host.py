@@ -189,14 +189,14 @@ class _Jobs:
     def _job(self, serves: bool) -> None:
         """Fork for one request, wait until it has answered, or the parent gives it up or dies, and clean up."""
         asked, told = self._requests
-        pipes, folder, serving, has_answered = [], None, None, False
+        pipes, serving, has_answered = [], None, False
         if serves:
             (to_program, calls), (answers, to_tests) = os.pipe(), os.pipe()
             pipes = [to_program, to_tests, answers, calls]
             folder = tempfile.mkdtemp(dir=self._base)
             if self._is_in_memory:
                 memory_folder.mount(folder, folders.MAX_BYTES, folders.MAX_ENTRIES)
-            serving = _fork(self._module.serve, asked, pipes[:2], folder=folder)
+            serving = _Serving(_fork(self._module.serve, asked, pipes[:2], folder=folder), folder)
         if self._handling is None:
             ended, tells = os.pipe()
             result = self._replies, tells
@@ -205,32 +205,32 @@ class _Jobs:
         for descriptor in pipes:
             os.close(descriptor)
         try:
-            has_answered = self._has_answered(serving, folder)
+            has_answered = self._has_answered(self._handling.ended, serving)
         finally:
             if serving is not None:
-                _end(serving)
+                _end(serving.pid)
             if not (has_answered and self._lasts):
                 _end(self._handling.pid)
                 os.close(self._handling.ended)
                 self._handling = None
                 for descriptor in self._requests:
                     _drain(descriptor)
-            if folder is not None:
+            if serving is not None:
                 if self._is_in_memory:
-                    memory_folder.unmount(folder)
-                folders.remove(folder)
+                    memory_folder.unmount(serving.folder)
+                folders.remove(serving.folder)
 
-    def _has_answered(self, serving: int | None, folder: str | None) -> bool:
-        assert self._handling is not None
-        looks = folder is not None and not self._is_in_memory
-        while not (ready := self._readable([self._handling.ended, 0], folders.LOOK_S if looks else PARENT_S)):
-            if looks and serving is not None and folder is not None and folders.is_overfull(folder, serving, LIMITS.file_bytes):
-                os.kill(serving, signal.SIGKILL)
-                looks = False
+    def _has_answered(self, ended: int, serving: _Serving | None) -> bool:
+        """Wait for that; False where the fork has died, or the parent gives the job up."""
+        looked_at = None if self._is_in_memory else serving
+        while not (ready := self._readable([ended, 0], folders.LOOK_S if looked_at else PARENT_S)):
+            if looked_at is not None and folders.is_overfull(looked_at.folder, looked_at.pid, LIMITS.file_bytes):
+                os.kill(looked_at.pid, signal.SIGKILL)
+                looked_at = None
         if 0 in ready:
             self._commands.readline()
             return False
-        return os.read(self._handling.ended, 1) != b""
+        return os.read(ended, 1) != b""
 
     def _readable(self, descriptors: list[int], look_s: float = PARENT_S) -> list[int]:
         """Those that can be read; none after `look_s`. Exits where the parent has died."""
@@ -238,6 +238,13 @@ class _Jobs:
         if not ready and os.getppid() != self._parent:
             raise SystemExit
         return ready
+
+
+class _Serving(NamedTuple):
+    """A fork that serves, and the folder that it may write to."""
+
+    pid: int
+    folder: str
 
 
 class _Handling(NamedTuple):
@@ -280,7 +287,7 @@ def _fork(
 
 
 def _limit_processor_time(seconds: float, lasts: bool) -> None:
-    """From now. The timer is exact; the limit counts in whole seconds, but code that was told to cannot take it back."""
+    """From now. The timer is exact, but code can stop it; the limit counts in whole seconds, and stays."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     limit = int(processor_s() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1] if lasts else limit))
