@@ -89,11 +89,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return lowered[close[0]] if close else None
 
 
-def refuse_other(flag: str, value: str | None, known: Iterable[str]) -> None:
-    """Raise UserError for an option's value that is not among the known ones; None: the option was not given."""
-    names = list(known)
-    if value is not None and value not in names:
-        raise UserError(f"invalid value '{value}' for {flag}", did_you_mean(value, names))
+def invalid_value(flag: str, value: object, hint: str) -> UserError:
+    """The error of an option's value that cannot be, shortened."""
+    return UserError(f"invalid value '{str(value)[:60]}' for {flag}", hint)
 
 
 def did_you_mean(word: str, known: Iterable[str], shown: int | None = None) -> str:

@@ -30,8 +30,6 @@ CHUNK = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """For files written by microrl itself: exactly these keys, and no type conversions."""
-ADDED = {"added": True}
-"""Metadata of a field; see `absent`."""
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Seconds = Annotated[float, Field(ge=0, le=10**10)]
 """Up to three centuries, so that sums stay finite."""
@@ -182,14 +180,9 @@ def _place(error: ErrorDetails) -> str:
 
 
 def absent(raw: Any, found: Any) -> str | None:
-    """The first field of a dataclass, and of the dataclasses in it, that is not in the JSON it was read from.
-
-    One that is marked as ADDED may be absent: it is younger than files that are still read.
-    """
+    """The first field of a dataclass, and of the dataclasses in it, that is not in the JSON it was read from."""
     for field in fields(found) if is_dataclass(found) else ():
         if field.name not in raw:
-            if field.metadata == ADDED:
-                continue
             return field.name
         if (inner := absent(raw[field.name], getattr(found, field.name))) is not None:
             return f"{field.name}.{inner}"

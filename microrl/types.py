@@ -8,6 +8,7 @@ rows and its vocabulary; S seeds, Q questions; 1 a dimension kept for broadcasti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -51,6 +52,10 @@ class Completion:
 
     `token_ids` ends with the end-of-sequence token where `finish` is "stop". `logprobs` are the engine's, of the sampled
     tokens, at the sampling temperature (nats). `version` is the adapter snapshot that sampled it.
+
+    `text` is what is graded. Where others write into a completion, as a tool does, `drawn` says which tokens the policy drew
+    (None: all of them), `logprobs` is 0 for the others, and `transcript` is the whole of it as text. A tool's tokens are never
+    graded, trained on, or counted.
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +63,18 @@ class Completion:
     finish: Finish
     version: int
     text: str
+    drawn: tuple[bool, ...] | None = None
+    transcript: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy drew."""
+        return len(self.token_ids) if self.drawn is None else sum(self.drawn)
+
+    @property
+    def entropy(self) -> float:
+        """Mean of -log p over the tokens that the policy drew, nats: an estimate of its entropy."""
+        return -math.fsum(self.logprobs) / (len(self.logprobs) if self.drawn is None else sum(self.drawn))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,8 @@
-"""A tiny random model with a real tokenizer, small data files, and helpers to run the command line as a user does."""
+"""A tiny random model with a real tokenizer, small data files, and fixtures that run the command line as a user does."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
-import io
 import json
 import os
 import shutil
@@ -18,6 +15,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is, which the process tha
 
 import processes
 import pytest
+
+pytest.register_assert_rewrite("command_line", "every_adapter", "failing_runs")  # what fails in them shows its values, too
+
+from command_line import in_process  # noqa: E402
 
 TINY_RUN = """\
 seed = 3
@@ -124,27 +125,6 @@ def microrl():
         return processes.run([sys.executable, "-m", "microrl", *arguments], cwd=cwd, env=environment, timeout=900)
 
     return run
-
-
-@functools.cache
-def command_line():
-    """The parsed command line, made once: Typer makes it anew at each call, which takes a tenth of a second."""
-    import typer
-
-    from microrl.cli import app
-
-    return typer.main.get_command(app)
-
-
-def in_process(*arguments: object, stderr: io.TextIOBase | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line in this process. `stderr` is where its words go instead of into the result."""
-    from microrl.cli.output import guarded
-
-    words = [str(argument) for argument in arguments]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
-        status = guarded(lambda: command_line()(words, standalone_mode=False))
-    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture

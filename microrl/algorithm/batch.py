@@ -16,7 +16,8 @@ class Row:
     """One completion as the update sees it.
 
     `counts` is False where the loss leaves it out (masked truncation, no reward). `represents`: the number of rows for whose
-    entropy and mismatch it stands; 0: it is not scored at all.
+    entropy and mismatch it stands; 0: it is not scored at all. `drawn`: which tokens the policy drew; None: all of them. The
+    others are read, and neither scored nor trained on.
     """
 
     prompt_ids: tuple[int, ...]
@@ -26,6 +27,7 @@ class Row:
     counts: bool
     group: int
     represents: int = 1
+    drawn: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ def assemble(groups: Sequence[Group], algorithm: Algorithm) -> Batch:
             advantage=advantage,
             counts=algorithm.counts(completion, score),
             group=number,
+            drawn=completion.drawn,
         )
         for number, (group, advantages_G) in enumerate(zip(groups, advantages_PG, strict=True))
         for completion, score, advantage in zip(group.completions, group.scores, advantages_G, strict=True)

@@ -19,7 +19,7 @@ from microrl.types import Completion, Group, Score
 
 
 class Tokens(NamedTuple):
-    """Completion tokens of some rows, with what the loss needs of them. Log-probabilities in nats; padding holds 0."""
+    """Completion tokens of some rows, with what the loss needs of them. Log-probabilities in nats; 0 outside of the mask."""
 
     new_BT: torch.Tensor
     """Under the current weights, with a gradient."""
@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
     """Under the untouched model; None where beta is 0."""
     advantages_B: torch.Tensor
     mask_BT: torch.Tensor
-    """What is not padding, in rows that count or not."""
+    """What the policy drew, in rows that count or not: neither padding nor a tool's tokens."""
     weights_BT: torch.Tensor
     """Of `token_weights`, over the whole mini-batch."""
 

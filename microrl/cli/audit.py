@@ -11,6 +11,8 @@ from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from microrl.config import RunConfig
 
 EXAMPLES = """
@@ -29,6 +31,7 @@ SHOWN = 60
 EXCERPT = 200
 
 
+@options.takes("data", "reward")
 def audit(
     target: Annotated[
         str | None,
@@ -38,15 +41,15 @@ def audit(
             show_default="with --data the defaults, else the newest run",
         ),
     ] = None,
-    data: options.Data = None,
-    reward: options.Rewards = None,
+    *,
+    flags: options.Flags,
     sets: options.Sets = None,
     as_json: options.Json = False,
 ) -> int:
     """Try hundreds of cheats and the data's own answers on a reward, without a model. Exit status 2 if it misjudges any."""
     from microrl.cli import early
 
-    config = configured(target, data, reward, sets)
+    config = configured(target, flags, sets or ())
     early.refuse(config, loads_model=False)
     from microrl.commands.audit import audit as run
     from microrl.commands.audit import findings
@@ -73,7 +76,7 @@ def audit(
     return USAGE
 
 
-def configured(target: str | None, data: str | None, reward: list[str] | None, sets: list[str] | None) -> RunConfig:
+def configured(target: str | None, flags: options.Flags, sets: Sequence[str]) -> RunConfig:
     """The configuration of a preset, a TOML file or a run, with what was given. Raises UserError."""
     from microrl.cli.target import run_of
     from microrl.config import presets, resolve
@@ -81,20 +84,19 @@ def configured(target: str | None, data: str | None, reward: list[str] | None, s
     from microrl.errors import UserError, did_you_mean
     from microrl.run.folder import RunFolder
 
-    flags = {"data.name": data, **options.reward_flags(reward)}
-    if target is None and data is not None:
-        return resolve((), flags, sets or ())
+    if target is None and flags["data.name"] is not None:
+        return resolve((), flags, sets)
     if target is None:
         run = run_of(None)
     elif target.endswith(".toml") or target in presets.available():
-        return resolve([target], flags, sets or ())
+        return resolve([target], flags, sets)
     elif Path(target).exists() and RunFolder.is_one(Path(target)):
         run = RunFolder.open(Path(target))
     else:
         raise UserError(
             f"there is no preset and no run `{target}`", did_you_mean(target, presets.available()) + "; or a run folder"
         )
-    return override(run.settings().model_dump(), flags, sets or ())
+    return override(run.settings().model_dump(), flags, sets)
 
 
 def _table(rows: list[tuple[str, str, str]]) -> None:

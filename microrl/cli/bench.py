@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
-from microrl.commands.bench.synthetic import Device, Dtype, Shape
+from microrl.commands.bench.synthetic import Device, Dtype, Shape, work
 
+Prompts = Annotated[int, typer.Option(min=1, help="Prompts per step.")]
+Group = Annotated[int, typer.Option(min=2, help="Completions per prompt.")]
+Tokens = Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")]
+Rank = Annotated[int, typer.Option(min=1, help="Adapter rank.")]
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
 EXAMPLES = """
 [bold]Examples[/]
@@ -32,10 +36,10 @@ def step(
             help="Local folder, Hugging Face id (owner/name), .gguf file, or a short name such as Qwen2.5-1.5B-Instruct."
         ),
     ],
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 4,
-    group: Annotated[int, typer.Option(min=2, help="Completions per prompt.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")] = 64,
-    rank: Annotated[int, typer.Option(min=1, help="Adapter rank.")] = 64,
+    prompts: Prompts = 4,
+    group: Group = 8,
+    tokens: Tokens = 64,
+    rank: Rank = 64,
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; one untimed warm-up step precedes them.")] = 3,
     dtype: Annotated[str, typer.Option(help="Weight type: float32, bfloat16, float16 or auto.")] = "auto",
     as_json: options.Json = False,
@@ -44,14 +48,8 @@ def step(
     from microrl.cli.target import prepare_hub
     from microrl.config import resolve
 
-    config = resolve(
-        (),
-        {
-            "model.name": model, "model.dtype": dtype, "adapter.rank": rank, "adapter.alpha": float(rank),
-            "sampling.prompts_per_step": prompts, "sampling.group_size": group, "sampling.max_completion_tokens": tokens,
-            "budget.steps": steps + 1,
-        },
-    )  # fmt: skip
+    flags = {"model.name": model, "model.dtype": dtype, "budget.steps": steps + 1}
+    config = resolve((), flags | work(rank=rank, prompts=prompts, group=group, tokens=tokens))
     prepare_hub(config)
     from microrl.commands.bench.step import time_steps
 
@@ -96,10 +94,10 @@ def peer(
         str, typer.Option(metavar="PYTHON", help="Python interpreter of an environment that has TRL, peft and datasets.")
     ],
     model: Annotated[str, typer.Option(help="Local folder, .gguf file, or quickstart.")] = "quickstart",
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 4,
-    group: Annotated[int, typer.Option(min=2, help="Completions per prompt.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")] = 64,
-    rank: Annotated[int, typer.Option(min=1, help="Adapter rank.")] = 64,
+    prompts: Prompts = 4,
+    group: Group = 8,
+    tokens: Tokens = 64,
+    rank: Rank = 64,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of processes, one of microrl and one of TRL.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps per process; one untimed warm-up step precedes them.")] = 2,
     as_json: options.Json = False,
@@ -112,23 +110,23 @@ def peer(
     from microrl.commands.bench.peer import Work, check_model, compare
     from microrl.config import known_models
     from microrl.models import hub
+    from microrl.plan.show import print_lines
 
     check_model(model)
     hub.prepare(model, local=(known_models.QUICKSTART,))
-    work = Work(prompts, group, tokens, rank, steps)
-    result = compare(peer, work, model=model, pairs=pairs, say=say)
+    result = compare(peer, Work(prompts, group, tokens, rank, steps), model=model, pairs=pairs, say=say)
     if as_json:
         emit(result)
         return
-    _table(
-        ("pair", "microrl", "TRL", "step ratio", "microrl", "TRL", "memory ratio"),
-        (
+    print_lines(
+        ("pair", ">microrl", ">TRL", ">step ratio", ">microrl", ">TRL", ">memory ratio"),
+        [
             (
-                number, f"{one['microrl']['step_s']:.3g} s", f"{one['peer']['step_s']:.3g} s", f"{one['step_ratio']:.3f}",
+                f"{number}", f"{one['microrl']['step_s']:.3g} s", f"{one['peer']['step_s']:.3g} s", f"{one['step_ratio']:.3f}",
                 f"{one['microrl']['peak_rss_gb']:.3g} GB", f"{one['peer']['peak_rss_gb']:.3g} GB", f"{one['memory_ratio']:.3f}",
             )
             for number, one in enumerate(result["pairs"], start=1)
-        ),
+        ],
     )  # fmt: skip
     for key in ("step_ratio", "memory_ratio"):
         low, high = result[f"{key}_range"]
@@ -140,7 +138,7 @@ def rollout(
     arch: Annotated[
         str, typer.Option(help="qwen2, qwen3, llama, gemma3_text or phi3; several, separated by commas, one after the other.")
     ] = "qwen2",
-    rank: Annotated[int, typer.Option(min=1, help="Adapter rank.")] = 64,
+    rank: Rank = 64,
     targets: Annotated[
         str | None, typer.Option(help="Layers with an adapter, such as q_proj,down_proj.", show_default="all linear layers")
     ] = None,
@@ -157,7 +155,7 @@ def rollout(
     device: Annotated[Device | None, typer.Option(help="Where it runs.", show_default="the GPU, else the CPU")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per rollout.")] = 16,
     group: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")] = 64,
+    tokens: Tokens = 64,
     cycles: Annotated[int, typer.Option(min=1, help="Rollouts, each with a new adapter and its sync.")] = 3,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of rollouts, one of microrl and one of vLLM alone.")] = 3,
     as_json: options.Json = False,
@@ -197,30 +195,32 @@ def rollout(
 
 def _measure_rollout(options: dict[str, Any], report: Callable[[Any], None]) -> None:
     """One architecture, in a process of its own: a GPU lets no process have vLLM twice."""
-    from microrl.commands.bench.rollout import measure
+    from microrl.commands.bench.engine import rollout
 
-    report(measure(**options, say=report))
+    report(rollout(**options, say=report))
 
 
 def _show_rollout(result: dict[str, Any]) -> None:
+    from microrl.plan.show import print_lines
+
     print(f"{result['arch']} {result['shape']}, rank {result['rank']}, {result['sync']}, sleep {result['sleep']}, on "
           f"{result['device']}")  # fmt: skip
-    _table(
-        ("cycle", "seconds", "push", "sync check", "wake", "sleep", "freed"),
-        (
+    print_lines(
+        ("cycle", ">seconds", ">push", ">sync check", ">wake", ">sleep", ">freed"),
+        [
             (
-                number, f"{one['seconds']:.2f} s", *(f"{1000 * one[key]:.1f} ms" for key in ("push_s", "proof_s", "wake_s",
+                f"{number}", f"{one['seconds']:.2f} s", *(f"{1000 * one[key]:.1f} ms" for key in ("push_s", "proof_s", "wake_s",
                 "sleep_s")), f"{one['freed_gb']:.2f} GB",
             )
             for number, one in enumerate(result["cycles"], start=1)
-        ),
+        ],
     )  # fmt: skip
-    _table(
-        ("pair", "microrl", "vLLM alone", "ratio"),
-        (
-            (number, f"{one['ours']:.0f} tokens/s", f"{one['plain']:.0f} tokens/s", f"{one['ours'] / one['plain']:.3f}")
+    print_lines(
+        ("pair", ">microrl", ">vLLM alone", ">ratio"),
+        [
+            (f"{number}", f"{one['ours']:.0f} tokens/s", f"{one['plain']:.0f} tokens/s", f"{one['ours'] / one['plain']:.3f}")
             for number, one in enumerate(result["pairs"], start=1)
-        ),
+        ],
     )
     ratios = [one["ours"] / one["plain"] for one in result["pairs"]]
     print(f"throughput ratio {result['ratio']:.3f} ({min(ratios):.3f}..{max(ratios):.3f}); above 1: faster than vLLM alone")
@@ -245,29 +245,23 @@ def sync(
     from microrl.cli.sweep_values import values
     from microrl.commands.bench.synthetic import check_name
     from microrl.config.adapters import KINDS
+    from microrl.plan.show import print_lines
     from microrl.rollout.preflight import require_vllm
 
     kinds = values("--adapters", adapters)
     for kind in kinds:
         check_name("adapter", kind, KINDS)
     require_vllm("bench sync")
-    from microrl.commands.bench.sync import rows
+    from microrl.commands.bench.engine import sync as measure
 
-    found = list(rows(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say))
+    found = measure(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say)
     if as_json:
         emit({"syncs": found})
         return
-    _table(
-        ("adapter", "mode", "push", "trained parameters"),
-        ((row["kind"], row["mode"], f"{1000 * row['push_s']:.1f} ms", f"{row['trained']:,}") for row in found),
+    print_lines(
+        ("adapter", ">mode", ">push", ">trained parameters"),
+        [(row["kind"], row["mode"], f"{1000 * row['push_s']:.1f} ms", f"{row['trained']:,}") for row in found],
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print columns: the first one flush left, the others flush right."""
-    from microrl.plan.show import as_text, table
-
-    print(as_text(table((head[0], *(f">{name}" for name in head[1:])), (map(str, row) for row in rows))))
 
 
 group = typer.Typer(

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -48,7 +48,7 @@ def compare(
             "its first row.",
         ),
     ],
-    form: Annotated[str, typer.Option("--as", metavar="table|markdown|csv|latex", help="Output format.")] = "table",
+    form: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option("--as", help="Output format.")] = "table",
     published: Annotated[
         bool, typer.Option("--published/--no-published", help="Add the papers' numbers for the same model and benchmark.")
     ] = True,
@@ -56,10 +56,9 @@ def compare(
 ) -> None:
     """Compare runs by their stored evaluations. Intervals cover both seeds and problems; gains are paired by problem."""
     from microrl.cli.target import find_adapter
-    from microrl.errors import UserError, refuse_other
+    from microrl.errors import UserError
 
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
-    refuse_other("--as", form, forms)
     from microrl.commands.answer import answer_to
     from microrl.commands.compare import Entry, varied
     from microrl.commands.compare import compare as rows_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -39,15 +39,16 @@ def diff(
         ),
     ] = None,
     only: Annotated[
-        str, typer.Option(metavar="turned|right|wrong|changed|all", help="turned: became right or wrong; right: became right; "
-        "wrong: became wrong; changed: the text differs; all: every answer.")
+        Literal["turned", "right", "wrong", "changed", "all"],
+        typer.Option(help="turned: became right or wrong; right: became right; wrong: became wrong; changed: the text differs; "
+                     "all: every answer."),
     ] = "turned",
     count: Annotated[int, typer.Option(min=1, help="Most answers to show of each kind; --json has all.")] = 5,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
     from microrl.cli.target import run_of
-    from microrl.errors import UserError, did_you_mean, refuse_other
+    from microrl.errors import UserError, did_you_mean
     from microrl.report import transcripts
     from microrl.terminal import printable
 
@@ -55,7 +56,6 @@ def diff(
         "turned": (transcripts.RIGHT, transcripts.WRONG), "right": (transcripts.RIGHT,), "wrong": (transcripts.WRONG,),
         "changed": (transcripts.RIGHT, transcripts.WRONG, transcripts.OTHER), "all": transcripts.KINDS,
     }  # fmt: skip
-    refuse_other("--only", only, kinds)
     folder = run_of(target)
     stored = transcripts.evaluations(folder.path)
     if not stored:

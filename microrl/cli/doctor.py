@@ -10,6 +10,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
+from microrl.commands.bench.synthetic import Shape
 from microrl.errors import Explained, UserError
 
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("problem", "bold red")}
@@ -32,8 +33,8 @@ def doctor(
         ),
     ] = False,
     shape: Annotated[
-        str | None,
-        typer.Option(help="With --measure: tiny, 135m or 1.5b.", show_default="1.5b on a GPU; tiny and 135m on a CPU"),
+        Shape | None,
+        typer.Option(help="With --measure: size of the model.", show_default="1.5b on a GPU; tiny and 135m on a CPU"),
     ] = None,
     rank: Annotated[
         int | None, typer.Option(min=1, help="With --measure: adapter rank.", show_default="256 on a GPU; 4 and 64 on a CPU")
@@ -58,7 +59,7 @@ def doctor(
     with words.status("loading"):
         from microrl.commands.doctor import examine
     if measure:
-        _check_before_measuring(shape, peer, out)
+        _check_before_measuring(peer, out)
     if self_test and not words.is_terminal:
         say("checking this machine; the self-test takes half a minute")
     found = []
@@ -84,21 +85,21 @@ def doctor(
     return USAGE if is_bad else OK
 
 
-def _check_before_measuring(shape: str | None, peer: str | None, out: Path) -> None:
+def _check_before_measuring(peer: str | None, out: Path) -> None:
     """Raise UserError for options that would fail only after minutes."""
+    from microrl.commands.bench import measure
     from microrl.commands.bench.peer import find_peer
-    from microrl.commands.measure import measure
 
-    measure.check_options(shape, out)
+    measure.check_folder(out)
     if peer is not None:
         find_peer(peer)
 
 
 def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) -> dict[str, Any]:
     """Carry out all stages, show each as it ends, write the files and the calibration; returns the report."""
+    from microrl.commands.bench import measure
+    from microrl.commands.bench.page import page
     from microrl.commands.bench.peer import Work, compare
-    from microrl.commands.measure import measure
-    from microrl.commands.measure.page import page
     from microrl.plan import calibration
 
     outcomes = []

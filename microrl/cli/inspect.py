@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ EXAMPLES = """
   microrl inspect kl-bound --seeds 20              [dim]theorem 1 of "LoRA as an implicit KL regulariser"[/]
 """
 KL_BOUND = "kl-bound"
+Clip = Literal["value", "norm"]
 RANKS = (2, 4, 8, 16, 32, 64)
 
 
@@ -46,7 +47,7 @@ def inspect(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="kl-bound: number of seeds.")] = 20,
     ranks: Annotated[str | None, typer.Option(help="kl-bound: ranks, comma-separated.", show_default="2,4,8,16,32,64")] = None,
-    clip: Annotated[str, typer.Option(help="kl-bound: clip gradients by value or by norm.")] = "value",
+    clip: Annotated[Clip, typer.Option(help="kl-bound: clip gradients by value or by norm.")] = "value",
     as_json: options.Json = False,
 ) -> None:
     """Measure an update against the weights it changes: its spectrum, its norm by layer and its initialization."""
@@ -107,10 +108,9 @@ def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
     say(f"{len(written)} figures in {folder}")
 
 
-def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
-    from microrl.errors import UserError, refuse_other
+def _kl_bound(ranks: list[int], seeds: int, clip: Clip) -> dict[str, Any]:
+    from microrl.errors import UserError
 
-    refuse_other("--clip", clip, ("value", "norm"))
     try:
         import sklearn  # noqa: F401
     except ImportError:
@@ -120,7 +120,7 @@ def _kl_bound(ranks: list[int], seeds: int, clip: str) -> dict[str, Any]:
 
     label = f"theorem 1 on scikit-learn's digits, {seeds} seeds: ranks"
     with RunConsole() as console:
-        done = list(console.progress(study(sorted(ranks), seeds, clip="norm" if clip == "norm" else "value"), len(ranks), label))
+        done = list(console.progress(study(sorted(ranks), seeds, clip=clip), len(ranks), label))
     rows: list[dict[str, Any]] = [
         {
             "rank": one.rank,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,19 +31,16 @@ def merge(
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; must be new or empty.")],
     form: Annotated[
-        str | None,
+        Literal["lora", "full"] | None,
         typer.Option(
             "--as",
-            metavar="lora|full",
             help="Write an adapter or the whole model.",
             show_default="lora if the update is low-rank",
         ),
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Weight type of a whole model: float32 (lossless), bfloat16 or float16.", show_default="the base model's type"
-        ),
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Weight type of a whole model; float32 is lossless.", show_default="the base model's type"),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Base model of the adapter.", show_default="the one that the run or adapter names")
@@ -53,10 +50,8 @@ def merge(
     """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
     from microrl.cli.target import find_adapter, prepare_hub
     from microrl.config.paths import expanded
-    from microrl.errors import UserError, refuse_other
+    from microrl.errors import UserError
 
-    refuse_other("--as", form, ("lora", "full"))
-    refuse_other("--dtype", dtype, ("float32", "bfloat16", "float16"))
     if dtype is not None and form == "lora":
         raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
     expanded(str(out), "--out")

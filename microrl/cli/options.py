@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
+
+T = TypeVar("T")
 
 MODEL_HELP = "Local folder, Hugging Face id (owner/name), .gguf file, quickstart, or a short name such as Qwen2.5-1.5B-Instruct."
 Presets = Annotated[
@@ -15,91 +20,77 @@ Presets = Annotated[
         metavar="PRESET", help="Presets (listed by `microrl presets`) or TOML files; later ones override earlier ones."
     ),
 ]
-Model = Annotated[str | None, typer.Option(help=MODEL_HELP, show_default="the preset's, else Qwen2.5-1.5B-Instruct")]
-Rank = Annotated[
-    int | None,
-    typer.Option(
-        help="Adapter rank. The update is scaled by adapter.alpha / rank; alpha is set separately.",
-        show_default="the preset's, else 64 (tinylora: 2)",
-    ),
-]
-Hours = Annotated[
-    float | None,
-    typer.Option(
-        help="Time limit in hours for the whole run, loading and evaluation included. A run needs --hours or --steps, from here "
-        "or from a preset; giving either replaces both limits of the preset."
-    ),
-]
-Steps = Annotated[int | None, typer.Option(help="Maximum number of training steps. Without --hours there is then no time limit.")]
-Adapter = Annotated[
-    str | None,
-    typer.Option(
-        help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.", show_default="the preset's, else lora"
-    ),
-]
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        help="grpo, dapo, ...: `microrl guide losses` lists all; or a custom algorithm as MODULE:CLASS.",
-        show_default="the preset's, else grpo",
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="open-rs, gsm8k, mbpp, ... (`microrl presets data` lists all), arithmetic, reasoning-gym:TASK[,TASK], a Hugging "
-        "Face id, or a local .jsonl, .json, .csv or .parquet file, or a folder of such files.",
-        show_default="the preset's, else open-rs",
-    ),
-]
-Rewards = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--reward",
-        metavar="MODULE:FUNCTION[=WEIGHT]",
-        help="Add a custom reward function, or an entry point of the group microrl.rewards; repeat for several.",
-        show_default="the preset's, else none",
-    ),
-]
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        help="auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
-        show_default="the preset's, else auto",
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="Random seed of training.", show_default="the preset's, else 0")]
-Price = Annotated[
-    float | None,
-    typer.Option(
-        help="Price of this machine, US dollars per hour.",
-        show_default="the preset's, else the GPU's typical price, 0 on a CPU",
-    ),
-]
 Run = Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder.", show_default="the newest run")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the result as JSON.")]
-SftMinutes = Annotated[
-    float | None,
-    typer.Option(
-        "--sft-minutes",
-        help="Start with supervised fine-tuning (SFT), for at most this many minutes of --hours; needs worked solutions.",
-        show_default="the preset's, else none",
-    ),
-]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key, e.g. optim.lr=2e-5; repeat for several."),
 ]
 
 
-KEYS = {
-    "model": "model.name", "rank": "adapter.rank", "adapter": "adapter.kind", "loss": "loss.kind", "data": "data.name",
-    "engine": "engine.kind", "seed": "seed", "hours": "budget.hours", "steps": "budget.steps", "price": "budget.price",
-    "sft_minutes": "sft.minutes", "init": "init", "track": "track",
+class Setting(NamedTuple):
+    """An option that sets one key of the configuration. `default` is shown in the help."""
+
+    key: str
+    type: Any
+    help: str
+    default: str | None = None
+    metavar: str | None = None
+
+
+SETTINGS = {
+    "model": Setting("model.name", str, MODEL_HELP, "the preset's, else Qwen2.5-1.5B-Instruct"),
+    "rank": Setting(
+        "adapter.rank", int, "Adapter rank. The update is scaled by adapter.alpha / rank; alpha is set separately.",
+        "the preset's, else 64 (tinylora: 2)",
+    ),
+    "hours": Setting(
+        "budget.hours", float, "Time limit in hours for the whole run, loading and evaluation included. A run needs --hours or "
+        "--steps, from here or from a preset; giving either replaces both limits of the preset.",
+    ),
+    "steps": Setting("budget.steps", int, "Maximum number of training steps. Without --hours there is then no time limit."),
+    "adapter": Setting(
+        "adapter.kind", str, "lora, dora, pissa, full, ...: `microrl presets adapters` lists all.", "the preset's, else lora"
+    ),
+    "loss": Setting(
+        "loss.kind", str, "grpo, dapo, ...: `microrl guide losses` lists all; or a custom algorithm as MODULE:CLASS.",
+        "the preset's, else grpo",
+    ),
+    "data": Setting(
+        "data.name", str, "open-rs, gsm8k, mbpp, ... (`microrl presets data` lists all), arithmetic, reasoning-gym:TASK[,TASK], "
+        "a Hugging Face id, or a local .jsonl, .json, .csv or .parquet file, or a folder of such files.",
+        "the preset's, else open-rs",
+    ),
+    "reward": Setting(
+        "reward.functions", list[str], "Add a custom reward function, or an entry point of the group microrl.rewards; repeat for "
+        "several.", "the preset's, else none", "MODULE:FUNCTION[=WEIGHT]",
+    ),
+    "engine": Setting(
+        "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
+        "the preset's, else auto",
+    ),
+    "seed": Setting("seed", int, "Random seed of training.", "the preset's, else 0"),
+    "price": Setting(
+        "budget.price", float, "Price of this machine, US dollars per hour.",
+        "the preset's, else the GPU's typical price, 0 on a CPU",
+    ),
+    "sft_minutes": Setting(
+        "sft.minutes", float, "Start with supervised fine-tuning (SFT), for at most this many minutes of --hours; needs worked "
+        "solutions.", "the preset's, else none",
+    ),
+    "init": Setting(
+        "init", str, "Start from the adapter in this run's newest checkpoint; needs the same model and adapter settings.",
+        metavar="RUN",
+    ),
+    "track": Setting(
+        "track", str, "Send metrics to this tracker from a separate process.", metavar="wandb|trackio|tensorboard"
+    ),
 }  # fmt: skip
-"""The configuration keys of commands' parameters."""
-FLAGS = {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items()} | {"reward.functions": "--reward"}
+"""The options that set a key of their own, in the order of every `--help`."""
+FLAGS = {setting.key: f"--{name.replace('_', '-')}" for name, setting in SETTINGS.items()}
 """The flags of configuration keys."""
+Flags = dict[str, Any]
+"""Configuration keys, and what was given for them; None for what was not given."""
 NAME_BYTES = 120
 """Maximum length of a run folder's name without its time: file systems allow 255, and there may be many presets."""
 
@@ -122,12 +113,32 @@ def run_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def as_flags(context: typer.Context) -> dict[str, Any]:
-    """What was given for a command's parameters in `KEYS`, as configuration keys; None for what was not given."""
-    return {key: context.params.get(name) for name, key in KEYS.items()}
+def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Give a command the options of these `SETTINGS` in the place of its parameter `flags`, which is what was given for them.
 
+    `changed`: fields of some of them that differ in this command.
+    """
 
-def reward_flags(reward: list[str] | None) -> dict[str, Any]:
-    """`--reward` as configuration keys. A function that is named here is looked for in the current folder, whatever the preset or
-    run says of its own."""
-    return {"reward.functions": tuple(reward) if reward else None, "reward.path": "." if reward else None}
+    def with_options(command: Callable[..., T]) -> Callable[..., T]:
+        @wraps(command)
+        def run(**given: Any) -> T:
+            flags = {SETTINGS[name].key: given.pop(name) for name in names}
+            if reward := flags.get("reward.functions"):  # looked for here, whatever the preset or run says of its own
+                flags |= {"reward.functions": tuple(reward), "reward.path": "."}
+            return command(flags=flags, **given)
+
+        def parameters(one: Parameter) -> Iterator[Parameter]:
+            if one.name != "flags":
+                yield one
+                return
+            for name in names:
+                setting = SETTINGS[name]._replace(**changed.get(name, {}))
+                option = typer.Option(help=setting.help, show_default=setting.default or True, metavar=setting.metavar)
+                yield Parameter(name, one.kind, default=None, annotation=Annotated[setting.type | None, option])
+
+        own = signature(command, eval_str=True)
+        shown = own.replace(parameters=[shown for one in own.parameters.values() for shown in parameters(one)])
+        run.__signature__ = shown  # type: ignore[attr-defined]  # typer reads it
+        return run
+
+    return with_options

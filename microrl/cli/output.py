@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from microrl import terminal
-from microrl.errors import Explained, MachineFailure, SyncNotProved, UserError
+from microrl.errors import Explained, MachineFailure, SyncNotProved, UserError, did_you_mean, invalid_value
 from microrl.terminal import lasting, printable
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 ClickException: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 OK, FAILED, USAGE, STOPPED, UNPROVED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _STATUS: dict[type[Explained], int] = {UserError: USAGE, SyncNotProved: UNPROVED, MachineFailure: FAILED}
+_NO_CHOICE = re.compile(r"(?:Value error, )?'(.*)' is not one of (.*)\.", re.DOTALL)
 
 _run: RunFolder | None = None
 
@@ -52,6 +54,10 @@ def guarded(command: Callable[[], Any]) -> int:
         except ClickException as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
                 return USAGE
+            if choice := _NO_CHOICE.fullmatch(getattr(error, "message", "")):  # typer's own words have no hint
+                value, names = choice[1], re.findall("'(.*?)'", choice[2])
+                wrong = invalid_value(error.param.opts[0], value, did_you_mean(value, names))  # type: ignore[attr-defined]
+                return _ended(wrong.message, wrong.hint, USAGE)
             hint = "the options are listed by `microrl COMMAND --help`, the commands by `microrl --help`"
             return _ended(error.format_message(), hint, USAGE)  # type: ignore[attr-defined]
         except (KeyboardInterrupt, typer.Abort):

@@ -33,20 +33,11 @@ EXAMPLES = """
 """
 
 
+@options.takes(*(name for name in options.SETTINGS if name not in ("reward", "init", "track")))
 def plan(
-    context: typer.Context,
     presets: options.Presets = None,
-    model: options.Model = None,
-    rank: options.Rank = None,
-    hours: options.Hours = None,
-    steps: options.Steps = None,
-    adapter: options.Adapter = None,
-    loss: options.Loss = None,
-    data: options.Data = None,
-    engine: options.Engine = None,
-    seed: options.Seed = None,
-    price: options.Price = None,
-    sft_minutes: options.SftMinutes = None,
+    *,
+    flags: options.Flags,
     sets: options.Sets = None,
     gpu: Annotated[
         str | None,
@@ -74,7 +65,7 @@ def plan(
     from microrl.config import resolve
     from microrl.plan.source import shape_of
 
-    config = _bounded(resolve(presets or (), options.as_flags(context), sets or ()))
+    config = _bounded(resolve(presets or (), flags, sets or ()))
     if fetch:
         _fetch(config)
     shape = shape_of(config.model.name)
@@ -86,7 +77,7 @@ def plan(
         detecting.show(config, shape, study, [device] if device else list(DEVICES.values()), as_json=as_json)
         return
     if device is None:
-        names_price = price is not None or any(text.startswith("budget.price") for text in sets or ())
+        names_price = flags["budget.price"] is not None or any(text.startswith("budget.price") for text in sets or ())
         _compare(config, shape, names_price=names_price, as_json=as_json)
         return
     from microrl.plan import make, show

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
@@ -23,17 +21,14 @@ SHOWN = 20
 WIDTH = 60
 
 
+@options.takes(
+    "reward",
+    reward=dict(help="A reward function to use instead of the run's own; repeat for several.", default="the run's"),
+)
 def regrade(
     target: options.Run = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reward",
-            metavar="MODULE:FUNCTION[=WEIGHT]",
-            help="A reward function to use instead of the run's own; repeat for several.",
-            show_default="the run's",
-        ),
-    ] = None,
+    *,
+    flags: options.Flags,
     sets: options.Sets = None,
     as_json: options.Json = False,
 ) -> None:
@@ -43,7 +38,7 @@ def regrade(
     from microrl.rewards.custom.process import refuse_unusable
 
     run = run_of(target)
-    config = override(run.settings().model_dump(), options.reward_flags(reward), sets or ())
+    config = override(run.settings().model_dump(), flags, sets or ())
     refuse_unusable(config.reward)
     from microrl.commands.regrade import regrade as judge_again
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.cli.sweep_display import Display, duration
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +36,14 @@ def _several(what: str, of: str) -> Any:
     return typer.Option(metavar=f"{what}[,...]", help=of, show_default="the preset's")
 
 
+@options.takes(
+    "hours", "steps", "data", "engine", "price",
+    hours=dict(help="Time limit in hours for the whole sweep.", default="none: each trial has the preset's limits"),
+    steps=dict(help="Maximum number of training steps of each trial."),
+)  # fmt: skip
 def sweep(
-    context: typer.Context,
     presets: options.Presets = None,
+    *,
     models: Annotated[str | None, _several("MODEL", "Models to train.")] = None,
     adapters: Annotated[str | None, _several("KIND", "Kinds of adapters.")] = None,
     ranks: Annotated[
@@ -64,23 +69,15 @@ def sweep(
     ] = None,
     seeds: Annotated[str | None, _several("N", "Training seeds: each setting is trained once per seed.")] = None,
     strategy: Annotated[
-        str | None,
+        Literal["equal", "seeds-first", "halving"] | None,
         typer.Option(
-            metavar="equal|seeds-first|halving",
             help="equal: the same time for every trial, the first seed of every setting first; seeds-first: the same, but every "
             "seed of the first setting first; halving: successive halving of the settings by "
             "validation accuracy, until one is left; needs --hours.",
             show_default="equal",
         ),
     ] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(help="Time limit in hours for the whole sweep.", show_default="none: each trial has the preset's limits"),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Maximum number of training steps of each trial.")] = None,
-    data: options.Data = None,
-    engine: options.Engine = None,
-    price: options.Price = None,
+    flags: options.Flags,
     sets: options.Sets = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep.", show_default="runs/sweep-NAME-TIME")] = None,
     resume: Annotated[str | None, typer.Option(metavar="SWEEP", help="Resume this sweep.")] = None,
@@ -102,14 +99,14 @@ def sweep(
     from microrl import files
     from microrl.cli import early, machine
     from microrl.cli.sweep_values import numbers, values, varied
-    from microrl.sweep.folder import STRATEGIES, SweepFolder
+    from microrl.sweep.folder import SweepFolder
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import Grid, Study
 
     _refuse_places(on, cpus)
     if resume is not None:
-        settings = [presets, models, adapters, ranks, alpha, losses, vary, seeds, hours, steps, data, engine, price, sets, out]
-        if any(one is not None for one in [*settings, strategy]) or dry_run:
+        settings = [presets, models, adapters, ranks, alpha, losses, vary, seeds, strategy, *flags.values(), sets, out]
+        if any(one is not None for one in settings) or dry_run:
             raise UserError(
                 "--resume uses the settings of the sweep", "only --on, --cpus and --json can be added; or start another sweep"
             )
@@ -118,12 +115,10 @@ def sweep(
             machine.check(begun.config(begun.plan.trials[0]), begun.path)
         return _carry_out(begun, on=on, cpus=cpus, as_json=as_json, is_resumed=True)
     study = Study.of(presets or ())
-    if hours is None and steps is None:
-        hours = study.hours
-    strategy = strategy if strategy is not None else study.strategy or STRATEGIES[0]
-    if strategy not in STRATEGIES:
-        raise UserError(f"invalid value '{strategy}' for --strategy", did_you_mean(strategy, STRATEGIES))
-    flags = options.as_flags(context) | {"budget.hours": hours}
+    if flags["budget.hours"] is None and flags["budget.steps"] is None:
+        flags["budget.hours"] = study.hours
+    hours = flags["budget.hours"]
+    strategy = strategy or study.strategy or "equal"
     given: dict[str, Sequence[Any]] = {
         "model": values("--models", models), "adapter": values("--adapters", adapters), "rank": numbers("--ranks", ranks),
         "alpha": values("--alpha", alpha), "loss": values("--losses", losses), **varied(vary or ()),

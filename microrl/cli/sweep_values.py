@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 
-from microrl.errors import UserError
+from microrl.errors import UserError, invalid_value
 from microrl.sweep.grid import Quoted, refuse_varied_key
 
 _STRING = r""""(?:[^"\\]|\\.)*"|'[^']*'"""
@@ -35,7 +35,7 @@ def numbers(flag: str, text: str | None, least: int | None = None) -> list[int]:
     """As `values`, of whole numbers."""
     found = values(flag, text)
     if not all(_WHOLE.fullmatch(value) and (least is None or int(value) >= least) for value in found):
-        raise UserError(f"invalid value '{str(text)[:60]}' for {flag}", f"whole numbers with commas between them: {flag} 1,2,3")
+        raise invalid_value(flag, text, f"whole numbers with commas between them: {flag} 1,2,3")
     return [int(value) for value in found]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,7 +24,7 @@ EXAMPLES = """
 def track(
     target: options.Run = None,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="wandb|trackio|tensorboard", help="The tracker.")],
+    to: Annotated[Literal["wandb", "trackio", "tensorboard"], typer.Option(help="The tracker.")],
     project: Annotated[
         str, typer.Option(help="Project name in the tracker; tensorboard has none.")
     ] = "microrl",
@@ -32,10 +32,8 @@ def track(
 ) -> None:  # fmt: skip
     """Send a run's metrics to an experiment tracker, while it trains or afterwards. Training never waits for it."""
     from microrl.cli.target import run_of
-    from microrl.errors import refuse_other
-    from microrl.run.tracking import TRACKERS, refuse_if_missing
+    from microrl.run.tracking import refuse_if_missing
 
-    refuse_other("--to", to, TRACKERS)
     refuse_if_missing(to)
     folder = run_of(target)
     from microrl.commands.track import track as send

@@ -35,28 +35,11 @@ EXAMPLES = """
 """
 
 
+@options.takes(*options.SETTINGS)
 def train(
-    context: typer.Context,
     presets: options.Presets = None,
-    model: options.Model = None,
-    rank: options.Rank = None,
-    hours: options.Hours = None,
-    steps: options.Steps = None,
-    adapter: options.Adapter = None,
-    loss: options.Loss = None,
-    data: options.Data = None,
-    reward: options.Rewards = None,
-    engine: options.Engine = None,
-    seed: options.Seed = None,
-    price: options.Price = None,
-    sft_minutes: options.SftMinutes = None,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Start from the adapter in this run's newest checkpoint; needs the same model and adapter settings.",
-        ),
-    ] = None,
+    *,
+    flags: options.Flags,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-TIME, NAME from the presets or the model")
     ] = None,
@@ -65,10 +48,6 @@ def train(
         typer.Option(
             metavar="RUN|auto", help="Resume this run folder; auto: resume the run that this same command started, or start it."
         ),
-    ] = None,
-    track: Annotated[
-        str | None,
-        typer.Option(metavar="wandb|trackio|tensorboard", help="Send metrics to this tracker from a separate process."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print the configuration, three prompts and a forecast; do not train.")
@@ -83,10 +62,10 @@ def train(
 
     if out is not None:
         expanded(str(out), "--out")
-    flags = options.as_flags(context) | options.reward_flags(reward)
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
-        return go_on(RunFolder.open(Path(resume)), hours, steps, engine)
+        bounds = flags["budget.hours"], flags["budget.steps"]
+        return go_on(RunFolder.open(Path(resume)), *bounds, flags["engine.kind"])
     refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:

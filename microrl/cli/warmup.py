@@ -27,38 +27,25 @@ EXAMPLES = """
 """
 
 
+@options.takes(
+    "rank", "hours", "steps", "adapter", "data", "seed",
+    rank=dict(default="64 (tinylora: 2; quickstart: 4)"),
+    hours=dict(help="Time limit in hours for the whole run, loading and evaluation included. Needed: --hours or --steps."),
+    steps=dict(help="Maximum number of SFT steps. Without --hours there is then no time limit."),
+    adapter=dict(default="lora"),
+    data=dict(
+        help="Data with worked solutions: as for `microrl train`, plus a column `solution` with the reasoning and the final "
+        "answer in \\boxed{}.",
+        default="open-rs; for the model quickstart, its generated sums",
+    ),
+    seed=dict(default="0"),
+)  # fmt: skip
 def warmup(
-    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default="with --resume: the run's")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Data with worked solutions: as for `microrl train`, plus a column `solution` with the reasoning and the final "
-            "answer in \\boxed{}.",
-            show_default="open-rs; for the model quickstart, its generated sums",
-        ),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            help="Adapter rank. The update is scaled by adapter.alpha / rank; alpha is set separately.",
-            show_default="64 (tinylora: 2; quickstart: 4)",
-        ),
-    ] = None,
-    adapter: Annotated[
-        str | None,
-        typer.Option(help="lora, dora, pissa, full, ...: `microrl presets adapters` lists all.", show_default="lora"),
-    ] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(help="Time limit in hours for the whole run, loading and evaluation included. Needed: --hours or --steps."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Maximum number of SFT steps. Without --hours there is then no time limit.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of training.", show_default="0")] = None,
+    *,
+    flags: options.Flags,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/warmup-MODEL-TIME")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run folder.")] = None,
     sets: options.Sets = None,
@@ -67,17 +54,14 @@ def warmup(
     from microrl.cli import machine
     from microrl.run.folder import RunFolder
 
-    flags = options.as_flags(context)
-    flags["sft.steps"] = flags.pop("budget.steps")
+    hours, steps = flags["budget.hours"], flags.pop("budget.steps")
     if resume is not None:
-        bounds = ("budget.hours", "sft.steps")
-        given = {name: flags[name] for name in flags if name not in ("model.name", *bounds)}
-        refuse_with_resume([model] if model is not None else [], {**given, "--out": out, "--set": sets})
+        refuse_with_resume([model] if model is not None else [], {**flags, "--out": out, "--set": sets})
         folder = RunFolder.open(resume)
         if not folder.settings().sft.only:
             raise UserError(f"{resume} is a run of `microrl train`, not of `microrl warmup`", f"microrl train --resume {resume}")
         return go_on(folder, hours, steps)
-    config = _resolved(flags, sets)
+    config = _resolved({**flags, "model.name": model, "sft.steps": steps}, sets)
     path = out or options.run_folder(f"warmup-{options.run_name(None, config.model.name)}")
     machine.check(config, path)
     tree = config.model_dump(mode="json")

@@ -10,16 +10,14 @@ from math import isinf
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel
-
 from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluations
 from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
 from microrl.evaluation.seeds import accuracy_of, difference, holm
-from microrl.files import read_json
 from microrl.report.several import flat_of
+from microrl.run import summary
 from microrl.run.folder import RunFolder
 
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
@@ -83,10 +81,6 @@ class Row:
         if self.source is not None:
             value["value"] = {"mean": self.value.mean, "ci95": None}
         return value
-
-
-class _Summary(BaseModel):
-    cost_usd: float | None = None
 
 
 def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
@@ -247,8 +241,8 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
 
 
 def _cost(run: RunFolder) -> float | None:
-    path = run.path / "summary.json"
-    return read_json(path, _Summary).cost_usd if path.is_file() else None
+    ended = summary.read_if_there(run.path)
+    return None if ended is None else ended.cost_usd
 
 
 def names_of(entries: Sequence[Entry]) -> list[str]:

@@ -9,42 +9,21 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from microrl.config import RunConfig
 from microrl.config.paths import shown
 from microrl.data.prompts import messages
-from microrl.files import Count, Fraction
 from microrl.limits import LORA_RANKS, buffer_rank
 from microrl.report.history import History
 from microrl.report.verdict import gain_of
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder
+from microrl.run.summary import read_if_there
 
 EXAMPLE = "What is 47 + 38?"
-
-
-class _Side(BaseModel):
-    accuracy: Fraction
-    ci95: tuple[Fraction, Fraction]
-    questions: Count
-
-
-class _Evaluations(BaseModel):
-    before: _Side | None
-    after: _Side | None
-
-
-class _Summary(BaseModel):
-    """The part of `summary.json` that a card uses."""
-
-    status: Literal["done", "stopped", "interrupted", "unproved", "failed"]
-    steps: Count
-    hours_spent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    trainable_params: Count
-    eval: _Evaluations
 
 
 class _Environment(BaseModel):
@@ -133,7 +112,7 @@ class ModelCard:
         if self.run is None:
             return None
         config = self.config
-        summary: _Summary | None = self.run.read_if_there("summary.json", _Summary)
+        summary = read_if_there(self.run.path)
         rows: dict[str, Any] = {"adapter": config.adapter.name}
         if summary is not None:
             rows["trained parameters"] = f"{summary.trainable_params:,}"
@@ -157,7 +136,7 @@ class ModelCard:
         """Accuracy before and after; only for the final adapter, since no other was evaluated."""
         if self.run is None or self.source.resolve() != (self.run.path / "final").resolve():
             return None
-        summary: _Summary | None = self.run.read_if_there("summary.json", _Summary)
+        summary = read_if_there(self.run.path)
         if summary is None or summary.eval.before is None or summary.eval.after is None:
             return None
         gain = gain_of(History.load(self.run.path))

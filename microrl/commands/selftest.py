@@ -92,7 +92,7 @@ def run() -> Passed:
         device=device,
         start_s=start_s,
         generate_s=generate_s,
-        tokens=sum(len(completion.token_ids) for group in groups for completion in group.completions),
+        tokens=sum(completion.length for group in groups for completion in group.completions),
         swap_s=report.push_s + report.proof_s,
         probe_gap=report.gap,
         probe_slope=report.slope,

@@ -12,7 +12,7 @@ from microrl.evaluation.pace import DeadlinePace
 from microrl.evaluation.result import Result, by_text
 from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.engine import Sampler
-from microrl.types import Completion, Group, Prompt, Sampling
+from microrl.types import Group, Prompt, Sampling
 
 STREAM = 0xE7A1
 """First word of the evaluation's random streams, which keeps them apart from training's."""
@@ -107,11 +107,6 @@ def clusters_of(prompts: Sequence[Prompt]) -> dict[str, str]:
     return {key: one.cluster for key, one in zip(keys(prompts), prompts, strict=True) if one.cluster and sizes[one.cluster] > 1}
 
 
-def entropy(completion: Completion) -> float:
-    """Mean of -log p over the completion's tokens, in nats."""
-    return -math.fsum(completion.logprobs) / len(completion.logprobs)
-
-
 def _noting(groups: Iterator[tuple[int, Group]], positions: list[int]) -> Iterator[tuple[int, Group]]:
     for position, group in groups:
         positions.append(position)
@@ -148,8 +143,8 @@ def _result(groups: Sequence[Group], result: Result) -> Result:
         result.right[name] = sum(score.accuracy == 1 for score in group.scores)
         result.answers[name] = _votes(group)
         result.killed += sum(score.killed for score in group.scores)
-    tokens = sum(len(one.token_ids) for one in completions)
+    tokens = sum(one.length for one in completions)
     result.mean_length = tokens / len(completions)
     result.truncated = sum(one.finish == "length" for one in completions) / len(completions)
-    result.entropy = math.fsum(entropy(one) * len(one.token_ids) for one in completions) / tokens
+    result.entropy = math.fsum(one.entropy * one.length for one in completions) / tokens
     return result

@@ -86,11 +86,11 @@ def mean_share(values: Sequence[float], *, samples: int, k: int = 1, clusters: S
     `clusters` as for `spread`.
 
     Coverage of the mean over the population that the questions were drawn from, simulated with 30, 64 and 500 questions, 8 to
-    32 samples, k up to 16, and beta-distributed success rates (`tests/test_estimators.py`): 94.7 to 97.2 % where the truth is
-    between 0.1 and 0.9, and 95.3 to 99.7 % beyond. Exceptions: 97.5 % at 30 questions where nearly all have one success rate
-    above 0.8 or below 0.2 (98 to 99 %) and at 10 questions (94 to 99.5 %); 93.5 % at 30 questions where one in twenty differs
-    from all others by much and may be missing from the sample (82 %). For a fixed set of questions the interval is too wide: it
-    includes the choice of the questions.
+    32 samples, k up to 16, and beta-distributed success rates (`tests/evaluation/test_estimators.py`): 94.7 to 97.2 % where the
+    truth is between 0.1 and 0.9, and 95.3 to 99.7 % beyond. Exceptions: 97.5 % at 30 questions where nearly all have one
+    success rate above 0.8 or below 0.2 (98 to 99 %) and at 10 questions (94 to 99.5 %); 93.5 % at 30 questions where one in
+    twenty differs from all others by much and may be missing from the sample (82 %). For a fixed set of questions the interval
+    is too wide: it includes the choice of the questions.
     Of 8 to 32 clusters that are alike within, of 2, 4 or unequal numbers of questions: 95 to 100 %; as if they were independent,
     as little as 13 %.
     Raises ValueError for no values, and for values outside [0, 1].

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from microrl import files
-from microrl.evaluation.evaluate import entropy
 from microrl.files import STRICT, BadFile, Count
 from microrl.types import Completion, Finish, Group, Prompt
 
@@ -50,8 +49,7 @@ class FileJournal:
     def add(self, position: int, group: Group) -> None:
         """Append a group, and flush it."""
         completions = [
-            {"text": one.text, "tokens": len(one.token_ids), "finish": one.finish, "entropy": entropy(one)}
-            for one in group.completions
+            {"text": one.text, "tokens": one.length, "finish": one.finish, "entropy": one.entropy} for one in group.completions
         ]
         self._attempt(self._append, {"position": position, "completions": completions})
 
@@ -153,8 +151,9 @@ def write_completions(path: Path, groups: Sequence[Group]) -> None:
         {
             "question": group.prompt.question, "row": group.prompt.row, "answer": group.prompt.answer,
             "sample": sample, "right": score.accuracy == 1, "extracted": score.extracted, "killed": score.killed,
-            "tokens": len(one.token_ids), "finish": one.finish, "entropy": round(entropy(one), 5),
+            "tokens": one.length, "finish": one.finish, "entropy": round(one.entropy, 5),
             "completion": one.text, **({"cluster": group.prompt.cluster} if group.prompt.cluster else {}),
+            **({} if one.transcript is None else {"transcript": one.transcript}),
         }
         for group in groups
         for sample, (one, score) in enumerate(zip(group.completions, group.scores, strict=True))

@@ -103,7 +103,6 @@ class Result:
                 "seed": self.seed,
             },
             "right": self.right,
-            # Beside `settings`, in which older versions of microrl read no other keys.
             "question_seed": self.question_seed,
             "clusters": self.cluster_count,
             "cluster_of": self.clusters,
@@ -131,8 +130,8 @@ class Result:
         sampling = Sampling(found.samples, settings.max_tokens, settings.temperature, settings.top_p)
         return cls(
             sampling, settings.seed, found.pass_k(), found.right, mean_length=found.length_mean, truncated=found.truncated,
-            seconds=found.seconds, question_seed=settings.seed if found.question_seed is None else found.question_seed,
-            clusters=by_text(list(found.right)) if found.cluster_of is None else found.cluster_of,
+            seconds=found.seconds, question_seed=found.question_seed,
+            clusters=found.cluster_of,
         )  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
@@ -198,9 +197,8 @@ class _Stored(BaseModel):
     seconds: Seconds
     settings: _Settings
     right: Annotated[dict[str, Count], Field(min_length=1)]
-    question_seed: Count | None = None
-    cluster_of: dict[str, str] | None = None
-    """None, as for the seed: by a version before there were any."""
+    question_seed: Count
+    cluster_of: dict[str, str]
 
     def pass_k(self) -> tuple[int, ...]:
         """The k of its estimates of pass@k."""

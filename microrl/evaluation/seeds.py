@@ -57,7 +57,7 @@ def hierarchical_gain(
 
     The squared half width is the sum of the parts of the variance, each times the square of its t quantile, which covers what it
     says whatever the parts are (Banerjee 1960). Groups of equal size are one part with Welch's degrees of freedom; of others, the
-    smaller may vary more and by chance not look like it. `tests/test_estimators.py` has the coverage.
+    smaller may vary more and by chance not look like it. `tests/evaluation/test_estimators.py` has the coverage.
     """
     interval = _gain(before, after, samples=samples, k=k, clusters=clusters, is_fixed=is_fixed)
     return None if interval is None else interval(TAIL)

@@ -1,7 +1,8 @@
 """What a device gives in practice: shares of its data sheet and of published measurements, and costs that are fixed.
 
 None of it was measured by us on a GPU. The shares were chosen so that published throughputs lie around what follows from them:
-`tests/test_plan_published.py` has the list, with sources, and holds every ratio within `SAMPLING_SPREAD` and `UPDATE_SPREAD`.
+`tests/plan/test_plan_published.py` has the list, with sources, and holds every ratio within `SAMPLING_SPREAD` and
+`UPDATE_SPREAD`.
 """
 
 from __future__ import annotations

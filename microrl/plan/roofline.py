@@ -187,8 +187,8 @@ def _products(work: Workload, micro_batch_tokens: float) -> float:
 def elementwise_bytes_per_token(work: Workload) -> float:
     """Bytes that a layer's elementwise operations move for one token, forward and backward, the adapter's as one product.
 
-    Fitted to counts, op by op, of Qwen2 and Qwen3 networks of several shapes in bfloat16 and float32 (`tests/traffic.py`): they
-    are linear in the widths. The norms compute in float32 whatever the type.
+    Fitted to counts, op by op, of Qwen2 and Qwen3 networks of several shapes in bfloat16 and float32
+    (`tests/helpers/traffic.py`): they are linear in the widths. The norms compute in float32 whatever the type.
     """
     shape, width = work.shape, work.dtype_bytes
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -25,7 +25,10 @@ class MicroBatch(NamedTuple):
     """Whether prompts differ in length, so that some are padded."""
     prompt_of_B: torch.Tensor
     completions_BT: torch.Tensor
+    exists_BT: torch.Tensor
+    """What is not padding: what attention sees."""
     mask_BT: torch.Tensor
+    """What the policy drew: what is scored."""
 
 
 def plan(rows: Sequence[Row], max_tokens: int, *, share_prompts: bool) -> list[tuple[int, ...]]:
@@ -93,6 +96,7 @@ def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *
         [[*row.completion_ids, *[0] * (width - len(row.completion_ids))] for row in chosen], device=device
     )
     lengths_B = torch.tensor([len(row.completion_ids) for row in chosen], device=device)
+    exists_BT = torch.arange(width, device=device) < lengths_B[:, None]
     return MicroBatch(
         rows=positions,
         prompts_PL=prompts_PL,
@@ -100,8 +104,17 @@ def pad(rows: Sequence[Row], positions: tuple[int, ...], device: torch.device, *
         has_padded_prompts=len(set(map(len, prompts))) > 1,
         prompt_of_B=torch.tensor(prompt_of, device=device),
         completions_BT=completions_BT,
-        mask_BT=torch.arange(width, device=device) < lengths_B[:, None],
+        exists_BT=exists_BT,
+        mask_BT=exists_BT if all(row.drawn is None for row in chosen) else drawn_mask(chosen, width).to(device),
     )
+
+
+def drawn_mask(rows: Sequence[Row], width: int) -> torch.Tensor:
+    """Which tokens the policy drew, [N, T]: T = `width`, at least as long as the longest completion. Padding is False."""
+    drawn_NT = torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        drawn_NT[number, : len(row.completion_ids)] = True if row.drawn is None else torch.tensor(row.drawn)
+    return drawn_NT
 
 
 def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: bool) -> torch.Tensor:
@@ -162,7 +175,7 @@ def _mask(batch: MicroBatch) -> torch.Tensor | None:
     """[B, L + T - 1]: what is not padding; None where no prompt is padded."""
     if not batch.has_padded_prompts:
         return None
-    return torch.cat([batch.prompt_mask_PL[batch.prompt_of_B], batch.mask_BT[:, :-1]], dim=1)
+    return torch.cat([batch.prompt_mask_PL[batch.prompt_of_B], batch.exists_BT[:, :-1]], dim=1)
 
 
 def stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from microrl.models.threads import threads, update_threads
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.compiled import Compiled
 from microrl.policy.logprobs import chosen_logprobs
-from microrl.policy.microbatch import MicroBatch, hidden_states, pad, plan, stack
+from microrl.policy.microbatch import MicroBatch, drawn_mask, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
 from microrl.policy.retry import retry_with_smaller_microbatches
 from microrl.policy.update_metrics import Update, UpdateMetrics
@@ -104,7 +104,7 @@ class Policy:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], check_deadline: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """Log-probabilities of each row's completion tokens at the training temperature, [T] each, in the rows' order.
+        """Log-probabilities of each row's drawn tokens at the training temperature, [T] each and else 0, in the rows' order.
 
         They are those that an update of the same rows computes, to the last bit: the micro-batches are the same. Rows that
         represent none are not scored: theirs are empty.
@@ -220,9 +220,7 @@ class Policy:
     ) -> None:
         """One optimizer step, added to `metrics`."""
         width = max(len(row.completion_ids) for row in rows)
-        counted_NT = torch.zeros(len(rows), width)
-        for number, row in enumerate(rows):
-            counted_NT[number, : len(row.completion_ids)] = float(row.counts)
+        counted_NT = drawn_mask(rows, width) * torch.tensor([[float(row.counts)] for row in rows])
         weights_NT = self._algorithm.token_weights(counted_NT)
         has_gradient = any(map(self._carries, rows))
         self.optimizer.zero_grad(set_to_none=True)
@@ -336,7 +334,7 @@ class Policy:
             yield carries, pad(rows, positions, self._model.device, share_prompts=not self.checkpoints_activations)
 
     def token_scores(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of every completion token, [B, T] each; padding holds 0."""
+        """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0."""
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=not self.checkpoints_activations).to(self.adapter.dtype)
         mask_BT = batch.mask_BT

@@ -105,7 +105,7 @@ def _phases(axes: Axes, histories: Sequence[History], by: str) -> None:
     """Seconds of a step by phase, stacked; of the first run."""
     history = next((history for history in histories if history.series("time/step", COLUMNS[by])[0]), None)
     if history is None:
-        return  # an older version has not written when a step ended
+        return  # no step has ended
     places, _ = positions(history, "time/step", by, histories)
     rows = [row for row in history.rows if row.get(COLUMNS[by]) is not None and row.get("time/step") is not None]
     names = [*PHASES, "other"]

@@ -19,6 +19,7 @@ from microrl.errors import UserError
 from microrl.files import BadFile
 from microrl.run import follow, rollouts
 from microrl.run.folder import RunFolder
+from microrl.run.summary import refuse_later
 
 Row = dict[str, float | None]
 """A line of `metrics.jsonl`: numbers by name."""
@@ -61,7 +62,10 @@ class History:
 
     @classmethod
     def load(cls, path: Path, ending: Mapping[str, Any] | None = None) -> History:
-        """`ending`: the summary of a run that is just ending, instead of its file. Raises UserError for what is no run folder."""
+        """`ending`: the summary of a run that is just ending, instead of its file.
+
+        Raises UserError for what is no run folder, and for a summary of a later format.
+        """
         folder = RunFolder.open(path)
         notes: list[str] = []
 
@@ -75,6 +79,9 @@ class History:
                 return {}
             return found
 
+        if ending is None:
+            with suppress(BadFile):  # there is none, or it is damaged, of which a note speaks
+                refuse_later(path)
         summary = tree("summary.json") if ending is None else ending
         written = _written(path, summary)  # before the rows: a run that is going on writes more of them
         history = cls(

@@ -108,7 +108,7 @@ class RewardScorer:
             total=0.0,
             format=float(has_format(completion.text, opened=is_opened(prompt.text), read=self._reads)),
             accuracy=verdict.credit,
-            overlong=self._penalty(len(completion.token_ids)) if self._penalty else None,
+            overlong=self._penalty(completion.length) if self._penalty else None,
             killed=verdict.killed,
             parts=own,
             extracted=answer,

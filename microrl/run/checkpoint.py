@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from microrl import files
 from microrl.adapters.adapter import Adapter
 from microrl.adapters.folder import write
-from microrl.files import ADDED, STRICT, BadFile, Count, Fraction, Seconds
+from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
 from microrl.policy.policy import Policy
 from microrl.run import generators
 
@@ -79,8 +79,8 @@ class State:
     entropy_start: Annotated[float, Field(allow_inf_nan=True)] | None = None
     elapsed_s: Seconds = 0.0
     metrics_offset: Count = 0
-    metrics_sha256: str | None = field(default=None, metadata=ADDED)
-    """Of these bytes; None before the first checkpoint, and in those of versions without it."""
+    metrics_sha256: str | None = None
+    """Of these bytes; None before the first checkpoint."""
     phases: dict[str, Seconds] = field(default_factory=dict)
     """Seconds by phase so far."""
     durations: dict[Duration, list[Seconds]] = field(default_factory=dict)

@@ -144,7 +144,7 @@ class RunConsole:
         began, tokens = now_s(), 0
         self.status(f"{label}: 0/{total} groups")
         for number, (position, group) in enumerate(groups, 1):
-            tokens += sum(len(completion.token_ids) for completion in group.completions)
+            tokens += sum(completion.length for completion in group.completions)
             rate = tokens / max(now_s() - began, 1e-9)
             self.status(f"{label}: {number}/{total} groups, {rate:.0f} tokens/s")
             yield position, group

@@ -11,13 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic import BaseModel
-
 from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile
-from microrl.run import locks, rollouts
+from microrl.run import locks, rollouts, summary
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -26,12 +24,6 @@ FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "sft.jsonl", "summary.json",
          "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json", "inspect.json", "report.html",
          "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
-
-
-class _Ending(BaseModel):
-    """The part of `summary.json` that is read back."""
-
-    status: str
 
 
 class RunFolder:
@@ -197,16 +189,13 @@ class RunFolder:
     def is_done(self) -> bool:
         """Whether the run is finished (done, or stopped by the guard)."""
         try:
-            return self.read_json("summary.json", _Ending).status in ("done", "stopped")
+            return summary.read(self.path).status in ("done", "stopped")
         except BadFile:
             return False
 
     def config(self) -> dict[str, Any]:
         """The run's `config.json`, not validated. Raises BadFile."""
         tree: dict[str, Any] = self.read_json("config.json", dict[str, Any])
-        settings = tree.get("evaluation")
-        if isinstance(settings, dict) and "seed" in settings:  # before there was one for the questions, it was for both
-            settings.setdefault("question_seed", settings["seed"])
         return tree
 
     def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:

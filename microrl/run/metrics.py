@@ -92,7 +92,7 @@ def of_groups(groups: Sequence[Group], weights: Mapping[str, float] | None = Non
     """
     scores = [score for group in groups for score in group.scores]
     rewarded = [score for score in scores if score.counts]
-    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
+    lengths = [completion.length for group in groups for completion in group.completions]
     count = len(scores)
     penalties = [score.overlong for score in scores if score.overlong is not None]
     columns: dict[str, list[float]] = {part(name): [] for score in scores[:1] for name in score.parts}

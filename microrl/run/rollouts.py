@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ def lines(
             found["advantage"] = None if given is None else round(given[number], 6)
             if number in chosen and decode is not None:
                 found["pieces"] = pieces(completion.token_ids, decode)
-                found["logprobs"] = [float16(value) for value in completion.logprobs]
+                found["logprobs"] = [
+                    float16(value) if is_drawn else None
+                    for value, is_drawn in zip(completion.logprobs, completion.drawn or repeat(True))
+                ]
             yield found
 
 
@@ -87,7 +91,7 @@ def _line(prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any
         "question": prompt.question,
         "answer": prompt.answer,
         "completion": completion.text,
-        "tokens": len(completion.token_ids),
+        "tokens": completion.length,
         "finish": completion.finish,
         "version": completion.version,
         "reward": score.total,
@@ -101,6 +105,7 @@ def _line(prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any
         "prompt": prompt.text,
         "row_number": prompt.row,
         "row": json.loads(prompt.raw) if prompt.raw else None,
+        **({} if completion.transcript is None else {"transcript": completion.transcript}),
     }
 
 
@@ -128,6 +133,7 @@ class _Line(BaseModel):
     advantage: float | None = None
     pieces: list[str] | None = None
     logprobs: list[float | None] | None = None
+    transcript: str | None = None
 
 
 def steps(root: Path) -> list[tuple[int, Path]]:
@@ -163,7 +169,9 @@ def _group(lines: Sequence[_Line]) -> Group:
     prompt = Prompt(first.question, first.answer, first.prompt, (), first.row_number, raw)
     return Group(
         prompt,
-        tuple(Completion((0,) * one.tokens, (), one.finish, one.version, one.completion) for one in lines),
+        tuple(
+            Completion((0,) * one.tokens, (), one.finish, one.version, one.completion, transcript=one.transcript) for one in lines
+        ),
         tuple(
             Score(one.reward, one.format, one.accuracy, one.overlong, one.killed, one.parts, one.counts, one.extracted)
             for one in lines

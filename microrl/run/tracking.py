@@ -11,8 +11,6 @@ from typing import IO
 from microrl.errors import UserError
 from microrl.run.folder import RunFolder
 
-TRACKERS = ("wandb", "trackio", "tensorboard")
-
 
 def log_name(tracker: str) -> str:
     """The file of a run folder into which the process writes what it has to say."""

@@ -17,13 +17,11 @@ from microrl import files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Seconds
-from microrl.run import follow
+from microrl.run import follow, summary
 from microrl.run.folder import SWEEP, RunFolder
-from microrl.sweep.grid import SEED, Trial
+from microrl.sweep.grid import SEED, Strategy, Trial
 
 PLAN, EVENTS, CLOCK, LOGS, BASES = SWEEP, "trials.jsonl", "clock.json", "logs", "bases"
-Strategy = Literal["equal", "halving", "seeds-first"]
-STRATEGIES: tuple[Strategy, ...] = ("equal", "halving", "seeds-first")
 ATTEMPTS = 2
 """Of a trial that fails."""
 RETRIED = "retried"
@@ -92,13 +90,6 @@ class Event(BaseModel):
     rung: int | None = None
     kept: list[str] | None = None
     """Of a rung that has ended: the trials that go on."""
-
-
-class _Summary(BaseModel):
-    """The part of a trial's `summary.json` that the sweep needs."""
-
-    status: str
-    hours_budget: float | None = None
 
 
 def _missing(stored: dict[str, Any], whole: dict[str, Any]) -> str | None:
@@ -209,12 +200,10 @@ class SweepFolder:
         ended = self._summary(name)
         return None if ended is None else ended.hours_budget
 
-    def _summary(self, name: str) -> _Summary | None:
-        path = self.trial(name) / "summary.json"
+    def _summary(self, name: str) -> summary.Summary | None:
+        """None where the trial has not ended, or its summary is damaged."""
         with suppress(BadFile):
-            if path.is_file():
-                found: _Summary = files.read_json(path, _Summary)
-                return found
+            return summary.read_if_there(self.trial(name))
         return None
 
     def runs(self) -> list[Path]:

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from microrl.config import RunConfig, keys_set, of_presets, override, presets
 from microrl.config.adapter import LowRankConfig, RankedConfig
 from microrl.config.adapters import KINDS
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError, did_you_mean, invalid_value
 
 ALPHA = ("fixed", "rank", "2rank", "rslora")
 """Rules of how the scale follows from the rank: alpha as configured, alpha = r, alpha = 2 r; alpha as configured and the scale
@@ -29,6 +29,7 @@ LONGEST_NAME = 200
 FULL_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)+")
 """`optim.lr`: a section and a key of it."""
 Whole = Annotated[int, Field(strict=True)]
+Strategy = Literal["equal", "halving", "seeds-first"]
 
 
 class Quoted(str):
@@ -50,7 +51,7 @@ class Study(BaseModel):
     seeds: tuple[Whole, ...] = ()
     vary: dict[str, tuple[Any, ...]] = {}
     """Values by configuration keys. An empty list, here and above: what a preset below varies is not varied."""
-    strategy: str | None = None
+    strategy: Strategy | None = None
     hours: float | None = None
     """Of all trials together."""
 
@@ -204,7 +205,7 @@ class Grid:
             else:
                 del applied["rank"]
         if (rule := values.get("alpha", "fixed")) not in ALPHA:
-            raise UserError(f"invalid value '{rule}' for --alpha", did_you_mean(str(rule), ALPHA))
+            raise invalid_value("--alpha", rule, did_you_mean(str(rule), ALPHA))
         if "alpha" in values:
             if not isinstance(kind, LowRankConfig):
                 del applied["alpha"]

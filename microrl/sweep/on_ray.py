@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from microrl.clock import now_s
-from microrl.errors import MachineFailure, UserError
+from microrl.errors import MachineFailure, UserError, invalid_value
 from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import SweepFolder
@@ -62,7 +62,7 @@ def refuse_address(on: str) -> None:
     except ValueError:  # the port is no number
         is_address = False
     if on != SCHEME and not is_address:
-        raise UserError(f"invalid value '{on}' for --on", "--on ray for the cluster of this machine, or --on ray://HOST:10001")
+        raise invalid_value("--on", on, "--on ray for the cluster of this machine, or --on ray://HOST:10001")
 
 
 def refuse_if_missing() -> None:

@@ -8,41 +8,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pydantic import BaseModel, FiniteFloat
-
-from microrl import files
 from microrl.config.adapter import LowRankConfig
 from microrl.evaluation.intervals import Estimate
-from microrl.files import BadFile, Count, Fraction, Seconds
+from microrl.files import BadFile
 from microrl.report.history import History, finite
+from microrl.run.summary import NAME, Summary, read_if_there
 from microrl.sweep.folder import LOST, PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, key_name
-
-
-class _Evaluation(BaseModel):
-    accuracy: Fraction
-
-
-class _Gain(BaseModel):
-    mean: FiniteFloat
-    ci95: tuple[FiniteFloat, FiniteFloat]
-
-
-class _Evaluations(BaseModel):
-    before: _Evaluation | None = None
-    after: _Evaluation | None = None
-    paired_gain: _Gain | None = None
-
-
-class _Summary(BaseModel):
-    """The part of `summary.json` that stands in the table."""
-
-    steps: Count
-    hours_spent: Seconds
-    cost_usd: FiniteFloat
-    trainable_params: Count
-    seconds_by_phase: dict[str, Seconds] = {}
-    eval: _Evaluations = _Evaluations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +25,7 @@ class Line:
     status: Status
     scale: float | None
     """What the update is multiplied with; None for an adapter that has none."""
-    summary: _Summary | None
+    summary: Summary | None
     why: str
     """Of a trial that failed or was refused, or whose summary is damaged."""
 
@@ -87,15 +59,13 @@ def lines(folder: SweepFolder) -> list[Line]:
     found = []
     for trial in folder.plan.trials:
         adapter, status = folder.config(trial).adapter, folder.status(trial.name)
-        path = folder.trial(trial.name) / "summary.json"
-        summary: _Summary | None = None
+        path, summary = folder.trial(trial.name), None
         why = folder.failures(trial.name)[-1] if status in LOST else ""
-        if path.is_file():
-            try:
-                summary = files.read_json(path, _Summary)
-            except BadFile:
-                status = "unfinished"
-                why = f"{path} is damaged; to repeat the trial, delete {path.parent} and resume the sweep"
+        try:
+            summary = read_if_there(path)
+        except BadFile:
+            status = "unfinished"
+            why = f"{path / NAME} is damaged; to repeat the trial, delete {path} and resume the sweep"
         scale = adapter.scale if isinstance(adapter, LowRankConfig) else None
         found.append(Line(trial, status, scale, summary, why))
     return found

@@ -10,18 +10,19 @@ from microrl.evaluation.result import gains
 from microrl.files import BadFile
 from microrl.report.history import History
 from microrl.report.verdict import judge
+from microrl.run.summary import Summary
 from microrl.train.run import Run
 from microrl.train.saving import METRICS
 from microrl.train.sft import spent_s
 
 
 def summary_of(run: Run) -> dict[str, Any]:
-    """The summary of the whole run, including its earlier processes. Times in seconds unless the key says hours."""
+    """The run's `Summary` as JSON. Times in seconds unless the key says hours."""
     budget, state = run.budget, run.state
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
     best, sft = state.validation, state.sft
-    found = {
+    found: dict[str, Any] = {
         "status": run.status,
         "steps": state.step,
         "hours_budget": budget.hours,
@@ -44,7 +45,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     with suppress(OSError, BadFile):  # gone, or something else is in its place
         size = run.folder.size(METRICS)
         found["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
-    return found | {"verdict": _verdict(run, found)}
+    return Summary(**found, verdict=_verdict(run, found)).to_json()
 
 
 def _verdict(run: Run, found: dict[str, Any]) -> dict[str, Any] | None:

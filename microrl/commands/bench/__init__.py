@@ -1,1 +1,1 @@
-"""What `microrl bench` measures, one file a command."""
+"""What `microrl bench` and `microrl doctor --measure` measure."""

@@ -85,6 +85,14 @@ def build(
     return model.to(wanted).eval().requires_grad_(False)
 
 
+def work(*, rank: int, prompts: int, group: int, tokens: int) -> dict[str, Any]:
+    """A step's work as configuration keys; the adapter's scale is 1."""
+    return {
+        "adapter.rank": rank, "adapter.alpha": float(rank), "sampling.prompts_per_step": prompts, "sampling.group_size": group,
+        "sampling.max_completion_tokens": tokens,
+    }  # fmt: skip
+
+
 def prompts(tokenizer: Any, count: int) -> list[Prompt]:
     """Different sums to ask for."""
     from microrl.types import Prompt

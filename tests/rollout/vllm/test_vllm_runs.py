@@ -1,0 +1,147 @@
+"""Whole runs, evaluations and the doctor with the real vLLM, through the command line."""
+
+import gzip
+import json
+import signal
+import sys
+
+import processes
+import pytest
+from architectures import tiny
+from every_adapter import ten_steps
+from places import HELPERS
+from transformers import CONFIG_MAPPING
+from vllm_served import CUDA, make_it_end
+
+from microrl.config.adapters import KINDS
+from microrl.models.tiny import build_model
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize(
+    "model_type", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("granite", "cohere"))]
+)
+def test_logits_are_bent_once(model_type, microrl, tokenizer, data_file, tmp_path):
+    """vLLM caps or scales the logits of these itself: trainer and sampler agree where that is worth nats."""
+    sizes = {
+        "hidden_size": 128,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "logits_scaling": 8.0,
+        "max_position_embeddings": 256,
+    }
+    known = CONFIG_MAPPING[model_type]().to_dict()
+    ends = {"vocab_size": 304, "eos_token_id": tokenizer.eos_token_id}
+    model = tiny(model_type, **{name: value for name, value in sizes.items() if name in known}, **ends)
+    model.get_output_embeddings().weight.mul_(4)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    sets = ["sampling.max_completion_tokens=24", "data.max_prompt_tokens=100", "data.system=", "evaluation.problems=0",
+            "sampling.prompts_per_step=2", "sampling.group_size=4", "reward.overlong.buffer=20"]  # fmt: skip
+    flags = [part for key in sets for part in ("--set", key)]
+    done = microrl("train", "--model", tmp_path / "model", "--data", data_file, "--rank", 8, "--steps", 1, "--engine", "vllm",
+                   "--out", tmp_path / "run", *flags)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert row["policy/kl_sampler"] < 1e-5
+
+
+@pytest.fixture
+def arguments(tiny_arguments, tokenizer, tmp_path):
+    """The smallest run whose groups differ: completions end at different lengths, and length costs."""
+    folder = tmp_path / "model"
+    model = build_model(tokenizer, seed=3).requires_grad_(False)
+    make_it_end(model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    more = ("engine.kind=vllm", "reward.overlong.buffer=10", "optim.lr=1e-3")
+    return [*tiny_arguments, "--model", folder, *(part for key in more for part in ("--set", key))]
+
+
+def test_a_whole_run(microrl, arguments, tmp_path):
+    out = tmp_path / "run"
+    done = microrl("train", *arguments, "--steps", 5, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 5
+    for number, line in enumerate(lines):
+        assert line["groups/useful"] > 0 and line["update/skipped"] == 0
+        assert line["sync/probe_gap"] is not None and line["policy/kl_sampler"] < (1e-3 if CUDA else 1e-6)
+        assert CUDA or (line["sync/slope"] is None) == (number == 0), (
+            "step 0 samples from the base: there is no change to compare"
+        )
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    # Step 0 samples from the base, where there is nothing to see; step 1 from an update that is seen.
+    events = [event for event in events if "probe" in event["kind"]]
+    assert [event["kind"] for event in events] == ["probe calibrated", "probe", "probe"]
+    assert "the bit-by-bit comparison alone decides" in events[-2]["message"] and "slope on it is 1.000" in events[-1]["message"]
+    assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
+    # Resumed, it measures both modes, stores its choice, and another process takes that up.
+    for steps in (12, 13):
+        resumed = microrl("train", "--resume", out, "--steps", steps)
+        assert resumed.returncode == 0, resumed.stderr
+    stored = json.loads((out / "sync.json").read_text())
+    assert stored["mode"] in ("swap", "merge") and len(stored["table"]) == 6
+    events = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
+    assert events.count("sync chosen") == 1 and events.count("resumed") == 2
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_where_it_died(microrl, arguments, tmp_path):
+    """The same completions and verdicts; the last bits of a log-probability follow from what else is in the batch."""
+    run = tmp_path / "run"
+    options = ["--samples", 4, "--problems", 6, "--set", "data.held_out=0.3", "--engine", "vllm"]
+    done = microrl("train", *arguments, "--steps", 1, "--out", run)
+    assert done.returncode == 0, done.stderr
+
+    def evaluated():
+        done = microrl("eval", run, *options)
+        assert done.returncode == 0, done.stderr
+        (path,) = (run / "eval").glob("held-out-n4*.jsonl.gz")
+        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        result = json.loads(path.with_name(path.name.replace("jsonl.gz", "json")).read_text())
+        assert result["engine"].startswith("vllm")
+        path.unlink()
+        return done.stderr, lines, result
+
+    _, whole, result = evaluated()
+    killed = processes.run([sys.executable, HELPERS / "killed.py", "journal", 3, "eval", run, *options], timeout=600)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    said, resumed, again = evaluated()
+    assert "after 3 of 6 problems" in said and len(whole) == 24
+    for ours, theirs in zip(resumed, whole, strict=True):
+        assert ours == {
+            key: pytest.approx(value, abs=1e-4) if isinstance(value, float) else value for key, value in theirs.items()
+        }
+    measured = ("seconds", "decode_steps", "entropy")
+    assert result.keys() == again.keys() >= {*measured}
+    assert all(again[key] == value for key, value in result.items() if key not in measured)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
+    ten_steps(microrl, arguments, tmp_path, kind, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [("bfloat16", "swap"), ("bfloat16", "merge"), pytest.param("float16", "merge", marks=pytest.mark.slow)],
+)
+def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
+    out = tmp_path / "run"
+    done = microrl("train", *arguments, "--steps", 2, "--out", out, "--set", f"model.dtype={dtype}",
+                   "--set", "model.head_dtype=float32", "--set", f"engine.sync={mode}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["update/skipped"] == 0 and line["sync/probe_gap"] is not None for line in lines)
+    assert all(line["policy/kl_sampler"] < 1e-3 for line in lines)
+
+
+def test_doctor(microrl):
+    done = microrl("doctor", "--json")
+    found = {finding["about"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 0, found
+    assert found["vLLM"]["status"] == "ok" and found["self-test"]["says"].startswith("vllm on ")
+    assert "weight sync verified" in found["self-test"]["says"]
