@@ -6,7 +6,6 @@ that is still going, or that was killed in the middle of a line, is drawn as far
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from microrl.files import BadFile, Count
 from microrl.run import follow, rollouts
 from microrl.run.folder import RunFolder
 from microrl.run.summary import NAME, Evaluations, Summary, Written, read_if_there
+from microrl.terminal import counted
 
 Row = dict[str, float | None]
 """A line of `metrics.jsonl`: numbers by name."""
@@ -224,26 +224,12 @@ def finite(value: Any) -> float | None:
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """The objects of a file of lines; a note where a line is none. Of a last line without an end nothing is said: it is being
     written, or its writer was killed."""
-    if not path.exists():
-        return []
-    try:
-        content = files.read_bytes(path, MAX_BYTES)
-    except BadFile as error:
-        notes.append(error.message)
-        return []
-    whole, _, _ = content.rpartition(b"\n")
-    found, damaged = [], 0
-    for line in whole.splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            found.append(value)
-        else:
-            damaged += 1
-    if damaged:
-        notes.append(f"{path.name}: {damaged} damaged {'line' if damaged == 1 else 'lines'} left out")
+    lines = follow.Lines(path)
+    found = lines.new(MAX_BYTES)
+    if lines.error:
+        notes.append(lines.error)
+    if lines.damaged:
+        notes.append(f"{path.name}: {counted(lines.damaged, 'damaged line')} left out")
     return found
 
 
