@@ -148,8 +148,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 def read_json(
     path: Path,
-    kind: type[Value] | TypeAdapter[Value] | Any,
-    limit: int = MAX_JSON_BYTES,
+    kind: type[Value],
     *,
     follow: bool = False,
     is_consistent: bool = False,
@@ -158,10 +157,9 @@ def read_json(
 
     `is_consistent`: the defaults of dataclasses are not taken for keys that are missing.
     """
-    adapter = kind if isinstance(kind, TypeAdapter) else _adapter(kind)
-    content = read_bytes(path, limit, follow=follow)
+    content = read_bytes(path, follow=follow)
     try:
-        found = adapter.validate_json(content)
+        found: Value = _adapter(kind).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if is_consistent and first["type"] == "unexpected_keyword_argument":

@@ -77,11 +77,10 @@ class History:
             if not (path / name).exists():
                 return {}
             try:
-                found: dict[str, Any] = files.read_json(path / name, dict[str, Any])
+                return files.read_json(path / name, dict[str, Any])
             except BadFile as error:
                 notes.append(error.message)
                 return {}
-            return found
 
         summary = ending
         if ending is None:
@@ -239,7 +238,7 @@ def _written(path: Path, summary: Summary | None) -> Written | None:
         return summary.metrics
     if saved := _checkpoints(path):
         with suppress(BadFile):  # removed meanwhile, or damaged, of which resuming speaks
-            state: _State = files.read_json(saved[-1] / "state.json", _State)
+            state = files.read_json(saved[-1] / "state.json", _State)
             return Written(bytes=state.metrics_offset, sha256=state.metrics_sha256)
     return None
 

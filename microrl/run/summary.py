@@ -126,11 +126,10 @@ class Summary(BaseModel):
 def read(folder: Path) -> Summary:
     """The summary of the run in a folder. Raises BadFile where it is missing or damaged, and UserError for a later format."""
     path = folder / NAME
-    known: int = files.read_json(path, _Format).format
+    known = files.read_json(path, _Format).format
     if known > FORMAT:
         raise UserError(f"{path} has format {known}, and this version of microrl reads up to {FORMAT}", "update microrl")
-    summary: Summary = files.read_json(path, Summary)
-    return summary
+    return files.read_json(path, Summary)
 
 
 def read_if_there(folder: Path) -> Summary | None:
