@@ -464,15 +464,22 @@ def within(arguments, out, hours, *more):
 @pytest.mark.one_of_each
 @pytest.mark.parametrize("more", [(), ("--vary", "evaluation.temperature=0.7,1.0")])
 def test_every_trial_is_evaluated_on_the_same_questions(microrl, arguments, tmp_path, more):
-    """Within hours too short for all of them. With one untouched model, or two that are not equally fast."""
+    """Within hours too short for all of them. With one untouched model, or two that are not equally fast.
+
+    A machine that is suddenly slower can still cut an evaluation short, which the trial then says: the sweep gets more hours.
+    """
     trials, asked = 8 if more else 4, {}
     for hours in (0.014, 0.028, 0.056) if not more else (0.03, 0.06, 0.12):  # more than enough, unless the machine is busy
         out = tmp_path / f"study-{hours}"
         done = microrl(*within(arguments, out, hours, *more))
         asked = {path: json.loads(path.read_text())["right"].keys() for path in out.glob("*/eval/held-out-*.json")}
-        assert len(set(map(frozenset, asked.values()))) <= 1, {str(path): len(questions) for path, questions in asked.items()}
-        if done.returncode == 0 and len(asked) == 2 * trials:
+        said = "".join(log.read_text() for log in out.rglob("*.log")) + done.stderr
+        was_cut = "after training, there was time for only" in said or "each trial will do it itself" in said
+        counts = {str(path): len(questions) for path, questions in asked.items()}
+        assert was_cut or len(set(map(frozenset, asked.values()))) <= 1, counts
+        if done.returncode == 0 and len(asked) == 2 * trials and not was_cut:
             break
+    assert not was_cut, (counts, done.stderr)
     assert done.returncode == 0 and len(asked) == 2 * trials, done.stderr
     assert any(said in done.stderr for said in ("would detect", "is better than", "Nothing was trained")), done.stderr
 
