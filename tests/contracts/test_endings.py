@@ -515,9 +515,9 @@ def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_p
 @pytest.mark.parametrize(("high", "best", "warned"), [(-0.05, 3, True), (0.05, 3, False), (-0.05, None, False)])
 def test_a_run_that_made_the_model_worse_names_its_best_checkpoint(tmp_path, capsys, high, best, warned):
     make(tmp_path / "run")
-    side = {"accuracy": 0.3, "pass@8": {"mean": 0.5}}
+    side = {"accuracy": 0.3, "ci95": [0.2, 0.4], "questions": 64, "pass@8": {"mean": 0.5}}
     summary = {
-        "status": "done", "steps": 20, "hours_spent": 0.1, "cost_usd": 0.0, "sft": None,
+        "status": "done", "steps": 20, "hours_spent": 0.1, "cost_usd": 0.0, "sft": None, "trainable_params": 8192,
         "best": None if best is None else {"step": best, "accuracy": 0.6},
         "eval": {"before": side, "after": side, "paired_gain": {"mean": -0.1, "ci95": [-0.2, high]}},
     }  # fmt: skip
