@@ -159,7 +159,7 @@ def killed(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("torn", [False, True], ids=["between lines", "within a line"])
 def test_a_killed_evaluation_goes_on_where_it_died_and_ends_as_a_whole_one(microrl, inside, run, tmp_path, torn):
     """With room for one group at a time, so that questions are answered one after the other."""

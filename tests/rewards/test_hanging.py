@@ -179,7 +179,6 @@ def test_no_checker_outlives_a_run_that_is_killed(checking):
     until(lambda: not alive(below), "the checker is still there")
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_no_fork_outlives_its_checker(checking):
     process, below = checking()
@@ -212,7 +211,6 @@ def test_the_limit_of_processor_time_is_a_checks_and_not_its_processs(checker):
 # ---- one check
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_a_killed_verdict_is_not_remembered(checker):
     assert checker.check(GOLD, right(3)) == (True, False)
@@ -222,7 +220,6 @@ def test_a_killed_verdict_is_not_remembered(checker):
     assert checker.check(GOLD, right(4)) == (True, False)
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_a_large_request_to_a_stopped_child_keeps_the_deadline(checker):
     child = checker._children[0]._process.pid
@@ -265,7 +262,6 @@ def test_a_checker_that_cannot_start_says_so(monkeypatch):
         in_time(lambda: scorer.score([(0, group(GOLD, right(2), right(3), right(4)))]))
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_closing_while_checks_are_running_ends_them():
     checker = AnswerChecker(deadline_s=FOREVER_S)
@@ -314,7 +310,6 @@ def never():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scorer):
     same = [(n, group(GOLD, *[HOSTILE] * 8)) for n in range(8)]
     for _ in range(2):
@@ -327,7 +322,6 @@ def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scor
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_whole_step_of_hanging_answers_is_bounded(scorer):
     step = [(n, group(GOLD, *(hostile(100 * n + k) for k in range(8)))) for n in range(16)]
     scored = in_time(lambda: scorer.score(step), seconds=15)
@@ -353,7 +347,6 @@ class Stop(Exception):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(scorer):
     scorer.checker.deadline_s = 2 * PATIENCE_S
     began, looks = time.monotonic(), []
@@ -389,7 +382,6 @@ class Scripted:
             yield position, Group(prompt, (Completion((1, 2), (0.0, 0.0), "stop", 0, f"\\boxed{{{prompt.question}}}"),))
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scorer):
     scorer.checker.deadline_s = 30.0
@@ -403,7 +395,6 @@ def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scor
     assert evaluate(Scripted(), scorer, prompts[3:], Sampling(1, 8), seed=0, pass_k=(), deadline_s=1.0) is None
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_an_evaluation_counts_what_it_killed(scorer):
     prompts = [Prompt(question, GOLD, "", (1,)) for question in (right(2), HOSTILE, "7")]
