@@ -236,7 +236,6 @@ def test_a_run_survives_whatever_vllm_does(tiny_arguments, tmp_path, faults, exp
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_with_vllm_asked_for_a_lack_of_memory_does_not_end_the_run(tiny_arguments, tmp_path):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     faults = [{"at": "starting", "error": "CUDA out of memory"}, OUT_OF_MEMORY]
