@@ -149,7 +149,6 @@ def test_what_is_left_goes_on_where_it_died_down_to_transformers(inside, run, ot
 
 
 @pytest.mark.slow
-@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(("faults", "options", "status", "says"), [
     ([{"at": "evaluating"}], [], 1, "vLLM failed while sampling: RuntimeError: CUDA error: an illegal memory access"),
     ([{"at": "answer 2", "abort": True}], [], 1, "error: the child process that ran vLLM was ended by SIGABRT"),

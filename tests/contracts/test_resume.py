@@ -112,7 +112,7 @@ def test_adapters_with_more_than_two_factors(microrl, learning, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
 def test_killed_at_random_instants(microrl, learning, whole, tmp_path, seed):
     """Each of these runs is killed four times, at an instant drawn from the seconds of its training."""
     draw = random.Random(seed)

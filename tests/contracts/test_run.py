@@ -143,7 +143,6 @@ def test_a_finished_run_can_be_given_more_steps(inside, finished, tmp_path):
     assert inside("train", "--resume", out, "--dry-run").returncode == 2
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_an_interrupt_while_loading_is_clean(tiny_arguments, tmp_path):
     out = tmp_path / "early"

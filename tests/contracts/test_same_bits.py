@@ -55,7 +55,7 @@ def policy_of(architecture, **flags):
 @pytest.mark.parametrize(
     ("architecture", "flags"),
     [
-        pytest.param("llama", {}, marks=pytest.mark.one_of_each),
+        ("llama", {}),
         ("gemma3", {}),
         *(("qwen3", {"loss.kind": loss, "loss.beta": 0.1}) for loss in LOSSES),
         ("llama", {"model.gradient_checkpointing": True}),

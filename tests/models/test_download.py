@@ -146,7 +146,6 @@ def test_a_name_that_the_hub_does_not_have(hub, here):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_model_is_fetched_beforehand_and_a_run_needs_no_network_then(
     hub, here, microrl, model_folder, tiny_arguments, tmp_path
 ):

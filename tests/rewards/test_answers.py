@@ -569,7 +569,6 @@ def test_and_what_people_write_is_worked_out(kind, answer):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_what_is_left_for_a_computer_algebra_system_is_quick():
     """Of answers that are made to cost it much, but for integrals, of which short ones can take long. The first of a kind imports
     what it needs. Another seed: MICRORL_FUZZ_SEED."""

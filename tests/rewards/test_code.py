@@ -358,7 +358,6 @@ def humaneval():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_humanevals_own_solutions_pass(host, humaneval):
     assert len(humaneval) == 164
     failed = []
@@ -402,7 +401,7 @@ ALWAYS = "def is_close(*a): return True\ndef root(x): return 0\n"
 
 
 @pytest.mark.slow
-@pytest.mark.cases(one_of_each=3)
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(
     ("test", "solution", "cheat"),
     [

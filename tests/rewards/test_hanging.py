@@ -408,7 +408,6 @@ def test_an_evaluation_counts_what_it_killed(scorer):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_gold_answers_that_hang_are_refused_before_they_cost_hours(monkeypatch, scorer):
     """No gold answer is known that hangs when it is read; this is for those that are not known."""
     plain = scorer.checker.check

@@ -406,7 +406,6 @@ def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_where_all_trials_are_refused_the_sweep_ends_with_their_error(microrl, arguments, data_file, tmp_path):
     (tmp_path / "bad.jsonl").write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')
     words = [tmp_path / "bad.jsonl" if word == data_file else word for word in arguments]
