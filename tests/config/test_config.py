@@ -221,6 +221,7 @@ def test_usage_errors_come_fast_and_without_torch():
     assert done.stderr.splitlines()[1].startswith("hint: did you mean `lr`?")
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -50,6 +50,7 @@ def own_logprobs(model, row):
     return logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("recomputing", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_gradient_is_that_of_the_plain_formula(architecture, recomputing, tokenizer):
@@ -68,6 +69,7 @@ def test_the_gradient_is_that_of_the_plain_formula(architecture, recomputing, to
     assert relative_gap(ours, [parameter.grad for parameter in policy.parameters]) < 1e-6
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
 def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, tokenizer):
     """Neither the gradient nor a metric, with the KL term on and several mini-batches."""
@@ -94,6 +96,7 @@ def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, tokenizer)
     assert seen[0][0].impossible_tokens == 0
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_scores_and_metrics_are_those_of_the_drawn_tokens(architecture, tokenizer):
     model = as_loaded(random_model(architecture)).double()
