@@ -87,6 +87,16 @@ class CispoConfig(BaseLossConfig):
     """Cap of the ratio. There is no lower bound, as in the paper; the cap is that of ScaleRL (arXiv 2510.13786)."""
 
 
+class SapoConfig(BaseLossConfig):
+    """SAPO (Gao et al. 2025): a sigmoid of the token ratio instead of a clip, mean over tokens, then over completions."""
+
+    kind: Literal["sapo"] = "sapo"
+    temperature_positive: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of the sigmoid where the advantage is positive: the higher, the sooner a token far from ratio 1 fades out."""
+    temperature_negative: Annotated[float, Field(gt=0)] = 1.05
+    """The same where the advantage is negative."""
+
+
 class CustomLossConfig(ClippedLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
@@ -108,5 +118,5 @@ class CustomLossConfig(ClippedLossConfig):
 
 
 LossConfig = Annotated[
-    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | CustomLossConfig, Field(discriminator="kind")
+    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | SapoConfig | CustomLossConfig, Field(discriminator="kind")
 ]

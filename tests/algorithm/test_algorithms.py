@@ -63,11 +63,15 @@ def loss(of: Algorithm) -> float:
         ("dr_grpo", -(1.2 + 0.5 - 3) / (2 * 10)),
         ("gspo", -(math.sqrt(0.75) - 3) / 2),
         ("cispo", -(1.4 * math.log(1.5) + 0.5 * math.log(0.5) - 2 * 1.4 * math.log(1.5)) / 3),
+        # sigmoid(2 * 0.5) + sigmoid(2 * -0.5) = 1, so the first completion's mean is 4/2 * 1/2; the other has A = -2 and tau 1.
+        ("sapo", -(1 - 2 * 4 / (1 + math.exp(-0.5))) / 2),
     ],
 )
 def test_each_algorithm_by_hand(kind, expected):
     """The numbers are explained in `test_losses.py`."""
-    of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10} | ({"loss.ratio_cap": 1.4} if kind == "cispo" else {}))
+    own = {"cispo": {"ratio_cap": 1.4}, "sapo": {"temperature_positive": 2.0, "temperature_negative": 1.0}}
+    flags = {f"loss.{key}": value for key, value in own.get(kind, {}).items()}
+    of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10}, **flags)
     assert loss(of) == pytest.approx(expected, abs=1e-12)
 
 
@@ -80,6 +84,21 @@ def test_cispo_gives_every_token_a_gradient_and_refuses_the_keys_of_a_clip():
     assert new_BT.grad.tolist() == [[-2.5, -0.5]]
     with pytest.raises(UserError, match="clip_low` cannot be set"):
         made(**{"loss.kind": "cispo", "loss.clip_low": 0.1})
+
+
+def test_the_gradient_at_ratio_1_is_the_same_for_all_that_average_alike():
+    """With one optimizer step a batch: -A times the token's weight."""
+    mask_BT, advantages_B = torch.tensor([[1, 1], [1, 0]]), torch.tensor([1.0, -2.0], dtype=torch.float64)
+    for kinds in (("grpo", "gspo", "sapo"), ("dapo", "cispo")):
+        gradients = []
+        for kind in kinds:
+            of, old_BT = made(**{"loss.kind": kind}), -torch.rand(2, 2, dtype=torch.float64)
+            new_BT = old_BT.clone().requires_grad_()
+            tokens = Tokens(new_BT, old_BT, old_BT, None, advantages_B, mask_BT.bool(), of.token_weights(mask_BT))
+            of.loss(tokens).loss.backward()
+            gradients.append(new_BT.grad)
+        expected = -advantages_B[:, None] * of.token_weights(mask_BT)
+        assert all(torch.allclose(gradient, expected) for gradient in gradients), kinds
 
 
 def test_a_class_of_another_module_is_taken_by_its_name(folder):

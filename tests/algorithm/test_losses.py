@@ -8,7 +8,9 @@ import pytest
 import torch
 from places import FIXTURES
 
+from microrl import algorithm
 from microrl.algorithm.advantages import advantages
+from microrl.algorithm.grpo import Tokens
 from microrl.algorithm.loss import constant_length, importance_weights, k3, mismatch, sequence_mean, surrogate, token_mean
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.config import resolve
@@ -125,46 +127,52 @@ def test_soft_overlong_penalty_by_hand():
 
 
 TRL = json.loads((FIXTURES / "trl_losses.json").read_text())
-AVERAGES = {"grpo": sequence_mean, "dapo": token_mean, "dr_grpo": constant_length}
 OURS = [
     case
     for case in TRL["cases"]
-    if case["settings"]["loss_type"] in AVERAGES
+    if case["settings"]["loss_type"] != "bnpo"
     # What TRL offers beyond the papers: its KL weighted by the ratio, its masking and per-sequence importance modes.
     and not case["name"].endswith(("_bias_corrected", "_accum2", "_token_mask", "_sequence_truncate", "_sequence_mask"))
 ]
+KEYS = {
+    "beta": "beta",
+    "clip_low": "epsilon_low",
+    "clip_high": "epsilon_high",
+    "dual_clip": "delta",
+    "ratio_cap": "epsilon_high",
+    "temperature_positive": "sapo_temperature_pos",
+    "temperature_negative": "sapo_temperature_neg",
+}
+"""Our name of a key, and TRL's."""
+
+
+def as_trl_sets(settings):
+    """The algorithm that these settings of TRL's describe."""
+    kind = "gspo" if settings["importance_sampling_level"] == "sequence" else settings["loss_type"]
+    known = type(resolve((), {"loss.kind": kind}).loss).model_fields
+    flags = {f"loss.{key}": settings[name] for key, name in KEYS.items() if key in known}
+    cap = settings["importance_sampling_clip_max"] if settings["importance_sampling_correction"] else "none"
+    limit = {"sampling.max_completion_tokens": settings["max_completion_length"]}
+    return algorithm.make(resolve((), {"loss.kind": kind, **flags, **limit}, [f"loss.importance_cap={cap}"]))
 
 
 def test_the_recorded_cases_cover_every_loss():
     names = {case["name"] for case in OURS}
-    assert names >= {"grpo", "grpo_kl", "dapo", "dr_grpo", "gspo", "grpo_dual", "grpo_is", "grpo_is_kl", "grpo_truncated"}
+    assert names >= {"grpo", "grpo_kl", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "grpo_dual", "grpo_is", "grpo_truncated"}
 
 
 @pytest.mark.parametrize("case", OURS, ids=lambda case: case["name"])
 def test_agrees_with_trl(case):
     """Loss and gradient to 1e-9 against TRL 1.16 (recorded by fixtures/record_trl_losses.py)."""
-    settings = case["settings"]
+    of = as_trl_sets(case["settings"])
     take = {role: tensor(TRL["tensors"][name]) for role, name in case["tensors"].items() if name}
-    new = take["new"].requires_grad_()
+    new, mask = take["new"].requires_grad_(), tensor(case["mask"])
     old = take.get("old", new.detach())
-    mask = tensor(case["mask"]).bool()
-    terms, _ = surrogate(
-        new,
-        old,
-        tensor(case["advantages"]),
-        mask,
-        clip_low=settings["epsilon_low"],
-        clip_high=settings["epsilon_high"],
-        dual_clip=settings["delta"],
-        per_sequence=settings["importance_sampling_level"] == "sequence",
-    )
-    if settings["importance_sampling_correction"]:
-        terms = terms * importance_weights(old, take["engine"], settings["importance_sampling_clip_max"])
-    if settings["beta"]:
-        terms = terms + settings["beta"] * k3(take["ref"], new)
-    average, longest = AVERAGES[settings["loss_type"]], settings["max_completion_length"]
-    weights = average(mask, longest) if average is constant_length else average(mask)
-    value = (weights * terms).sum()
+    value = of.loss(
+        Tokens(
+            new, old, take.get("engine", old), take.get("ref"), tensor(case["advantages"]), mask.bool(), of.token_weights(mask)
+        )
+    ).loss
     value.backward()
     assert value.item() == pytest.approx(case["loss"], abs=1e-9)
     assert torch.allclose(new.grad, tensor(case["grad"]), rtol=1e-9, atol=1e-12)

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from algorithms import GRPO
+from losses import LOSSES
 from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
 from samples import scored_groups
 
@@ -68,7 +69,7 @@ def test_the_gradient_is_that_of_the_plain_formula(architecture, recomputing, to
     assert relative_gap(ours, [parameter.grad for parameter in policy.parameters]) < 1e-6
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, tokenizer):
     """Neither the gradient nor a metric, with the KL term on and several mini-batches."""
     model = as_loaded(random_model("qwen2")).double()
