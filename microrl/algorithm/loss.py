@@ -78,8 +78,12 @@ def mismatch(old_BT: torch.Tensor, engine_BT: torch.Tensor) -> torch.Tensor:
     """old - engine, nats, of trainer against sampler at the same weights. Finite: what is below -100 nats counts as -100, and so
     does -inf, which a sampled token has where its probability is rounded to 0, and NaN.
     """
-    old_BT, engine_BT = (torch.nan_to_num(part, nan=MIN_LOGPROB).clamp(min=MIN_LOGPROB) for part in (old_BT, engine_BT))
-    return old_BT - engine_BT
+    return finite(old_BT) - finite(engine_BT)
+
+
+def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:
+    """The same, but at least -100 nats."""
+    return torch.nan_to_num(logprobs_BT, nan=MIN_LOGPROB).clamp(min=MIN_LOGPROB)
 
 
 def importance_weights(old_BT: torch.Tensor, engine_BT: torch.Tensor, cap: float) -> torch.Tensor:

@@ -97,6 +97,16 @@ class SapoConfig(BaseLossConfig):
     """The same where the advantage is negative."""
 
 
+class DppoConfig(BaseLossConfig):
+    """DPPO (Qi et al. 2026): masks a token whose probability has moved too far from the engine's; mean over all tokens."""
+
+    kind: Literal["dppo"] = "dppo"
+    mask_low: Fraction = 0.2
+    """Where the advantage is negative, a token is masked once its probability is lower than the engine's by more than this."""
+    mask_high: Fraction = 0.2
+    """Where the advantage is positive, a token is masked once its probability is higher than the engine's by more than this."""
+
+
 class CustomLossConfig(ClippedLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
@@ -118,5 +128,6 @@ class CustomLossConfig(ClippedLossConfig):
 
 
 LossConfig = Annotated[
-    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | SapoConfig | CustomLossConfig, Field(discriminator="kind")
+    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | SapoConfig | DppoConfig | CustomLossConfig,
+    Field(discriminator="kind"),
 ]

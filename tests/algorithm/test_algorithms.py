@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from places import FIXTURES
 
 from microrl import algorithm
 from microrl.algorithm.grpo import Algorithm, Tokens
 from microrl.config import plugins, resolve
 from microrl.errors import UserError
 
+PRIME_RL = json.loads((FIXTURES / "prime_rl_losses.json").read_text())
+TENSORS = json.loads((FIXTURES / "trl_losses.json").read_text())["tensors"]
 MODULE = """
 import torch
 from microrl.algorithm import grpo
@@ -63,13 +66,20 @@ def loss(of: Algorithm) -> float:
         ("dr_grpo", -(1.2 + 0.5 - 3) / (2 * 10)),
         ("gspo", -(math.sqrt(0.75) - 3) / 2),
         ("cispo", -(1.4 * math.log(1.5) + 0.5 * math.log(0.5) - 2 * 1.4 * math.log(1.5)) / 3),
+        # Engine and old weights give every token p = 1. A > 0 masks the first, risen by 0.5, and keeps the second, fallen by 0.5;
+        # A < 0 keeps the third, risen by 0.5.
+        ("dppo", -(0.5 - 2 * 1.5) / 3),
         # sigmoid(2 * 0.5) + sigmoid(2 * -0.5) = 1, so the first completion's mean is 4/2 * 1/2; the other has A = -2 and tau 1.
         ("sapo", -(1 - 2 * 4 / (1 + math.exp(-0.5))) / 2),
     ],
 )
 def test_each_algorithm_by_hand(kind, expected):
     """The numbers are explained in `test_losses.py`."""
-    own = {"cispo": {"ratio_cap": 1.4}, "sapo": {"temperature_positive": 2.0, "temperature_negative": 1.0}}
+    own = {
+        "cispo": {"ratio_cap": 1.4},
+        "sapo": {"temperature_positive": 2.0, "temperature_negative": 1.0},
+        "dppo": {"mask_high": 0.4, "mask_low": 0.4},
+    }
     flags = {f"loss.{key}": value for key, value in own.get(kind, {}).items()}
     of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10}, **flags)
     assert loss(of) == pytest.approx(expected, abs=1e-12)
@@ -89,7 +99,7 @@ def test_cispo_gives_every_token_a_gradient_and_refuses_the_keys_of_a_clip():
 def test_the_gradient_at_ratio_1_is_the_same_for_all_that_average_alike():
     """With one optimizer step a batch: -A times the token's weight."""
     mask_BT, advantages_B = torch.tensor([[1, 1], [1, 0]]), torch.tensor([1.0, -2.0], dtype=torch.float64)
-    for kinds in (("grpo", "gspo", "sapo"), ("dapo", "cispo")):
+    for kinds in (("grpo", "gspo", "sapo"), ("dapo", "cispo", "dppo")):
         gradients = []
         for kind in kinds:
             of, old_BT = made(**{"loss.kind": kind}), -torch.rand(2, 2, dtype=torch.float64)
@@ -99,6 +109,36 @@ def test_the_gradient_at_ratio_1_is_the_same_for_all_that_average_alike():
             gradients.append(new_BT.grad)
         expected = -advantages_B[:, None] * of.token_weights(mask_BT)
         assert all(torch.allclose(gradient, expected) for gradient in gradients), kinds
+
+
+def test_dppo_masks_by_the_engine_even_on_policy():
+    """Probabilities of trainer and engine 0.6 and 0.3, 0.3 and 0.6: with A > 0 the first is masked, with A < 0 the second."""
+    of, engine_BT = made(**{"loss.kind": "dppo"}), torch.tensor([[0.3, 0.6]], dtype=torch.float64).log()
+    for advantage, expected in ((1.0, [0.0, -0.25]), (-1.0, [1.0, 0.0])):
+        new_BT = torch.tensor([[0.6, 0.3]], dtype=torch.float64).log().requires_grad_()
+        mask_BT, advantages_B = torch.ones(1, 2, dtype=torch.bool), torch.tensor([advantage], dtype=torch.float64)
+        tokens = Tokens(new_BT, new_BT.detach(), engine_BT, None, advantages_B, mask_BT, of.token_weights(mask_BT))
+        done = of.loss(tokens)
+        done.loss.backward()
+        # Half of -A times the importance weights 2 and 0.5.
+        assert new_BT.grad.tolist() == [pytest.approx(expected)]
+        assert done.clipped_BT.tolist() == [[not gradient for gradient in expected]]
+
+
+@pytest.mark.parametrize("case", PRIME_RL["dppo"], ids=lambda case: str(case["masked"]))
+def test_dppo_agrees_with_prime_rl(case):
+    """Loss and gradient without its KL term, on the tensors of TRL's cases (recorded by fixtures/record_prime_rl_losses.py)."""
+    of = made(
+        **{"loss.kind": "dppo", "loss.importance_cap": 1e9} | {f"loss.{key}": case[key] for key in ("mask_low", "mask_high")}
+    )
+    take = {name: torch.tensor(TENSORS[name], dtype=torch.float64) for name in ("new", "old", "engine")}
+    mask_BT, advantages_B = torch.tensor(case["mask"]), torch.tensor(case["advantages"], dtype=torch.float64)
+    new_BT = take["new"].requires_grad_()
+    done = of.loss(Tokens(new_BT, take["old"], take["engine"], None, advantages_B, mask_BT.bool(), of.token_weights(mask_BT)))
+    done.loss.backward()
+    assert done.loss.item() == pytest.approx(case["loss"], abs=1e-9)
+    assert torch.allclose(new_BT.grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert int((done.clipped_BT & mask_BT.bool()).sum()) == case["masked"]
 
 
 def test_a_class_of_another_module_is_taken_by_its_name(folder):
