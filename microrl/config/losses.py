@@ -9,7 +9,7 @@ from pydantic import Field
 from microrl.config.section import Fraction, Section
 
 
-class BaseLossConfig(Section):
+class CommonLossConfig(Section):
     """Keys of every loss."""
 
     @property
@@ -24,12 +24,10 @@ class BaseLossConfig(Section):
     trainer; None: off."""
     mask_truncated: bool = False
     """Exclude completions that reached the length limit from the loss."""
-    scale_by_std: bool = True
-    """Divide the group's centred rewards by their standard deviation."""
 
 
-class ClippedLossConfig(BaseLossConfig):
-    """Keys of losses with a clipped ratio (PPO's surrogate)."""
+class ClipConfig(Section):
+    """Keys of a clipped ratio (PPO's surrogate)."""
 
     clip_low: Fraction = 0.2
     """Lower clip: the ratio is clipped at 1 - clip_low."""
@@ -37,6 +35,17 @@ class ClippedLossConfig(BaseLossConfig):
     """Upper clip: the ratio is clipped at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
+
+
+class BaseLossConfig(CommonLossConfig):
+    """Keys of losses with GRPO's advantages."""
+
+    scale_by_std: bool = True
+    """Divide the group's centred rewards by their standard deviation."""
+
+
+class ClippedLossConfig(ClipConfig, BaseLossConfig):
+    """Keys of losses with GRPO's advantages and a clipped ratio."""
 
 
 class GrpoConfig(ClippedLossConfig):
@@ -107,6 +116,12 @@ class DppoConfig(BaseLossConfig):
     """Where the advantage is positive, a token is masked once its probability is higher than the engine's by more than this."""
 
 
+class MaxRlConfig(ClipConfig, CommonLossConfig):
+    """MaxRL (Tajwar et al. 2026): centred rewards divided by their mean, so that rarely solved questions count more."""
+
+    kind: Literal["maxrl"] = "maxrl"
+
+
 class CustomLossConfig(ClippedLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
@@ -128,6 +143,6 @@ class CustomLossConfig(ClippedLossConfig):
 
 
 LossConfig = Annotated[
-    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | SapoConfig | DppoConfig | CustomLossConfig,
+    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | SapoConfig | DppoConfig | MaxRlConfig | CustomLossConfig,
     Field(discriminator="kind"),
 ]

@@ -12,6 +12,7 @@ from microrl import algorithm
 from microrl.algorithm.grpo import Algorithm, Tokens
 from microrl.config import plugins, resolve
 from microrl.errors import UserError
+from microrl.types import Group, Prompt, Score
 
 PRIME_RL = json.loads((FIXTURES / "prime_rl_losses.json").read_text())
 TENSORS = json.loads((FIXTURES / "trl_losses.json").read_text())["tensors"]
@@ -65,6 +66,7 @@ def loss(of: Algorithm) -> float:
         ("dapo", -(1.28 + 0.5 - 3) / 3),
         ("dr_grpo", -(1.2 + 0.5 - 3) / (2 * 10)),
         ("gspo", -(math.sqrt(0.75) - 3) / 2),
+        ("maxrl", -(1.2 + 0.5 - 3) / 3),
         ("cispo", -(1.4 * math.log(1.5) + 0.5 * math.log(0.5) - 2 * 1.4 * math.log(1.5)) / 3),
         # Engine and old weights give every token p = 1. A > 0 masks the first, risen by 0.5, and keeps the second, fallen by 0.5;
         # A < 0 keeps the third, risen by 0.5.
@@ -99,7 +101,7 @@ def test_cispo_gives_every_token_a_gradient_and_refuses_the_keys_of_a_clip():
 def test_the_gradient_at_ratio_1_is_the_same_for_all_that_average_alike():
     """With one optimizer step a batch: -A times the token's weight."""
     mask_BT, advantages_B = torch.tensor([[1, 1], [1, 0]]), torch.tensor([1.0, -2.0], dtype=torch.float64)
-    for kinds in (("grpo", "gspo", "sapo"), ("dapo", "cispo", "dppo")):
+    for kinds in (("grpo", "gspo", "sapo"), ("dapo", "cispo", "dppo", "maxrl")):
         gradients = []
         for kind in kinds:
             of, old_BT = made(**{"loss.kind": kind}), -torch.rand(2, 2, dtype=torch.float64)
@@ -139,6 +141,39 @@ def test_dppo_agrees_with_prime_rl(case):
     assert done.loss.item() == pytest.approx(case["loss"], abs=1e-9)
     assert torch.allclose(new_BT.grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
     assert int((done.clipped_BT & mask_BT.bool()).sum()) == case["masked"]
+
+
+def advantages_of(of: Algorithm, rewards: list[float | None]) -> list[float]:
+    """Of one group with these rewards; None: it does not count."""
+    scores = tuple(Score(reward or 0.0, 0.0, float(reward == 1), counts=reward is not None) for reward in rewards)
+    return of.advantages([Group(Prompt("q", "1", "", (5,)), (), scores)])[0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0, 0.0, 0.0, 0.0], [3, -1, -1, -1]),
+        ([1.0, 1.0, 0.0, 0.0], [1, 1, -1, -1]),
+        ([0.0, 0.0], [0, 0]),
+        ([0.1, 0.1, 0.1], [0, 0, 0]),
+        ([1.0, -0.5, -0.5], [0, 0, 0]),  # a mean of 0 divides nothing
+        ([1.0, None, 0.0], [1, 0, -1]),
+        ([None, None], [0, 0]),
+    ],
+)
+def test_maxrl_divides_by_the_mean_reward(rewards, expected):
+    assert advantages_of(made(**{"loss.kind": "maxrl"}), rewards) == expected
+
+
+@pytest.mark.parametrize("case", PRIME_RL["maxrl"], ids=lambda case: str(case["rewards"]))
+def test_maxrl_agrees_with_prime_rl(case):
+    """To the float32 in which prime-rl computes them."""
+    assert advantages_of(made(**{"loss.kind": "maxrl"}), case["rewards"]) == pytest.approx(case["advantages"], abs=1e-6)
+
+
+def test_maxrl_has_no_deviation_to_divide_by():
+    with pytest.raises(UserError, match="scale_by_std` cannot be set: `maxrl` has no"):
+        made(**{"loss.kind": "maxrl", "loss.scale_by_std": True})
 
 
 def test_a_class_of_another_module_is_taken_by_its_name(folder):
