@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from microrl.config.section import Fraction, Section
 
@@ -20,10 +20,21 @@ class CommonLossConfig(Section):
     beta: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL term (k3 estimator) to the untouched model; 0: no term, and no reference pass."""
     importance_cap: Annotated[float, Field(gt=0)] | None = 2.0
-    """Cap of the truncated importance weights min(exp(trainer - engine), cap), which correct the mismatch between engine and
-    trainer; None: off."""
+    """Cap of the importance weights exp(trainer - engine), which correct the mismatch between engine and trainer; None: off."""
+    importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
+    """token: one weight a token; sequence: their product for all tokens of a completion. truncate: a weight above importance_cap
+    becomes the cap; mask: it becomes 0, which leaves the token or the completion out."""
     mask_truncated: bool = False
     """Exclude completions that reached the length limit from the loss."""
+
+    @model_validator(mode="after")
+    def _mode_is_read(self) -> Self:
+        if self.importance_cap is None and self.importance_mode != "token_truncate":
+            raise ValueError(
+                f"loss.importance_mode={self.importance_mode} has no effect where loss.importance_cap is none",
+                "set loss.importance_cap, or remove loss.importance_mode",
+            )
+        return self
 
 
 class ClipConfig(Section):

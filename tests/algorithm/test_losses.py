@@ -111,6 +111,28 @@ def test_importance_weights_are_truncated_and_carry_no_gradient():
     assert not weights.requires_grad
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_truncate", [[2, 0.5, 1], [1.5, 1.5, 1]]),
+        ("token_mask", [[0, 0.5, 1], [1.5, 1.5, 1]]),
+        ("sequence_truncate", [[1.5], [2]]),
+        ("sequence_mask", [[1.5], [0]]),
+    ],
+)
+def test_importance_weights_by_token_and_by_sequence(mode, expected):
+    """Ratios (3, 1/2) and (3/2, 3/2), whose products are 3/2 and 9/4, against a cap of 2; the last token is not in the mask."""
+    old, mask = tensor([[LN(3), LN(0.5), 0], [LN(1.5), LN(1.5), 0]]), torch.tensor([[True, True, False]] * 2)
+    for outside in (0.0, -math.inf, math.nan):
+        weights = importance_weights(old, tensor([[0, 0, outside]] * 2), 2.0, mask, mode)
+        assert torch.allclose(weights * mask, tensor(expected) * mask, rtol=1e-12)
+
+
+def test_a_mode_without_a_cap_is_refused():
+    with pytest.raises(UserError, match="importance_mode=sequence_mask has no effect"):
+        resolve((), {}, ["loss.importance_cap=none", "loss.importance_mode=sequence_mask"])
+
+
 def test_a_token_that_the_sampler_calls_impossible_is_finite_everywhere():
     """It counts as -100 nats; where both sides call it so, nothing differs."""
     none = -math.inf
@@ -131,11 +153,12 @@ OURS = [
     case
     for case in TRL["cases"]
     if case["settings"]["loss_type"] != "bnpo"
-    # What TRL offers beyond the papers: its KL weighted by the ratio, its masking and per-sequence importance modes.
-    and not case["name"].endswith(("_bias_corrected", "_accum2", "_token_mask", "_sequence_truncate", "_sequence_mask"))
+    # What TRL offers beyond the papers: its KL weighted by the ratio.
+    and not case["name"].endswith(("_bias_corrected", "_accum2"))
 ]
 KEYS = {
     "beta": "beta",
+    "importance_mode": "importance_sampling_mode",
     "clip_low": "epsilon_low",
     "clip_high": "epsilon_high",
     "dual_clip": "delta",
@@ -158,7 +181,21 @@ def as_trl_sets(settings):
 
 def test_the_recorded_cases_cover_every_loss():
     names = {case["name"] for case in OURS}
-    assert names >= {"grpo", "grpo_kl", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "grpo_dual", "grpo_is", "grpo_truncated"}
+    assert names >= {
+        "grpo",
+        "grpo_kl",
+        "dapo",
+        "dr_grpo",
+        "gspo",
+        "cispo",
+        "sapo",
+        "grpo_dual",
+        "grpo_is",
+        "grpo_truncated",
+        "grpo_is_token_mask",
+        "grpo_is_sequence_truncate",
+        "grpo_is_sequence_mask",
+    }
 
 
 @pytest.mark.parametrize("case", OURS, ids=lambda case: case["name"])
