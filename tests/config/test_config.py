@@ -90,7 +90,7 @@ def test_the_users_bound_replaces_the_presets():
     ("flags", "sets", "words"),
     [
         ({"adapter.rank": 0}, [], ["adapter.rank", "greater than or equal to 1"]),
-        ({"loss.kind": "dpao"}, [], ["loss.kind", "dpao", "did you mean `dapo`", "gspo"]),
+        ({"loss.kind": "dapoo"}, [], ["loss.kind", "dapoo", "did you mean `dapo`", "gspo"]),
         ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
         ({"adapter.kind": "lorra"}, [], ["adapter.kind", "did you mean `lora`"]),
         ({"engine.kind": "vlmm"}, [], ["engine.kind", "transformers"]),

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import processes
 import pytest
+from losses import LOSSES
 from rich.console import Console
 from whole_runs import rows
 
@@ -167,7 +168,7 @@ def test_the_maths_checkers_are_started_before_the_model_is_loaded(inside, tiny_
 
 
 @pytest.mark.cases(fast=1)
-@pytest.mark.parametrize("loss", ["dapo", "dr_grpo", "gspo"])
+@pytest.mark.parametrize("loss", LOSSES[1:])
 def test_every_loss_trains(inside, tiny_arguments, tmp_path, loss):
     out = tmp_path / loss
     sets = ["--set", "loss.beta=0.05", "--set", "optim.prompts_per_update=2", "--set", "reward.overlong.buffer=4"]

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from algorithms import GRPO
+from losses import LOSSES
 from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
 from samples import scored_groups
 
@@ -70,13 +71,13 @@ def test_the_gradient_is_that_of_the_plain_formula(architecture, recomputing, to
 
 
 @pytest.mark.cases(fast=1)
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
-def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, tokenizer):
+@pytest.mark.parametrize(("loss", "mode"), [*((loss, "token_truncate") for loss in LOSSES), ("grpo", "sequence_mask")])
+def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, mode, tokenizer):
     """Neither the gradient nor a metric, with the KL term on and several mini-batches."""
     model = as_loaded(random_model("qwen2")).double()
     seen = []
     for value in (0.0, -3.0, -torch.inf):
-        overrides = {"loss.kind": loss, "loss.beta": 0.1, "optim.prompts_per_update": 2, "loss.importance_cap": 2.0}
+        overrides = {"loss.kind": loss, "loss.beta": 0.1, "optim.prompts_per_update": 2, "loss.importance_mode": mode}
         policy = with_adapter(as_loaded(random_model("qwen2")).double(), **overrides)
         batch = episodes(model, policy, tokenizer)
         rows = [
