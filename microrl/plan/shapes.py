@@ -50,6 +50,8 @@ class Shape:
     linears: tuple[Linear, ...]
     norms_a_layer: int
     """Gains of one decoder layer's norms."""
+    tables: int = 0
+    """Further embeddings, in which tokens are looked up layer by layer."""
     note: str | None = None
     """What is not sure about the counts; None: nothing."""
 
@@ -77,7 +79,7 @@ class Shape:
     def parameters(self) -> int:
         """All parameters, tied ones once."""
         norms = self.layers * self.norms_a_layer + self.hidden
-        return self.embedding + (0 if self.tied else self.head) + self.body + norms
+        return self.embedding + self.tables + (0 if self.tied else self.head) + self.body + norms
 
     @property
     def distinct_inputs(self) -> int:
@@ -93,6 +95,9 @@ class Shape:
         if not isinstance(adapter, TargetedConfig):
             return self.linears if adapter.has_linears else ()
         found = {FIRST_LAYER + linear.path: linear for linear in self.linears}
+        kinds = {linear.kind for linear in self.linears}
+        if self.note is not None and adapter.targets != "all-linear" and not kinds.issuperset(adapter.targets):
+            return self.linears  # it has layers that are not known here; `adapters.attach.targets` knows them
         names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for name, linear in found.items()})
         return tuple(linear for name, linear in found.items() if name in names)
 
@@ -178,6 +183,7 @@ def _from_config(config: Mapping[str, Any]) -> Shape:
         max_positions=config.get("max_position_embeddings"),
         linears=_linears(family, config, hidden, inner, heads * head_dim, kv_heads * head_dim),
         norms_a_layer=family.norms * hidden + (2 * head_dim if family.qk_norms else 0),
+        tables=layers * int(config.get("vocab_size_per_layer_input") or 0) * int(config.get("hidden_size_per_layer_input") or 0),
         note=note,
     )
 
