@@ -134,6 +134,7 @@ _FAMILIES = {
     "mistral": _Family(qkv_bias=False, o_bias=False, mlp_bias=False),
     "qwen2": _Family(qkv_bias=True, o_bias=False, mlp_bias=False),
     "qwen3": _Family(mlp_bias=False, qk_norms=True, head_dim=128),
+    "smollm3": _LLAMA,
     "gemma3_text": _Family(mlp_bias=False, qk_norms=True, norms=4, tied=True, head_dim=256),
 }
 

@@ -16,19 +16,22 @@ from microrl.plan.shapes import Shape
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of the model that `--model` names. Only a hub id that is not the papers' may need a network.
+    """The shape of the model that `--model` names. Only a model of the hub whose configuration does not ship may need a network.
 
     Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
     """
     path = local_model(name)
     if path is not None:
         return Shape.from_config(_gguf(path) if name.endswith(".gguf") else read_json(path / "config.json", dict, follow=True))
-    if name == known_models.QUICKSTART:
-        return Shape.from_config(CONFIGS[name])
     known = known_models.find(name)
-    if known is not None:
-        return Shape.from_config(CONFIGS[known.hub_id.split("/")[1]])
-    return Shape.from_config(_from_hub(name))
+    shipped = CONFIGS.get(name if known is None else known.name)
+    return Shape.from_config(shipped or _from_hub(name if known is None else known.hub_id))
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether `shape_of` needs neither a network nor, as for a `.gguf` file's header, seconds."""
+    path, known = local_model(name), known_models.find(name)
+    return path.suffix != ".gguf" if path is not None else (name if known is None else known.name) in CONFIGS
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
