@@ -55,7 +55,8 @@ PEFT_SPARES_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotro
 
 
 def linears(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """Every linear layer but the head and gates, by name. A router that is a subclass and returns something else is none."""
+    """Every linear layer but the head and gates, by name. A router that is a subclass and returns something else is none, and
+    neither is a grouped layer, such as DeepSeek V4's, which is as many products as it has groups."""
     head = model.get_output_embeddings()
     without = (*GATES, "out_proj") if model.config.model_type in PEFT_SPARES_OUT_PROJ else GATES
     return {
@@ -63,6 +64,7 @@ def linears(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
         for name, layer in model.named_modules()
         if isinstance(layer, torch.nn.Linear)
         and "Linear" in type(layer).__name__
+        and "Grouped" not in type(layer).__name__
         and layer is not head
         and not name.endswith(without)
     }
