@@ -158,8 +158,9 @@ def report(summary: dict[str, Any], path: Path) -> None:
     """Say what a run has come to."""
     from microrl.report.history import History
     from microrl.report.verdict import judge
+    from microrl.run.summary import Summary
 
-    found = judge(History.load(path, ending=summary))
+    found = judge(History.load(path, ending=Summary(**summary)))
     for line in found.lines():
         say(line)
     if found.outcome == "worse" and (best := summary["best"]) is not None:

@@ -92,8 +92,8 @@ def models(as_json: options.Json = False) -> None:
     """
     from microrl.commands.compare import published
     from microrl.config.known_models import MODELS
-    from microrl.plan.known import CONFIGS
     from microrl.plan.show import print_lines
+    from microrl.plan.source import CONFIGS
 
     found, lines = {}, []
     sources: dict[tuple[str, str, str], str] = {}

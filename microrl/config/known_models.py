@@ -19,7 +19,7 @@ class KnownModel(NamedTuple):
     hub_id: str
     licence: str | None = None
     context: int | None = None
-    """The longest sequence in tokens, where `microrl.plan.known` has no configuration that says it."""
+    """The longest sequence in tokens, where `microrl.plan.source` has no configuration that says it."""
     thinking: Literal["on", "off"] | None = None
     """What the chat template's `enable_thinking` is by default; None: it has no such switch, or its default is not known."""
     is_gated: bool = False

@@ -91,7 +91,7 @@ def test_the_users_bound_replaces_the_presets():
     ("flags", "sets", "words"),
     [
         ({"adapter.rank": 0}, [], ["adapter.rank", "greater than or equal to 1"]),
-        ({"loss.kind": "dpao"}, [], ["loss.kind", "dpao", "did you mean `dapo`", "gspo"]),
+        ({"loss.kind": "dapoo"}, [], ["loss.kind", "dapoo", "did you mean `dapo`", "gspo"]),
         ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
         ({"adapter.kind": "lorra"}, [], ["adapter.kind", "did you mean `lora`"]),
         ({"engine.kind": "vlmm"}, [], ["engine.kind", "transformers"]),
@@ -222,6 +222,7 @@ def test_usage_errors_come_fast_and_without_torch():
     assert done.stderr.splitlines()[1].startswith("hint: did you mean `lr`?")
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "padded_vocab_size"), 300),
+    **dict.fromkeys(("vocab_size", "padded_vocab_size", "unpadded_vocab_size"), 300),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size", "emb_dim"), 64),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp", "d_inner", "dim_ff"), 96),
     **dict.fromkeys(

@@ -3,6 +3,7 @@
 import json
 import shlex
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +23,7 @@ from microrl.errors import UserError
 from microrl.limits import BEFORE_FRACTION, checkpoint_interval_s
 from microrl.models import gpu, load, tiny
 from microrl.plan import Shape, advice, devices, efficiency, here, make, memory, starts, workload
-from microrl.plan.known import CONFIGS
-from microrl.plan.source import is_at_hand, shape_of
+from microrl.plan.source import CONFIGS, is_at_hand, shape_of
 from microrl.run.budget import Budget
 from microrl.train import planning
 
@@ -57,6 +57,7 @@ def test_every_model_of_the_papers_ships_with_its_shape():
     assert {name: shape_of(name).parameters for name in TOTALS} == TOTALS
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_those_of_the_network(name):
     network = on_meta(CONFIGS[name])
@@ -101,6 +102,7 @@ COUNTED = [
 ]
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(("name", "kind"), COUNTED)
 def test_every_adapter_trains_what_is_counted(name, kind):
     """One layer and two with the adapter on them, and what follows for all layers, against the shape alone."""
@@ -115,6 +117,7 @@ def test_every_adapter_trains_what_is_counted(name, kind):
             assert shape.trainable(adapter) == built[1] + (shape.layers - 1) * (built[2] - built[1])
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "quickstart" else pytest.mark.slow) for name in BUILT])
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_every_adapter_trains_what_is_counted_at_full_depth(name, kind):
@@ -359,6 +362,7 @@ def saved_by_torch(network, precision, rows, length=128):
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 @pytest.mark.parametrize("rank", [64, pytest.param(8, marks=pytest.mark.slow)])
@@ -378,14 +382,13 @@ def test_saved_activations_are_what_torch_saves(dtype, rank, kind):
 
 
 def test_micro_batches_on_a_cpu_keep_their_rule():
+    def tokens(shape, adapter):
+        return memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=None, checkpointing=False, adapter=adapter, length=4096)
+
     shape = shape_of("quickstart")
-    size = memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=1.5e9, checkpointing=False, on_cpu=True)
-    assert size == int(1.5e9 / (2 * (8 * 128 + 2 * 256) * 4)) == 122_070
-    dora = memory.micro_batch_tokens(
-        shape, dtype_bytes=4, room_bytes=1.5e9, checkpointing=False, on_cpu=True, adapter=DoraConfig()
-    )
-    assert dora == int(1.5e9 / (2 * (10 * 128 + 5 * 256) * 4)) == 73_242
-    assert memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=0, checkpointing=False, on_cpu=True) == 256
+    assert tokens(shape, LoraConfig()) == int(1.1e9 / (2 * (8 * 128 + 2 * 256) * 4)) == 89_518
+    assert tokens(shape, DoraConfig()) == int(1.1e9 / (2 * (10 * 128 + 5 * 256) * 4)) == 53_710
+    assert tokens(replace(shape, layers=10_000), LoraConfig()) == 256
 
 
 def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
@@ -393,8 +396,9 @@ def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
 
     def tokens(room_gb, checkpointing=False, rank=64):
         return memory.micro_batch_tokens(
-            shape, dtype_bytes=2, room_bytes=room_gb * 1e9, checkpointing=checkpointing, adapter=LoraConfig(rank=rank)
-        )
+            shape, dtype_bytes=2, room_bytes=room_gb * 1e9, checkpointing=checkpointing, adapter=LoraConfig(rank=rank),
+            length=4096,
+        )  # fmt: skip
 
     assert tokens(20) == pytest.approx(2 * tokens(10), abs=2)
     assert tokens(10, checkpointing=True) > 5 * tokens(10) and tokens(10, rank=256) < tokens(10)
@@ -509,6 +513,7 @@ def test_starts_on_a_card_beside_published_ones(hidden, inner, layers, heads, kv
     assert published_s / 3 < found < published_s
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "kind", ["pissa", "wavelet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lora-rlmo", "olora-qr"))]
 )
@@ -561,6 +566,7 @@ def test_the_price_is_the_cards_unless_one_is_given():
     assert "typically costs" in " ".join(planned("micro-r8", "budget-7usd", device=devices.DEVICES["h200"]).notes)
 
 
+@pytest.mark.cases(fast=12)
 @pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])
 @pytest.mark.parametrize("micro", [name for name in presets.available() if name.startswith("micro-")])
 @pytest.mark.parametrize("device", ["a40", "4090", "h200", "3090", "l4", "h100"])
