@@ -82,10 +82,10 @@ def in_a_new_run(change: str) -> str:
     return f"start a new run, for example with {change}; --init RUN starts it from this run's adapter"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `word`; None if nothing is close."""
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name closest to `word`; None if nothing is close: of difflib's likeness `cutoff`, from 0 to 1."""
     lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=cutoff)
     return lowered[close[0]] if close else None
 
 

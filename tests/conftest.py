@@ -179,15 +179,16 @@ def checked_once():
     Whoever calls `architecture.check` or `load_checked` itself has them each time.
     """
     from microrl.models.load import load
+    from microrl.models.ways import Ways
     from microrl.train import setup
 
-    passed, check = set(), setup.load_checked
+    passed, check = {}, setup.load_checked
 
     def load_checked(config, progress):
         files = sorted(Path(config.name).iterdir()) if Path(config.name).is_dir() else []
         key = config.model_dump_json(), *((str(file), file.stat().st_mtime_ns) for file in files)
         loaded = (load if key in passed else check)(config, progress)
-        passed.add(key)
+        passed.setdefault(key, Ways.of(loaded.model)).keep(loaded.model)
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:

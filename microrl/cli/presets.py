@@ -1,4 +1,4 @@
-"""`microrl presets`: list the presets, show one, or list the adapters or the data sets."""
+"""`microrl presets`: list the presets, show one, or list the adapters, the data sets or the models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def listing(
     context: typer.Context,
     as_json: options.Json = False,
 ) -> None:
-    """List the presets, show one, or list the adapters or the data sets."""
+    """List the presets, show one, or list the adapters, the data sets or the models."""
     if context.invoked_subcommand is not None:
         return
     from microrl.config import presets
@@ -82,3 +82,36 @@ def data(as_json: options.Json = False) -> None:
         gated = "yes" if known.is_gated else ""
         lines.append((name, known.kind, rows, splits, known.licence or "not stated", gated, known.hub_id))
     print_lines(("name", "kind", "rows", "splits", "licence", "gated", "hub id"), lines)
+
+
+@group.command()
+def models(as_json: options.Json = False) -> None:
+    """List the models that `--model` knows by a short name, with what others have published of them.
+
+    "thinking": what the chat template's `enable_thinking` is by default.
+    """
+    from microrl.commands.compare import published
+    from microrl.config.known_models import MODELS
+    from microrl.plan.show import print_lines
+    from microrl.plan.source import CONFIGS
+
+    found, lines = {}, []
+    sources: dict[tuple[str, str, str], str] = {}
+    for name, known in MODELS.items():
+        context = known.context or CONFIGS.get(name, {}).get("max_position_embeddings")
+        results = [line for line in published([name]) if line["method"] == "Base"]
+        found[name] = {**known._asdict(), "context": context, "published": results}
+        scores = []
+        for benchmark in ("aime24", "math500"):
+            own = [line for line in results if line["benchmark"] == benchmark and line["metric"].startswith("avg@")]
+            scores.append(", ".join(f"{line['percent']} {line['paper']}" for line in own))
+            sources |= {(line["paper"], line["metric"], benchmark): line["source"] for line in own}
+        facts = (known.licence or "not known", f"{context:,}" if context else "", known.thinking or "")
+        lines.append((name, *facts, "yes" if known.is_gated else "", *scores, known.hub_id))
+    if as_json:
+        emit(found)
+        return
+    print_lines(("name", "licence", "context", "thinking", "gated", "AIME24, %", "MATH500, %", "hub id"), lines)
+    print()
+    for (paper, metric, benchmark), source in sources.items():
+        print(f"{benchmark}, {paper}: {metric}, {source}")

@@ -286,13 +286,18 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     return found
 
 
+def published(models: Iterable[str]) -> list[dict[str, str]]:
+    """The published numbers of these models: lines of `published.csv`, by its columns."""
+    names = {_short(model) for model in models}
+    text = (resources.files("microrl.commands") / "published.csv").read_text(encoding="utf-8")
+    return [line for line in csv.DictReader(text.splitlines()) if _short(line["model"]) in names]
+
+
 def _published(benchmarks: set[str], models: set[str]) -> list[Row]:
     """The papers' numbers for these benchmarks and models."""
-    names = {_short(model) for model in models}
     rows = []
-    text = (resources.files("microrl.commands") / "published.csv").read_text(encoding="utf-8")
-    for line in csv.DictReader(text.splitlines()):
-        if line["benchmark"] not in benchmarks or _short(line["model"]) not in names:
+    for line in published(models):
+        if line["benchmark"] not in benchmarks:
             continue
         method = line["method"] + (f" rank {line['rank']}" if line["rank"] else "")
         share = float(line["percent"]) / 100

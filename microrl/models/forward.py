@@ -161,7 +161,11 @@ def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
 
 def kv_bytes_per_token(model: PreTrainedModel) -> int:
     """Bytes of one token's keys and values in all layers, in the model's own type."""
-    config = model.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize
+    config = model.config.get_text_config()
+    layers = config.per_layer_config[:] if hasattr(config, "per_layer_config") else [config] * config.num_hidden_layers
+    widths = [
+        (getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads)
+        * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+        for layer in layers  # Gemma 4's differ
+    ]
+    return 2 * sum(widths) * model.dtype.itemsize

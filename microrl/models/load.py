@@ -8,11 +8,11 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
@@ -35,7 +35,8 @@ _LARGEST_MMAP_THRESHOLD = 2**25
 """mallopt(3): the options' numbers, and the largest size below which memory is kept and not mapped anew."""
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For every reader of transformers: left out, it asks on standard input, and after "y" runs what lies in the folder."""
-
+TEXT_PART = {r"^(model\.)?language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
+"""What checkpoints with several parts call the tensors of their language model, and what these are called in it alone."""
 
 Progress = Callable[..., Iterator[Any]]
 """Passes items on and shows how many of so many there were, with a label; see `RunConsole.progress`."""
@@ -138,8 +139,24 @@ def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
         )
     tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source, **NO_CODE))
     # Of safetensors alone: other files are pickles.
-    model = _read(name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **NO_CODE))
-    return LoadedModel(model, tokenizer)
+    config = _read(name, lambda: AutoConfig.from_pretrained(source, **NO_CODE))
+    reading: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, **NO_CODE}
+    if config.get_text_config() is config:
+        return LoadedModel(_read(name, lambda: AutoModelForCausalLM.from_pretrained(source, **reading)), tokenizer)
+    return LoadedModel(_read(name, lambda: _text_part(source, config, reading)), tokenizer)
+
+
+def _text_part(source: str, config: PreTrainedConfig, reading: dict[str, Any]) -> PreTrainedModel:
+    """The language model of a checkpoint that has parts for images or sound, too. Raises ValueError where it is not whole."""
+    text = config.get_text_config()
+    text.tie_word_embeddings |= getattr(config, "tie_word_embeddings", False)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        source, config=text, key_mapping=TEXT_PART, output_loading_info=True, **reading
+    )
+    if info["missing_keys"]:
+        raise ValueError(f"its language model lacks {min(info['missing_keys'])}")
+    model._weight_conversions = None  # it is saved under its own names
+    return cast("PreTrainedModel", model)
 
 
 def _source(name: str) -> str:

@@ -47,13 +47,26 @@ def shape_of(parameter: torch.Tensor) -> torch.Size:
     return torch.Size(getattr(parameter, "quant_state", parameter).shape)
 
 
+GATES = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "dt_proj")
+"""Layers that give a number a head or an expert, which is below most ranks. Of Mamba's `dt_proj` only the weight is read, so that
+nothing on it would be computed."""
+PEFT_SPARES_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Types of models of which PEFT does not adapt `out_proj`: in training mode fused kernels read its weight."""
+
+
 def linears(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """Every linear layer but the head, by name. A router that is a subclass and returns something else is none."""
+    """Every linear layer but the head and gates, by name. A router that is a subclass and returns something else is none, and
+    neither is a grouped layer, such as DeepSeek V4's, which is as many products as it has groups."""
     head = model.get_output_embeddings()
+    without = (*GATES, "out_proj") if model.config.model_type in PEFT_SPARES_OUT_PROJ else GATES
     return {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and "Linear" in type(layer).__name__ and layer is not head
+        if isinstance(layer, torch.nn.Linear)
+        and "Linear" in type(layer).__name__
+        and "Grouped" not in type(layer).__name__
+        and layer is not head
+        and not name.endswith(without)
     }
 
 

@@ -50,6 +50,8 @@ class Shape:
     linears: tuple[Linear, ...]
     norms_a_layer: int
     """Gains of one decoder layer's norms."""
+    tables: int = 0
+    """Further embeddings, in which tokens are looked up layer by layer."""
     note: str | None = None
     """What is not sure about the counts; None: nothing."""
 
@@ -90,6 +92,9 @@ class Shape:
             max_positions=config.get("max_position_embeddings"),
             linears=_linears(family, config, hidden, inner, heads * head_dim, kv_heads * head_dim),
             norms_a_layer=family.norms * hidden + (2 * head_dim if family.qk_norms else 0),
+            tables=layers
+            * int(config.get("vocab_size_per_layer_input") or 0)
+            * int(config.get("hidden_size_per_layer_input") or 0),
             note=note,
         )
 
@@ -107,7 +112,7 @@ class Shape:
     def parameters(self) -> int:
         """All parameters, tied ones once."""
         norms = self.layers * self.norms_a_layer + self.hidden
-        return (1 if self.tied else 2) * self.head + self.body + norms
+        return (1 if self.tied else 2) * self.head + self.tables + self.body + norms
 
     @property
     def distinct_inputs(self) -> int:
@@ -123,6 +128,9 @@ class Shape:
         if not isinstance(adapter, TargetedConfig):
             return self.linears if adapter.has_linears else ()
         found = {FIRST_LAYER + linear.path: linear for linear in self.linears}
+        kinds = {linear.kind for linear in self.linears}
+        if self.note is not None and adapter.targets != "all-linear" and not kinds.issuperset(adapter.targets):
+            return self.linears  # it has layers that are not known here; `adapters.attach.targets` knows them
         names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for name, linear in found.items()})
         return tuple(linear for name, linear in found.items() if name in names)
 
@@ -159,6 +167,7 @@ _FAMILIES = {
     "mistral": _Family(qkv_bias=False, o_bias=False, mlp_bias=False),
     "qwen2": _Family(qkv_bias=True, o_bias=False, mlp_bias=False),
     "qwen3": _Family(mlp_bias=False, qk_norms=True, head_dim=128),
+    "smollm3": _LLAMA,
     "gemma3_text": _Family(mlp_bias=False, qk_norms=True, norms=4, tied=True, head_dim=256),
 }
 

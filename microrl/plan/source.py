@@ -15,19 +15,22 @@ from microrl.plan.shapes import Shape
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of the model that `--model` names. Only a hub id that is not the papers' may need a network.
+    """The shape of the model that `--model` names. Only a model of the hub whose configuration does not ship may need a network.
 
     Raises UserError for a path or name that leads nowhere, a gated model, or a hub out of reach.
     """
     path = local_model(name)
     if path is not None:
         return Shape.from_config(_gguf(path) if name.endswith(".gguf") else read_json(path / "config.json", dict, follow=True))
-    if name == known_models.QUICKSTART:
-        return Shape.from_config(CONFIGS[name])
     known = known_models.find(name)
-    if known is not None:
-        return Shape.from_config(CONFIGS[known.hub_id.split("/")[1]])
-    return Shape.from_config(_from_hub(name))
+    shipped = CONFIGS.get(name if known is None else known.name)
+    return Shape.from_config(shipped or _from_hub(name if known is None else known.hub_id))
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether `shape_of` needs neither a network nor, as for a `.gguf` file's header, seconds."""
+    path, known = local_model(name), known_models.find(name)
+    return path.suffix != ".gguf" if path is not None else (name if known is None else known.name) in CONFIGS
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -108,6 +111,10 @@ def _qwen_1_5b(positions: int, *, tied: bool) -> dict[str, Any]:
     return _config("qwen2", 1536, 8960, 28, 12, 2, 151936, positions, tied=tied)
 
 
+def _qwen3_4b(positions: int) -> dict[str, Any]:
+    return _config("qwen3", 2560, 9728, 36, 32, 8, 151936, positions, tied=True, head_dim=128, attention_bias=False)
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     # The model that `microrl.models.tiny` builds.
     known_models.QUICKSTART: _config("qwen2", 128, 256, 2, 2, 1, 288, 1024, tied=True),
@@ -117,12 +124,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2.5-Math-1.5B": _qwen_1_5b(4096, tied=True),
     "Qwen2.5-Math-1.5B-Instruct": _qwen_1_5b(4096, tied=True),
     "Qwen3-0.6B": _config("qwen3", 1024, 3072, 28, 16, 8, 151936, 40960, tied=True, head_dim=128, attention_bias=False),
+    "Qwen3-1.7B": _config("qwen3", 2048, 6144, 28, 16, 8, 151936, 40960, tied=True, head_dim=128, attention_bias=False),
+    "Qwen3-4B": _qwen3_4b(40960),
+    "Qwen3-4B-Instruct-2507": _qwen3_4b(262144),
+    "Qwen3-4B-Thinking-2507": _qwen3_4b(262144),
     "DeepSeek-R1-Distill-Qwen-1.5B": _qwen_1_5b(131072, tied=False),
     "DeepSeek-R1-Distill-Qwen-7B": _config("qwen2", 3584, 18944, 28, 28, 4, 152064, 131072, tied=False),
     "DeepScaleR-1.5B-Preview": _qwen_1_5b(131072, tied=False),
+    "OpenMath-Nemotron-1.5B": _qwen_1_5b(131072, tied=True),
+    "JustRL-DeepSeek-1.5B": _qwen_1_5b(131072, tied=False),
+    "JustRL-Nemotron-1.5B": _qwen_1_5b(131072, tied=True),
+    "SmolLM3-3B": _config("smollm3", 2048, 11008, 36, 16, 4, 128256, 65536, tied=True),
     "SmolLM2-135M-Instruct": _config("llama", 576, 1536, 30, 9, 3, 49152, 8192, tied=True),
     "Llama-3.2-1B-Instruct": _config("llama", 2048, 8192, 16, 32, 8, 128256, 131072, tied=True, head_dim=64),
     "Llama-3.2-3B-Instruct": _config("llama", 3072, 8192, 28, 24, 8, 128256, 131072, tied=True, head_dim=128),
     "gemma-3-1b-it": _config("gemma3_text", 1152, 6912, 26, 4, 1, 262144, 32768, tied=True, head_dim=256),
 }
-"""The papers' models by the end of their hub ids, as far as a `config.json` there decides a size."""
+"""Known models by the end of their hub ids, as far as a `config.json` there decides a size."""

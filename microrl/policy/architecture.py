@@ -1,4 +1,4 @@
-"""The ways in which a model is run here, compared with its own logits: what differs is refused before anything is trained.
+"""The ways in which a model is run here, compared with its own logits: what differs is not used, or the model is refused.
 
 They are rows with a prompt each, rows that share their prompt, activations that are recomputed, and decoding with a cache.
 """
@@ -17,8 +17,9 @@ from microrl.algorithm.batch import Row
 from microrl.config.schema import ModelConfig
 from microrl.errors import MachineFailure, UserError, first_line
 from microrl.models import gpu
-from microrl.models.forward import Bend, kv_bytes_per_token
+from microrl.models.forward import Bend
 from microrl.models.load import LoadedModel, Progress, load, unseen
+from microrl.models.ways import Ways
 from microrl.policy.activations import can_recompute, recomputed
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import hidden_states, pad
@@ -31,8 +32,8 @@ LARGEST_GAP = {torch.bfloat16: 0.5, torch.float16: 0.1}
 """Nats a token that rounding may make; 0.002 in wider types. A path that is wrong is mostly off by several nats."""
 LARGEST_GRADIENT_GAP = {torch.bfloat16: 0.5, torch.float16: 0.2}
 """The same for a gradient, as a share of its norm; 0.02 in wider types."""
-PLAIN = "with padded sequences"
-HINT = "Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3 (text only), Cohere, Granite, Phi-3, OLMo 2 and SmolLM models are supported"
+PADDED = "with padded sequences"
+HINT = "among those supported are Llama, Mistral, Qwen 2 to 3.5, Gemma 2 to 4, LFM2, Granite, Phi-3, OLMo 2 and SmolLM models"
 Result = TypeVar("Result")
 
 
@@ -53,41 +54,63 @@ def load_checked(config: ModelConfig, progress: Progress = unseen) -> LoadedMode
 def check(model: PreTrainedModel, tokenizer: Any, *, fp32_head: bool = False) -> None:
     """Score a few tokens by every path: some twenty passes of a few tokens each. It draws no random numbers.
 
-    Raises UserError that names the model's type, the path, and what it raises or by how much it differs, and MachineFailure
-    where memory runs out.
+    Where a fast path fails or differs, trainer and engine take a slower one from now on (`Ways`). Raises UserError where that
+    fails, too: it names the model's type, the path, and what it raises or by how much it differs. Raises MachineFailure where
+    memory runs out.
     """
+    try:
+        with torch.random.fork_rng():
+            _choose_ways(model, tokenizer, fp32_head)
+    except _Failed as failed:
+        raise UserError(f"{model.config.model_type} models are not supported: {failed}", HINT) from failed.__cause__
+
+
+class _Failed(Exception):
+    """A path that cannot be taken for a model, with the reason."""
+
+
+def _choose_ways(model: PreTrainedModel, tokenizer: Any, fp32_head: bool) -> None:
     rows = _rows(tokenizer)
-    # The first is the one that most models fail which fail at all: for some of these every further one takes seconds.
-    trained: dict[str, Callable[[], _Scored]] = {
-        "with one prompt shared by its group": lambda: _scored(model, rows, fp32_head, share_prompts=True),
-        PLAIN: lambda: _scored(model, rows, fp32_head, share_prompts=False),
-    }
-    if can_recompute(model):
-        trained["with gradient checkpointing"] = lambda: _recomputed(model, rows, fp32_head)
-    unpadded, alone = "with one prompt and no attention mask", [row for row in rows if row.group == 0]
-    apart, decoding = "run as backbone and output head separately", "decoding with a KV cache"
-    with torch.random.fork_rng():
-        scored = {how: _run(model, how, path) for how, path in trained.items()}
-        unpadded_N = _run(model, unpadded, lambda: _scored(model, alone, fp32_head, share_prompts=True)).logprobs_N
-        own_N = _run(model, "run as they are", lambda: _own(model, rows))
-        from_head_T = _run(model, apart, lambda: _from_head(model, rows[0], fp32_head))
-        decoded_N = _run(model, decoding, lambda: _decoded(model, tokenizer, rows, fp32_head))
+    own_N = _run("run as they are", lambda: _own(model, rows))
     if not bool(own_N.isfinite().all()):
         dtype = str(model.dtype).removeprefix("torch.")
         raise UserError(
             f"the model's log-probabilities are not finite in {dtype}", "--set model.dtype=float32, or use another model"
         )
-    _compare(model, apart, from_head_T, own_N[: len(from_head_T)])
-    _compare(model, unpadded, unpadded_N, own_N[: len(unpadded_N)])
-    for how, found in scored.items():
-        _compare(model, how, found.logprobs_N, own_N)
-        gap = float((found.gradient_D - scored[PLAIN].gradient_D).norm() / scored[PLAIN].gradient_D.norm().clamp(min=1e-30))
-        if not gap <= LARGEST_GRADIENT_GAP.get(model.dtype, 0.02):
-            raise _refused(model, f"{how}, gradients differ by {gap:.2g} of their norm")
-    _compare(model, decoding, decoded_N, own_N)
+    apart = "run as backbone and output head separately"
+    from_head_T = _run(apart, lambda: _from_head(model, rows[0], fp32_head))
+    _compare(apart, model.dtype, from_head_T, own_N[: len(from_head_T)])
+    alone = _run(PADDED, lambda: _scored(model, rows, fp32_head, share_prompts=False))
+    _compare(PADDED, model.dtype, alone.logprobs_N, own_N)
+    if can_recompute(model):
+        again = "with gradient checkpointing"
+        _compare_scored(again, model.dtype, _run(again, lambda: _recomputed(model, rows, fp32_head)), alone)
+
+    def shared() -> None:
+        together, unpadded = "with one prompt shared by its group", "with one prompt and no attention mask"
+        _compare_scored(together, model.dtype, _run(together, lambda: _scored(model, rows, fp32_head, share_prompts=True)), alone)
+        first = [row for row in rows if row.group == 0]
+        unpadded_N = _run(unpadded, lambda: _scored(model, first, fp32_head, share_prompts=True)).logprobs_N
+        _compare(unpadded, model.dtype, unpadded_N, own_N[: len(unpadded_N)])
+
+    def decoded(how: str) -> None:
+        _compare(how, model.dtype, _run(how, lambda: _decoded(model, tokenizer, rows, fp32_head)), own_N)
+
+    ways = Ways(_why_not(shared), _why_not(lambda: decoded("decoding with a KV cache")))
+    ways.keep(model)
+    if ways.decoding is not None:
+        decoded("decoding with the model's own cache")
 
 
-def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result:
+def _why_not(path: Callable[[], None]) -> str | None:
+    try:
+        path()
+    except _Failed as failed:
+        return str(failed)
+    return None
+
+
+def _run(how: str, path: Callable[[], Result]) -> Result:
     try:
         return path()
     except Exception as error:  # any architecture's code runs here, and whatever it cannot do is the answer
@@ -96,17 +119,20 @@ def _run(model: PreTrainedModel, how: str, path: Callable[[], Result]) -> Result
                 f"out of memory with the model alone, in a pass of a few tokens: {first_line(error)}",
                 "use a smaller model, a larger GPU, or --set model.quant=nf4",
             ) from error
-        raise _refused(model, f"{how}, the model raises {type(error).__name__}: {first_line(error)[:200]}") from error
+        raise _Failed(f"{how}, the model raises {type(error).__name__}: {first_line(error)[:200]}") from error
 
 
-def _compare(model: PreTrainedModel, how: str, found_N: torch.Tensor, own_N: torch.Tensor) -> None:
+def _compare(how: str, dtype: torch.dtype, found_N: torch.Tensor, own_N: torch.Tensor) -> None:
     gap = float((found_N - own_N).abs().max())
-    if not gap <= LARGEST_GAP.get(model.dtype, 2e-3):
-        raise _refused(model, f"{how}, log-probabilities differ by {gap:.2g} nats per token")
+    if not gap <= LARGEST_GAP.get(dtype, 2e-3):
+        raise _Failed(f"{how}, log-probabilities differ by {gap:.2g} nats per token")
 
 
-def _refused(model: PreTrainedModel, why: str) -> UserError:
-    return UserError(f"{model.config.model_type} models are not supported: {why}", HINT)
+def _compare_scored(how: str, dtype: torch.dtype, found: _Scored, expected: _Scored) -> None:
+    _compare(how, dtype, found.logprobs_N, expected.logprobs_N)
+    gap = float((found.gradient_D - expected.gradient_D).norm() / expected.gradient_D.norm().clamp(min=1e-30))
+    if not gap <= LARGEST_GRADIENT_GAP.get(dtype, 0.02):
+        raise _Failed(f"{how}, gradients differ by {gap:.2g} of their norm")
 
 
 def _rows(tokenizer: Any) -> list[Row]:
@@ -157,7 +183,6 @@ def _recomputed(model: PreTrainedModel, rows: Sequence[Row], fp32_head: bool) ->
 
 
 def _decoded(model: PreTrainedModel, tokenizer: Any, rows: Sequence[Row], fp32_head: bool) -> torch.Tensor:
-    kv_bytes_per_token(model)  # the engine sizes its batches by it
     engine = TransformersEngine(model, tokenizer, max_kv_gb=1, fp32_head=fp32_head)
     groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for row in rows:

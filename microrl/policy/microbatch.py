@@ -122,17 +122,11 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
 
     Padding behind a completion needs no mask: a causal model never looks there. Only padding before a prompt does.
     """
+    if not share_prompts:
+        return _alone(model, batch)
     prompt_positions_PL = (batch.prompt_mask_PL.cumsum(1) - 1).clamp(min=0)
     fed_BT = batch.completions_BT[:, :-1]
     positions_BT = prompt_positions_PL[batch.prompt_of_B, -1:] + 1 + torch.arange(fed_BT.shape[1], device=fed_BT.device)
-    if not share_prompts:
-        output = model.base_model(
-            input_ids=torch.cat([batch.prompts_PL, fed_BT], dim=1),
-            attention_mask=_mask(batch),
-            position_ids=torch.cat([prompt_positions_PL, positions_BT], dim=1),
-            use_cache=False,
-        )
-        return output.last_hidden_state[:, batch.prompts_PL.shape[1] - 1 :]
     if attention.takes_packing(model) and fed_BT.shape[1] > 0:
         packing = attention.Packing.of(
             batch.prompt_mask_PL, batch.prompt_of_B, fed_BT.shape[1], has_padding=batch.has_padded_prompts
@@ -145,6 +139,18 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch, *, share_prompts: b
         )
         return torch.cat([rows_at(prompt_PLD[:, -1:], batch.prompt_of_B), completion_BTD], dim=1)
     return _behind_a_cache(model, batch, prompt_positions_PL, positions_BT)
+
+
+def _alone(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    """The same for rows that have a prompt each, with all padding behind them: before them a recurrent state would run over it,
+    and attention would need a mask."""
+    lengths_B, (rows, width) = batch.prompt_mask_PL.sum(1), batch.completions_BT.shape
+    ids_BL = torch.cat([batch.prompts_PL, batch.completions_BT[:, :-1]], dim=1)
+    padding_B1 = (batch.prompts_PL.shape[1] - lengths_B)[:, None]
+    places_BL = (padding_B1 + torch.arange(ids_BL.shape[1], device=ids_BL.device)) % ids_BL.shape[1]
+    states_BLD = model.base_model(input_ids=ids_BL.gather(1, places_BL), use_cache=False).last_hidden_state
+    predicting_BT = lengths_B[:, None] - 1 + torch.arange(width, device=ids_BL.device)
+    return states_BLD.gather(1, predicting_BT[:, :, None].expand(rows, width, states_BLD.shape[2]))
 
 
 def _behind_a_cache(

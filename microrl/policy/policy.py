@@ -27,6 +27,7 @@ from microrl.errors import UserError
 from microrl.models.forward import Bend, sequence_logprobs
 from microrl.models.tensors import not_finite
 from microrl.models.threads import threads, update_threads
+from microrl.models.ways import Ways
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.compiled import Compiled
 from microrl.policy.logprobs import chosen_logprobs
@@ -83,6 +84,11 @@ class Policy:
         """Number of trained parameters."""
         return sum(parameter.numel() for parameter in self.parameters)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the completions of a group see one computation of their prompt."""
+        return not self.checkpoints_activations and Ways.of(self._model).update is None
+
     def checkpoint_activations(self) -> None:
         """From now on keep no activations but each layer's input."""
         recompute(self._model)
@@ -124,12 +130,11 @@ class Policy:
     def kl_to_base(self, batch: Batch) -> float:
         """KL of the current weights to the untouched model by k3, nats per token, on about as many of the rows as one
         micro-batch holds: every n-th by length, so that short and long completions are there in their proportion."""
-        share_prompts = not self.checkpoints_activations
-        count = len(plan(batch.rows, self.max_tokens, share_prompts=share_prompts))
+        count = len(plan(batch.rows, self.max_tokens, share_prompts=self.shares_prompts))
         rows = sorted(batch.rows, key=lambda row: len(row.completion_ids))[(count - 1) // 2 :: count]
         total, tokens = 0.0, 0
-        for positions in plan(rows, self.max_tokens, share_prompts=share_prompts):
-            part = pad(rows, positions, self._model.device, share_prompts=share_prompts)
+        for positions in plan(rows, self.max_tokens, share_prompts=self.shares_prompts):
+            part = pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
             new_BT, _ = self.token_scores(part)
             with self.adapter.off():
                 ref_BT, _ = self.token_scores(part)
@@ -323,20 +328,18 @@ class Policy:
         """
         for carries in (True, False):
             chosen = [position for position, row in enumerate(rows) if row.represents and self._carries(row) is carries]
-            for batch in plan(
-                [rows[position] for position in chosen], self.max_tokens, share_prompts=not self.checkpoints_activations
-            ):
+            for batch in plan([rows[position] for position in chosen], self.max_tokens, share_prompts=self.shares_prompts):
                 yield carries, tuple(chosen[number] for number in batch)
 
     def microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[bool, MicroBatch]]:
         """`planned_microbatches`, as padded tensors."""
         for carries, positions in self.planned_microbatches(rows):
-            yield carries, pad(rows, positions, self._model.device, share_prompts=not self.checkpoints_activations)
+            yield carries, pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
 
     def token_scores(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0."""
         with self.adapter.precision():
-            hidden_BTD = hidden_states(self._model, batch, share_prompts=not self.checkpoints_activations).to(self.adapter.dtype)
+            hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
         mask_BT = batch.mask_BT
         logprobs_N, entropy_N = chosen_logprobs(
             hidden_BTD[mask_BT],

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from microrl.models.forward import Bend, cache_argument, project
+from microrl.models.forward import Bend, cache_argument, kv_bytes_per_token, project
 from microrl.rollout.kv_cache import InPlaceCache
 from microrl.rollout.plain_step import PlainStep
 from microrl.types import Sampling
@@ -40,6 +40,11 @@ class DecodingBatch:
         self.logits_RV: torch.Tensor
         """Of the next tokens: after `gather` of the rows that have joined, after `step` of all."""
 
+    @staticmethod
+    def row_bytes(model: PreTrainedModel) -> tuple[int, int]:
+        """What a row's cache takes whatever its length, and what each of its tokens adds."""
+        return 0, kv_bytes_per_token(model)
+
     @property
     def is_full(self) -> bool:
         """Whether no further token fits. `gather` then makes room, as long as no row is `capacity` tokens long."""
@@ -51,7 +56,7 @@ class DecodingBatch:
         if len(rows):
             # What all rows are padded with is dropped.
             parts.append((self._cache, rows, self._width - int(lengths_R.max())))
-        for piece in _pieces(prompts):
+        for piece in pieces(prompts):
             cache, lengths_P, logits_PV = self._prefill(piece)
             counts_P = torch.tensor([next(counted) for _ in piece], device=lengths_P.device)
             repeated = torch.arange(len(piece), device=lengths_P.device).repeat_interleave(counts_P)
@@ -108,7 +113,7 @@ def _mask(lengths_R: torch.Tensor, width: int, capacity: int | None = None) -> t
     return torch.arange(capacity or width, device=lengths_R.device) >= width - lengths_R[:, None]
 
 
-def _pieces(prompts: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
+def pieces(prompts: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
     """The prompts in order, in pieces of at most PREFILL_TOKENS tokens with their padding (or of one prompt)."""
     start = width = 0
     for end, ids in enumerate(prompts):

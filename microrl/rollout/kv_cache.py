@@ -74,4 +74,6 @@ class InPlaceCache(Cache):
         Layer by layer, so that little is held twice.
         """
         for number, layer in enumerate(self.layers):
+            if not parts[0][0].layers[number].is_initialized:  # of a layer that reads another one's keys and values
+                continue
             layer.gather([(cache.layers[number], rows, start) for cache, rows, start in parts])

@@ -2,7 +2,7 @@
 
 Prompts are prefilled once and their cache repeated for the group. Rows that are finished leave the batch, and the next prompts
 take their place. In fp32 the adapter is folded into a copy of the targeted weights: decoding runs the base's own operations and
-pays nothing for it.
+pays nothing for it. A model whose state is more than keys and values keeps its own cache (`own_cache.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from microrl import clock
 from microrl.errors import MachineFailure, in_a_new_run
 from microrl.limits import CPU_CACHE_BYTES, CPU_ROWS
 from microrl.models import onednn
-from microrl.models.forward import adapted, kv_bytes_per_token, stop_tokens
+from microrl.models.forward import adapted, stop_tokens
 from microrl.models.tensors import merge_lora, merged, replaced, weight_sharing_copy
+from microrl.models.ways import Ways
 from microrl.rollout.continuous import InFlight
 from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Sampler, SyncReport
+from microrl.rollout.own_cache import OwnCacheBatch
 from microrl.rollout.plain_step import FUSED, PlainStep
 from microrl.rollout.requests import Queue, Request
 from microrl.types import AdapterSnapshot, Completion, Sampling
@@ -49,6 +51,8 @@ class TransformersEngine:
                 if type(module) is torch.nn.Linear and not name.endswith(fused):
                     module.__class__ = _DecodingLinear
         self.tokenizer = tokenizer
+        self._batch: type[DecodingBatch] = DecodingBatch if Ways.of(model).decoding is None else OwnCacheBatch
+        self._row_bytes = self._batch.row_bytes(self._model)
         self._max_kv_bytes = _kv_room(model) if max_kv_gb is None else max_kv_gb * 1e9
         self.stops = torch.tensor(sorted(stop_tokens(model, tokenizer)), device=model.device)
         self._together = (2, self._max_kv_bytes / 2)
@@ -103,18 +107,18 @@ class TransformersEngine:
 
     def batch(self, capacity: int) -> DecodingBatch:
         """An empty batch whose rows have up to this many tokens."""
-        return DecodingBatch(self._model, capacity, fp32_head=self._fp32_head)
+        return self._batch(self._model, capacity, fp32_head=self._fp32_head)
 
     def room(self, queue: Queue, sampling: Sampling) -> tuple[int, int]:
         """How many of these requests the cache's memory holds at once, and the capacity in tokens of each of their rows."""
         length = queue.longest + sampling.max_tokens
-        token_bytes = sampling.group_size * kv_bytes_per_token(self._model)
+        row_bytes, token_bytes = (sampling.group_size * size for size in self._row_bytes)
         most = CPU_ROWS // sampling.group_size if self._model.device.type == "cpu" else len(queue)
-        groups = max(1, min(most, int(self._max_kv_bytes // (token_bytes * length))))
+        groups = max(1, min(most, int(self._max_kv_bytes // (row_bytes + token_bytes * length))))
         if groups < len(queue):
             length = math.ceil(length * SLACK)
-            groups = max(1, min(most, int(self._max_kv_bytes // (token_bytes * length))))
-        self._together = (min(groups, len(queue)), token_bytes * length)
+            groups = max(1, min(most, int(self._max_kv_bytes // (row_bytes + token_bytes * length))))
+        self._together = (min(groups, len(queue)), row_bytes + token_bytes * length)
         return self._together[0], length
 
     def shrink(self) -> float:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microrl import files
-from microrl.config import known_models
 from microrl.config.data import DataConfig
-from microrl.config.paths import local_model
 from microrl.errors import UserError
 from microrl.models import hub
 from microrl.models.cards import Card
@@ -46,12 +44,11 @@ def examine(config: RunConfig, card: Card | None, folder: Path | None, runs: int
 def _workload(config: RunConfig, card: Card | None) -> Workload | None:
     """The run in numbers; None where the model's size is not at hand without a network."""
     from microrl.plan import here
-    from microrl.plan.source import shape_of
+    from microrl.plan.source import is_at_hand, shape_of
     from microrl.plan.workload import Workload
 
     name = config.model.name
-    is_at_hand = local_model(name) is not None or known_models.find(name) is not None or name == known_models.QUICKSTART
-    if not is_at_hand or name.endswith(".gguf"):  # reading its header takes seconds
+    if not is_at_hand(name):
         return None
     place = None if card is None else here.of_card(card)
     try:

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from microrl.config import RunConfig, known_models
-from microrl.config.known_models import QUICKSTART
-from microrl.config.paths import local_model
+from microrl.config import RunConfig
 from microrl.config.schema import TransformersEngineConfig
 from microrl.errors import UserError
 from microrl.plan import devices, here, plan
 from microrl.plan.devices import Device
 from microrl.plan.plan import Plan
 from microrl.plan.shapes import Shape
-from microrl.plan.source import shape_of
+from microrl.plan.source import is_at_hand, shape_of
 from microrl.train.setup import Components
 
 
@@ -31,7 +29,7 @@ def of_model(components: Components, load_s: float) -> Plan:
 def expected_s(config: RunConfig) -> float | None:
     """Seconds of the whole run by the plan, before anything is loaded; None if the model's size is not at hand at once."""
     name = config.model.name
-    if name.endswith(".gguf") or (local_model(name) is None and known_models.find(name) is None and name != QUICKSTART):
+    if not is_at_hand(name):
         return None
     try:
         return plan.make(config, shape_of(name), this_device()).hours * 3600

@@ -18,6 +18,7 @@ from microrl.data.prompts import to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
 from microrl.models import gpu
 from microrl.models.load import LoadedModel, load
+from microrl.models.ways import Ways
 from microrl.policy import compiled
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
@@ -87,6 +88,9 @@ def build(
         try_rewards(config, questions.training, scorer, folder, console)
         init = init_from.find(config) if fresh else None
         model, tokenizer = load_model(config, console)
+        for slower in Ways.of(model).notes():
+            folder.event("slower", slower)
+            console.note(slower)
         config = _with_learning_rate(config, model, console)
         targets(model, config.adapter)  # fails before the engine starts
         prompts = render_prompts(questions, tokenizer, config, folder, console)

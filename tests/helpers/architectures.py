@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "padded_vocab_size"), 300),
+    **dict.fromkeys(("vocab_size", "padded_vocab_size", "unpadded_vocab_size"), 300),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size", "emb_dim"), 64),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp", "d_inner", "dim_ff"), 96),
     **dict.fromkeys(
@@ -30,6 +30,11 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None),
 }
 """For every name that a configuration has."""
+DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention"],
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+}
 FIELDS: dict[str, dict[str, Any]] = {
     "dbrx": {"ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
@@ -38,6 +43,25 @@ FIELDS: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "modernbert-decoder": {**dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)},
     "cwm": {"bos_token_id": 0},
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_next": DELTA_NET,
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 8,
+        "vocab_size_per_layer_input": 300,
+        "hidden_size_per_layer_input": 16,
+        "per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 32}},
+    },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "shared_intermediate_size": 32,
+    },
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 16, "mamba_chunk_size": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "opt": {"pad_token_id": 1},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},

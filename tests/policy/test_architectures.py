@@ -1,43 +1,49 @@
 """Models of many architectures: each is computed as it computes itself, or refused by name with the reason."""
 
+import copy
+import json
+
 import pytest
 import torch
-from architectures import tiny
+from architectures import FIELDS, tiny
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
+from microrl.config.schema import ModelConfig
 from microrl.errors import UserError
+from microrl.models.load import load
+from microrl.models.ways import Ways
 from microrl.policy import architecture, microbatch
 from microrl.policy.policy import Policy
 from microrl.rollout.factory import make_engine
 from microrl.rollout.transformers import TransformersEngine
-from microrl.types import Prompt, Sampling
+from microrl.types import BASE, Prompt, Sampling
 
-SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "cohere", "cohere2", "granite", "olmo2",
-             "phi3", "phimoe", "smollm3", "gpt_oss", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "opt", "xglm", "biogpt",
-             "persimmon", "mpt", "seed_oss", "nanochat"]  # fmt: skip
+SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gemma4_text", "cohere", "cohere2",
+             "granite", "olmo2", "phi3", "phimoe", "smollm3", "gpt_oss", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "opt",
+             "xglm", "biogpt", "persimmon", "mpt", "seed_oss", "nanochat"]  # fmt: skip
+HYBRID = {"qwen3_5_text": {}, "lfm2": {}, "granitemoehybrid": {}, "falcon_h1": {}, "jamba": {},
+          "qwen3_next": {"adapter.targets": ["q_proj", "v_proj", "in_proj_qkvz", "out_proj"]}}  # fmt: skip
+"""Their layers have more state than keys and values. PEFT would adapt Qwen3-Next's experts, too."""
 REFUSED = {
-    "qwen3_next": "one prompt shared by its group, the model raises IndexError",
-    "lfm2": "one prompt shared by its group, the model raises IndexError",
-    "jamba": "one prompt shared by its group, the model raises IndexError",
-    "nemotron_h": "one prompt shared by its group, the model raises IndexError",
-    "mamba": "one prompt shared by its group, the model raises IndexError",
     "llama4_text": "the model raises AttributeError",
     "modernbert-decoder": "backbone and output head separately, log-probabilities differ by",
     "bert": "log-probabilities differ by",
     "bert-generation": "log-probabilities differ by",
-    "rwkv": "one prompt shared by its group, the model raises RuntimeError",
+    "rwkv": "decoding with the model's own cache, the model raises KeyError",
 }
 BENT = {"gemma2": {}, "cohere": {}, "granite": {"logits_scaling": 8.0}, "nanochat": {}}
 """What these make of their head's output is not the identity."""
 PROMPTS = [Prompt("q", "1", "", (5, 6, 7)), Prompt("q", "1", "", (9, 8, 7, 6, 5))]
 
 
-def once_around(model, tokenizer):
+def once_around(model, tokenizer, **flags):
     """Check the model, sample from it with an adapter, and update that. Returns what the update says."""
     architecture.check(model, tokenizer)
-    config = resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 8, "data.max_prompt_tokens": 16})
+    config = resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 8, "data.max_prompt_tokens": 16, **flags})
     engine = make_engine(config, model, tokenizer)
     policy = Policy(model, config)
     with engine.awake(policy.snapshot()) as sampler:
@@ -53,8 +59,47 @@ def once_around(model, tokenizer):
 @pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("model_type", SUPPORTED)
 def test_a_supported_architecture_goes_once_around(model_type, tokenizer):
-    update = once_around(tiny(model_type), tokenizer)
+    model = tiny(model_type)
+    update = once_around(model, tokenizer)
     assert update.kl_sampler < 1e-9 and update.grad_norm > 0
+    assert Ways.of(model) == Ways(), "the fast ones"
+
+
+@pytest.mark.parametrize("model_type", HYBRID)
+def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
+    model = tiny(model_type)
+    update = once_around(model, tokenizer, **HYBRID[model_type])
+    assert update.kl_sampler < 1e-9 and update.grad_norm > 0
+    prompts, decoding = Ways.of(model).notes()
+    assert (
+        "computes its prompt again in the update, which is slower: with one prompt shared by its group, the model raises"
+        in prompts
+    )
+    assert "one after the other, which is slower: decoding with a KV cache, the model raises" in decoding
+
+
+@pytest.mark.parametrize("model_type", [*HYBRID, "gemma4_text"])
+@torch.no_grad()
+def test_trainer_and_engine_find_every_row_as_likely_as_the_model_does(model_type, tokenizer):
+    """Rows of prompts of three lengths that join and leave while others decode, against the model's own logits, row by row."""
+    model = tiny(model_type)
+    architecture.check(model, tokenizer)
+    engine = TransformersEngine(model, tokenizer, max_kv_gb=1)
+    engine.room = lambda queue, sampling: (2, 64)
+    engine.stops = torch.arange(0, 300, 6)
+    with engine.awake(BASE) as sampler:
+        prompts = [*PROMPTS, Prompt("q", "1", "", (3, 4)), Prompt("q", "1", "", (8, 6, 7)), Prompt("q", "1", "", (5, 5, 5))]
+        groups = [group for _, group in sampler.groups(prompts, Sampling(3, 12), stream=(0, 0))]
+    drawn = [(group.prompt.token_ids, one.token_ids, one.logprobs) for group in groups for one in group.completions]
+    policy = Policy(model, resolve((), {"adapter.rank": 4, "sampling.max_completion_tokens": 12, **HYBRID.get(model_type, {})}))
+    scored = policy.logprobs([Row(prompt, ids, (), 1.0, True, number) for number, (prompt, ids, _) in enumerate(drawn)])
+    probed = policy.score([prompt + ids for prompt, ids, _ in drawn])
+    assert len({len(ids) for _, ids, _ in drawn}) > 1, "some leave before others"
+    for (prompt, ids, sampled), trained, whole in zip(drawn, scored, probed, strict=True):
+        logits = model(input_ids=torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        own = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        for found in (torch.tensor(sampled), trained, whole[len(prompt) - 1 :]):
+            assert torch.allclose(found, own, atol=1e-4)
 
 
 @pytest.mark.cases(fast=3)
@@ -63,6 +108,83 @@ def test_another_architecture_is_refused_with_the_reason(model_type, tokenizer):
     with pytest.raises(UserError, match=f"{model_type} models are not supported: .*{REFUSED[model_type]}") as error:
         architecture.check(tiny(model_type), tokenizer)
     assert "\n" not in error.value.message and error.value.hint
+
+
+def saved(model, tokenizer, folder):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+TEXT = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+WITH_IMAGES = {
+    "gemma3": {"text_config": TEXT, "vision_config": {**VISION, "image_size": 28, "patch_size": 14}},
+    "gemma4": {"text_config": {**TEXT, **FIELDS["gemma4_text"]}, "vision_config": VISION, "audio_config": None},
+    "qwen3_5": {
+        "text_config": {**TEXT, **FIELDS["qwen3_5_text"]},
+        "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64},
+    },
+    "mistral3": {
+        "text_config": {**TEXT, "model_type": "ministral3"},
+        "vision_config": {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14},
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", WITH_IMAGES)
+@torch.no_grad()
+def test_the_text_part_of_a_model_for_images_loads_and_is_saved_alone(model_type, tokenizer, tmp_path):
+    whole = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[model_type](**copy.deepcopy(WITH_IMAGES[model_type]))).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = whole(input_ids=ids).logits
+    part = load(ModelConfig(name=str(saved(whole, tokenizer, tmp_path / "whole")))).model
+    assert not [name for name, _ in part.named_parameters() if "vision" in name or "visual" in name]
+    assert torch.allclose(part(input_ids=ids).logits, expected, atol=1e-5)
+    again = load(ModelConfig(name=str(saved(part, tokenizer, tmp_path / "part")))).model
+    assert type(again) is type(part) and torch.allclose(again(input_ids=ids).logits, expected, atol=1e-5)
+
+
+def test_a_model_for_images_whose_text_part_is_not_whole_is_refused(tokenizer, tmp_path):
+    whole = AutoModelForImageTextToText.from_config(CONFIG_MAPPING["gemma3"](**copy.deepcopy(WITH_IMAGES["gemma3"])))
+    saved(whole, tokenizer, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["language_model.model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"its language model lacks model\.norm\.weight"):
+        load(ModelConfig(name=str(tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_hybrid_trains_resumes_is_evaluated_and_merged(microrl, tokenizer, data_file, tmp_path):
+    model = saved(tiny("qwen3_5_text", vocab_size=300), tokenizer, tmp_path / "model")
+    (tmp_path / "parity.py").write_text(
+        "def even(prompts, completions, rows):\n    return [len(text) % 2 for text in completions]\n"
+    )
+    sets = ["sampling.prompts_per_step=4", "sampling.group_size=4", "sampling.max_completion_tokens=12", "data.system=",
+            "data.held_out=0.2", "evaluation.problems=4", "data.max_prompt_tokens=100", "optim.lr=1e-2"]  # fmt: skip
+    flags = [part for key in sets for part in ("--set", key)]
+    done = microrl("train", "--model", model, "--data", data_file, "--rank", 4, "--steps", 1, "--reward", "parity:even", *flags,
+                   "--out", tmp_path / "run", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0 and done.stderr.count("computes its prompt again in the update") == 1, done.stderr
+    done = microrl("train", "--resume", tmp_path / "run", "--steps", 2)
+    assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 2 and all(step["policy/grad_norm"] > 0 and step["policy/kl_sampler"] < 1e-9 for step in steps)
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert kinds.count("slower") == 4, "both ways, in both processes"
+    done = microrl("merge", tmp_path / "run", "--as", "full", "--out", tmp_path / "merged")
+    assert done.returncode == 0, done.stderr
+    base, merged = (load(ModelConfig(name=str(folder))).model for folder in (model, tmp_path / "merged"))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert (base(input_ids=ids).logits - merged(input_ids=ids).logits).abs().max() > 1e-3
+    done = microrl("eval", tmp_path / "run", "--samples", 1, "--out", tmp_path / "eval")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -84,10 +206,9 @@ def test_no_architecture_ends_in_a_traceback(tokenizer):
     assert len(through) > 60 and len(refused) > 60 and len(unmade) < 40, (through, refused, unmade)
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "modernbert-decoder"])
+@pytest.mark.parametrize("model_type", ["rwkv", "modernbert-decoder"])
 def test_the_command_refuses_it_before_anything_is_trained(inside, model_type, tokenizer, data_file, tmp_path):
-    tiny(model_type, vocab_size=300).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    saved(tiny(model_type, vocab_size=300), tokenizer, tmp_path / "model")
     sets = ["sampling.max_completion_tokens=12", "data.max_prompt_tokens=100", "data.system=", "evaluation.problems=0"]
     flags = [part for key in sets for part in ("--set", key)]
     done = inside("train", "--model", tmp_path / "model", "--data", data_file, "--rank", 4, "--steps", 1, *flags,
@@ -130,8 +251,9 @@ def test_a_cache_without_gradients_is_seen(tokenizer, monkeypatch):
     """The log-probabilities are right then, and what the completions teach the prompt's layers is lost."""
     select = microbatch.rows_at
     monkeypatch.setattr(microbatch, "rows_at", lambda x, index: select(x.detach() if x.dim() == 4 else x, index))
-    with pytest.raises(UserError, match="gradients differ by"):
-        architecture.check(tiny("llama"), tokenizer)
+    model = tiny("llama")
+    architecture.check(model, tokenizer)
+    assert "gradients differ by" in Ways.of(model).update and Ways.of(model).decoding is None
 
 
 @pytest.mark.cases(fast=1)
