@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig
+from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig, ScheduleConfig
 from microrl.errors import INSTALL_GPU, UserError
 
 
@@ -40,20 +40,34 @@ def _in_8_bits(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.
     return optimizer
 
 
-def learning_rate(config: OptimConfig, progress: float, *, after: float) -> float:
-    """The rate when the fraction `progress` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or
-    a line.
+def scheduled(schedule: ScheduleConfig, progress: float, *, after: float) -> float:
+    """The fraction of the peak rate when the fraction `progress` (0 to 1) of the budget is spent: a linear warm-up, then constant,
+    half a cosine, or a line.
 
-    `after` is the fraction when the step ends, as far as that is known. A warm-up follows it: of W steps, step t has (t + 1) / W
-    of the rate, and none has 0.
+    `after` is the fraction of the budget when the step ends, as far as that is known. A warm-up follows it: of W steps, step t
+    has (t + 1) / W of the rate, and none has 0.
     """
-    schedule, lr = config.schedule, config.lr
-    assert not isinstance(lr, str), "auto is a number once the model is known"
     if progress < schedule.warmup:
-        return lr * min(after / schedule.warmup, 1.0)
+        return min(after / schedule.warmup, 1.0)
     left = 1 - (progress - schedule.warmup) / max(1 - schedule.warmup, 1e-9)
     if isinstance(schedule, CosineSchedule):
-        return lr * (schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2)
+        return schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2
     if isinstance(schedule, LinearSchedule):
-        return lr * (schedule.floor + (1 - schedule.floor) * left)
-    return lr
+        return schedule.floor + (1 - schedule.floor) * left
+    return 1.0
+
+
+LARGEST_RATE = 0.2
+"""A steered rate never exceeds it. Of the adapters of the tiny model, IA3 needs the highest, 0.05."""
+LARGEST_CHANGE = 2.0
+"""Factor by which a steered rate changes from one step to the next at most."""
+
+
+def steered(rate: float, moved: float, target: float) -> float:
+    """The rate for the next step after one at `rate` has moved the policy by `moved` nats a token, where `target` was wanted.
+
+    The KL of a small step grows with its square, so the rate follows the square root of what is missing. Robotics steers a rate
+    by the KL in the same way, but in fixed factors (rsl_rl, "adaptive"); PPO steers a penalty (Schulman et al. 2017, section 4).
+    """
+    change = math.sqrt(target / moved) if moved > 0 else LARGEST_CHANGE
+    return min(rate * min(max(change, 1 / LARGEST_CHANGE), LARGEST_CHANGE), LARGEST_RATE)

@@ -92,6 +92,8 @@ class State:
     sft: SftState = field(default_factory=SftState)
     validation: Validation = field(default_factory=Validation)
     guard: dict[str, Any] = field(default_factory=dict)
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """The learning rate that `optim.step_kl` has come to, before schedule and guard; None: where it begins."""
     max_kv_gb: Annotated[float, Field(gt=0)] | None = None
     """Size in GB of the KV cache after memory ran out; None: as configured or derived."""
     engine_failures: Count = 0

@@ -20,7 +20,7 @@ from microrl.models.forward import Bend
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
-from microrl.policy.optimizer import learning_rate
+from microrl.policy.optimizer import scheduled
 from microrl.policy.policy import Policy
 from microrl.policy.sft import sft_step
 from microrl.rollout.decoding import sample_tokens
@@ -540,20 +540,20 @@ def test_micro_batches_are_few_and_then_even():
 def test_schedules_by_hand(schedule, rates):
     """Of four steps. A warm-up of W steps rises in W equal parts: no step trains at rate 0."""
     sets = [f"optim.schedule.{key}={value}" for key, value in schedule.items()]
-    config = resolve((), {"optim.lr": 2.0}, sets).optim
+    config = resolve((), {}, sets).optim.schedule
     budget = Budget(hours=None, steps=4, started=0.0)
-    found = [learning_rate(config, budget.progress(step), after=budget.progress(step + 1)) for step in range(4)]
-    assert found == pytest.approx([2 * rate for rate in rates])
+    found = [scheduled(config, budget.progress(step), after=budget.progress(step + 1)) for step in range(4)]
+    assert found == pytest.approx(rates)
 
 
 def test_a_warm_up_by_the_clock_rises_with_what_is_spent():
     """Loading and the evaluation before training are a part of it, so that the first step's rate is above 0."""
-    config = resolve((), {"optim.lr": 2.0}, ["optim.schedule.warmup=0.1"]).optim
+    config = resolve((), {}, ["optim.schedule.warmup=0.1"]).optim.schedule
     now = [25.0]
     budget = Budget(hours=1000 / 3600, steps=None, started=0.0, now=lambda: now[0])
-    assert learning_rate(config, budget.progress(0), after=budget.progress(1)) == pytest.approx(0.5)
+    assert scheduled(config, budget.progress(0), after=budget.progress(1)) == pytest.approx(0.25)
     now[0] = 100.0
-    assert learning_rate(config, budget.progress(1), after=budget.progress(2)) == 2.0
+    assert scheduled(config, budget.progress(1), after=budget.progress(2)) == 1.0
 
 
 @pytest.mark.parametrize(("flags", "word"), [({"adapter.rank": 33}, "rank 33"), ({"adapter.targets": ("q_prj",)}, "q_proj")])
