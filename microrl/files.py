@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -25,6 +26,8 @@ from microrl.errors import UserError
 
 Value = TypeVar("Value")
 MAX_JSON_BYTES = 64 * 2**20
+LONGEST_LINE = 64 * 2**20
+"""Bytes. A longer line is damage."""
 CHUNK = 2**20
 """Bytes that are hashed at once."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -145,8 +148,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 def read_json(
     path: Path,
-    kind: type[Value] | TypeAdapter[Value] | Any,
-    limit: int = MAX_JSON_BYTES,
+    kind: type[Value],
     *,
     follow: bool = False,
     is_consistent: bool = False,
@@ -155,10 +157,9 @@ def read_json(
 
     `is_consistent`: the defaults of dataclasses are not taken for keys that are missing.
     """
-    adapter = kind if isinstance(kind, TypeAdapter) else _adapter(kind)
-    content = read_bytes(path, limit, follow=follow)
+    content = read_bytes(path, follow=follow)
     try:
-        found = adapter.validate_json(content)
+        found: Value = _adapter(kind).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if is_consistent and first["type"] == "unexpected_keyword_argument":
@@ -270,6 +271,28 @@ def write_lines(target: Path, lines: Iterable[dict[str, Any]], level: int) -> No
     ):
         for line in lines:
             file.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that `write_lines` has written. Raises BadFile, maybe after some lines; a longer one than LONGEST_LINE
+    comes in pieces."""
+    try:
+        with open_regular(path) as raw, gzip.GzipFile(fileobj=raw) as file:
+            while line := file.readline(LONGEST_LINE):
+                yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadFile(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error}") from error
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None where there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @contextmanager

@@ -105,9 +105,10 @@ def _refuse_a_second_vllm(folder: RunFolder, config: RunConfig) -> None:
     """Raise MachineFailure where the next attempt would build vLLM on a GPU on which this process has built one already."""
     import torch
 
+    from microrl.config.schema import BaseVllmConfig
     from microrl.train import fallback
 
-    if torch.cuda.is_available() and fallback.applied(config, folder).engine.kind != "transformers":
+    if torch.cuda.is_available() and isinstance(fallback.applied(config, folder).engine, BaseVllmConfig):
         raise MachineFailure("vLLM cannot be started twice in one process", f"microrl train --resume {folder.path}")
 
 
@@ -157,8 +158,9 @@ def report(summary: dict[str, Any], path: Path) -> None:
     """Say what a run has come to."""
     from microrl.report.history import History
     from microrl.report.verdict import judge
+    from microrl.run.summary import Summary
 
-    found = judge(History.load(path, ending=summary))
+    found = judge(History.load(path, ending=Summary(**summary)))
     for line in found.lines():
         say(line)
     if found.outcome == "worse" and (best := summary["best"]) is not None:

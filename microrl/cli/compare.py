@@ -59,8 +59,7 @@ def compare(
     from microrl.errors import UserError
 
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
-    from microrl.commands.answer import answer_to
-    from microrl.commands.compare import Entry, varied
+    from microrl.commands.compare import Entry, answer_to, varied
     from microrl.commands.compare import compare as rows_of
     from microrl.plan.show import print_lines
     from microrl.run.folder import RunFolder
@@ -195,8 +194,7 @@ def _note(row: Row) -> str:
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:
-    low, high = estimate.ci95
-    return f"{100 * estimate.mean:{sign}.2f} [{100 * low:{sign}.2f}, {100 * high:{sign}.2f}]"
+    return estimate.text(f"{sign}.2f", 100)
 
 
 def _shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

@@ -23,8 +23,8 @@ from microrl.rewards.custom.functions import CustomRewards
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.custom.process import refuse_unusable
 from microrl.rewards.judges.judge import refuse_unconfined
-from microrl.rewards.line_process import NoReply
 from microrl.run.folder import RunFolder, not_a_run
+from microrl.sandbox.worker import NoReply
 from microrl.sweep.grid import Trial, of_trial
 
 ROWS = 64

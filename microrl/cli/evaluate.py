@@ -129,7 +129,7 @@ def evaluate(
         "evaluation.temperature": temperature,
         "evaluation.top_p": top_p, "evaluation.max_completion_tokens": max_tokens, "evaluation.problems": problems,
         "evaluation.seed": seed, "evaluation.question_seed": question_seed, "engine.kind": engine,
-        "engine.sync": None if engine == "transformers" else "auto",
+        "engine.sync": "auto" if engine in ("auto", "vllm") else None,
     }  # fmt: skip
     benchmarks = resolve_benchmarks(
         found, bench=bench, protocol=protocol, data=data, base=base_name, flags=flags, sets=sets or []

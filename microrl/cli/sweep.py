@@ -11,6 +11,7 @@ from microrl.cli import options
 from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.cli.sweep_display import Display, duration
 from microrl.errors import UserError
+from microrl.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,15 +207,15 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
         for one in found
     ]
     print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows)
-    counted = f"{len(found)} trial" + "s" * (len(found) != 1)
+    said = counted(len(found), "trial")
     parts = rounds(trials, strategy)
     if parts > 1:
-        counted = f"round 1 of {parts}: {counted}"
+        said = f"round 1 of {parts}: {said}"
     if len(plans) == len(found):
         limit = f"; all rounds together take at most {duration(hours)}" if hours is not None and parts > 1 else ""
-        say(f"{counted}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} in total{limit}")
+        say(f"{said}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} in total{limit}")
     else:
-        say(f"{counted}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
+        say(f"{said}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
     return OK
 
 
@@ -322,7 +323,7 @@ def _table(found: list[Any]) -> tuple[list[str], list[list[str]]]:
             f"{one.steps}" if one else "", duration(one.hours_spent) if one else "",
             "" if line.loading is None else f"{line.loading:.0%}", f"{one.cost_usd:.2f}" if one and one.cost_usd else "",
             "" if before is None else f"{before.accuracy:.3f}", "" if after is None else f"{after.accuracy:.3f}",
-            "" if gain is None else f"{gain.mean:+.3f} [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]",
+            "" if gain is None else gain.text("+.3f"),
             line.status + (f": {line.why}" if line.why else ""),
         ])  # fmt: skip
     return head, rows

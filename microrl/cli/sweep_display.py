@@ -121,9 +121,7 @@ class Display:
         gain, summary = line.gain, line.summary
         said = f"{summary.steps} steps in {duration(summary.hours_spent)}" if summary else "ended"
         if gain is not None and summary and summary.eval.after:
-            said += (
-                f", accuracy {summary.eval.after.accuracy:.3f}, gain {gain.mean:+.3f} [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]"
-            )
+            said += f", accuracy {summary.eval.after.accuracy:.3f}, gain {gain.text('+.3f')}"
         say(f"{trial.name}: {said}" + (", stopped by the guard" if line.status == "stopped" else ""))
 
     def note(self, text: str) -> None:

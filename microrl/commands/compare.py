@@ -13,10 +13,12 @@ from typing import Any, TypeAlias
 from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluations
 from microrl.config import RunConfig
 from microrl.errors import UserError
+from microrl.evaluation.answer import Answer
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
 from microrl.evaluation.seeds import accuracy_of, difference, holm
-from microrl.report.several import flat_of
+from microrl.report.history import History
+from microrl.report.several import answer_of, flat_of
 from microrl.run import summary
 from microrl.run.folder import RunFolder
 
@@ -243,6 +245,23 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
 def _cost(run: RunFolder) -> float | None:
     ended = summary.read_if_there(run.path)
     return None if ended is None else ended.cost_usd
+
+
+def answer_to(entries: Sequence[Entry]) -> Answer | None:
+    """What these runs say of their methods, on the first benchmark that all were evaluated on with the same settings.
+
+    None where there is none, or one method only. Raises BadFile.
+    """
+    stored = [{one.setup.shared(): one.result for one in evaluations(entry)} for entry in entries]
+    shared = [setup for setup in stored[0] if all(setup in one for one in stored)]
+    if not shared:
+        return None
+    runs = [
+        (name, entry.config.seed, one[shared[0]], History.load(entry.run.path))
+        for entry, name, one in zip(entries, names_of(entries), stored, strict=True)
+    ]
+    notes = [f"This is of {shared[0].benchmark}, the first of their evaluations."] if len(shared) > 1 else []
+    return answer_of(runs, "run", notes=notes)
 
 
 def names_of(entries: Sequence[Entry]) -> list[str]:

@@ -12,6 +12,7 @@ from microrl import clock, files
 from microrl.commands.evaluation_data import about_data
 from microrl.commands.evaluation_job import Job, Measured, Prepared, Task, Weights, attempt, carry_out, carry_out_apart
 from microrl.config import known_models
+from microrl.config.schema import BaseVllmConfig
 from microrl.data.load import Reading, load_questions, split
 from microrl.errors import Explained, UserError
 from microrl.evaluation.benchmark import Benchmark
@@ -125,7 +126,7 @@ def _one(job: Job, console: RunConsole, on_measured: Callable[[Measured], None],
 
     if not is_apart:
         return carry_out(job, console, on_measured)
-    has_vllm = job.engine.kind != "transformers"
+    has_vllm = isinstance(job.engine, BaseVllmConfig)
     try:
         return apart.call(carry_out_apart, job, on_report=on_report, runs="vLLM" if has_vllm else "the evaluation")
     except apart.Crashed as error:

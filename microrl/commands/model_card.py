@@ -211,7 +211,7 @@ class ModelCard:
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
     def _versions(self) -> str | None:
-        found: _Environment | None = None if self.run is None else self.run.read_if_there("environment.json", _Environment)
+        found = None if self.run is None else self.run.read_if_there("environment.json", _Environment)
         if found is None:
             return None
         return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in found.packages.items())

@@ -160,7 +160,7 @@ def _benchmark(stem: str, data: _Data | None) -> tuple[str, bool]:
 def _read(entry: Entry, path: Path) -> tuple[Result, _About, Result | None]:
     """The result, what stands beside it, and the result of its base. Raises BadFile."""
     try:
-        about: _About = read_json(path, _About)
+        about = read_json(path, _About)
         return Result.read(path), about, None if about.base is None else Result.of(about.base)
     except ValueError:  # pydantic's are some
         message = f"{path} is damaged: the result of its base model cannot be read"

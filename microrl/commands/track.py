@@ -134,7 +134,8 @@ def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None], 
                 _watchdog()
                 last, sent = step, sent + 1
         if tracker is not None:
-            tracker.finish(History.load(folder.path).summary)
+            ended = History.load(folder.path).summary
+            tracker.finish({} if ended is None else ended.to_json())
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:

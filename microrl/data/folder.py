@@ -54,7 +54,7 @@ def _saved(folder: Path, distinct: Distinct | None) -> Iterator[Row]:
 
 def _record(path: Path, key: str) -> list[Any] | None:
     """The list under a key of a JSON file; None where there is none. Raises BadFile."""
-    record: dict[str, Any] = read_json(path, dict[str, Any], follow=True)
+    record = read_json(path, dict[str, Any], follow=True)
     found = record.get(key)
     return found if isinstance(found, list) else None
 

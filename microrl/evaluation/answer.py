@@ -12,6 +12,7 @@ from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.power import SEED_SD
 from microrl.evaluation.result import Result
 from microrl.evaluation.seeds import difference, holm
+from microrl.terminal import counted
 
 SEEDS = 5
 """Seeds for which the answer says what they would detect; twice as many as there are, if there are so many."""
@@ -111,8 +112,8 @@ def _of_two(pair: Pair) -> str:
     first, second = pair.first, pair.second
     assert pair.difference is not None
     least, most = sorted(pair.seeds)
-    rests = f"{_number(most, 'seed')} each" if least == most else f"{least} and {most} seeds"
-    rests += f", {_number(pair.questions, 'problem')}"
+    rests = f"{counted(most, 'seed')} each" if least == most else f"{least} and {most} seeds"
+    rests += f", {counted(pair.questions, 'problem')}"
     if not pair.is_told_apart:
         text = f"{_capital(first)} and {second} cannot be told apart ({second} has {_points(pair.difference)}; {rests})"
         if pair.detectable is not None:
@@ -210,12 +211,7 @@ def _gaps(methods: Sequence[Method]) -> list[str]:
 
 
 def _points(estimate: Estimate) -> str:
-    low, high = estimate.ci95
-    return f"{100 * estimate.mean:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return estimate.text("+.1f", 100, " points")
 
 
 def _listed(names: Sequence[str]) -> str:

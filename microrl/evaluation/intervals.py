@@ -37,6 +37,11 @@ class Estimate(NamedTuple):
     def to_json(self) -> dict[str, float | list[float]]:
         return {"mean": self.mean, "ci95": list(self.ci95)}
 
+    def text(self, form: str, factor: float = 1.0, unit: str = "") -> str:
+        """As `0.3 [0.1, 0.5]`, each number times `factor` and in this form."""
+        mean, low, high = (format(factor * value, form) for value in (self.mean, *self.ci95))
+        return f"{mean}{unit} [{low}, {high}]"
+
 
 class Spread(NamedTuple):
     """How values scatter: their number, variance (divided by the number), and the means of absolute values and squares.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from microrl import clock
 
 FIRST = 16
@@ -22,8 +20,8 @@ class DeadlinePace:
     longest of them count.
     """
 
-    def __init__(self, deadline_s: float, questions: int, expected_s: float, now: Callable[[], float] = clock.now_s) -> None:
-        self._now, self._began, self._deadline_s = now, now(), deadline_s
+    def __init__(self, deadline_s: float, questions: int, expected_s: float) -> None:
+        self._began, self._deadline_s = clock.now_s(), deadline_s
         self._window: float = FIRST
         if expected_s > 0:
             # Questions that start together are finished together: what is expected to fill the time could all come too late.
@@ -39,19 +37,19 @@ class DeadlinePace:
         """See `Pace.may_start`. What is in flight goes on for at least as long as a question takes by the speed so far."""
         left_s = self.left_s()
         if self._is_ample and left_s > 0:
-            self._started.append(self._now())
+            self._started.append(clock.now_s())
             return True
         if in_flight + 1 > self._window or left_s <= self._longest_s:
             return False
         if self._finished and (in_flight + 1) * self._elapsed_s() / self._finished > left_s:
             return False
-        self._started.append(self._now())
+        self._started.append(clock.now_s())
         return True
 
     def finished(self, number: int) -> None:
         """The question that was the `number`-th (from 0) to start is answered."""
         self._finished += 1
-        self._longest_s = max(self._longest_s, self._now() - self._started[number])
+        self._longest_s = max(self._longest_s, clock.now_s() - self._started[number])
         if self._finished >= self._window:  # that many went well: try twice as many
             self._window *= 2
 
@@ -64,4 +62,4 @@ class DeadlinePace:
         return self._deadline_s - self._elapsed_s()
 
     def _elapsed_s(self) -> float:
-        return self._now() - self._began
+        return clock.now_s() - self._began

@@ -123,7 +123,7 @@ class _Line(BaseModel):
 def free_stem(place: Path, stem: str, own: Mapping[str, str | None]) -> str:
     """`stem`; but if what is stored there is of other data, prompts or weights than `own` says, then with a hash of `own`."""
     try:
-        found: _Stored = files.read_json(place / f"{stem}.json", _Stored)
+        found = files.read_json(place / f"{stem}.json", _Stored)
     except (OSError, BadFile):
         return stem  # there is none, or it is damaged
     if found.model_dump() | {"data": found.data.sha256} == own:

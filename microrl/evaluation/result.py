@@ -111,7 +111,7 @@ class Result:
     @classmethod
     def read(cls, path: Path) -> Result:
         """The result that was written as `to_json`. Raises BadFile."""
-        found: _Stored = files.read_json(path, _Stored)
+        found = files.read_json(path, _Stored)
         if (wrong := found.contradiction()) is not None:
             raise BadFile(f"{path} is damaged: {wrong}")
         return cls._of(found)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Run = Mapping[str, float]
 """A run's value by question."""
+Interval = Callable[[float], Estimate]
+"""An estimate with its interval, by the probability beyond either end of it."""
 SMALLEST = 1e-9
 """p-values below this are not told apart."""
 
@@ -49,8 +51,9 @@ def hierarchical_gain(
     k: int = 1,
     clusters: Mapping[str, str] | None = None,
     is_fixed: bool = False,
-) -> Estimate | None:
-    """Gain between two groups of runs, which need not have the same seeds or size; as `hierarchical`, paired by question.
+) -> Interval | None:
+    """Gain between two groups of runs, which need not have the same seeds or size; as `hierarchical`, paired by question. None
+    without questions in common.
 
     `is_fixed`: `before` is one set of weights with no seeds of its own, as an untouched model's. Otherwise a group of one run is
     taken to vary between seeds as much as the other group. Between single runs the gain is of these weights alone.
@@ -59,26 +62,21 @@ def hierarchical_gain(
     says whatever the parts are (Banerjee 1960). Groups of equal size are one part with Welch's degrees of freedom; of others, the
     smaller may vary more and by chance not look like it. `tests/evaluation/test_estimators.py` has the coverage.
     """
-    interval = _gain(before, after, samples=samples, k=k, clusters=clusters, is_fixed=is_fixed)
-    return None if interval is None else interval(TAIL)
+    shared = _shared([*before, *after])
+    if not shared:
+        return None
+    labels = named(shared, clusters)
+    tables = [_table(group, shared) for group in (before, after)]
+    differences_Q = tables[1].mean(axis=0) - tables[0].mean(axis=0)
+    within = gain_interval(differences_Q.tolist(), labels, samples=samples * min(len(before), len(after)), k=k)
+    of_seeds = _of_seeds(tables[1:] if is_fixed else tables, labels)
+    of_questions = _of_questions(differences_Q, labels)
 
+    def interval(tail: float) -> Estimate:
+        squared = sum(variance * quantile**2 for variance, quantile in _parts(of_questions, of_seeds, tail))
+        return _widened(within(tail), math.sqrt(squared), bounds=(-1.0, 1.0))
 
-def p_value(
-    before: Sequence[Run],
-    after: Sequence[Run],
-    *,
-    samples: int,
-    k: int = 1,
-    clusters: Mapping[str, str] | None = None,
-    is_fixed: bool = False,
-) -> float | None:
-    """Two-sided p-value of "no gain": 1 minus the highest level at which the interval of `hierarchical_gain` leaves out 0.
-
-    It is below 0.05 exactly where the 95 % interval leaves out 0, and claims what the interval does. At least 1e-9; None without
-    questions in common.
-    """
-    interval = _gain(before, after, samples=samples, k=k, clusters=clusters, is_fixed=is_fixed)
-    return None if interval is None else _p(interval)
+    return interval
 
 
 def accuracy_of(results: Sequence[Result], k: int | None = None) -> Estimate | None:
@@ -93,11 +91,16 @@ def difference(
     """`hierarchical_gain` of the accuracy, or of pass@k, and its `p_value`, between two groups of evaluated runs."""
     sides = [[one.by_question(k) for one in group] for group in (before, after)]
     of = clusters_of([*before, *after])
-    interval = _gain(sides[0], sides[1], samples=after[0].samples, k=k or 1, clusters=of, is_fixed=is_fixed)
-    return None if interval is None else (interval(TAIL), _p(interval))
+    interval = hierarchical_gain(sides[0], sides[1], samples=after[0].samples, k=k or 1, clusters=of, is_fixed=is_fixed)
+    return None if interval is None else (interval(TAIL), p_value(interval))
 
 
-def _p(interval: Callable[[float], Estimate]) -> float:
+def p_value(interval: Interval) -> float:
+    """Two-sided p-value of "no gain": 1 minus the highest level at which the interval leaves out 0. At least 1e-9.
+
+    It is below 0.05 exactly where the 95 % interval leaves out 0, and claims what the interval does.
+    """
+
     def leaves_out_0(log_tail: float) -> bool:
         low, high = interval(math.exp(log_tail)).ci95
         return low > 0 or high < 0
@@ -122,27 +125,6 @@ def holm(p_values: Sequence[float | None], family: int | None = None) -> list[fl
     for rank, (p, place) in enumerate(known):
         adjusted[place] = last = max(last, min((left - rank) * p, 1.0))
     return adjusted
-
-
-def _gain(
-    before: Sequence[Run], after: Sequence[Run], *, samples: int, k: int, clusters: Mapping[str, str] | None, is_fixed: bool
-) -> Callable[[float], Estimate] | None:
-    """The gain with its interval, by the probability beyond either end; None without questions in common."""
-    shared = _shared([*before, *after])
-    if not shared:
-        return None
-    labels = named(shared, clusters)
-    tables = [_table(group, shared) for group in (before, after)]
-    differences_Q = tables[1].mean(axis=0) - tables[0].mean(axis=0)
-    within = gain_interval(differences_Q.tolist(), labels, samples=samples * min(len(before), len(after)), k=k)
-    of_seeds = _of_seeds(tables[1:] if is_fixed else tables, labels)
-    of_questions = _of_questions(differences_Q, labels)
-
-    def interval(tail: float) -> Estimate:
-        squared = sum(variance * quantile**2 for variance, quantile in _parts(of_questions, of_seeds, tail))
-        return _widened(within(tail), math.sqrt(squared), bounds=(-1.0, 1.0))
-
-    return interval
 
 
 def _shared(runs: Sequence[Run]) -> list[str]:

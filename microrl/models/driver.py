@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -40,9 +39,9 @@ def is_here() -> bool:
     return PROC.exists() or shutil.which(TOOL) is not None
 
 
-def is_hidden(environment: Mapping[str, str] = os.environ) -> bool:
+def is_hidden() -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides all GPUs on purpose: it is empty or -1."""
-    return environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
 
 
 def version() -> str | None:

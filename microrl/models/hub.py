@@ -63,7 +63,7 @@ def _has_weights(folder: Path) -> bool:
     if not index.is_file():
         return (folder / "model.safetensors").is_file()
     try:
-        found: _Index = read_json(index, _Index, follow=True)
+        found = read_json(index, _Index, follow=True)
     except BadFile:
         return False
     return all((folder / name).is_file() for name in set(found.weight_map.values()))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from microrl.config import RunConfig
 from microrl.config.adapter import BaseAdapterConfig
-from microrl.config.adapters import LoraConfig
 from microrl.limits import (
     CANARY_RANK,
     CPU_CACHE_BYTES,
@@ -36,7 +35,6 @@ CHUNK_BUFFERS = 5
 """fp32 tensors of the log-probability chunk at their most: logits, their copy, probabilities, products, narrow ones."""
 SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
-DEFAULT_LENGTH = 4096
 
 
 def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, length: int) -> int:
@@ -53,26 +51,18 @@ def saved_bytes(adapter: BaseAdapterConfig, shape: Shape, *, dtype_bytes: int, l
 
 
 def micro_batch_tokens(
-    shape: Shape,
-    *,
-    dtype_bytes: int,
-    room_bytes: float,
-    checkpointing: bool,
-    on_cpu: bool = False,
-    adapter: BaseAdapterConfig | None = None,
-    length: int = DEFAULT_LENGTH,
+    shape: Shape, *, dtype_bytes: int, room_bytes: float | None, checkpointing: bool, adapter: BaseAdapterConfig, length: int
 ) -> int:
     """Tokens (prompts and padding included) of one forward and backward pass that fit into `room_bytes`, within bounds.
 
-    `length` is the longest row, in tokens; no adapter stands for the default one. On a CPU the rule is a plain one, by shapes
-    alone: a micro-batch of another size changes the last bit of the gradients.
+    `length` is the longest row, in tokens. None for the room: on a CPU, where the rule is a plain one, by shapes alone, since a
+    micro-batch of another size changes the last bit of the gradients.
     """
-    if on_cpu:
-        is_lean = dtype_bytes == 4 and (adapter or LoraConfig()).is_one_product  # see `microrl.models.gated_mlp`
+    if room_bytes is None:
+        is_lean = dtype_bytes == 4 and adapter.is_one_product  # see `microrl.models.gated_mlp`
         widths = 8 * shape.hidden + 2 * shape.intermediate if is_lean else 10 * shape.hidden + 5 * shape.intermediate
-        per_token = shape.layers * widths * dtype_bytes
-        return max(MIN_TOKENS, int(room_bytes / per_token))
-    per_token = token_bytes(shape, adapter or LoraConfig(), dtype_bytes, length, checkpointing=checkpointing)
+        return max(MIN_TOKENS, int(CPU_ROOM_BYTES / (shape.layers * widths * dtype_bytes)))
+    per_token = token_bytes(shape, adapter, dtype_bytes, length, checkpointing=checkpointing)
     return min(max(MIN_TOKENS, int(room_bytes / (per_token * (1 + FRAGMENTS)))), MAX_TOKENS)
 
 
@@ -247,26 +237,18 @@ def _sleep_level(work: Workload) -> str | int | None:
 def _micro_batch(work: Workload, left: float) -> int:
     """Tokens of a micro-batch: as configured, or what fits into `left` bytes; a single row in any case."""
     config = work.config
-    if config.optim.tokens_per_microbatch is not None:
-        tokens = config.optim.tokens_per_microbatch
-    elif work.device.is_cpu:
-        return micro_batch_tokens(
-            work.shape,
-            dtype_bytes=work.dtype_bytes,
-            room_bytes=CPU_ROOM_BYTES,
-            checkpointing=False,
-            on_cpu=True,
-            adapter=config.adapter,
-        )
-    else:
+    tokens = config.optim.tokens_per_microbatch
+    if tokens is None:
         tokens = micro_batch_tokens(
             work.shape,
             dtype_bytes=work.dtype_bytes,
-            room_bytes=max(left, 0.0),
+            room_bytes=None if work.device.is_cpu else max(left, 0.0),
             checkpointing=work.checkpoints_activations,
             adapter=config.adapter,
             length=work.training_row,
         )
+        if work.device.is_cpu:
+            return tokens
     return max(tokens, work.training_row)
 
 

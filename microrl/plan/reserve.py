@@ -198,5 +198,5 @@ def _largest_batch(built: Served) -> float:
     shape = built.shape
     logits = max(built.rows * (built.head_bytes + 4), SCORED_TOKENS * built.head_bytes) * shape.vocab
     hidden = BATCHED_TOKENS * shape.hidden * built.dtype_bytes
-    embedding = shape.embedding * built.dtype_bytes if built.loads_weights else 0
+    embedding = shape.head * built.dtype_bytes if built.loads_weights else 0
     return float(max(BATCHED_TOKENS * _activations(built), hidden + logits, embedding))

@@ -56,16 +56,46 @@ class Shape:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Shape:
         """From a Hugging Face `config.json`. Raises UserError where sizes are missing."""
-        return _from_config(config)
-
-    @property
-    def embedding(self) -> int:
-        """Parameters of the embedding table."""
-        return self.vocab * self.hidden
+        model_type, note = str(config.get("model_type", "")), None
+        if isinstance(config.get("text_config"), Mapping):
+            note = f"only the language-model part of {model_type} is counted"
+            config = config["text_config"]
+            model_type = str(config.get("model_type", model_type))
+        config = {key: config[other] for key, others in _ALIASES.items() for other in others if other in config} | dict(config)
+        family = _FAMILIES.get(model_type, _LLAMA)
+        if model_type not in _FAMILIES:
+            note = f"unknown architecture {model_type or '(none named)'}: parameters are counted as for Llama"
+        try:
+            hidden, layers = (int(config[key]) for key in ("hidden_size", "num_hidden_layers"))
+            inner = int(config.get("intermediate_size") or 4 * hidden)
+            heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"cannot read the model's size from its configuration: {why}", "pass a text-generation model: --model NAME"
+            ) from None
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
+        tied = config.get("tie_word_embeddings")
+        return cls(
+            model_type=model_type,
+            layers=layers,
+            hidden=hidden,
+            intermediate=inner,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab=vocab,
+            tied=family.tied if tied is None else bool(tied),
+            max_positions=config.get("max_position_embeddings"),
+            linears=_linears(family, config, hidden, inner, heads * head_dim, kv_heads * head_dim),
+            norms_a_layer=family.norms * hidden + (2 * head_dim if family.qk_norms else 0),
+            note=note,
+        )
 
     @property
     def head(self) -> int:
-        """Parameters that the output head multiplies with, whether or not they are the embedding's."""
+        """Parameters that the output head multiplies with, and as many of the embedding table, whether or not they are those."""
         return self.vocab * self.hidden
 
     @property
@@ -77,7 +107,7 @@ class Shape:
     def parameters(self) -> int:
         """All parameters, tied ones once."""
         norms = self.layers * self.norms_a_layer + self.hidden
-        return self.embedding + (0 if self.tied else self.head) + self.body + norms
+        return (1 if self.tied else 2) * self.head + self.body + norms
 
     @property
     def distinct_inputs(self) -> int:
@@ -141,45 +171,6 @@ _ALIASES = {
     "max_position_embeddings": ("n_positions", "max_seq_len"),
 }
 """Other architectures' names for the sizes. Where none says how wide the MLP is, it is 4 x the hidden size, as in GPT-2."""
-
-
-def _from_config(config: Mapping[str, Any]) -> Shape:
-    model_type, note = str(config.get("model_type", "")), None
-    if isinstance(config.get("text_config"), Mapping):
-        note = f"only the language-model part of {model_type} is counted"
-        config = config["text_config"]
-        model_type = str(config.get("model_type", model_type))
-    config = {key: config[other] for key, others in _ALIASES.items() for other in others if other in config} | dict(config)
-    family = _FAMILIES.get(model_type, _LLAMA)
-    if model_type not in _FAMILIES:
-        note = f"unknown architecture {model_type or '(none named)'}: parameters are counted as for Llama"
-    try:
-        hidden, layers = (int(config[key]) for key in ("hidden_size", "num_hidden_layers"))
-        inner = int(config.get("intermediate_size") or 4 * hidden)
-        heads, vocab = int(config["num_attention_heads"]), int(config["vocab_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(
-            f"cannot read the model's size from its configuration: {why}", "pass a text-generation model: --model NAME"
-        ) from None
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or family.head_dim or hidden // heads)
-    tied = config.get("tie_word_embeddings")
-    return Shape(
-        model_type=model_type,
-        layers=layers,
-        hidden=hidden,
-        intermediate=inner,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab=vocab,
-        tied=family.tied if tied is None else bool(tied),
-        max_positions=config.get("max_position_embeddings"),
-        linears=_linears(family, config, hidden, inner, heads * head_dim, kv_heads * head_dim),
-        norms_a_layer=family.norms * hidden + (2 * head_dim if family.qk_norms else 0),
-        note=note,
-    )
 
 
 def _linears(family: _Family, config: Mapping[str, Any], hidden: int, inner: int, queries: int, keys: int) -> tuple[Linear, ...]:

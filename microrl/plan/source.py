@@ -11,7 +11,6 @@ from microrl.config.paths import local_model
 from microrl.errors import UserError
 from microrl.files import read_json
 from microrl.models import hub
-from microrl.plan.known import CONFIGS
 from microrl.plan.shapes import Shape
 
 
@@ -92,3 +91,38 @@ def _from_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
     }
+
+
+def _config(
+    model_type: str, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int, positions: int, *,
+    tied: bool, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "model_type": model_type, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+        "max_position_embeddings": positions, "tie_word_embeddings": tied, **more,
+    }  # fmt: skip
+
+
+def _qwen_1_5b(positions: int, *, tied: bool) -> dict[str, Any]:
+    return _config("qwen2", 1536, 8960, 28, 12, 2, 151936, positions, tied=tied)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    # The model that `microrl.models.tiny` builds.
+    known_models.QUICKSTART: _config("qwen2", 128, 256, 2, 2, 1, 288, 1024, tied=True),
+    "Qwen2.5-1.5B-Instruct": _qwen_1_5b(32768, tied=True),
+    "Qwen2.5-3B-Instruct": _config("qwen2", 2048, 11008, 36, 16, 2, 151936, 32768, tied=True),
+    "Qwen2.5-7B-Instruct": _config("qwen2", 3584, 18944, 28, 28, 4, 152064, 32768, tied=False),
+    "Qwen2.5-Math-1.5B": _qwen_1_5b(4096, tied=True),
+    "Qwen2.5-Math-1.5B-Instruct": _qwen_1_5b(4096, tied=True),
+    "Qwen3-0.6B": _config("qwen3", 1024, 3072, 28, 16, 8, 151936, 40960, tied=True, head_dim=128, attention_bias=False),
+    "DeepSeek-R1-Distill-Qwen-1.5B": _qwen_1_5b(131072, tied=False),
+    "DeepSeek-R1-Distill-Qwen-7B": _config("qwen2", 3584, 18944, 28, 28, 4, 152064, 131072, tied=False),
+    "DeepScaleR-1.5B-Preview": _qwen_1_5b(131072, tied=False),
+    "SmolLM2-135M-Instruct": _config("llama", 576, 1536, 30, 9, 3, 49152, 8192, tied=True),
+    "Llama-3.2-1B-Instruct": _config("llama", 2048, 8192, 16, 32, 8, 128256, 131072, tied=True, head_dim=64),
+    "Llama-3.2-3B-Instruct": _config("llama", 3072, 8192, 28, 24, 8, 128256, 131072, tied=True, head_dim=128),
+    "gemma-3-1b-it": _config("gemma3_text", 1152, 6912, 26, 4, 1, 262144, 32768, tied=True, head_dim=256),
+}
+"""The papers' models by the end of their hub ids, as far as a `config.json` there decides a size."""

@@ -48,14 +48,8 @@ class ActivationBudget(NamedTuple):
 
     def tokens(self, *, checkpointing: bool) -> int:
         """Tokens of a micro-batch, as the plan counts them."""
-        room = memory.CPU_ROOM_BYTES if self.bytes is None else self.bytes
         return memory.micro_batch_tokens(
-            self.shape,
-            dtype_bytes=self.dtype_bytes,
-            room_bytes=room,
-            checkpointing=checkpointing,
-            on_cpu=self.bytes is None,
-            **self._row,
+            self.shape, dtype_bytes=self.dtype_bytes, room_bytes=self.bytes, checkpointing=checkpointing, **self._row
         )
 
 

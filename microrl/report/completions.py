@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from microrl.files import BadFile, open_regular
+from microrl import files
+from microrl.files import BadFile
 from microrl.report.history import History, finite
 from microrl.run import rollouts
 from microrl.terminal import printable
@@ -73,19 +73,14 @@ def read_lines(path: Path, notes: list[str], most: int = MAX_LINES) -> Iterator[
     """The completions of a file, each with its group's prompt; what is behind damage is left out, with a note."""
     prompt, question = "", None
     try:
-        with open_regular(path) as raw, gzip.GzipFile(fileobj=raw) as file:
-            for _ in range(most):
-                text = file.readline(rollouts.LONGEST_LINE)
-                if not text:
-                    return
-                line = json.loads(text)
-                if not isinstance(line, dict):
-                    raise ValueError("a line is no object")
-                if line.get("question") != question or line.get("prompt"):
-                    prompt, question = str(line.get("prompt") or ""), line.get("question")
-                yield line | {"prompt": prompt}
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError, BadFile) as error:
-        notes.append(f"{path.name} is damaged: {error}")
+        for number, text in enumerate(islice(files.read_lines(path), most), 1):
+            if (line := files.json_object(text)) is None:
+                raise BadFile(f"{path} is damaged: line {number} is no JSON object")
+            if line.get("question") != question or line.get("prompt"):
+                prompt, question = str(line.get("prompt") or ""), line.get("question")
+            yield line | {"prompt": prompt}
+    except BadFile as error:
+        notes.append(error.message)
 
 
 def answered(history: History) -> str:

@@ -19,6 +19,7 @@ from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
 from microrl.report.places import COLUMNS, mark_of, marks, place_of, positions, unit_of_time, validations
 from microrl.run.metrics import custom_parts, part
+from microrl.run.summary import Side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,12 +94,8 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
 
 def _evaluated(history: History, side: str) -> tuple[float, float, float] | None:
     """Held-out accuracy and the ends of its interval; `side`: before or after."""
-    interval = history.outcome("eval", side, "ci95")
-    values = [finite(history.outcome("eval", side, "accuracy")), *map(finite, interval if isinstance(interval, list) else [])]
-    if len(values) != 3 or None in values:
-        return None
-    found, low, high = (value or 0.0 for value in values)
-    return found, low, high
+    stored: Side | None = getattr(history.evaluated, side)
+    return None if stored is None else (stored.accuracy, *stored.ci95)
 
 
 def _phases(axes: Axes, histories: Sequence[History], by: str) -> None:
@@ -130,7 +127,8 @@ def _forecast(axes: Axes, histories: Sequence[History], by: str) -> None:
         actual = reduced(steps, [s / unit_s for s in seconds])
         hover.show(axes, shown_text(history.name) if len(histories) > 1 else label, *actual)
         axes.plot(*actual, style, color=colour, label="actual")
-        made, count = (finite(history.outcome("forecast", name)) for name in ("made_after_steps", "steps"))
+        forecast = None if history.summary is None else history.summary.forecast
+        made, count = (None, None) if forecast is None else (forecast.made_after_steps, forecast.steps)
         known = [(step, s) for step, s in zip(steps, seconds) if made is not None and step <= made]
         if len(known) > 1 and made is not None and count is not None:
             (first, first_s), (last, last_s) = known[0], known[-1]

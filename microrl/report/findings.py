@@ -116,15 +116,13 @@ def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
 
 def updates(history: History) -> int:
     """Steps that changed the weights that the run ended with, those of SFT included."""
-    sft, undone = history.outcome("sft", "steps"), history.undone()
-    made = sum(_cause(history, row) is None for row in history.rows if row["step"] not in undone)
-    return made + (sft if isinstance(sft, int) else 0)
+    undone = history.undone()
+    return history.sft_steps + sum(_cause(history, row) is None for row in history.rows if row["step"] not in undone)
 
 
 def updates_said(history: History, count: int) -> str:
     """The number of `updates` in words."""
-    sft = history.outcome("sft", "steps")
-    of_sft = f", {sft} of them by SFT" if sft else ""
+    of_sft = f", {history.sft_steps} of them by SFT" if history.sft_steps else ""
     return f"{counted(count, 'update')}{' that the guard has left' if history.undone() else ''}{of_sft}"
 
 
@@ -167,7 +165,7 @@ def _advice(history: History, event: Event) -> str:
         is_guard = event.kind == "guard"
         given = advise(str(event.details.get("rule")), history.setting) if is_guard else EVENTS[event.kind]
     given = given.replace("{path}", str(history.path))
-    if event.kind not in ENDINGS or "microrl train --resume" in given or not (history.rows or history.outcome("sft", "steps")):
+    if event.kind not in ENDINGS or "microrl train --resume" in given or not (history.rows or history.sft_steps):
         return given
     resume = event.details.get("resume", f"microrl train --resume {history.path}")
     remedy = event.details.get("remedy")
@@ -194,7 +192,7 @@ def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
 
 def _killed(history: History) -> Iterator[Finding]:
     """A run without a summary has neither ended nor failed; events of an earlier process do not explain its end."""
-    if history.summary or history.is_running:
+    if history.has_ended or history.is_running:
         return
     done = f"after {len(history.rows)} finished steps" if history.rows else "before its first step was finished"
     beat = heartbeat.read(history.path)
@@ -262,20 +260,20 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
 
 def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
     """What there was too little of."""
-    setting, outcome = history.setting, history.outcome
+    setting, ended, made = history.setting, history.summary, history.sft_steps
     more = "give the run more time: --hours"
-    made, wanted = outcome("sft", "steps"), setting("sft.steps")
-    if isinstance(made, int) and isinstance(wanted, int) and made < wanted:
+    wanted = setting("sft.steps")
+    if ended is not None and ended.sft is not None and isinstance(wanted, int) and made < wanted:
         minutes = setting("sft.minutes")
         advice = more if minutes is None else f"raise sft.minutes (now {minutes:g})"
         yield Finding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice, not is_clear)
-    steps, bound = outcome("steps"), setting("budget.steps")
-    is_done, only_sft = outcome("status") == "done", bool(setting("sft.only"))
-    is_cut = is_done and not only_sft and isinstance(steps, int) and isinstance(bound, int) and steps < bound
-    if is_cut:
-        yield Finding("steps cut", f"only {steps} of {bound} steps were made before the time was up", more, not is_clear)
+    bound, only_sft = setting("budget.steps"), bool(setting("sft.only"))
+    is_done = ended is not None and ended.status == "done"
+    is_cut = ended is not None and is_done and not only_sft and isinstance(bound, int) and ended.steps < bound
+    if ended is not None and is_cut:
+        yield Finding("steps cut", f"only {ended.steps} of {bound} steps were made before the time was up", more, not is_clear)
     count = updates(history)
-    by_rl = count if only_sft or not isinstance(made, int) else count - made
+    by_rl = count if only_sft else count - made
     if 0 < by_rl < FEW_UPDATES and (history.rows or only_sft):
         advice = _for_more_updates(history, by_rl if count >= FEW_UPDATES else count, is_cut=is_cut) if is_done else ""
         only = "only " if count < FEW_UPDATES else ""
@@ -284,34 +282,34 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         else:
             few = "the gain may be SFT's alone" if is_clear else "too few by reinforcement learning to expect an effect of it"
         yield Finding("few updates", f"{only}{updates_said(history, count)}: {few}", advice, is_serious=is_done and not is_clear)
-    hours, spent = (finite(outcome(name)) for name in ("hours_budget", "hours_spent"))
-    if is_done and bound is None and hours and spent is not None and spent < (1 - UNUSED) * hours:
-        rest_s, steps_s = (hours - spent) * 3600, history.series("time/step")[1]
-        evaluation_s = finite(outcome("eval", "after", "seconds")) or 0.0
+    hours = ended.hours_budget if ended is not None else None
+    if ended is not None and is_done and bound is None and hours and ended.hours_spent < (1 - UNUSED) * hours:
+        left, steps_s = hours - ended.hours_spent, history.series("time/step")[1]
+        evaluation_s = finite(history.evaluations.get("held-out-after", {}).get("seconds")) or 0.0
         step = f"a further step of up to {max(steps_s):.0f} s" if steps_s else "a further step"
         smaller = "make steps smaller (sampling.prompts_per_step), "
-        if evaluation_s > 0.1 * rest_s:  # what was kept for it is at least as much
+        if evaluation_s > 0.1 * left * 3600:  # what was kept for it is at least as much
             step += " and what was kept for the final evaluation"
             smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "
-        left = f"{_hours(hours - spent)} of {_hours(hours)} were left"
-        yield Finding("budget unused", f"{left}: too short for {step}", f"{smaller}or raise --hours")
+        said = f"{_hours(left)} of {_hours(hours)} were left: too short for {step}"
+        yield Finding("budget unused", said, f"{smaller}or raise --hours")
 
 
 def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
     """How a run that has done what it was told makes `FEW_UPDATES` updates; empty where more steps would not be more updates."""
-    setting, sft = history.setting, history.outcome("sft", "steps")
+    setting, sft = history.setting, history.sft_steps
     if any(True for _ in _no_update(history)):
         return ""
     is_only_sft, minutes = bool(setting("sft.only")), finite(setting("sft.minutes"))
     bound, size = ("sft.steps", "sft.batch") if is_only_sft else ("budget.steps", "sampling.prompts_per_step")
-    made = (sft if isinstance(sft, int) else 0) if is_only_sft else len(history.rows)
+    made = sft if is_only_sft else len(history.rows)
     is_cut |= is_only_sft and made != setting(bound)
     rest = max(FEW_UPDATES - count, 0) + made
     if not is_cut and setting(bound) is not None:
         return f"raise {bound} (now {setting(bound)}) to {rest} or more"
-    is_by_minutes = minutes is not None and isinstance(sft, int) and setting("sft.steps") is None and sft < FEW_UPDATES
+    is_by_minutes = minutes is not None and setting("sft.steps") is None and sft < FEW_UPDATES
     step_s = None if is_only_sft else _mean(history, "time/step")
-    key, time, unit_s = "--hours ", finite(history.outcome("hours_budget")), 3600.0
+    key, time, unit_s = "--hours ", history.summary.hours_budget if history.summary is not None else None, 3600.0
     if is_only_sft and is_by_minutes:
         key, time, unit_s = "sft.minutes=", minutes, 60.0
     said = f"give the run more time: {key.strip(' =')}"

@@ -6,7 +6,6 @@ that is still going, or that was killed in the middle of a line, is drawn as far
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from microrl import files
 from microrl.errors import UserError
-from microrl.files import BadFile
+from microrl.files import BadFile, Count
 from microrl.run import follow, rollouts
 from microrl.run.folder import RunFolder
-from microrl.run.summary import refuse_later
+from microrl.run.summary import NAME, Evaluations, Summary, Written, read_if_there
+from microrl.terminal import counted
 
 Row = dict[str, float | None]
 """A line of `metrics.jsonl`: numbers by name."""
@@ -42,7 +44,8 @@ class Event:
 
 @dataclass(slots=True)
 class History:
-    """All that is drawn of a run. `config` and `summary` are the trees of their files, empty where there is none."""
+    """All that is drawn of a run. `config`, `environment` and `inspection` are the trees of their files, empty where there is
+    none."""
 
     path: Path
     name: str
@@ -50,7 +53,8 @@ class History:
     config: Mapping[str, Any]
     rows: list[Row]
     events: list[Event]
-    summary: Mapping[str, Any]
+    summary: Summary | None
+    """None where there is none, or it is damaged, of which a note speaks."""
     environment: Mapping[str, Any]
     evaluations: dict[str, Mapping[str, Any]]
     """The files of `eval/` by their names, without `.json`."""
@@ -61,7 +65,7 @@ class History:
     is_running: bool = False
 
     @classmethod
-    def load(cls, path: Path, ending: Mapping[str, Any] | None = None) -> History:
+    def load(cls, path: Path, ending: Summary | None = None) -> History:
         """`ending`: the summary of a run that is just ending, instead of its file.
 
         Raises UserError for what is no run folder, and for a summary of a later format.
@@ -73,16 +77,17 @@ class History:
             if not (path / name).exists():
                 return {}
             try:
-                found: dict[str, Any] = files.read_json(path / name, dict[str, Any])
+                return files.read_json(path / name, dict[str, Any])
             except BadFile as error:
                 notes.append(error.message)
                 return {}
-            return found
 
+        summary = ending
         if ending is None:
-            with suppress(BadFile):  # there is none, or it is damaged, of which a note speaks
-                refuse_later(path)
-        summary = tree("summary.json") if ending is None else ending
+            try:
+                summary = read_if_there(path)
+            except BadFile as error:
+                notes.append(error.message)
         written = _written(path, summary)  # before the rows: a run that is going on writes more of them
         history = cls(
             path=path,
@@ -97,7 +102,7 @@ class History:
             notes=notes,
             is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
         )
-        if written is not None and _is_changed(path / "metrics.jsonl", *written):
+        if written is not None and _is_changed(path / "metrics.jsonl", written):
             notes.append(CHANGED)
         for row in history.rows:
             for name, value in row.items():
@@ -142,12 +147,20 @@ class History:
         rank = self.setting("adapter.rank")
         return rank if isinstance(rank, int) and 0 < rank < 2**31 else None
 
-    def outcome(self, *keys: str) -> Any:
-        """A value of `summary.json`, None where there is none."""
-        found: Any = self.summary
-        for key in keys:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has come to an end, well or not, whose record may be damaged."""
+        return self.summary is not None or (self.path / NAME).exists()
+
+    @property
+    def evaluated(self) -> Evaluations:
+        """What the run's summary says of the evaluations before and after training."""
+        return Evaluations() if self.summary is None else self.summary.eval
+
+    @property
+    def sft_steps(self) -> int:
+        """Steps of the supervised phase, as far as the run has ended."""
+        return self.summary.sft.steps if self.summary is not None and self.summary.sft is not None else 0
 
     def entropies(self) -> tuple[float, float, float] | None:
         """Entropy on the held-out questions before and after training, nats per token, and the relative change: dH_rel of micro,
@@ -174,8 +187,9 @@ class History:
         """How the run stands, in a word or two."""
         if self.is_running:
             return "still running"
-        said = self.outcome("status")
-        return str(said) if isinstance(said, str) else "not finished"
+        if self.summary is not None:
+            return self.summary.status
+        return "unknown" if self.has_ended else "not finished"
 
 
 def load_all(paths: Sequence[Path]) -> list[History]:
@@ -209,38 +223,29 @@ def finite(value: Any) -> float | None:
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """The objects of a file of lines; a note where a line is none. Of a last line without an end nothing is said: it is being
     written, or its writer was killed."""
-    if not path.exists():
-        return []
-    try:
-        content = files.read_bytes(path, MAX_BYTES)
-    except BadFile as error:
-        notes.append(error.message)
-        return []
-    whole, _, _ = content.rpartition(b"\n")
-    found, damaged = [], 0
-    for line in whole.splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            found.append(value)
-        else:
-            damaged += 1
-    if damaged:
-        notes.append(f"{path.name}: {damaged} damaged {'line' if damaged == 1 else 'lines'} left out")
+    lines = follow.Lines(path)
+    found = lines.new(MAX_BYTES)
+    if lines.error:
+        notes.append(lines.error)
+    if lines.damaged:
+        notes.append(f"{path.name}: {counted(lines.damaged, 'damaged line')} left out")
     return found
 
 
-def _written(path: Path, summary: Mapping[str, Any]) -> tuple[int, str] | None:
-    """(bytes, their SHA-256) of what the run has written into `metrics.jsonl`, by its end or by its last checkpoint."""
-    claim = summary.get("metrics")
-    size, digest = (claim.get("bytes"), claim.get("sha256")) if isinstance(claim, Mapping) else (None, None)
-    if claim is None and (saved := _checkpoints(path)):
+def _written(path: Path, summary: Summary | None) -> Written | None:
+    """What the run has written into `metrics.jsonl`, by its end or by its last checkpoint."""
+    if summary is not None and summary.metrics is not None:
+        return summary.metrics
+    if saved := _checkpoints(path):
         with suppress(BadFile):  # removed meanwhile, or damaged, of which resuming speaks
-            state: dict[str, Any] = files.read_json(saved[-1] / "state.json", dict[str, Any])
-            size, digest = state.get("metrics_offset"), state.get("metrics_sha256")
-    return (size, digest) if isinstance(size, int) and isinstance(digest, str) and 0 <= size <= MAX_BYTES else None
+            state = files.read_json(saved[-1] / "state.json", _State)
+            return Written(bytes=state.metrics_offset, sha256=state.metrics_sha256)
+    return None
+
+
+class _State(BaseModel):
+    metrics_offset: Count
+    metrics_sha256: str
 
 
 def _checkpoints(path: Path) -> list[Path]:
@@ -248,11 +253,11 @@ def _checkpoints(path: Path) -> list[Path]:
     return sorted(state.parent for state in path.glob("checkpoints/step-*/state.json") if state.parent.name[5:].isdecimal())
 
 
-def _is_changed(path: Path, size: int, digest: str) -> bool:
+def _is_changed(path: Path, written: Written) -> bool:
     try:
-        return files.sha256(path, size).hexdigest() != digest
+        return written.bytes <= MAX_BYTES and files.sha256(path, written.bytes).hexdigest() != written.sha256
     except FileNotFoundError:
-        return size > 0
+        return written.bytes > 0
     except (OSError, BadFile):
         return False  # a note says that it cannot be read
 

@@ -15,7 +15,7 @@ from microrl.report.completions import shown_text
 from microrl.report.findings import FEW_UPDATES, Finding, updates
 from microrl.report.history import History
 from microrl.report.verdict import Verdict, judge
-from microrl.terminal import alike
+from microrl.terminal import alike, counted
 
 CUT = ("evaluation cut", "SFT cut")
 """Kinds of findings that are told although they are not serious."""
@@ -30,7 +30,7 @@ def learned_nothing(history: History) -> bool:
 
 def told_of(histories: Sequence[History], noun: str) -> list[str]:
     """Sentences such as `In 2 of 4 trials, no update: ...`, the most frequent first. `noun`: what a run is called."""
-    of = f"of {len(histories)} {noun}{'s' * (len(histories) != 1)}"
+    of = f"of {counted(len(histories), noun)}"
     by_kind: dict[str, list[Finding]] = {}
     for history in histories:
         seen = {one.kind: one for one in reversed(judge(history).findings)}
@@ -82,7 +82,7 @@ def compared(answer: Answer) -> list[tuple[str, ...]]:
     """(difference of what, its value in points, p, adjusted p, verdict) of each comparison of an answer."""
     return [
         (
-            shown_text(f"{one.second} - {one.first}"), "" if one.difference is None else _points(one.difference),
+            shown_text(f"{one.second} - {one.first}"), "" if one.difference is None else one.difference.text("+.1f", 100),
             *("" if p is None else f"{p:.2g}" for p in (one.p, one.p_adjusted)), "yes" if one.is_told_apart else "no",
         )
         for one in answer.pairs
@@ -96,7 +96,7 @@ def outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
         verdict = judge(history)
         gain = verdict.gain
         measured = ("", "", "") if gain is None else (
-            f"{gain.before:.3f}", f"{gain.after:.3f}", _points(Estimate(gain.mean, (gain.low, gain.high))),
+            f"{gain.before:.3f}", f"{gain.after:.3f}", Estimate(gain.mean, (gain.low, gain.high)).text("+.1f", 100),
         )  # fmt: skip
         found.append((shown_text(history.name), history.status(), str(verdict.updates), *measured, verdict.outcome))
     return found
@@ -141,8 +141,3 @@ def _without(tree: Mapping[str, Any], keys: set[str], prefix: str = "") -> dict[
         if f"{prefix}{key}" not in keys and (inside != {} or value == {}):
             found[key] = inside
     return found
-
-
-def _points(estimate: Estimate) -> str:
-    low, high = estimate.ci95
-    return f"{100 * estimate.mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, FEW_UPDATES, Finding, findings, updates, updates_said
 from microrl.report.history import History, finite
+from microrl.run.summary import NAME
 from microrl.terminal import counted
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
@@ -24,7 +25,7 @@ class Gain:
     """Accuracies on the held-out questions that were answered both before and after training, and their mean difference with its
     95 % interval. `left_out`: questions that one side alone has answered."""
 
-    questions: int | None
+    questions: int
     samples: int | None
     before: float
     after: float
@@ -37,12 +38,11 @@ class Gain:
 
     def __str__(self) -> str:
         name = "Accuracy" if self.metric == "accuracy" else self.metric
-        on = f"on {self.questions} held-out questions" if self.questions is not None else "on held-out questions"
         each = f" ({self.samples} samples each)" if self.samples is not None else ""
         rest = f"; {self.left_out} more were answered before or after training alone, and do not count" if self.left_out else ""
         return (
-            f"{name} {on}{each}: {self.before:.3f} before, {self.after:.3f} after training. Paired gain {self.mean:+.3f}, "
-            f"95 % interval [{self.low:+.3f}, {self.high:+.3f}]{rest}"
+            f"{name} on {self.questions} held-out questions{each}: {self.before:.3f} before, {self.after:.3f} after training. "
+            f"Paired gain {self.mean:+.3f}, 95 % interval [{self.low:+.3f}, {self.high:+.3f}]{rest}"
         )
 
 
@@ -89,10 +89,7 @@ def judge(history: History) -> Verdict:
     is_clear = gain is not None and (gain.low > 0 or gain.high < 0) and not init
     found = tuple(findings(history, is_clear=is_clear))
     outcome = _outcome(history, found, count, gain)
-    stored = history.outcome("eval")
-    names = [str(name) for name in stored] if isinstance(stored, Mapping) else []
-    metrics = [name.removeprefix("paired_gain_") for name in names if name.startswith("paired_gain_")]
-    more = tuple(one for metric in metrics if (one := gain_of(history, metric)) is not None)
+    more = tuple(one for metric in history.evaluated.more_gains() if (one := gain_of(history, metric)) is not None)
     said = _sentences(history, outcome, gain, found, _little(updates_said(history, count), found))
     more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []
@@ -102,26 +99,18 @@ def judge(history: History) -> Verdict:
 
 def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
     """The gain in accuracy or in `pass@K`; None where it was not measured. Its numbers are of the same questions."""
-    name = "paired_gain" if metric == "accuracy" else f"paired_gain_{metric}"
-    sides = [history.outcome("eval", side) for side in ("before", "after")]
-    estimate = estimate_of(history.outcome("eval", name))
-    if estimate is None or not all(isinstance(side, Mapping) for side in sides):
+    stored = history.evaluated
+    gain = stored.paired_gain if metric == "accuracy" else stored.more_gains().get(metric)
+    if gain is None or stored.before is None or stored.after is None:
         return None
-    gain = history.outcome("eval", name)
-    counts = [side.get("questions") for side in sides]
-    shared = gain.get("questions", counts[1])
-    values = [finite(gain.get(side)) for side in ("before", "after")]
-    if None in values:
-        wholes = [side.get(metric) for side in sides]
-        values = [finite(whole.get("mean") if isinstance(whole, Mapping) else whole) for whole in wholes]
-    if values[0] is None or values[1] is None:
-        return None
+    before = stored.before.accuracy if gain.before is None else gain.before
+    after = stored.after.accuracy if gain.after is None else gain.after
     samples = history.evaluations.get("held-out-after", {}).get("samples")
-    known = [count for count in counts if isinstance(count, int)]
-    left_out = sum(known) - 2 * shared if len(known) == 2 and isinstance(shared, int) else 0
+    shared = stored.after.questions if gain.questions is None else gain.questions
+    left_out = stored.before.questions + stored.after.questions - 2 * shared
     return Gain(
-        shared if isinstance(shared, int) else None, samples if isinstance(samples, int) else None,
-        values[0], values[1], *estimate, left_out=max(left_out, 0), metric=shown_text(metric),
+        shared, samples if isinstance(samples, int) else None, before, after, gain.mean, *gain.ci95,
+        left_out=max(left_out, 0), metric=metric,
     )  # fmt: skip
 
 
@@ -153,12 +142,12 @@ def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gai
 
 def _missing(history: History) -> str:
     """Which evaluation a run without a gain lacks, and what the other one found."""
-    before, after = (isinstance(history.outcome("eval", side), Mapping) for side in ("before", "after"))
-    if not before:
+    if history.summary is None and history.has_ended:
+        return f"{NAME} is damaged"
+    before, after = history.evaluated.before, history.evaluated.after
+    if before is None:
         return f"The evaluation{' before' if after else 's before and after'} training {'is' if after else 'are'} missing"
-    accuracy = finite(history.outcome("eval", "before", "accuracy"))
-    found = "" if accuracy is None else f" (accuracy before training: {accuracy:.3f})"
-    return f"The evaluation after training is missing{found}"
+    return f"The evaluation after training is missing (accuracy before training: {before.accuracy:.3f})"
 
 
 def _sentences(history: History, outcome: Outcome, gain: Gain | None, found: tuple[Finding, ...], little: str) -> list[str]:
@@ -179,9 +168,9 @@ def _sentences(history: History, outcome: Outcome, gain: Gain | None, found: tup
 def _failure(history: History, found: tuple[Finding, ...]) -> list[str]:
     """First of all that a run has not come to its end, if it has not."""
     failed = [one for one in found if one.kind in ("killed", *ENDINGS) and one.is_serious]
-    if history.is_running or not failed or history.outcome("status") in ("done", "stopped"):
+    if history.is_running or not failed or history.status() in ("done", "stopped"):
         return []
-    is_untrained = not history.rows and not history.outcome("sft", "steps")
+    is_untrained = not history.rows and not history.sft_steps
     return [f"{'Nothing was trained' if is_untrained else 'The run did not finish'}: {failed[0].message.rstrip('.')}."]
 
 

@@ -29,11 +29,10 @@ class Evaluated:
 def facts(history: History) -> list[tuple[str, str]]:
     """What was trained, on what, how long and at what cost: names and values."""
     setting, environment, last = history.setting, history.environment, history.rows[-1] if history.rows else {}
-    steps, hours = history.outcome("steps"), history.outcome("hours_budget") or setting("budget.hours")
-    spent, cost = history.outcome("hours_spent"), history.outcome("cost_usd")
-    if spent is None and (elapsed_s := last.get("budget/elapsed_s")) is not None:
-        spent = elapsed_s / 3600
-    cost = last.get("budget/cost_usd") if cost is None else cost
+    ended, elapsed_s = history.summary, last.get("budget/elapsed_s")
+    hours = (ended.hours_budget if ended is not None else None) or setting("budget.hours")
+    spent = ended.hours_spent if ended is not None else None if elapsed_s is None else elapsed_s / 3600
+    cost = ended.cost_usd if ended is not None else last.get("budget/cost_usd")
     price, tokens = setting("budget.price"), sum(row.get("tokens/generated") or 0 for row in history.rows)
     sampling = [
         setting(f"sampling.{name}", "?") for name in ("prompts_per_step", "group_size", "max_completion_tokens", "temperature")
@@ -49,7 +48,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {_rate(history)}",
         **_sft(history),
         "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
-        "steps": f"{steps if isinstance(steps, int) else len(history.rows):,}, {tokens:,.0f} completion tokens",
+        "steps": f"{ended.steps if ended is not None else len(history.rows):,}, {tokens:,.0f} completion tokens",
         "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
         "cost": f"${_number(cost, '.2f')} at ${price} an hour" if price is not None else "unknown: no price per hour was given",
         "machine": f"{_gpu(environment.get('gpu'))}, {environment.get('cpus', '?')} CPU cores, engine "
@@ -125,11 +124,10 @@ def _adapter(history: History) -> str:
 
 def _sft(history: History) -> dict[str, str]:
     """The phase before reinforcement learning, if there was one."""
-    steps, seconds, first, last = (history.outcome("sft", name) for name in ("steps", "seconds", "first_loss", "last_loss"))
-    if not isinstance(steps, int):
+    if history.summary is None or (sft := history.summary.sft) is None:
         return {}
-    losses = f"loss {_number(first, '.3f')} -> {_number(last, '.3f')}"
-    return {"SFT": f"{steps:,} steps of {history.setting('sft.batch', '?')} solutions in {_number(seconds, '.0f')} s, {losses}"}
+    losses = f"loss {_number(sft.first_loss, '.3f')} -> {_number(sft.last_loss, '.3f')}"
+    return {"SFT": f"{sft.steps:,} steps of {history.setting('sft.batch', '?')} solutions in {sft.seconds:.0f} s, {losses}"}
 
 
 def _trained(history: History) -> str:

@@ -211,7 +211,7 @@ def set_aside(folder: Path) -> Path:
 def read_state(folder: Path) -> State:
     """The state stored in a checkpoint. Raises BadFile."""
     path = folder / _STATE
-    state: State = files.read_json(path, State, is_consistent=True)
+    state = files.read_json(path, State, is_consistent=True)
     best = state.validation
     if max(best.step, best.best_step or 0) > state.step or (best.best_step is None) != (best.best_accuracy is None):
         raise BadFile(f"{path} is damaged: `validation` has step {best.step} and best step {best.best_step}")

@@ -98,5 +98,4 @@ def keep(folder: RunFolder, found: Record) -> None:
 
 def recorded(folder: RunFolder) -> Record | None:
     """The record of a run; None if there is none. Raises BadFile if it is damaged."""
-    found: Record | None = folder.read_if_there(RECORD, Record)
-    return found
+    return folder.read_if_there(RECORD, Record)

@@ -82,8 +82,7 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
 
 def recorded(folder: RunFolder) -> Record | None:
     """The record of a run; None if there is none. Raises BadFile if it is damaged."""
-    found: Record | None = folder.read_if_there(RECORD, Record)
-    return found
+    return folder.read_if_there(RECORD, Record)
 
 
 def is_same(run: RunFolder | None, config: RunConfig, found: Fingerprint) -> bool | None:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
-from microrl.files import BadFile
+from microrl.files import BadFile, Value
 from microrl.run import locks, rollouts, summary
 from microrl.terminal import printable
 
@@ -94,7 +94,7 @@ class RunFolder:
     def is_one(cls, path: Path) -> bool:
         """Whether a folder is a run folder (and not, say, a model), by its configuration or the files that a run writes."""
         try:
-            config: dict[str, Any] = files.read_json(path / "config.json", dict[str, Any])
+            config = files.read_json(path / "config.json", dict[str, Any])
         except (BadFile, ValueError):
             return any(os.path.lexists(path / name) for name in ("metrics.jsonl", "events.jsonl", "heartbeat.json"))
         return {"budget", "sampling", "adapter"} <= config.keys()
@@ -171,7 +171,7 @@ class RunFolder:
             return folder
         for found in cls._all_in(root, with_trials=False):  # those belong to their sweep
             try:
-                theirs: dict[str, Any] = files.read_json(found / "config.json", dict[str, Any])
+                theirs = files.read_json(found / "config.json", dict[str, Any])
             except BadFile:
                 continue  # unreadable: not this run
             if theirs == config and not (folder := cls.open(found)).is_done():
@@ -195,7 +195,7 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The run's `config.json`, not validated. Raises BadFile."""
-        tree: dict[str, Any] = self.read_json("config.json", dict[str, Any])
+        tree = self.read_json("config.json", dict[str, Any])
         return tree
 
     def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:
@@ -207,11 +207,11 @@ class RunFolder:
         except UserError as error:
             raise UserError(f"{self.path / 'config.json'}: {error.message}", error.hint) from None
 
-    def read_json(self, name: str, kind: Any) -> Any:
+    def read_json(self, name: str, kind: type[Value]) -> Value:
         """A JSON file as `kind`; see `files.read_json`. Raises BadFile."""
         return files.read_json(self.path / name, kind)
 
-    def read_if_there(self, name: str, kind: Any) -> Any:
+    def read_if_there(self, name: str, kind: type[Value]) -> Value | None:
         """As `read_json`; None where there is no such file."""
         return self.read_json(name, kind) if (self.path / name).exists() else None
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+import math
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,18 +34,27 @@ class Lines:
     A run that goes back to a checkpoint cuts its files: they are then read again from their beginning.
     """
 
+    damaged = 0
+    """Lines that were left out."""
+    error = ""
+    """Why not everything could be read."""
+
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
-    def new(self) -> list[dict[str, Any]]:
-        """The objects of the lines since the last call; lines that are damaged are left out."""
+    def new(self, limit: float = math.inf) -> list[dict[str, Any]]:
+        """The objects of the lines since the last call; lines that are damaged are left out, as is what is behind `limit`
+        bytes of the file."""
         found: list[dict[str, Any]] = []
         try:
             with files.open_regular(self._path) as file:
-                if file.seek(0, 2) < self._offset:
+                size = file.seek(0, 2)
+                if size < self._offset:
                     self._offset = 0
+                if size > limit:
+                    self.error = f"{self._path} is read up to {limit / 2**20:.0f} MiB"
                 file.seek(self._offset)
-                while block := file.read(CHUNK):
+                while self._offset < limit and (block := file.read(CHUNK)):
                     whole = block[: block.rfind(b"\n") + 1]
                     if not whole and len(block) < CHUNK:
                         break
@@ -55,18 +62,16 @@ class Lines:
                         whole = block
                     self._offset += len(whole)
                     file.seek(self._offset)
-                    found += filter(None, map(_object, whole.splitlines()))
-        except (OSError, BadFile):
+                    objects = [*map(files.json_object, whole.splitlines())]
+                    found += filter(None, objects)
+                    self.damaged += objects.count(None)
+        except FileNotFoundError:
             pass  # not there yet, or not any more
+        except BadFile as error:
+            self.error = error.message
+        except OSError as error:
+            self.error = f"{self._path} cannot be read: {error}"
         return found
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def is_alive(folder: Path) -> bool:
@@ -105,11 +110,10 @@ def is_row(line: dict[str, Any]) -> bool:
 
 def completion(folder: Path, step: int) -> str:
     """The text of a completion of this step; empty if it cannot be read."""
-    try:
-        with gzip.open(folder / rollouts.FOLDER / rollouts.name(step)) as file:
-            return str(json.loads(file.readline(CHUNK))["completion"])
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+    with suppress(BadFile):
+        for line in files.read_lines(folder / rollouts.FOLDER / rollouts.name(step)):
+            return str((files.json_object(line) or {}).get("completion", ""))
+    return ""
 
 
 def steps(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -16,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from microrl.files import STRICT, BadFile, Count, open_regular, said_first
+from microrl.files import STRICT, BadFile, Count, read_lines, said_first
 from microrl.types import Completion, Finish, Group, Prompt, Score
 
 FOLDER = "rollouts"
@@ -24,8 +22,6 @@ TOKEN_GROUPS = 4
 MAX_FLOAT16 = 65504.0
 MAX_CHARACTER = 4
 """Bytes, and so tokens, of a character at most."""
-LONGEST_LINE = 64 * 2**20
-"""Bytes. A longer line is damage."""
 NAME = re.compile(r"step-(\d{6,15})\.jsonl\.gz")
 
 
@@ -149,11 +145,8 @@ def read(path: Path, group_size: int) -> list[Group]:
     """
     lines: list[_Line] = []
     try:
-        with open_regular(path) as raw, gzip.GzipFile(fileobj=raw) as file:
-            while text := file.readline(LONGEST_LINE):
-                lines.append(_Line.model_validate_json(text))
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadFile(f"{path} cannot be read: {error}") from error
+        for text in read_lines(path):
+            lines.append(_Line.model_validate_json(text))
     except ValidationError as error:
         raise BadFile(f"{path} is damaged: line {len(lines) + 1}: {said_first(error)}") from None
     groups = [lines[start : start + group_size] for start in range(0, len(lines), group_size)]

@@ -7,6 +7,7 @@ files of other versions can be read.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,33 +23,76 @@ Status = Literal["done", "stopped", "interrupted", "unproved", "failed"]
 Hours = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Side(BaseModel):
-    """The held-out problems before or after training. pass@k for each k is beside these keys."""
-
+class _Part(BaseModel):
     model_config = ConfigDict(extra="allow")
+
+
+class Side(_Part):
+    """The held-out problems before or after training. pass@k for each k is beside these keys."""
 
     accuracy: Fraction
     ci95: tuple[Fraction, Fraction]
     questions: Count
 
 
-class Gain(BaseModel):
-    """Mean over the problems that were answered before and after."""
-
-    model_config = ConfigDict(extra="allow")
+class Gain(_Part):
+    """Mean over the problems that were answered before and after; their number, and their means on either side."""
 
     mean: FiniteFloat
     ci95: tuple[FiniteFloat, FiniteFloat]
+    questions: Count | None = None
+    before: FiniteFloat | None = None
+    after: FiniteFloat | None = None
 
 
-class Evaluations(BaseModel):
-    """What was evaluated, with the gain of accuracy; that of each pass@k is beside it."""
+class Evaluations(_Part):
+    """What was evaluated, with the gain of accuracy; that of each pass@k is beside it, as `paired_gain_pass@8`."""
 
-    model_config = ConfigDict(extra="allow")
-
+    __pydantic_extra__: dict[str, Annotated[Gain | Any, Field(union_mode="left_to_right")]]
     before: Side | None = None
     after: Side | None = None
     paired_gain: Gain | None = None
+
+    def more_gains(self) -> dict[str, Gain]:
+        """The gains in pass@k, by their names."""
+        return {
+            match[1]: value
+            for name, value in self.__pydantic_extra__.items()
+            if (match := _PASS_K.fullmatch(name)) and isinstance(value, Gain) and value.before is not None
+        }
+
+
+_PASS_K = re.compile(r"paired_gain_(pass@\d+)")
+
+
+class Forecast(_Part):
+    """Of the whole run's steps, made after so many of them."""
+
+    steps: Count | None = None
+    made_after_steps: Count | None = None
+
+
+class Sft(_Part):
+    """The supervised phase."""
+
+    steps: Count
+    seconds: Seconds
+    first_loss: float | None = None
+    last_loss: float | None = None
+
+
+class Best(BaseModel):
+    """The best checkpoint on the validation problems."""
+
+    step: Count
+    accuracy: Fraction
+
+
+class Written(BaseModel):
+    """What a run has written into a file."""
+
+    bytes: Count
+    sha256: str
 
 
 class Summary(BaseModel):
@@ -64,14 +108,13 @@ class Summary(BaseModel):
     seconds_by_phase: dict[str, Seconds] = {}
     cost_usd: FiniteFloat
     trainable_params: Count
-    forecast: dict[str, Any] | None = None
-    sft: dict[str, Any] | None = None
+    forecast: Forecast | None = None
+    sft: Sft | None = None
     """None without a supervised phase."""
-    best: dict[str, Any] | None = None
-    """Step and accuracy of the best checkpoint on the validation problems."""
+    best: Best | None = None
     eval: Evaluations = Evaluations()
-    metrics: dict[str, Any] | None = None
-    """Size and SHA-256 of `metrics.jsonl`; None where it could not be read."""
+    metrics: Written | None = None
+    """`metrics.jsonl`; None where it could not be read."""
     verdict: dict[str, Any] | None = None
     """None where the folder was gone or damaged."""
 
@@ -82,17 +125,11 @@ class Summary(BaseModel):
 
 def read(folder: Path) -> Summary:
     """The summary of the run in a folder. Raises BadFile where it is missing or damaged, and UserError for a later format."""
-    refuse_later(folder)
-    summary: Summary = files.read_json(folder / NAME, Summary)
-    return summary
-
-
-def refuse_later(folder: Path) -> None:
-    """Raise UserError for a summary of a later format, and BadFile where it is missing or no format can be read."""
     path = folder / NAME
-    known: int = files.read_json(path, _Format).format
+    known = files.read_json(path, _Format).format
     if known > FORMAT:
         raise UserError(f"{path} has format {known}, and this version of microrl reads up to {FORMAT}", "update microrl")
+    return files.read_json(path, Summary)
 
 
 def read_if_there(folder: Path) -> Summary | None:

@@ -147,7 +147,7 @@ class SweepFolder:
             raise UserError(f"{path} is not the folder of a sweep: it has no {PLAN}", "pass one that `microrl sweep` has created")
         files.refuse_links(path)
         try:
-            plan: Plan = files.read_json(path / PLAN, Plan)
+            plan = files.read_json(path / PLAN, Plan)
         except BadFile as error:
             raise BadFile(error.message, UNREADABLE) from None
         if len({trial.name for trial in plan.trials}) < len(plan.trials):
@@ -254,7 +254,7 @@ class SweepFolder:
     def elapsed_s(self) -> float:
         """Seconds that earlier processes of the sweep have used; 0 where that cannot be read."""
         try:
-            found: _Clock = files.read_json(self.path / CLOCK, _Clock)
+            found = files.read_json(self.path / CLOCK, _Clock)
         except BadFile:
             return 0.0
         return found.elapsed_s

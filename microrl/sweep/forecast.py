@@ -14,6 +14,7 @@ from microrl.plan import here, make
 from microrl.plan.plan import Plan
 from microrl.plan.source import shape_of
 from microrl.sweep.grid import SEED, Trial, of_trial
+from microrl.terminal import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> 
     raise UserError(
         f"{what} not fit into {hours:g} hours: each needs at least {math.ceil(needed_s):,} s and would get "
         f"{share * 3600:,.{0 if share * 3600 >= 10 else 1}f} s",
-        f"{fitting} trial{'s' * (fitting != 1)} would fit; vary fewer values, or pass {enough}" if fitting else f"pass {enough}",
+        f"{counted(fitting, 'trial')} would fit; vary fewer values, or pass {enough}" if fitting else f"pass {enough}",
     )
 
 

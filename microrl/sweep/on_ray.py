@@ -26,7 +26,7 @@ from microrl.errors import MachineFailure, UserError, invalid_value
 from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import SweepFolder
-from microrl.sweep.schedule import STARTED, Next, side_by_side
+from microrl.sweep.schedule import Next, side_by_side
 from microrl.sweep.sweep import (
     OK,
     STOPPED,
@@ -34,11 +34,10 @@ from microrl.sweep.sweep import (
     Show,
     base_name,
     bases_to_evaluate,
-    bounded,
     end,
     end_base,
-    give_base,
     last_error,
+    make_ready,
 )
 
 SCHEME = "ray"
@@ -177,13 +176,7 @@ def _refuse_what_no_node_has(cpus: int | None) -> None:
 def _made(folder: SweepFolder, found: Next, cpus: int | None) -> tuple[str, str, list[str], int | None]:
     """The arguments of a trial's task; its run folder is made here, where there is none."""
     name, path = found.trial.name, folder.trial(found.trial.name)
-    if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
-        folder.event(name, STARTED, hours=found.hours, rung=found.rung)
-    if not RunFolder.is_one(path):
-        folder.forget(name)
-        config = folder.config(found.trial)
-        RunFolder.create(path, bounded(folder, config, found.hours).model_dump(mode="json"))
-        give_base(folder, config, path)
+    make_ready(folder, found)
     had = RunFolder(path).config()["budget"]["hours"]
     command = ["-m", "microrl", "train", "--resume", str(path.absolute())]
     command += [] if had == found.hours else ["--hours", repr(found.hours)]

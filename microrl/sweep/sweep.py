@@ -78,18 +78,26 @@ def carry_out(folder: SweepFolder, work: Work, show: Show, *, started: float) ->
 
 def _make(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Callable[[], None]) -> None:
     name, path = found.trial.name, folder.trial(found.trial.name)
-    if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
-        folder.event(name, STARTED, hours=found.hours, rung=found.rung)
     show.started(found, folder.status(name))
-    if is_fresh := not RunFolder.is_one(path):
-        folder.forget(name)  # killed before its configuration was written
-        config = folder.config(found.trial)
-        RunFolder.create(path, bounded(folder, config, found.hours).model_dump(mode="json"))
-        give_base(folder, config, path)
+    is_fresh = make_ready(folder, found)
     status = _in_child(folder, name, lambda: work.train(path, found.hours, is_fresh=is_fresh), on_wait)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     end(folder, found.trial, status, "" if status in (OK, STOPPED) else last_error(folder.log(name), status), show)
+
+
+def make_ready(folder: SweepFolder, found: Next) -> bool:
+    """Note that a trial starts, and make its run folder; returns whether there was none."""
+    name, path = found.trial.name, folder.trial(found.trial.name)
+    if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
+        folder.event(name, STARTED, hours=found.hours, rung=found.rung)
+    if RunFolder.is_one(path):
+        return False
+    folder.forget(name)  # killed before its configuration was written
+    config = folder.config(found.trial)
+    RunFolder.create(path, bounded(folder, config, found.hours).model_dump(mode="json"))
+    give_base(folder, config, path)
+    return True
 
 
 def end(folder: SweepFolder, trial: PlannedTrial, status: int, why: str, show: Show) -> None:

@@ -79,13 +79,13 @@ def may_be_needed(config: RunConfig) -> bool:
 
 def failures(folder: RunFolder) -> list[Failure]:
     """The engine's failures whose changes hold, in this and earlier processes of the run. Raises BadFile."""
-    made = _made(folder)
+    made = folder.read_if_there(FILE, Changes)
     return [] if made is None else made.failures
 
 
 def applied(config: RunConfig, folder: RunFolder) -> RunConfig:
     """The configuration with the changes made so far. Raises BadFile."""
-    made = _made(folder)
+    made = folder.read_if_there(FILE, Changes)
     return config if made is None else _with_engine(config, made.engine)
 
 
@@ -105,7 +105,7 @@ def forget(folder: RunFolder, *, at_once: bool) -> None:
 
 def measured_sync(folder: RunFolder) -> Mode | None:
     """The cheaper of swap and merge, as an earlier process of the run has measured; None: not yet. Raises BadFile."""
-    measured: _Measured | None = folder.read_if_there(SYNC_FILE, _Measured)
+    measured = folder.read_if_there(SYNC_FILE, _Measured)
     return None if measured is None else measured.mode
 
 
@@ -118,7 +118,7 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     fault = error.fault
     if fault is None or not (fault.out_of_memory or outlasts_vllm(config, has_steps=folder.has_steps)):
         return None
-    made = _made(folder) or Changes(engine=config.engine, failures=[])
+    made = folder.read_if_there(FILE, Changes) or Changes(engine=config.engine, failures=[])
     found = after(config, made, error, _step_s)
     if found is None:
         return None
@@ -163,11 +163,6 @@ def crash(config: RunConfig, folder: RunFolder, signal_name: str) -> MachineFail
 def fault(engine: EngineConfig, doing: Doing) -> EngineFault | None:
     """For a failure of which the engine itself cannot tell; None if vLLM is not used, or must not be done without."""
     return EngineFault(doing, engine.cuda_graphs) if isinstance(engine, AutoEngineConfig) else None
-
-
-def _made(folder: RunFolder) -> Changes | None:
-    found: Changes | None = folder.read_if_there(FILE, Changes)
-    return found
 
 
 def _next_rung(config: RunConfig, fault: EngineFault, before: list[Failure]) -> _Option | None:

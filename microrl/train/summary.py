@@ -45,12 +45,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     with suppress(OSError, BadFile):  # gone, or something else is in its place
         size = run.folder.size(METRICS)
         found["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
-    return Summary(**found, verdict=_verdict(run, found)).to_json()
-
-
-def _verdict(run: Run, found: dict[str, Any]) -> dict[str, Any] | None:
-    """None where the folder is gone or damaged: the rest of the summary, or the error that ends the run, matters more."""
-    try:
-        return judge(History.load(run.folder.path, ending=found)).to_json()
-    except (UserError, OSError):
-        return None
+    ended = Summary(**found)
+    with suppress(UserError, OSError):  # gone or damaged: the rest, or the error that ends the run, matters more
+        ended.verdict = judge(History.load(run.folder.path, ending=ended)).to_json()
+    return ended.to_json()

@@ -17,7 +17,7 @@ from microrl.config.adapter import LowRankConfig, ResidualConfig
 from microrl.config.adapters import KINDS
 from microrl.policy.policy import Policy
 
-PAIRS = [kind for kind, cls in KINDS.items() if issubclass(cls, LowRankConfig) and kind not in ("dora", "adalora")]
+PAIRS = [kind for kind, cls in KINDS.items() if issubclass(cls, LowRankConfig) and cls.is_one_product]
 
 
 def tensors(dtype, tokens=7, width=6, height=5, rank=3, bias=True):

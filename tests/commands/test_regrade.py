@@ -171,8 +171,8 @@ def test_bad_input(inside, run, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda content: content[: len(content) // 2], "cannot be read"),
-        (lambda content: b"not gzip", "cannot be read"),
+        (lambda content: content[: len(content) // 2], "is damaged"),
+        (lambda content: b"not gzip", "is damaged"),
         (lambda content: gzip.compress(b"{}\n"), "line 1: `question`"),
         (lambda content: gzip.compress(b"[1]\n"), "line 1"),
         (lambda content: gzip.compress(gzip.decompress(content).split(b"\n")[0]), "group 1 is not 2 completions of one question"),

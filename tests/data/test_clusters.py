@@ -14,7 +14,7 @@ from microrl.errors import UserError
 from microrl.evaluation.evaluate import clusters_of
 from microrl.evaluation.record import write_completions
 from microrl.evaluation.result import Result, by_text, gains
-from microrl.evaluation.seeds import p_value
+from microrl.evaluation.seeds import hierarchical_gain, p_value
 from microrl.types import Completion, Group, Prompt, Sampling, Score
 
 TEMPLATES = (
@@ -159,7 +159,7 @@ def test_gains_and_their_p_value_go_by_clusters():
         before, after = result(questions, worse, named), result(questions, better, named)
         found = gains(before, after)
         assert (found["paired_gain"]["ci95"][0] > 0) == is_sure
-        p = p_value([before.by_question()], [after.by_question()], samples=8, clusters=named)
+        p = p_value(hierarchical_gain([before.by_question()], [after.by_question()], samples=8, clusters=named))
         assert (p < 0.05) == is_sure
 
 

@@ -14,7 +14,7 @@ from scipy import special
 from simulated_scores import POPULATIONS, scores
 
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
-from microrl.evaluation.intervals import gain_bounds, mean_share, paired_gain, share_bounds, spread
+from microrl.evaluation.intervals import TAIL, gain_bounds, mean_share, paired_gain, share_bounds, spread
 from microrl.evaluation.seeds import hierarchical, hierarchical_gain, holm, p_value
 
 SAMPLED = [(8, 1), (16, 1), (32, 16), (8, 4)]
@@ -224,11 +224,11 @@ def test_clusters_of_one_question_change_nothing_and_one_cluster_says_nothing():
     assert mean_share(values, samples=8, clusters=list(own.values())) == mean_share(values, samples=8)
     assert paired_gain(groups[0][0], groups[1][0], samples=8, clusters=own) == paired_gain(groups[0][0], groups[1][0], samples=8)
     assert hierarchical(groups[1], samples=8, clusters=own) == hierarchical(groups[1], samples=8)
-    assert hierarchical_gain(*groups, samples=8, clusters=own) == hierarchical_gain(*groups, samples=8)
+    assert hierarchical_gain(*groups, samples=8, clusters=own)(TAIL) == hierarchical_gain(*groups, samples=8)(TAIL)
     one = dict.fromkeys(own, "the same")
     assert mean_share(values, samples=8, clusters=list(one.values())).ci95 == (0, 1)
-    assert hierarchical_gain(*groups, samples=8, clusters=one).ci95 == (-1, 1)
-    assert p_value(*groups, samples=8, clusters=one) == 1
+    assert hierarchical_gain(*groups, samples=8, clusters=one)(TAIL).ci95 == (-1, 1)
+    assert p_value(hierarchical_gain(*groups, samples=8, clusters=one)) == 1
 
 
 def test_a_cluster_of_equal_questions_is_one_question():
@@ -248,15 +248,16 @@ def test_p_is_below_5_percent_exactly_where_the_interval_leaves_out_0(seeds):
         rates = POPULATIONS["middle"].draw(rng, (40,)).clip(1e-9, 1 - 1e-9)
         before, after = (runs(rng, count, rates, 0.3, shift) for count, shift in zip(seeds, (0.0, number / 60), strict=True))
         clusters = {str(question): str(question // 2) for question in range(40)} if number % 2 else None
-        p = p_value(before, after, samples=8, clusters=clusters)
-        low, high = hierarchical_gain(before, after, samples=8, clusters=clusters).ci95
+        p = p_value(hierarchical_gain(before, after, samples=8, clusters=clusters))
+        low, high = hierarchical_gain(before, after, samples=8, clusters=clusters)(TAIL).ci95
         assert (p < 0.05) == (low > 0 or high < 0) and 1e-9 <= p <= 1
-        assert p == pytest.approx(p_value(after, before, samples=8, clusters=clusters), rel=1e-6)
+        assert p == pytest.approx(p_value(hierarchical_gain(after, before, samples=8, clusters=clusters)), rel=1e-6)
         seen[p < 0.05] += 1
     assert min(seen.values()) >= 5
     same = {str(number): 0.5 for number in range(64)}
-    assert p_value([same], [same], samples=8) == 1 and p_value([same], [{"x": 1.0}], samples=8) is None
-    assert p_value([dict.fromkeys(same, 0.0)], [dict.fromkeys(same, 1.0)], samples=8) <= 1e-9
+    assert p_value(hierarchical_gain([same], [same], samples=8)) == 1
+    assert hierarchical_gain([same], [{"x": 1.0}], samples=8) is None
+    assert p_value(hierarchical_gain([dict.fromkeys(same, 0.0)], [dict.fromkeys(same, 1.0)], samples=8)) <= 1e-9
 
 
 def false_alarms(seeds: int, spread: float, questions: int, repetitions: int) -> float:
@@ -264,7 +265,7 @@ def false_alarms(seeds: int, spread: float, questions: int, repetitions: int) ->
     rng, alarms = np.random.default_rng((seeds, questions)), 0
     for _ in range(repetitions):
         rates = POPULATIONS["middle"].draw(rng, (questions,)).clip(1e-9, 1 - 1e-9)
-        alarms += p_value(runs(rng, seeds, rates, spread), runs(rng, seeds, rates, spread), samples=8) < 0.05
+        alarms += p_value(hierarchical_gain(runs(rng, seeds, rates, spread), runs(rng, seeds, rates, spread), samples=8)) < 0.05
     return alarms / repetitions
 
 
@@ -288,7 +289,7 @@ def of_cell(seeds: tuple[int, int], spread: float, populations: int, is_fixed: b
         for shift, truth in zip(shifts, (none, gain), strict=True):
             rates = POPULATIONS["middle"].draw(rng, (64,)).clip(1e-9, 1 - 1e-9)
             sides = runs(rng, seeds[0], rates, spreads[0]), runs(rng, seeds[1], rates, spreads[1], shift)
-            low, high = hierarchical_gain(*sides, samples=8, is_fixed=is_fixed).ci95
+            low, high = hierarchical_gain(*sides, samples=8, is_fixed=is_fixed)(TAIL).ci95
             alarms, hits = alarms + (not shift and not low <= truth <= high), hits + (shift > 0 and low <= truth <= high)
     return alarms / populations, hits / populations
 
@@ -321,7 +322,7 @@ def test_one_method_may_vary_more_than_the_other(seeds, spreads):
     for _ in range(600):
         rates = POPULATIONS["middle"].draw(rng, (64,)).clip(1e-9, 1 - 1e-9)
         sides = [runs(rng, count, rates, spread) for count, spread in zip(seeds, spreads, strict=True)]
-        low, high = hierarchical_gain(*sides, samples=8).ci95
+        low, high = hierarchical_gain(*sides, samples=8)(TAIL).ci95
         hits += low <= truth <= high
     print(seeds, spreads, hits / 600)
     assert hits / 600 >= 0.92
@@ -359,7 +360,7 @@ def hierarchical_coverage(seeds: int, spread: float, repetitions: int) -> tuple[
         first, second = runs(rng, seeds, rates, spread), runs(rng, seeds, rates, spread, 0.5)
         low, high = hierarchical(first, samples=8).ci95
         hits += low <= truth <= high
-        low, high = hierarchical_gain(first, second, samples=8).ci95
+        low, high = hierarchical_gain(first, second, samples=8)(TAIL).ci95
         gains += low <= better - truth <= high
         pooled = [{q: sum(run[q] for run in group) / seeds for q in first[0]} for group in (first, second)]
         low, high = paired_gain(*pooled, samples=8 * seeds).ci95
@@ -374,7 +375,7 @@ def test_seeds_widen_an_interval():
     assert one == mean_share(list(run.values()), samples=1)
     low, high = hierarchical([dict.fromkeys(run, 0.25), dict.fromkeys(run, 0.75)], samples=8).ci95
     assert (low, high) == (0.0, 1.0)  # 0.5 +- 12.7 * 0.25
-    gain = hierarchical_gain([run], [run], samples=1)
+    gain = hierarchical_gain([run], [run], samples=1)(TAIL)
     assert gain == paired_gain(run, run, samples=1)
     assert hierarchical([{"a": 1.0}, {"b": 1.0}], samples=1) is None
 

@@ -9,7 +9,6 @@ from microrl.commands import weights as commands_weights
 from microrl.config import resolve
 from microrl.evaluation import evaluate as evaluate_module
 from microrl.evaluation.estimators import pass_at_k
-from microrl.evaluation.pace import DeadlinePace
 from microrl.evaluation.result import Result, gains
 from microrl.rewards.scorer import RewardScorer
 from microrl.run.console import RunConsole
@@ -59,7 +58,6 @@ def simulated(monkeypatch):
     """(deadline, expected seconds, steps of each question) -> (result, random keys by question, seconds)."""
     clock = [100.0]
     monkeypatch.setattr("microrl.clock.now_s", lambda: clock[0])
-    monkeypatch.setattr(DeadlinePace.__init__, "__defaults__", (lambda: clock[0],))
     scorer = RewardScorer(resolve(()).reward)
 
     def run(deadline_s, expected_s, lengths):

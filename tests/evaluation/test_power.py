@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from microrl.evaluation.intervals import gain_bounds
+from microrl.evaluation.intervals import TAIL, gain_bounds
 from microrl.evaluation.power import POWER, Study, power, questions_needed, smallest_gain
 from microrl.evaluation.seeds import hierarchical_gain
 from microrl.plan import devices, here
@@ -50,7 +50,7 @@ def shown_by_seeds(study: Study, questions: int, samples: int, seeds: int, repet
         moved = (after + study.seed_sd * rng.standard_normal((seeds, 1))).clip(0, 1)
         sides = [np.atleast_2d(rng.binomial(samples, rates) / samples) for rates in (before, moved)]
         groups = [[dict(enumerate(run.tolist())) for run in side] for side in sides]
-        hits += hierarchical_gain(*groups, samples=samples, is_fixed=True).ci95[0] > 0
+        hits += hierarchical_gain(*groups, samples=samples, is_fixed=True)(TAIL).ci95[0] > 0
     return hits / repetitions
 
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +23,7 @@ from microrl.errors import UserError
 from microrl.limits import BEFORE_FRACTION, checkpoint_interval_s
 from microrl.models import gpu, load, tiny
 from microrl.plan import Shape, advice, devices, efficiency, here, make, memory, starts, workload
-from microrl.plan.known import CONFIGS
-from microrl.plan.source import shape_of
+from microrl.plan.source import CONFIGS, shape_of
 from microrl.run.budget import Budget
 from microrl.train import planning
 
@@ -374,14 +374,13 @@ def test_saved_activations_are_what_torch_saves(dtype, rank, kind):
 
 
 def test_micro_batches_on_a_cpu_keep_their_rule():
+    def tokens(shape, adapter):
+        return memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=None, checkpointing=False, adapter=adapter, length=4096)
+
     shape = shape_of("quickstart")
-    size = memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=1.5e9, checkpointing=False, on_cpu=True)
-    assert size == int(1.5e9 / (2 * (8 * 128 + 2 * 256) * 4)) == 122_070
-    dora = memory.micro_batch_tokens(
-        shape, dtype_bytes=4, room_bytes=1.5e9, checkpointing=False, on_cpu=True, adapter=DoraConfig()
-    )
-    assert dora == int(1.5e9 / (2 * (10 * 128 + 5 * 256) * 4)) == 73_242
-    assert memory.micro_batch_tokens(shape, dtype_bytes=4, room_bytes=0, checkpointing=False, on_cpu=True) == 256
+    assert tokens(shape, LoraConfig()) == int(1.1e9 / (2 * (8 * 128 + 2 * 256) * 4)) == 89_518
+    assert tokens(shape, DoraConfig()) == int(1.1e9 / (2 * (10 * 128 + 5 * 256) * 4)) == 53_710
+    assert tokens(replace(shape, layers=10_000), LoraConfig()) == 256
 
 
 def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
@@ -389,8 +388,9 @@ def test_a_micro_batch_grows_with_the_room_and_with_checkpointing():
 
     def tokens(room_gb, checkpointing=False, rank=64):
         return memory.micro_batch_tokens(
-            shape, dtype_bytes=2, room_bytes=room_gb * 1e9, checkpointing=checkpointing, adapter=LoraConfig(rank=rank)
-        )
+            shape, dtype_bytes=2, room_bytes=room_gb * 1e9, checkpointing=checkpointing, adapter=LoraConfig(rank=rank),
+            length=4096,
+        )  # fmt: skip
 
     assert tokens(20) == pytest.approx(2 * tokens(10), abs=2)
     assert tokens(10, checkpointing=True) > 5 * tokens(10) and tokens(10, rank=256) < tokens(10)

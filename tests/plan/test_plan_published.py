@@ -9,9 +9,8 @@ from microrl.config import resolve
 from microrl.plan import Shape, devices, efficiency, make, roofline
 from microrl.plan.decoding import Rollout, decode_s, merge
 from microrl.plan.efficiency import Rates
-from microrl.plan.known import CONFIGS
 from microrl.plan.memory import Memory
-from microrl.plan.source import shape_of
+from microrl.plan.source import CONFIGS, shape_of
 from microrl.plan.workload import Workload
 
 

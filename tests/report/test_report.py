@@ -17,7 +17,7 @@ import time
 
 import pytest
 from command_line import in_process
-from made_run import HOSTILE, make
+from made_run import HOSTILE, ending, make
 
 from microrl import files
 from microrl.errors import UserError
@@ -238,7 +238,7 @@ def damaged(folder, how):
         (folder / "config.json").write_text('{"budget": {}, "sampling": {}, "adapter": {"kind": "lora", "new": [1]}, "model": 3}')
     elif how == "without evaluation":
         shutil.rmtree(folder / "eval")
-        (folder / "summary.json").write_text('{"status": "done", "steps": 20, "eval": {"before": null, "after": null}}')
+        (folder / "summary.json").write_text(json.dumps(ending(steps=20)))
     elif how == "no step":
         (folder / "metrics.jsonl").unlink()
         (folder / "summary.json").unlink()
@@ -287,6 +287,8 @@ def test_what_is_damaged_or_missing_is_said_and_the_rest_drawn(few_figures, tmp_
         assert "whether training helped is not known" in text
     if how == "no step":
         assert "no finished step yet" in text
+    if how == "other kinds":
+        assert history.status() == "unknown" and "summary.json is damaged: whether training helped is not known" in text
 
 
 def test_a_run_without_times_is_drawn_against_each_axis(tmp_path):
@@ -343,8 +345,9 @@ def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     old = time.time() - 3600
     for name in ("heartbeat.json", "config.json"):
         os.utime(folder / name, (old, old))
-    assert History.load(folder).status() == "not finished"
-    (folder / "summary.json").write_text('{"status": "done"}')
+    stopped = History.load(folder)
+    assert stopped.status() == "not finished" and dict(facts(stopped))["time"] == "29 s"
+    (folder / "summary.json").write_text(json.dumps(ending()))
     os.utime(folder / "summary.json", (old, old))
     resumed = RunFolder(folder)
     resumed.lock()  # resumed after its end, and loading
@@ -352,7 +355,6 @@ def test_a_run_that_is_going_on_is_drawn_as_far_as_it_is(tmp_path):
     resumed.unlock()
     os.utime(folder / ".lock", (old - 60, old - 60))
     assert History.load(folder).status() == "done"
-    assert dict(facts(history))["time"] == "29 s"
 
 
 @pytest.mark.slow

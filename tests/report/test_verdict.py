@@ -18,6 +18,7 @@ from microrl.report.several import alike_verdicts, configurations, learned_nothi
 from microrl.report.verdict import judge
 from microrl.report.words import facts
 from microrl.run import locks
+from microrl.run.summary import Gain
 from microrl.types import Sampling
 
 IDLE = {"policy/grad_norm": None, "update/skipped": 1, "loss": 0.0, "groups/useful": 0.0, "length/truncated": 0.0}
@@ -34,6 +35,8 @@ def few_figures(monkeypatch):
 def history(tmp_path, *, steps=40, rows=None, events=(), config=None, **summary) -> History:
     """A run's history with so many steps, of which every row has `rows`; `config` by key; `summary` with its own keys."""
     folder = make(tmp_path / "run", steps=steps)
+    ended = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(ended | {"steps": steps} | summary))
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     found = History.load(folder)
     for row in found.rows:
@@ -41,7 +44,7 @@ def history(tmp_path, *, steps=40, rows=None, events=(), config=None, **summary)
     for key, value in (config or {}).items():
         section, name = key.split(".")
         found.config[section][name] = value
-    found.summary |= {"steps": steps} | summary
+    assert not found.notes, found.notes
     return found
 
 
@@ -50,7 +53,7 @@ def kinds(found: History) -> set[str]:
 
 
 def gained(estimate, **sides):
-    before, after = {"accuracy": 0.3, "questions": 64}, {"accuracy": 0.31, "questions": 64}
+    before, after = ({"accuracy": accuracy, "ci95": [0.2, 0.4], "questions": 64} for accuracy in (0.3, 0.31))
     return {"eval": {"before": before, "after": after, "paired_gain": estimate, **sides}}
 
 
@@ -151,7 +154,7 @@ def test_starvation_is_named(tmp_path):
     none = history(tmp_path / "no SFT", steps=3, sft=sft | {"steps": 0}, rows={"time/step": 1200.0}, **timed, **unclear)
     assert "sft.minutes" not in judge(none).findings[0].advice
     assert dict(facts(starved))["SFT"].startswith("6 steps of 16 solutions in 2 s, loss 2.000 -> 1.000")
-    starved.summary["eval"] = unclear["eval"] | {"paired_gain": {"mean": 0.2, "ci95": [0.1, 0.3]}}
+    starved.summary.eval.paired_gain = Gain(mean=0.2, ci95=(0.1, 0.3))
     assert judge(starved).sentences[-1].endswith("in this run, training helped; it had 9 updates, 6 of them by SFT.")
     timed["sft"] = sft | {"steps": 77}
     (one,) = judge(history(tmp_path / "mostly SFT", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
@@ -177,6 +180,9 @@ def test_starvation_is_named(tmp_path):
     (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
     assert one.message == "16 minutes of 60 minutes were left: too short for a further step of up to 1000 s"
     assert one.advice == "make steps smaller (sampling.prompts_per_step), or raise --hours", "no evaluation takes as long"
+    long.evaluations["held-out-after"] = {"seconds": 300.0}
+    (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
+    assert one.message.endswith("and what was kept for the final evaluation") and "evaluation.problems" in one.advice
     assert "budget unused" not in kinds(
         history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
     )
@@ -200,12 +206,14 @@ def test_equal_events_are_one_finding_with_their_count(tmp_path):
 
 def test_a_killed_run_and_a_failed_one_are_no_good_ones(tmp_path):
     killed = history(tmp_path / "killed")
-    killed.summary = {}
+    (killed.path / "summary.json").unlink()
+    killed.summary = None
     (one,) = judge(killed).findings
     assert judge(killed).sentences[1].startswith("The evaluations before and after training are missing: whether")
     assert one.kind == "killed" and f"--resume {killed.path}" in one.advice and one.is_serious
     event = {"kind": "failed", "message": "OSError: no", "step": 3}
-    failed = history(tmp_path / "failed", status="failed", events=[event], eval={"before": {"accuracy": 0.3}, "after": None})
+    before = {"accuracy": 0.3, "ci95": [0.2, 0.4], "questions": 64}
+    failed = history(tmp_path / "failed", status="failed", events=[event], eval={"before": before, "after": None})
     verdict = judge(failed)
     assert "failed" in kinds(failed) and not verdict.is_worth_trying
     assert verdict.sentences[0] == "The run did not finish: OSError: no."

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,7 @@ def test_nothing_of_the_users_is_inside(host, monkeypatch):
     os.set_inheritable(inherited, True)
     state = ask(host, "state")
     assert state["environment"] == {} and state["folder"] == "/"
-    assert len(state["descriptors"]) == 6, "three standard ones, two pipes, and the one for the answer"
+    assert len(state["descriptors"]) == 5, "three standard ones, the pipe for the answer, and that which says that it is there"
     environment = Path(f"/proc/{host._process.pid}/environ").read_bytes()
     assert b"secret" not in environment and b"PYTHONPATH" in environment
 
@@ -204,6 +205,28 @@ def test_a_job_that_nobody_wants_any_more_is_given_up(host):
     began = time.monotonic()
     assert host.ask({"kind": "sleep"}, deadline_s=50.0, cpu_s=5.0, gone=lambda: time.monotonic() - began > 1.0) is None
     assert time.monotonic() - began < 20
+
+
+def test_a_job_that_is_killed_costs_no_start(host):
+    """Nor does one whose requests are not read to their end, of which the next job sees nothing."""
+    assert ask(host, "state")
+    own, long = host._process.pid, "x" * 10_000_000
+    assert ask(host, "loop", deadline_s=0.5) is None and ask(host, "die") is None
+    looks = []
+
+    def gone():
+        """Stop whoever reads, and leave a little later."""
+        looks.extend(descendants(own))
+        for pid in looks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        return len(looks) > 10
+
+    for requests in ([{"kind": "state", "long": long}], [{"kind": "talk"}, {"says": "hello", "long": long}]):
+        assert host.await_ready()
+        assert host.ask(*requests, deadline_s=20, cpu_s=5, gone=gone) is None
+        looks.clear()
+    assert ask(host, "talk", {"says": "hello"}).startswith("hello") and host._process.pid == own
 
 
 def test_a_host_outlives_the_thread_that_started_it(host):

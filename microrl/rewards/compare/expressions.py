@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from microrl.rewards.compare.lexer import Token, Unreadable
+from microrl.rewards.compare.lexer import Token, Unreadable, names
 from microrl.rewards.compare.nodes import INFINITY, REALS, Based, Group, Matrix, Node, Value
 from microrl.rewards.compare.tree import Tree
-from microrl.rewards.compare.vocabulary import names
 
 MAX_DEPTH = 30
 """Brackets, braces and functions in one another."""

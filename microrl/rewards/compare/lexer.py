@@ -12,7 +12,6 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from microrl.answers import last_boxed
-from microrl.rewards.compare.vocabulary import names
 
 MAX_TOKENS = 400
 MAX_DIGITS = 1_000
@@ -39,6 +38,11 @@ class Numeral(NamedTuple):
 
     value: Fraction
     is_decimal: bool
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
 
 
 _SUPERSCRIPT = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n"))

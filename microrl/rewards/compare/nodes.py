@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from microrl.rewards.compare.lexer import names
 from microrl.rewards.compare.tree import Tree, nodes
 from microrl.rewards.compare.units import Unit
-from microrl.rewards.compare.vocabulary import names
 
 INFINITY: Tree = ("infinity",)
 MINUS_INFINITY: Tree = ("-", INFINITY)

@@ -9,13 +9,12 @@ from functools import lru_cache
 from microrl.answers import is_prose
 from microrl.rewards.compare.absurd import is_absurd
 from microrl.rewards.compare.growth import is_costly
-from microrl.rewards.compare.lexer import FUNCTIONS, SMALL_WORDS, Token, Unreadable, plain, tokens, unwrapped
+from microrl.rewards.compare.lexer import FUNCTIONS, SMALL_WORDS, Token, Unreadable, names, plain, tokens, unwrapped
 from microrl.rewards.compare.nodes import Based, Chain, Group, Node, Region, Value, Words
 from microrl.rewards.compare.parser import parse
 from microrl.rewards.compare.same import NUMBERS, same
 from microrl.rewards.compare.tree import TooHard, TooLarge, Undefined, allow, exact, letters_of, nodes
 from microrl.rewards.compare.values import approximate
-from microrl.rewards.compare.vocabulary import names
 
 REMEMBERED_GOLDS = 50_000
 REMEMBERED_ANSWERS = 2_000

@@ -18,7 +18,7 @@ from microrl.rewards.compare.nodes import (
 from microrl.rewards.compare.tree import Tree, letters_of
 from microrl.rewards.compare.values import approximate, equal
 
-_FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "ne": "ne"}
+FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "ne": "ne"}
 
 
 class NoRegion(Exception):
@@ -94,13 +94,13 @@ def _solutions(chain: Chain, letters: set[str]) -> list[Interval]:
             raise NoRegion
         trees.append(part.tree)
     places = [number for number, tree in enumerate(trees) if letters_of(tree)]
-    if len(places) != 1 or not is_name(chain.parts[places[0]]) or any(mark not in _FLIPPED for mark in chain.marks):
+    if len(places) != 1 or not is_name(chain.parts[places[0]]) or any(mark not in FLIPPED for mark in chain.marks):
         raise NoRegion
     place = places[0]
     letters.add(repr(trees[place]))
     bounds = []  # what the letter is, as marks seen from it
     if place > 0:
-        bounds.append((_FLIPPED[chain.marks[place - 1]], trees[place - 1]))
+        bounds.append((FLIPPED[chain.marks[place - 1]], trees[place - 1]))
     if place < len(trees) - 1:
         bounds.append((chain.marks[place], trees[place + 1]))
     if len(trees) > 3 or len(bounds) != len(trees) - 1:

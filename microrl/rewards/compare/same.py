@@ -19,7 +19,7 @@ from microrl.rewards.compare.nodes import (
     is_infinite,
     is_name,
 )
-from microrl.rewards.compare.regions import NoRegion, same_region
+from microrl.rewards.compare.regions import FLIPPED, NoRegion, same_region
 from microrl.rewards.compare.tree import TooHard, Tree, exact, letters_of, nodes
 from microrl.rewards.compare.units import Unit, letter_as_unit
 from microrl.rewards.compare.values import constant_ratio, equal, is_decimal, is_rounded
@@ -291,11 +291,8 @@ def _same_chain(gold: Chain, answer: Chain) -> bool:
         return _same_relation(gold, answer)
     if _same_region(gold, answer):
         return True
-    turned = Chain(answer.parts[::-1], tuple(_TURNED.get(mark, mark) for mark in answer.marks[::-1]))
+    turned = Chain(answer.parts[::-1], tuple(FLIPPED.get(mark, mark) for mark in answer.marks[::-1]))
     return any(gold.marks == each.marks and _are_same(gold.parts, each.parts) for each in (answer, turned))
-
-
-_TURNED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
 
 
 _CURVE: set[Node] = {Value(("letter", "y")), Value(("apply", "f()", ("letter", "x")))}
@@ -323,5 +320,5 @@ def _as_difference(chain: Chain) -> tuple[str, Tree] | None:
     if left.unit is not None or right.unit is not None or is_infinite(left.tree) or is_infinite(right.tree):
         return None
     if mark in (">", "ge"):
-        left, right, mark = right, left, _TURNED[mark]
+        left, right, mark = right, left, FLIPPED[mark]
     return mark, ("+", left.tree, ("-", right.tree))

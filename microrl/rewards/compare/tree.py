@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from microrl.rewards.compare.vocabulary import names
+from microrl.rewards.compare.lexer import names
 
 Tree = tuple[Any, ...]
 

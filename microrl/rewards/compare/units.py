@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from microrl.rewards.compare.lexer import Token, Unreadable
-from microrl.rewards.compare.vocabulary import names
+from microrl.rewards.compare.lexer import Token, Unreadable, names
 
 
 class Unit(NamedTuple):

@@ -168,7 +168,7 @@ _MAX_DEGREE = 6
 
 
 def _points_modulo(names: frozenset[str]) -> list[dict[str, int]]:
-    return [{name: _random.randrange(2, PRIME) for name in names} for _ in range(_POINTS)]
+    return [{name: _random.randrange(2, PRIME) for name in sorted(names)} for _ in range(_POINTS)]
 
 
 def _equal_constants(a: Tree, b: Tree) -> bool:

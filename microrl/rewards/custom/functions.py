@@ -28,8 +28,8 @@ from microrl.config.custom_rewards import RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.custom.process import FunctionProcess
-from microrl.rewards.line_process import NoReply
 from microrl.sandbox.pipes import LOOK_S, Gone, never
+from microrl.sandbox.worker import NoReply
 from microrl.types import Group
 
 RewardFunctionType = Callable[[list[str], list[str], list[dict[str, Any]]], list[float | None]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,10 +12,10 @@ from microrl.config.custom_rewards import EXAMPLE, GROUP, RewardFunction, parse_
 from microrl.config.plugins import refuse_missing
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean
-from microrl.rewards.line_process import LineProcess, NoReply
 from microrl.sandbox import levels
 from microrl.sandbox.environment import clean
 from microrl.sandbox.pipes import Gone, never
+from microrl.sandbox.worker import NO_ANSWER, NoReply, Worker
 
 HOST = str(Path(__file__).with_name("host.py"))
 """Run as a file: it needs nothing of this package, and starts in a tenth of a second."""
@@ -24,18 +23,20 @@ IMPORT_S = 300.0
 """How long a function's module may take to be imported. Some load a model of their own."""
 
 
-class FunctionProcess(LineProcess):
+class FunctionProcess(Worker):
     """The process of one function."""
 
     def __init__(self, function: RewardFunction, folder: str | None, confined: bool) -> None:
         super().__init__()
         self._function, self._folder, self._confined = function, folder, "confined" if confined else ""
 
-    def _popen(self) -> dict[str, Any]:
-        # -P: neither the current folder nor that of the file, whose modules must not be taken for others.
-        host = [sys.executable, "-P", HOST, self._function.target, self._folder or "", str(os.getpid()), self._confined]
-        # A process finds the environment that it was started with on its stack, whatever it clears later.
-        return {"args": host, "env": clean() if self._confined else None}
+    def start(self) -> None:
+        """Begin to start it, unless it runs; nobody waits."""
+        if self._process is None:
+            # -P: neither the current folder nor that of the file, whose modules must not be taken for others.
+            host = [sys.executable, "-P", HOST, self._function.target, self._folder or "", str(os.getpid()), self._confined]
+            # A process finds the environment that it was started with on its stack, whatever it clears later.
+            self._launch(host, env=clean() if self._confined else None)
 
     def wait_until_ready(self, gone: Gone = never) -> None:
         """Wait until the function is imported. Raises UserError where it cannot be, and NoReply where nobody waits any more."""
@@ -46,7 +47,6 @@ class FunctionProcess(LineProcess):
         try:
             reply = self._reply(now_s() + IMPORT_S, gone)
         except NoReply as error:
-            self.kill()
             if gone():
                 raise
             why = error.why or f"it took more than {IMPORT_S:g} s"
@@ -61,21 +61,18 @@ class FunctionProcess(LineProcess):
     def call(self, request: dict[str, Any], deadline_s: float, gone: Gone) -> dict[str, Any]:
         """The answer to one call. Raises NoReply; the process is then killed, and started again by the next call."""
         self.wait_until_ready(gone)
-        until = now_s() + deadline_s
+        return self._reply(now_s() + deadline_s, gone, request)
+
+    def _reply(self, until: float, gone: Gone, request: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            self._send(request, until, gone)
-            return self._reply(until, gone)
+            if request is not None:
+                self._send(request, until, gone)
+            reply = self._receive(until, gone)
+            if not isinstance(reply, dict):
+                raise NoReply(NO_ANSWER)
         except NoReply:
             self.kill()
             raise
-
-    def _reply(self, until: float, gone: Gone) -> dict[str, Any]:
-        try:
-            reply = json.loads(self._line(until, gone))
-        except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict):
-            raise NoReply("its process has sent something that is no answer")
         return reply
 
 

@@ -1,4 +1,5 @@
-"""What judges an answer by running something: a program with its tests, or a procedural task's own scorer, in the sandbox."""
+"""What judges an answer by running something in the sandbox: a computer algebra system, a program with its tests, or a
+procedural task's own scorer."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from microrl.config.schema import RunConfig
 from microrl.errors import UserError
 from microrl.rewards.judges import code, gym
 from microrl.sandbox import Host, levels
+from microrl.sandbox.pipes import Gone, never
 
 Kind = Literal["math", "text", "code", "gym"]
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
@@ -23,9 +25,9 @@ HUNG = 0.9
 
 
 class Judge:
-    """A host of confined processes, with the interface of the mathematics' child."""
+    """A host of confined processes for answers of one kind."""
 
-    def __init__(self, kind: Literal["code", "gym"], credit: str) -> None:
+    def __init__(self, kind: Kind, credit: str) -> None:
         self._kind, self._credit = kind, credit
         self._host = Host(f"microrl.rewards.judges.{kind}")
 
@@ -33,16 +35,14 @@ class Judge:
         """Begin to start it; nobody waits."""
         self._host.start()
 
-    def ask(self, request: dict[str, Any], deadline_s: float, gone: Callable[[], bool] = lambda: False) -> float | None:
+    def ask(self, request: dict[str, str], deadline_s: float, cpu_s: float, gone: Gone = never) -> float | None:
         """The credit of `answer` for `gold`, from 0 to 1; None where it hangs or its judge died, or nobody wants it any more.
 
-        Raises MachineFailure where no process can be started.
+        `cpu_s`: processor seconds that it may take. Raises MachineFailure where no process can be started.
         """
-        cpu_s = request["cpu_s"]
-        if self._kind == "gym":
-            asked = {"gold": request["gold"], "answer": request["answer"]}
-            found = self._host.ask(asked, deadline_s=deadline_s, cpu_s=cpu_s, gone=gone)
-            return None if found is None else float(found)
+        if self._kind != "code":
+            right = self._host.ask(request, deadline_s=deadline_s, cpu_s=cpu_s, gone=gone)
+            return None if right is None else float(right)
         limit_s = OF_THE_TIME * min(cpu_s, deadline_s)
         served, judged = code.requests(request["gold"], request["answer"], limit_s)
         if not self._host.await_ready(gone):

@@ -1,4 +1,4 @@
-"""A process that answers JSON lines, as its parent sees it: started, asked, killed at a deadline."""
+"""A process that can be killed, as its parent sees it: started, asked in JSON lines, killed at a deadline, started again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from microrl.sandbox.pipes import Gone, wait_for
 
 LONGEST_REPLY = 2**26
 """Bytes."""
+NO_ANSWER = "its process has sent something that is no answer"
 ENDING_S = 1.0
 """How long a process that has closed its pipes may take to end."""
 
@@ -26,31 +27,26 @@ class NoReply(Exception):
         self.why = why
 
 
-class LineProcess:
+class Worker:
     """Used by one thread at a time. Started at its first request, and again after a death."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
-        """Whether its first line has come: the work that it imports is there."""
+        """Whether it waits for a request: what it had to import, or to remove, is done."""
         self._unread = b""
 
-    def _popen(self) -> dict[str, Any]:
-        """What `subprocess.Popen` is told: `args`, and what else."""
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Begin to start it, unless it runs; nobody waits."""
-        if self._process is not None:
-            return
+    def _launch(self, command: list[str], **more: Any) -> None:
+        """Begin to start it. `more` is for `subprocess.Popen`."""
         self._is_ready, self._unread = False, b""
         self._process = subprocess.Popen(
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the parent, which decides; and what it starts can be killed with it
-            **self._popen(),
+            **more,
         )
         for descriptor in self._pipes():
             os.set_blocking(descriptor, False)
@@ -59,10 +55,10 @@ class LineProcess:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         return self._process.stdin.fileno(), self._process.stdout.fileno()
 
-    def _send(self, request: Any, until: float, gone: Gone) -> None:
-        """Write a request; None for an empty line. Raises NoReply where it cannot all be written in time."""
-        descriptor = self._pipes()[0]
-        view = memoryview((b"" if request is None else json.dumps(request).encode("ascii")) + b"\n")
+    def _send(self, request: Any, until: float, gone: Gone, descriptor: int | None = None) -> None:
+        """Write a request; where no other pipe is named, to standard input. Raises NoReply where not all of it can be in time."""
+        descriptor = self._pipes()[0] if descriptor is None else descriptor
+        view = memoryview(json.dumps(request).encode("ascii") + b"\n")
         try:
             while view:
                 _wait(descriptor, select.POLLOUT, until, gone)
@@ -70,19 +66,22 @@ class LineProcess:
         except BrokenPipeError:
             raise NoReply(self._how_it_ended()) from None
 
-    def _line(self, until: float, gone: Gone) -> bytes:
-        """The next whole line. Raises NoReply."""
-        descriptor, found = self._pipes()[1], [self._unread]
-        while b"\n" not in found[-1]:
+    def _receive(self, until: float, gone: Gone) -> Any:
+        """The next reply. Raises NoReply, also for what is no JSON."""
+        descriptor, parts = self._pipes()[1], [self._unread]
+        while b"\n" not in parts[-1]:
             _wait(descriptor, select.POLLIN, until, gone)
             data = os.read(descriptor, 1 << 16)
             if not data:
                 raise NoReply(self._how_it_ended())
-            if sum(map(len, found)) > LONGEST_REPLY:
+            if sum(map(len, parts)) > LONGEST_REPLY:
                 raise NoReply(f"it sent more than {LONGEST_REPLY:,} bytes")
-            found.append(data)
-        line, _, self._unread = b"".join(found).partition(b"\n")
-        return line
+            parts.append(data)
+        line, _, self._unread = b"".join(parts).partition(b"\n")
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            raise NoReply(NO_ANSWER) from None
 
     def _how_it_ended(self) -> str:
         assert self._process is not None
@@ -103,7 +102,7 @@ class LineProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
-        self._process = None
+        self._process, self._is_ready = None, False
 
 
 def _wait(descriptor: int, event: int, until: float, gone: Gone) -> None:
