@@ -39,7 +39,11 @@ def exit_reserve_s(hours: float | None) -> float:
 # ---- the size of a step
 
 SCORED = 8
-"""With `optim.step_kl`, one completion in so many tells how far a step has moved the policy, by a pass before it and one after."""
+"""With `optim.step_kl`, one completion in so many tells how far a step has moved the policy, by a pass before it and one
+after."""
+FIRST, EVERY = 8, 4
+"""Each of the first steps is measured, and later one in so many: measuring all of them would take a fifth of a step's time on
+the tiny model, where small operations cost as much as large ones."""
 
 # ---- memory and types
 

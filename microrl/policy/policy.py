@@ -139,11 +139,18 @@ class Policy:
         return total / tokens
 
     def update(
-        self, batch: Batch, lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0
+        self,
+        batch: Batch,
+        lr: float,
+        check_deadline: Callable[[], None] = lambda: None,
+        *,
+        progress: float = 0.0,
+        measures_kl: bool = False,
     ) -> Update:
         """One optimizer step per mini-batch, at learning rate `lr`. A non-finite gradient skips its step.
 
-        `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it.
+        `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it. `measures_kl`: find out how far
+        the update moves the policy, by a pass over some of the rows before it and one after.
         `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were.
         Where memory runs out the whole update is done again in smaller micro-batches. Afterwards `is_consistent` is False until
         the caller has written down that the update happened.
@@ -154,8 +161,7 @@ class Policy:
             sample_without_gradient(rows, self._carries) for rows in split_evenly(batch, self._optim.prompts_per_update)
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
-        is_steered = self._optim.step_kl is not None and any(map(self._carries, batch.rows))
-        watched = _every(SCORED, batch.rows) if is_steered else []
+        watched = _every(SCORED, batch.rows) if measures_kl and any(map(self._carries, batch.rows)) else []
         before = self.logprobs(watched, check_deadline)
         with self.threads():
             metrics = self.run(minibatches, attempt)
@@ -313,8 +319,8 @@ class Policy:
         if (broken := not_finite(self.adapter.moving())) is not None:
             raise UserError(
                 f"the optimizer step produced non-finite weights: `{broken}`",
-                f"start a new run with smaller steps, for example {_smaller(self._optim)}; the last checkpoint is from before this "
-                "step and is intact",
+                f"start a new run with smaller steps, for example {_smaller(self._optim)}; the last checkpoint is from before "
+                "this step and is intact",
             )
 
     def _carries(self, row: Row) -> bool:
