@@ -58,6 +58,27 @@ steps = 4
 """
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem():
+    """Of the cases of a test with `cases(fast=2)` or `cases(vllm=2)`, all but two become slow; with `cases(one_of_each=2)`, two
+    of a slow test are run before a change lands. They lie evenly in the list of those whose own marks say nothing of it."""
+    made = yield
+    cases = made if isinstance(made, list) else []
+    for item in cases[:1]:
+        for mark in item.iter_markers("cases"):
+            ((chosen_are, number),) = mark.kwargs.items()
+            elsewhere = {"fast": {"slow", "vllm", "network"}, "vllm": {"slow"}, "one_of_each": {"one_of_each"}}[chosen_are]
+            free = [case for case in cases if not elsewhere & {own.name for own in case.iter_markers()}]
+            chosen = {at * len(free) // number for at in range(number)}
+            assert len(chosen) == number, f"{item.nodeid}: of {len(free)} cases {number} are asked for"
+            for at, case in enumerate(free):
+                if chosen_are == "one_of_each" and at in chosen:
+                    case.add_marker("one_of_each")
+                elif chosen_are != "one_of_each" and at not in chosen:
+                    case.add_marker("slow")
+    return made
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What needs vLLM's one engine of a process stays on one worker; its other tests, in processes of their own, do not wait."""

@@ -106,8 +106,9 @@ class Algorithm:
     def loss(self, tokens: Tokens) -> PolicyLoss:
         """The sum over tokens of weight * (importance weight * objective + beta * KL)."""
         terms_BT, clipped_BT = self.objective(tokens)
-        if self.config.importance_cap is not None:
-            terms_BT = terms_BT * terms.importance_weights(tokens.old_BT, tokens.engine_BT, self.config.importance_cap)
+        if (cap := self.config.importance_cap) is not None:
+            mode = self.config.importance_mode
+            terms_BT = terms_BT * terms.importance_weights(tokens.old_BT, tokens.engine_BT, cap, tokens.mask_BT, mode)
         kl_BT = None
         if tokens.ref_BT is not None:
             kl_BT = terms.k3(tokens.ref_BT, tokens.new_BT)

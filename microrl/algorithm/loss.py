@@ -78,10 +78,25 @@ def mismatch(old_BT: torch.Tensor, engine_BT: torch.Tensor) -> torch.Tensor:
     """old - engine, nats, of trainer against sampler at the same weights. Finite: what is below -100 nats counts as -100, and so
     does -inf, which a sampled token has where its probability is rounded to 0, and NaN.
     """
-    old_BT, engine_BT = (torch.nan_to_num(part, nan=MIN_LOGPROB).clamp(min=MIN_LOGPROB) for part in (old_BT, engine_BT))
-    return old_BT - engine_BT
+    return finite(old_BT) - finite(engine_BT)
 
 
-def importance_weights(old_BT: torch.Tensor, engine_BT: torch.Tensor, cap: float) -> torch.Tensor:
-    """Truncated importance weights min(exp(old - engine), cap), detached: trainer against sampler at the same weights."""
-    return mismatch(old_BT, engine_BT).exp().clamp(max=cap).detach()
+def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:
+    """The same, but at least -100 nats."""
+    return torch.nan_to_num(logprobs_BT, nan=MIN_LOGPROB).clamp(min=MIN_LOGPROB)
+
+
+def importance_weights(
+    old_BT: torch.Tensor, engine_BT: torch.Tensor, cap: float, mask_BT: torch.Tensor | None = None, mode: str = "token_truncate"
+) -> torch.Tensor:
+    """Importance weights exp(old - engine), detached: trainer against sampler at the same weights. [B, T], or [B, 1] by sequence.
+
+    `mode`: a "token" has its own weight, a "sequence" the product of its tokens' in the mask (None: of all). A weight above the
+    cap becomes the cap ("truncate") or 0 ("mask"). The names are TRL's.
+    """
+    logratio_BT = mismatch(old_BT, engine_BT)
+    if mode.startswith("sequence"):
+        drawn_BT = logratio_BT if mask_BT is None else logratio_BT.masked_fill(~mask_BT, 0.0)
+        logratio_BT = drawn_BT.sum(1, keepdim=True)
+    weights_BT = logratio_BT.exp().detach()
+    return weights_BT.clamp(max=cap) if mode.endswith("truncate") else weights_BT.masked_fill(weights_BT > cap, 0.0)

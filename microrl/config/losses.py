@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from microrl.config.section import Fraction, Section
 
 
-class BaseLossConfig(Section):
+class CommonLossConfig(Section):
     """Keys of every loss."""
 
     @property
@@ -20,16 +20,25 @@ class BaseLossConfig(Section):
     beta: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL term (k3 estimator) to the untouched model; 0: no term, and no reference pass."""
     importance_cap: Annotated[float, Field(gt=0)] | None = 2.0
-    """Cap of the truncated importance weights min(exp(trainer - engine), cap), which correct the mismatch between engine and
-    trainer; None: off."""
+    """Cap of the importance weights exp(trainer - engine), which correct the mismatch between engine and trainer; None: off."""
+    importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
+    """token: one weight a token; sequence: their product for all tokens of a completion. truncate: a weight above importance_cap
+    becomes the cap; mask: it becomes 0, which leaves the token or the completion out."""
     mask_truncated: bool = False
     """Exclude completions that reached the length limit from the loss."""
-    scale_by_std: bool = True
-    """Divide the group's centred rewards by their standard deviation."""
+
+    @model_validator(mode="after")
+    def _mode_is_read(self) -> Self:
+        if self.importance_cap is None and self.importance_mode != "token_truncate":
+            raise ValueError(
+                f"loss.importance_mode={self.importance_mode} has no effect where loss.importance_cap is none",
+                "set loss.importance_cap, or remove loss.importance_mode",
+            )
+        return self
 
 
-class ClippedLossConfig(BaseLossConfig):
-    """Keys of losses with a clipped ratio (PPO's surrogate)."""
+class ClipConfig(Section):
+    """Keys of a clipped ratio (PPO's surrogate)."""
 
     clip_low: Fraction = 0.2
     """Lower clip: the ratio is clipped at 1 - clip_low."""
@@ -37,6 +46,17 @@ class ClippedLossConfig(BaseLossConfig):
     """Upper clip: the ratio is clipped at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Dual clip (Ye et al. 2020): for negative advantages the objective is at least dual_clip * advantage; None: off."""
+
+
+class BaseLossConfig(CommonLossConfig):
+    """Keys of losses with GRPO's advantages."""
+
+    scale_by_std: bool = True
+    """Divide the group's centred rewards by their standard deviation."""
+
+
+class ClippedLossConfig(ClipConfig, BaseLossConfig):
+    """Keys of losses with GRPO's advantages and a clipped ratio."""
 
 
 class GrpoConfig(ClippedLossConfig):
@@ -87,6 +107,32 @@ class CispoConfig(BaseLossConfig):
     """Cap of the ratio. There is no lower bound, as in the paper; the cap is that of ScaleRL (arXiv 2510.13786)."""
 
 
+class SapoConfig(BaseLossConfig):
+    """SAPO (Gao et al. 2025): a sigmoid of the token ratio instead of a clip, mean over tokens, then over completions."""
+
+    kind: Literal["sapo"] = "sapo"
+    temperature_positive: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of the sigmoid where the advantage is positive: the higher, the sooner a token far from ratio 1 fades out."""
+    temperature_negative: Annotated[float, Field(gt=0)] = 1.05
+    """The same where the advantage is negative."""
+
+
+class DppoConfig(BaseLossConfig):
+    """DPPO (Qi et al. 2026): masks a token whose probability has moved too far from the engine's; mean over all tokens."""
+
+    kind: Literal["dppo"] = "dppo"
+    mask_low: Fraction = 0.2
+    """Where the advantage is negative, a token is masked once its probability is lower than the engine's by more than this."""
+    mask_high: Fraction = 0.2
+    """Where the advantage is positive, a token is masked once its probability is higher than the engine's by more than this."""
+
+
+class MaxRlConfig(ClipConfig, CommonLossConfig):
+    """MaxRL (Tajwar et al. 2026): centred rewards divided by their mean, so that rarely solved questions count more."""
+
+    kind: Literal["maxrl"] = "maxrl"
+
+
 class CustomLossConfig(ClippedLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
@@ -108,5 +154,6 @@ class CustomLossConfig(ClippedLossConfig):
 
 
 LossConfig = Annotated[
-    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | CustomLossConfig, Field(discriminator="kind")
+    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | SapoConfig | DppoConfig | MaxRlConfig | CustomLossConfig,
+    Field(discriminator="kind"),
 ]

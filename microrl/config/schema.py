@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from microrl.config import known_models
 from microrl.config.adapters import AdapterConfig, LoraConfig, TinyLoraConfig
 from microrl.config.data import DataConfig
-from microrl.config.losses import GrpoConfig, LossConfig
+from microrl.config.losses import GrpoConfig, LossConfig, MaxRlConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.reward import RewardConfig
 from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
@@ -247,11 +247,17 @@ class RunConfig(Section):
                 f"{self.sampling.max_completion_tokens}",
                 f"--set reward.overlong.buffer={self.sampling.max_completion_tokens // 4}",
             )
-        if self.reward.normalise == "apart" and not self.loss.scale_by_std:
-            raise ValueError(
-                "reward.normalise=apart divides each part by its standard deviation, which loss.scale_by_std=false forbids",
-                "--set loss.scale_by_std=true, or --set reward.normalise=together",
-            )
+        if self.reward.normalise == "apart":
+            why = "reward.normalise=apart divides each part of the reward by its standard deviation"
+            if isinstance(self.loss, MaxRlConfig):
+                raise ValueError(
+                    f"{why}, and --loss maxrl divides their sum by its mean", "--set reward.normalise=together, or another --loss"
+                )
+            if not self.loss.scale_by_std:
+                raise ValueError(
+                    f"{why}, which loss.scale_by_std=false forbids",
+                    "--set loss.scale_by_std=true, or --set reward.normalise=together",
+                )
         hours, minutes = self.budget.hours, self.sft.minutes
         if self.sft.only and hours is None and minutes is None and self.sft.steps is None:
             raise ValueError("no budget given for SFT", "pass --hours H or --steps N")

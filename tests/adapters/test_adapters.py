@@ -24,6 +24,7 @@ EXPORTED = [(kind, architecture) for kind in KINDS for architecture in ("llama",
 ON_ALL = ("lora", "dora", "full")
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(
     ("kind", "architecture"),
     [
@@ -61,6 +62,7 @@ def test_base_and_export_make_the_trained_model(kind, architecture, tmp_path):
     assert all(len(pair.A_RI) == pair_rank for pair in snapshot.pairs.values())
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_what_is_trained_does_not_depend_on_the_type_of_the_base(kind, dtype):
@@ -98,7 +100,7 @@ def test_every_kind_says_what_it_is():
         assert served == expected, kind
 
 
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lora"])
 def test_no_kind_is_lora_in_disguise(kind):
@@ -265,6 +267,7 @@ def test_a_rank_above_a_layers_is_capped_only_where_that_is_the_definition():
     assert "span the same space" in note
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_a_state_goes_back_bit_by_bit_and_no_other_kind_takes_it(kind, tmp_path):
     attached = attach(small("qwen2"), config_of(kind), seed=1)
@@ -300,6 +303,7 @@ def test_lora_plus_has_two_rates(tokenizer):
     assert sides == [{False}, {True}]
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 @torch.no_grad()
 def test_the_first_forward_on_a_narrow_base_is_the_bases(kind):
@@ -342,6 +346,7 @@ AGREEING = ("lora", "dora", "adalora", "pissa", "ia3", "full")
 IN_BFLOAT16 = [pytest.param(kind, marks=() if kind in AGREEING else pytest.mark.slow) for kind in KINDS]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("kind", IN_BFLOAT16)
 def test_engine_and_trainer_agree_in_bfloat16(kind, tokenizer):
     """Trained tensors are float32 whatever the base is; the engine follows to bfloat16's accuracy."""

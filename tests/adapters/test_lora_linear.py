@@ -31,6 +31,7 @@ def tensors(dtype, tokens=7, width=6, height=5, rank=3, bias=True):
     return x, weight, draw(height).to(dtype) if bias else None, draw(rank, width).to(wide), draw(height, rank).to(wide)
 
 
+@pytest.mark.cases(fast=12)
 @pytest.mark.parametrize("product", [LoraProduct, MergedLoraProduct])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("trained", ["xAB", "AB", "A", "B", "xB", "x"])
@@ -128,6 +129,7 @@ def by_peft(attached):
     return outputs(attached)
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", PAIRS)
 def test_forward_and_gradients_are_pefts(kind, dtype, tokenizer):
@@ -169,6 +171,7 @@ def test_off_is_the_untouched_base(tokenizer):
         assert not torch.equal(model(input_ids=IDS).logits, base)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("kind", [kind for kind, cls in KINDS.items() if issubclass(cls, ResidualConfig)])
 def test_a_residual_form_starts_at_the_base_to_the_last_bit_in_16_bits_too(kind, tokenizer):
     """Written as two large products that cancel it does not."""

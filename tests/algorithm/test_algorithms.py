@@ -6,12 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from places import FIXTURES
 
 from microrl import algorithm
 from microrl.algorithm.grpo import Algorithm, Tokens
 from microrl.config import plugins, resolve
 from microrl.errors import UserError
+from microrl.types import Group, Prompt, Score
 
+PRIME_RL = json.loads((FIXTURES / "prime_rl_losses.json").read_text())
+TENSORS = json.loads((FIXTURES / "trl_losses.json").read_text())["tensors"]
 MODULE = """
 import torch
 from microrl.algorithm import grpo
@@ -62,12 +66,24 @@ def loss(of: Algorithm) -> float:
         ("dapo", -(1.28 + 0.5 - 3) / 3),
         ("dr_grpo", -(1.2 + 0.5 - 3) / (2 * 10)),
         ("gspo", -(math.sqrt(0.75) - 3) / 2),
+        ("maxrl", -(1.2 + 0.5 - 3) / 3),
         ("cispo", -(1.4 * math.log(1.5) + 0.5 * math.log(0.5) - 2 * 1.4 * math.log(1.5)) / 3),
+        # Engine and old weights give every token p = 1. A > 0 masks the first, risen by 0.5, and keeps the second, fallen by 0.5;
+        # A < 0 keeps the third, risen by 0.5.
+        ("dppo", -(0.5 - 2 * 1.5) / 3),
+        # sigmoid(2 * 0.5) + sigmoid(2 * -0.5) = 1, so the first completion's mean is 4/2 * 1/2; the other has A = -2 and tau 1.
+        ("sapo", -(1 - 2 * 4 / (1 + math.exp(-0.5))) / 2),
     ],
 )
 def test_each_algorithm_by_hand(kind, expected):
     """The numbers are explained in `test_losses.py`."""
-    of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10} | ({"loss.ratio_cap": 1.4} if kind == "cispo" else {}))
+    own = {
+        "cispo": {"ratio_cap": 1.4},
+        "sapo": {"temperature_positive": 2.0, "temperature_negative": 1.0},
+        "dppo": {"mask_high": 0.4, "mask_low": 0.4},
+    }
+    flags = {f"loss.{key}": value for key, value in own.get(kind, {}).items()}
+    of = made(**{"loss.kind": kind, "sampling.max_completion_tokens": 10}, **flags)
     assert loss(of) == pytest.approx(expected, abs=1e-12)
 
 
@@ -80,6 +96,84 @@ def test_cispo_gives_every_token_a_gradient_and_refuses_the_keys_of_a_clip():
     assert new_BT.grad.tolist() == [[-2.5, -0.5]]
     with pytest.raises(UserError, match="clip_low` cannot be set"):
         made(**{"loss.kind": "cispo", "loss.clip_low": 0.1})
+
+
+def test_the_gradient_at_ratio_1_is_the_same_for_all_that_average_alike():
+    """With one optimizer step a batch: -A times the token's weight."""
+    mask_BT, advantages_B = torch.tensor([[1, 1], [1, 0]]), torch.tensor([1.0, -2.0], dtype=torch.float64)
+    for kinds in (("grpo", "gspo", "sapo"), ("dapo", "cispo", "dppo", "maxrl")):
+        gradients = []
+        for kind in kinds:
+            of, old_BT = made(**{"loss.kind": kind}), -torch.rand(2, 2, dtype=torch.float64)
+            new_BT = old_BT.clone().requires_grad_()
+            tokens = Tokens(new_BT, old_BT, old_BT, None, advantages_B, mask_BT.bool(), of.token_weights(mask_BT))
+            of.loss(tokens).loss.backward()
+            gradients.append(new_BT.grad)
+        expected = -advantages_B[:, None] * of.token_weights(mask_BT)
+        assert all(torch.allclose(gradient, expected) for gradient in gradients), kinds
+
+
+def test_dppo_masks_by_the_engine_even_on_policy():
+    """Probabilities of trainer and engine 0.6 and 0.3, 0.3 and 0.6: with A > 0 the first is masked, with A < 0 the second."""
+    of, engine_BT = made(**{"loss.kind": "dppo"}), torch.tensor([[0.3, 0.6]], dtype=torch.float64).log()
+    for advantage, expected in ((1.0, [0.0, -0.25]), (-1.0, [1.0, 0.0])):
+        new_BT = torch.tensor([[0.6, 0.3]], dtype=torch.float64).log().requires_grad_()
+        mask_BT, advantages_B = torch.ones(1, 2, dtype=torch.bool), torch.tensor([advantage], dtype=torch.float64)
+        tokens = Tokens(new_BT, new_BT.detach(), engine_BT, None, advantages_B, mask_BT, of.token_weights(mask_BT))
+        done = of.loss(tokens)
+        done.loss.backward()
+        # Half of -A times the importance weights 2 and 0.5.
+        assert new_BT.grad.tolist() == [pytest.approx(expected)]
+        assert done.clipped_BT.tolist() == [[not gradient for gradient in expected]]
+
+
+@pytest.mark.parametrize("case", PRIME_RL["dppo"], ids=lambda case: str(case["masked"]))
+def test_dppo_agrees_with_prime_rl(case):
+    """Loss and gradient without its KL term, on the tensors of TRL's cases (recorded by fixtures/record_prime_rl_losses.py)."""
+    of = made(
+        **{"loss.kind": "dppo", "loss.importance_cap": 1e9} | {f"loss.{key}": case[key] for key in ("mask_low", "mask_high")}
+    )
+    take = {name: torch.tensor(TENSORS[name], dtype=torch.float64) for name in ("new", "old", "engine")}
+    mask_BT, advantages_B = torch.tensor(case["mask"]), torch.tensor(case["advantages"], dtype=torch.float64)
+    new_BT = take["new"].requires_grad_()
+    done = of.loss(Tokens(new_BT, take["old"], take["engine"], None, advantages_B, mask_BT.bool(), of.token_weights(mask_BT)))
+    done.loss.backward()
+    assert done.loss.item() == pytest.approx(case["loss"], abs=1e-9)
+    assert torch.allclose(new_BT.grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert int((done.clipped_BT & mask_BT.bool()).sum()) == case["masked"]
+
+
+def advantages_of(of: Algorithm, rewards: list[float | None]) -> list[float]:
+    """Of one group with these rewards; None: it does not count."""
+    scores = tuple(Score(reward or 0.0, 0.0, float(reward == 1), counts=reward is not None) for reward in rewards)
+    return of.advantages([Group(Prompt("q", "1", "", (5,)), (), scores)])[0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0, 0.0, 0.0, 0.0], [3, -1, -1, -1]),
+        ([1.0, 1.0, 0.0, 0.0], [1, 1, -1, -1]),
+        ([0.0, 0.0], [0, 0]),
+        ([0.1, 0.1, 0.1], [0, 0, 0]),
+        ([1.0, -0.5, -0.5], [0, 0, 0]),  # a mean of 0 divides nothing
+        ([1.0, None, 0.0], [1, 0, -1]),
+        ([None, None], [0, 0]),
+    ],
+)
+def test_maxrl_divides_by_the_mean_reward(rewards, expected):
+    assert advantages_of(made(**{"loss.kind": "maxrl"}), rewards) == expected
+
+
+@pytest.mark.parametrize("case", PRIME_RL["maxrl"], ids=lambda case: str(case["rewards"]))
+def test_maxrl_agrees_with_prime_rl(case):
+    """To the float32 in which prime-rl computes them."""
+    assert advantages_of(made(**{"loss.kind": "maxrl"}), case["rewards"]) == pytest.approx(case["advantages"], abs=1e-6)
+
+
+def test_maxrl_has_no_deviation_to_divide_by():
+    with pytest.raises(UserError, match="scale_by_std` cannot be set: `maxrl` has no"):
+        made(**{"loss.kind": "maxrl", "loss.scale_by_std": True})
 
 
 def test_a_class_of_another_module_is_taken_by_its_name(folder):

@@ -8,7 +8,9 @@ import pytest
 import torch
 from places import FIXTURES
 
+from microrl import algorithm
 from microrl.algorithm.advantages import advantages
+from microrl.algorithm.grpo import Tokens
 from microrl.algorithm.loss import constant_length, importance_weights, k3, mismatch, sequence_mean, surrogate, token_mean
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.config import resolve
@@ -109,6 +111,28 @@ def test_importance_weights_are_truncated_and_carry_no_gradient():
     assert not weights.requires_grad
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_truncate", [[2, 0.5, 1], [1.5, 1.5, 1]]),
+        ("token_mask", [[0, 0.5, 1], [1.5, 1.5, 1]]),
+        ("sequence_truncate", [[1.5], [2]]),
+        ("sequence_mask", [[1.5], [0]]),
+    ],
+)
+def test_importance_weights_by_token_and_by_sequence(mode, expected):
+    """Ratios (3, 1/2) and (3/2, 3/2), whose products are 3/2 and 9/4, against a cap of 2; the last token is not in the mask."""
+    old, mask = tensor([[LN(3), LN(0.5), 0], [LN(1.5), LN(1.5), 0]]), torch.tensor([[True, True, False]] * 2)
+    for outside in (0.0, -math.inf, math.nan):
+        weights = importance_weights(old, tensor([[0, 0, outside]] * 2), 2.0, mask, mode)
+        assert torch.allclose(weights * mask, tensor(expected) * mask, rtol=1e-12)
+
+
+def test_a_mode_without_a_cap_is_refused():
+    with pytest.raises(UserError, match="importance_mode=sequence_mask has no effect"):
+        resolve((), {}, ["loss.importance_cap=none", "loss.importance_mode=sequence_mask"])
+
+
 def test_a_token_that_the_sampler_calls_impossible_is_finite_everywhere():
     """It counts as -100 nats; where both sides call it so, nothing differs."""
     none = -math.inf
@@ -125,46 +149,67 @@ def test_soft_overlong_penalty_by_hand():
 
 
 TRL = json.loads((FIXTURES / "trl_losses.json").read_text())
-AVERAGES = {"grpo": sequence_mean, "dapo": token_mean, "dr_grpo": constant_length}
 OURS = [
     case
     for case in TRL["cases"]
-    if case["settings"]["loss_type"] in AVERAGES
-    # What TRL offers beyond the papers: its KL weighted by the ratio, its masking and per-sequence importance modes.
-    and not case["name"].endswith(("_bias_corrected", "_accum2", "_token_mask", "_sequence_truncate", "_sequence_mask"))
+    if case["settings"]["loss_type"] != "bnpo"
+    # What TRL offers beyond the papers: its KL weighted by the ratio.
+    and not case["name"].endswith(("_bias_corrected", "_accum2"))
 ]
+KEYS = {
+    "beta": "beta",
+    "importance_mode": "importance_sampling_mode",
+    "clip_low": "epsilon_low",
+    "clip_high": "epsilon_high",
+    "dual_clip": "delta",
+    "ratio_cap": "epsilon_high",
+    "temperature_positive": "sapo_temperature_pos",
+    "temperature_negative": "sapo_temperature_neg",
+}
+"""Our name of a key, and TRL's."""
+
+
+def as_trl_sets(settings):
+    """The algorithm that these settings of TRL's describe."""
+    kind = "gspo" if settings["importance_sampling_level"] == "sequence" else settings["loss_type"]
+    known = type(resolve((), {"loss.kind": kind}).loss).model_fields
+    flags = {f"loss.{key}": settings[name] for key, name in KEYS.items() if key in known}
+    cap = settings["importance_sampling_clip_max"] if settings["importance_sampling_correction"] else "none"
+    limit = {"sampling.max_completion_tokens": settings["max_completion_length"]}
+    return algorithm.make(resolve((), {"loss.kind": kind, **flags, **limit}, [f"loss.importance_cap={cap}"]))
 
 
 def test_the_recorded_cases_cover_every_loss():
     names = {case["name"] for case in OURS}
-    assert names >= {"grpo", "grpo_kl", "dapo", "dr_grpo", "gspo", "grpo_dual", "grpo_is", "grpo_is_kl", "grpo_truncated"}
+    assert names >= {
+        "grpo",
+        "grpo_kl",
+        "dapo",
+        "dr_grpo",
+        "gspo",
+        "cispo",
+        "sapo",
+        "grpo_dual",
+        "grpo_is",
+        "grpo_truncated",
+        "grpo_is_token_mask",
+        "grpo_is_sequence_truncate",
+        "grpo_is_sequence_mask",
+    }
 
 
 @pytest.mark.parametrize("case", OURS, ids=lambda case: case["name"])
 def test_agrees_with_trl(case):
     """Loss and gradient to 1e-9 against TRL 1.16 (recorded by fixtures/record_trl_losses.py)."""
-    settings = case["settings"]
+    of = as_trl_sets(case["settings"])
     take = {role: tensor(TRL["tensors"][name]) for role, name in case["tensors"].items() if name}
-    new = take["new"].requires_grad_()
+    new, mask = take["new"].requires_grad_(), tensor(case["mask"])
     old = take.get("old", new.detach())
-    mask = tensor(case["mask"]).bool()
-    terms, _ = surrogate(
-        new,
-        old,
-        tensor(case["advantages"]),
-        mask,
-        clip_low=settings["epsilon_low"],
-        clip_high=settings["epsilon_high"],
-        dual_clip=settings["delta"],
-        per_sequence=settings["importance_sampling_level"] == "sequence",
-    )
-    if settings["importance_sampling_correction"]:
-        terms = terms * importance_weights(old, take["engine"], settings["importance_sampling_clip_max"])
-    if settings["beta"]:
-        terms = terms + settings["beta"] * k3(take["ref"], new)
-    average, longest = AVERAGES[settings["loss_type"]], settings["max_completion_length"]
-    weights = average(mask, longest) if average is constant_length else average(mask)
-    value = (weights * terms).sum()
+    value = of.loss(
+        Tokens(
+            new, old, take.get("engine", old), take.get("ref"), tensor(case["advantages"]), mask.bool(), of.token_weights(mask)
+        )
+    ).loss
     value.backward()
     assert value.item() == pytest.approx(case["loss"], abs=1e-9)
     assert torch.allclose(new.grad, tensor(case["grad"]), rtol=1e-9, atol=1e-12)

@@ -130,7 +130,7 @@ def audited(inside, place, *arguments, status=2):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=3)
 @pytest.mark.parametrize("name", HOLES)
 def test_it_finds_a_planted_hole(inside, place, name):
     found, words = audited(inside, place, "--data", "pens.jsonl", "--reward", f"leaky:{name}", *ONLY)
@@ -239,7 +239,6 @@ def test_every_kind_has_cheats_and_its_form():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_it_needs_no_torch(place):
     code = (
         "import sys; from microrl.cli import app\n"

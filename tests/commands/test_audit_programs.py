@@ -205,7 +205,6 @@ def test_humaneval_lets_no_cheat_through(tmp_path, inside):
 
 
 @slow
-@one_of_each
 @needs_sandbox
 @needs_library
 def test_a_procedural_task(monkeypatch):

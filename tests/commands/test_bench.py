@@ -175,7 +175,6 @@ def test_a_model_that_is_not_local_is_status_2(inside, tmp_path, model, says, hi
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_our_steps_are_those_of_bench_step(model_folder):
     work = peers.Work(prompts=2, group=2, tokens=4, rank=8, steps=1)
     found = peers._our_steps(model_folder, work)
@@ -245,7 +244,7 @@ def test_names_that_do_not_exist(inside):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("command", ["peer", "rollout", "sync"])
 def test_help_loads_nothing_heavy(command):
     assert without_heavy_libraries(["bench", command, "--help"]).returncode == 0

@@ -43,6 +43,7 @@ def test_time_meets_the_bar(inside):
     assert found["processor_ratio"] <= 1.1, found
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("bend", [None, Bend(scale=0.5), Bend(cap=20.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("trained", [False, True])

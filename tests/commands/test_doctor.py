@@ -51,6 +51,7 @@ def test_requirements_are_really_compared():
     assert doctor._unmet(Requirement("no-such-package>1; sys_platform == 'nowhere'")) is None
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("script", "says"),
     [

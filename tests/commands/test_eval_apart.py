@@ -97,7 +97,7 @@ def said(done):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("kind", ["auto", "vllm"])
 def test_each_of_two_models_has_a_process_and_a_failing_one_is_followed_by_another(
     inside, run, other_model, data_file, tmp_path, kind
@@ -126,7 +126,6 @@ def test_each_of_two_models_has_a_process_and_a_failing_one_is_followed_by_anoth
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_what_is_left_goes_on_where_it_died_down_to_transformers(inside, run, other_model, data_file, tmp_path):
     options = [run, "--base", other_model, "--data", data_file, *ASKED, *ONE_AT_A_TIME]
     assert inside("eval", *options, "--engine", "transformers", "--out", tmp_path / "whole").returncode == 0
@@ -150,7 +149,6 @@ def test_what_is_left_goes_on_where_it_died_down_to_transformers(inside, run, ot
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 @pytest.mark.parametrize(("faults", "options", "status", "says"), [
     ([{"at": "evaluating"}], [], 1, "vLLM failed while sampling: RuntimeError: CUDA error: an illegal memory access"),
     ([{"at": "answer 2", "abort": True}], [], 1, "error: the child process that ran vLLM was ended by SIGABRT"),

@@ -159,7 +159,7 @@ def killed(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("torn", [False, True], ids=["between lines", "within a line"])
 def test_a_killed_evaluation_goes_on_where_it_died_and_ends_as_a_whole_one(microrl, inside, run, tmp_path, torn):
     """With room for one group at a time, so that questions are answered one after the other."""
@@ -362,7 +362,7 @@ class ScriptedEngine:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repetitions", [pytest.param(60, marks=pytest.mark.one_of_each), 1000])
+@pytest.mark.parametrize("repetitions", [60, 1000])
 def test_intervals_hold_the_truth_through_the_command(inside, model_folder, tmp_path, monkeypatch, repetitions):
     """Thirty questions drawn from a population whose mean success rate is 1/3, four samples each, again and again."""
     monkeypatch.setattr("microrl.commands.weights.make_engine", lambda *_, **__: ScriptedEngine())

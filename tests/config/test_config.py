@@ -108,7 +108,7 @@ def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
     ("flags", "sets", "words"),
     [
         ({"adapter.rank": 0}, [], ["adapter.rank", "greater than or equal to 1"]),
-        ({"loss.kind": "dpao"}, [], ["loss.kind", "dpao", "did you mean `dapo`", "gspo"]),
+        ({"loss.kind": "dapoo"}, [], ["loss.kind", "dapoo", "did you mean `dapo`", "gspo"]),
         ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
         ({"optim.step_kl": 0.0}, [], ["optim.step_kl", "greater than 0"]),
         ({"optim.step_kl": 1.0}, [], ["optim.step_kl", "less than 1"]),
@@ -242,6 +242,7 @@ def test_usage_errors_come_fast_and_without_torch():
     assert done.stderr.splitlines()[1].startswith("hint: did you mean `lr`?")
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -58,6 +58,7 @@ def test_it_says_what_it_will_take_and_passes(gpu, tmp_path):
     assert "tests/rollout/vllm/test_vllm_swap.py" in (tmp_path / "out" / "engine.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "stage", "says"),
     [
@@ -79,7 +80,6 @@ def test_a_stage_below_its_bar_fails_and_the_next_begins(gpu, tmp_path, changed,
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_stage_that_hangs_is_ended_and_a_lost_machine_has_told_what_it_knew(gpu, tmp_path):
     process = gpu(train="sleep 300")
     until = time.monotonic() + 60

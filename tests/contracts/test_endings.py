@@ -148,7 +148,7 @@ def failing(monkeypatch, part, offset=None):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("part", ["final save", "evaluation after"])
 def test_an_ending_that_fails_is_no_success_and_its_hint_leads_to_the_end(inside, arguments, whole, tmp_path, monkeypatch, part):
     out = tmp_path / "run"
@@ -164,7 +164,7 @@ def test_an_ending_that_fails_is_no_success_and_its_hint_leads_to_the_end(inside
     assert "is already finished" in inside("train", "--resume", out).stderr
 
 
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["final save", "evaluation after"])
 def test_where_the_hours_are_spent_the_hint_has_enough_for_the_ending(inside, arguments, tmp_path, monkeypatch, part):
@@ -201,7 +201,7 @@ def test_where_the_hours_are_spent_the_hint_has_enough_for_the_ending(inside, ar
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
 def test_a_wall_clock_that_is_set_changes_nothing(inside, arguments, tmp_path, monkeypatch, jump_s):
     """The machine's clock is set in the middle of a run of at most an hour: steps, bill and final evaluation are the same."""
@@ -269,6 +269,7 @@ def test_a_run_outlives_the_pipe_that_reads_it(arguments, whole, tmp_path):
     assert logged(out)[-1].startswith(("try it: ", "read more: ")) and not (out / "crash.log").exists()
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kind", ["pipe", "terminal"])
 def test_a_console_that_goes_away_is_given_up(inside, arguments, whole, tmp_path, monkeypatch, kind):
     reader, writer = os.pipe() if kind == "pipe" else pty.openpty()
@@ -342,6 +343,7 @@ def test_a_hangup_is_heeded_once_and_under_nohup_never():
 # ---- the disk and the folder
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_run_folder_that_cannot_be_written_costs_nothing_that_can_be_kept(
     inside, arguments, whole, tmp_path, monkeypatch, comes_back
@@ -376,7 +378,7 @@ def test_a_run_folder_that_cannot_be_written_costs_nothing_that_can_be_kept(
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("damage", ["events gone", "folder gone"])
 def test_what_is_deleted_under_a_run_is_made_again(inside, arguments, whole, tmp_path, monkeypatch, damage):
     out = tmp_path / "run"
@@ -389,7 +391,6 @@ def test_what_is_deleted_under_a_run_is_made_again(inside, arguments, whole, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_lines_that_cannot_be_written_to_the_end_are_no_success(inside, arguments, whole, tmp_path, monkeypatch):
     """A folder stands in the place of metrics.jsonl. The adapter is saved all the same, and the hint leads to the end."""
     out = tmp_path / "run"
@@ -471,7 +472,7 @@ def test_a_lock_that_cannot_be_taken_is_said(inside, whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "run.log", ".lock"])
 def test_a_hard_link_in_a_run_is_not_written_through(inside, whole, tmp_path, name):
     out, theirs = tmp_path / "run", tmp_path / "theirs"
@@ -487,7 +488,7 @@ def test_a_hard_link_in_a_run_is_not_written_through(inside, whole, tmp_path, na
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("trouble", ["full", "a file in the way"])
 def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_path, monkeypatch, trouble):
     """The training of the warm start is left out; what is written, and where, is real."""
@@ -515,9 +516,9 @@ def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_p
 @pytest.mark.parametrize(("high", "best", "warned"), [(-0.05, 3, True), (0.05, 3, False), (-0.05, None, False)])
 def test_a_run_that_made_the_model_worse_names_its_best_checkpoint(tmp_path, capsys, high, best, warned):
     make(tmp_path / "run")
-    side = {"accuracy": 0.3, "pass@8": {"mean": 0.5}}
+    side = {"accuracy": 0.3, "ci95": [0.2, 0.4], "questions": 64, "pass@8": {"mean": 0.5}}
     summary = {
-        "status": "done", "steps": 20, "hours_spent": 0.1, "cost_usd": 0.0, "sft": None,
+        "status": "done", "steps": 20, "hours_spent": 0.1, "cost_usd": 0.0, "sft": None, "trainable_params": 8192,
         "best": None if best is None else {"step": best, "accuracy": 0.6},
         "eval": {"before": side, "after": side, "paired_gain": {"mean": -0.1, "ci95": [-0.2, high]}},
     }  # fmt: skip

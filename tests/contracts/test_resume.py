@@ -97,9 +97,7 @@ def test_killed_inside(microrl, learning, whole, tmp_path, place, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [pytest.param("adalora", marks=pytest.mark.one_of_each), "pissa", "full", "vera", "lora+", "dora"]
-)
+@pytest.mark.parametrize("kind", ["adalora", "pissa", "full", "vera", "lora+", "dora"])
 def test_adapters_with_more_than_two_factors(microrl, learning, tmp_path, kind):
     """Frozen starts, averages of sensitivity, shared vectors, master copies, rates of their own: all of it goes on."""
     place = learning.index("--rank")
@@ -114,7 +112,7 @@ def test_adapters_with_more_than_two_factors(microrl, learning, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
 def test_killed_at_random_instants(microrl, learning, whole, tmp_path, seed):
     """Each of these runs is killed four times, at an instant drawn from the seconds of its training."""
     draw = random.Random(seed)
@@ -202,7 +200,7 @@ def test_a_changed_digit_in_the_middle_of_the_metrics_is_noticed(inside, whole, 
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("form", ["attempts", "damaged"])
 def test_every_attempt_is_recorded_and_another_version_is_told(inside, whole, tmp_path, form):
     out = tmp_path / "attempts"
@@ -232,6 +230,7 @@ def test_every_attempt_is_recorded_and_another_version_is_told(inside, whole, tm
     assert sum("versions" in line for line in lines) == 1, "told once: the next attempt has the same versions"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "damage",
     ["torn", "metrics", *(pytest.param(one, marks=pytest.mark.slow) for one in ("flipped", "gone"))],

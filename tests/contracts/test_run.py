@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import processes
 import pytest
+from losses import LOSSES
 from rich.console import Console
 from whole_runs import rows
 
@@ -104,15 +105,15 @@ def test_the_same_seed_gives_the_same_run(microrl, tiny_arguments, finished, tmp
     assert (again / "rollouts/step-000005.jsonl.gz").read_bytes() == (finished[0] / "rollouts/step-000005.jsonl.gz").read_bytes()
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_run(inside, tiny_arguments, finished, tmp_path):
     other = tmp_path / "other"
     assert inside("train", *tiny_arguments, "--steps", 2, "--out", other, "--seed", 1).returncode == 0
     assert rows(other, times=False)[1] != rows(finished[0], times=False)[1]
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=[pytest.mark.slow, pytest.mark.one_of_each])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.one_of_each), signal.SIGTERM])
 def test_an_interrupted_run_saves_and_resumes_to_the_same_end(microrl, tiny_arguments, finished, tmp_path, number):
     out = tmp_path / "cut"
     command = [sys.executable, "-m", "microrl", "train", *tiny_arguments, "--steps", 6, "--out", out]
@@ -143,7 +144,6 @@ def test_a_finished_run_can_be_given_more_steps(inside, finished, tmp_path):
     assert inside("train", "--resume", out, "--dry-run").returncode == 2
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_an_interrupt_while_loading_is_clean(tiny_arguments, tmp_path):
     out = tmp_path / "early"
@@ -167,7 +167,8 @@ def test_the_maths_checkers_are_started_before_the_model_is_loaded(inside, tiny_
     assert done == ["checkers", "model"]
 
 
-@pytest.mark.parametrize("loss", ["dapo", "dr_grpo", "gspo"])
+@pytest.mark.cases(fast=1)
+@pytest.mark.parametrize("loss", LOSSES[1:])
 def test_every_loss_trains(inside, tiny_arguments, tmp_path, loss):
     out = tmp_path / loss
     sets = ["--set", "loss.beta=0.05", "--set", "optim.prompts_per_update=2", "--set", "reward.overlong.buffer=4"]
@@ -204,6 +205,7 @@ def test_eval_and_sample(inside, finished, data_file, model_folder):
     assert "base" in shown.stdout and "trained" in shown.stdout and "Traceback" not in shown.stderr
 
 
+@pytest.mark.slow
 def test_eval_without_argument_takes_the_newest_run(inside, tiny_arguments, tmp_path):
     assert inside("eval", cwd=tmp_path).returncode == 2
     inside("train", *tiny_arguments, "--steps", 1, cwd=tmp_path)
@@ -211,6 +213,7 @@ def test_eval_without_argument_takes_the_newest_run(inside, tiny_arguments, tmp_
     assert done.returncode == 0 and "held-out" in json.loads(done.stdout)["benchmarks"], done.stderr
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("preset", [name for name in presets.available() if not presets.sweep(name) and name != "laptop"])
 def test_every_preset_dry_runs_without_a_network(inside, preset):
     done = inside("train", preset, "--dry-run")

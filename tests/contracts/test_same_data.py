@@ -54,6 +54,7 @@ def test_the_run_holds_absolute_paths_and_the_hash(trained, model_folder):
     assert data["data"]["rows"] == data["sft"]["rows"] == 60 and data["data"]["sha256"] != data["sft"]["sha256"]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("change", ["a question", "an answer", "the order", "a solution", "a row fewer"])
 def test_a_run_does_not_go_on_with_other_data(inside, place, change):
     rows = [dict(row) for row in ROWS]

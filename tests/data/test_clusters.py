@@ -117,7 +117,6 @@ def test_programs_have_clusters_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_many_procedural_tasks_are_clusters_and_few_are_not():
     pytest.importorskip("reasoning_gym")
     many = ("chain_sum", "gcd", "lcm", "count_bits", "leg_counting", "products", "decimal_chain_sum", "number_sorting")

@@ -69,7 +69,6 @@ def test_without_it_the_history_changes_nothing():
     assert plain.history == {} and plain.draw(8) == PromptSampler(ITEMS, 3, position=4).draw(8)
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_a_killed_run_draws_the_same_questions_and_ends_the_same(microrl, tiny_arguments, tmp_path):
     (tmp_path / "letters.py").write_text(

@@ -141,7 +141,7 @@ def test_problems_by_seed_and_index(ask):
 
 
 @slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @needs_library
 @pytest.mark.parametrize(
     ("task", "why"),
@@ -204,7 +204,6 @@ def test_sft_trains_on_the_tasks_own_answers_but_not_on_those_of_held_out_proble
 
 
 @slow
-@pytest.mark.one_of_each
 @needs_library
 def test_ten_steps_on_procedural_tasks(microrl, tiny_arguments, tmp_path):
     out = tmp_path / "run"

@@ -139,7 +139,7 @@ def test_intervals_cover_the_truth(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=2)
 @pytest.mark.parametrize("cell", GRID[::5])
 def test_intervals_cover_the_truth_in_a_part_of_the_grid(cell):
     check(cell, 2000, slack=0.01)
@@ -185,6 +185,7 @@ def clustered_coverage(name: str, sizes: str, count: int, samples: int, k: int, 
     return {case: hits[case] / repetitions for case in ("share", "gain", "naive")}
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("cell", [
     ("middle", "fours", 16, 8, 1), ("hard", "pairs", 12, 8, 4), ("middle", "uneven", 16, 8, 1), ("ceiling", "fours", 8, 8, 1),
 ])  # fmt: skip
@@ -209,7 +210,7 @@ def test_intervals_by_clusters_cover_the_truth_everywhere(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=2)
 @pytest.mark.parametrize("cell", CLUSTERED[::17])
 def test_intervals_by_clusters_cover_the_truth_in_a_part_of_the_grid(cell):
     found = clustered_coverage(*cell, 800)
@@ -240,7 +241,7 @@ def test_a_cluster_of_equal_questions_is_one_question():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 3), (3, 3)])
 def test_p_is_below_5_percent_exactly_where_the_interval_leaves_out_0(seeds):
     rng, seen = np.random.default_rng(seeds), Counter()
@@ -269,6 +270,7 @@ def false_alarms(seeds: int, spread: float, questions: int, repetitions: int) ->
     return alarms / repetitions
 
 
+@pytest.mark.slow
 def test_seeds_that_vary_are_no_gain():
     assert false_alarms(3, 0.5, 64, 100) <= 0.1
 
@@ -294,6 +296,7 @@ def of_cell(seeds: tuple[int, int], spread: float, populations: int, is_fixed: b
     return alarms / populations, hits / populations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_one_run_against_several_seeds_is_no_gain_either(is_fixed):
     alarms, hits = of_cell((1, 3), 1.0, 150, is_fixed)
@@ -391,7 +394,6 @@ def test_seeds_and_questions_cover_the_truth(seeds, spread):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_three_seeds_cover_the_truth():
     hits, gains, _ = hierarchical_coverage(3, 0.3, 400)
     assert hits >= 0.91 and gains >= 0.91

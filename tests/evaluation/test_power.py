@@ -78,7 +78,7 @@ def test_the_power_that_is_named_is_there(study, samples, fraction):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(("seeds", "gain", "spread"), [(2, 0.2, 0.01), (3, 0.08, 0.01), (5, 0.1, 0.03)])
 def test_the_power_of_several_seeds_is_there(seeds, gain, spread):
     study = Study(gain, seed_sd=spread)
@@ -136,7 +136,6 @@ def test_a_gain_that_cannot_be_is_refused_with_a_hint(inside, arguments, words):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_detect_needs_no_heavy_library():
     words = ["microrl", "plan", "micro-r64", "--gpu", "a40", "--detect", "0.05"]
     program = f"import sys; sys.argv = {words}\nfrom microrl.cli import app\napp(standalone_mode=False)\n"

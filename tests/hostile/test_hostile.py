@@ -136,6 +136,7 @@ def test_every_command_that_takes_a_run_refuses_links_in_it(inside, wares, outsi
     assert tree(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_run_folder_may_be_reached_by_a_link_and_hold_hard_links(inside, run):
     assert (run / LAST / "rng.safetensors").is_file()
     shutil.rmtree(run / "best")
@@ -188,6 +189,7 @@ STATES = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(fast=8)
 @pytest.mark.parametrize(("key", "value"), STATES, ids=lambda value: f"{value!r:.20}")
 def test_a_checkpoint_with_an_ill_typed_state_is_set_aside_and_the_one_before_it_taken(run, key, value):
     change(run / LAST / "state.json", key, value)
@@ -251,6 +253,7 @@ def everything(policy):
     return [*policy.adapter.state().values(), *moments, torch.get_rng_state()], numbers, policy.version
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize(("file", "name", "damage"), TENSORS)
 def test_a_checkpoint_is_restored_whole_or_not_at_all(run, policy, file, name, damage):
     checkpoint.restore(run / LAST, policy)
@@ -273,6 +276,7 @@ def metrics(run):
     return [(line["step"], line["policy/entropy"], line["reward/mean"], line["policy/grad_norm"]) for line in lines]
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("file", ["optimizer", "rng"])
 def test_a_checkpoint_of_wrong_tensors_is_set_aside_and_the_run_ends_as_it_would_have(inside, wares, run, file):
     path = run / LAST / f"{file}.safetensors"
@@ -350,6 +354,7 @@ BEFORE = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize(("key", "value"), BEFORE, ids=lambda value: f"{value!r:.20}")
 def test_a_damaged_evaluation_before_is_refused(run, key, value):
     path = run / "eval" / "held-out-before.json"
@@ -425,6 +430,7 @@ CONFIGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     "command", [["train", "--steps", "5", "--resume"], ["eval"], ["merge", "--out", "merged"], ["warmup", "--resume"]]
 )

@@ -88,7 +88,7 @@ MISFITS = {
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=2)
 @pytest.mark.parametrize("kind", [*KINDS, "full"])
 def test_tensors_that_do_not_fit_to_the_last_are_refused(kind, copy, base, originals):
     before = {name: tensor.clone() for name, tensor in base.named_parameters()}
@@ -313,6 +313,7 @@ def run(model_folder, data_file, tmp_path_factory):
     return out
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("architecture", ["evil", None])
 @pytest.mark.parametrize(
     "command", ["train", "dry-run", "plan", "warmup", "eval", "eval run", "sample", "merge", "merge adapter"]
@@ -400,6 +401,7 @@ def test_a_model_without_a_readable_configuration_is_said_in_one_line(content, i
         assert done.returncode == 2 and "config.json is damaged" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_an_adapter_is_not_rounded_to_its_bases_type(originals, base):
     """A base in bfloat16: the pairs are those of the file, and so is what the merged kinds multiply with."""
     narrow = small("qwen2").to(torch.bfloat16)

@@ -57,7 +57,6 @@ def snapshot(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_how_far_it_is_and_how_fast_is_shown(hub, here, tmp_path):
     hub.bytes_a_second = 8e6
     with fake_hub.serving(hub) as address:
@@ -121,7 +120,6 @@ def test_what_is_left_over_is_not_counted(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_connection_that_breaks_is_resumed(hub, here, tmp_path):
     hub.breaks_after, hub.breaks = 15_000_000, 1  # the library writes 10 MiB at a time
     with fake_hub.serving(hub) as address:
@@ -132,7 +130,6 @@ def test_a_connection_that_breaks_is_resumed(hub, here, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_hub_that_fails_halfway_is_one_line_with_a_remedy(hub, here, monkeypatch):
     hub.breaks_after = 0
     with fake_hub.serving(hub) as address:
@@ -149,7 +146,6 @@ def test_a_name_that_the_hub_does_not_have(hub, here):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_model_is_fetched_beforehand_and_a_run_needs_no_network_then(
     hub, here, microrl, model_folder, tiny_arguments, tmp_path
 ):

@@ -29,6 +29,7 @@ def test_what_is_not_finite_is_found_by_name_in_every_type():
     assert not_finite({}) is None
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kind", ["lora", "adalora"])
 @pytest.mark.parametrize("several", [False, True])
 def test_a_step_that_makes_weights_infinite_ends_the_run(kind, several, tokenizer):
@@ -91,7 +92,7 @@ def spoil(path, value):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_what_is_not_finite_is_not_read(value, inside, run, model_folder, data_file, tmp_path):
     """final/, an adapter's folder and a base, by merge, eval and sample: the tensor is named, and nothing is left behind."""

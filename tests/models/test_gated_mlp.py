@@ -25,6 +25,7 @@ def test_gradients_of_the_gate_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(Gated.apply, (gate, up))
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("rank", [1, 9], ids=["gradients by the pair", "by the weights"])
 @pytest.mark.parametrize("trained", ["guAB", "gu", "AB", "gA", "uB"])
 def test_gradients_through_a_pair_are_those_of_finite_differences(trained, rank):
@@ -57,6 +58,7 @@ def update(architecture, kind, lean, checkpointing=False):
     return logits.detach(), [parameter.grad for parameter in attached.parameters.values()], sum(kept.values())
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("kind", ["lora", "pissa", "lora-fa", "dora", "vera", "ia3"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_model_computes_the_same_with_it(architecture, kind):

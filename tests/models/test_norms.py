@@ -33,6 +33,7 @@ def test_values_are_transformers_own_to_the_last_bit(shape):
     assert torch.equal(ours(rows(*shape)), own(rows(*shape)))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("shape", [(7, 64), (2, 3, 5, 16)])
 def test_gradients_are_those_of_finite_differences(shape):
     _, ours = norms(shape[-1], torch.float64)

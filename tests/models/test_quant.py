@@ -86,6 +86,7 @@ def test_a_twin_shares_the_4_bit_weights_and_their_scales():
         assert theirs.quant_state.absmax.data_ptr() == layer.weight.quant_state.absmax.data_ptr()
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("kind", alike_are_slow(kind for kind in KINDS if kind not in REFUSED))
 def test_every_allowed_kind_trains_on_4_bits_and_leaves_exactly(kind, tmp_path):
     """Base and export make the trained model, in memory and from disk; the base's bytes are never written."""
@@ -118,6 +119,7 @@ def test_refused_kinds_are_those_that_cannot_be(kind):
         train(attach(in_4_bits(), config_of(kind), seed=1))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "kind", ["lora", "dora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("pissa", "ia3", "ln", "miss"))]
 )
@@ -291,6 +293,7 @@ def test_an_8_bit_step_is_close_to_adamws():
     assert not torch.equal(after["adamw_8bit"], after["adamw"])
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kind", ["lora", "lora+"])
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit"])
 def test_a_checkpoint_brings_every_bit_back(name, kind, tmp_path):

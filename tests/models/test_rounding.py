@@ -114,6 +114,7 @@ def test_the_bits_are_a_hash_of_row_and_column():
         assert int(found[row, column]) == number >> 16
 
 
+@pytest.mark.slow
 def test_the_bits_look_random():
     """Each value as often as the others, and nothing follows from a neighbour, a row, a column, a version or a name: all within
     five standard errors."""
@@ -139,6 +140,7 @@ def test_the_bits_look_random():
     assert torch.linalg.svdvals(unit[:512, :512])[0] < 2.1 * 512**0.5
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("out", "width", "rank"), [(576, 576, 64), (130, 127, 6), (1500, 300, 200), (5, 3, 2)])
 def test_the_same_bits_whatever_the_blocks_and_threads(dtype, out, width, rank, monkeypatch, threads):

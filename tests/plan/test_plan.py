@@ -53,6 +53,7 @@ def test_every_model_of_the_papers_ships_with_its_shape():
     assert {name: shape_of(name).parameters for name in TOTALS} == TOTALS
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_those_of_the_network(name):
     network = on_meta(CONFIGS[name])
@@ -97,6 +98,7 @@ COUNTED = [
 ]
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(("name", "kind"), COUNTED)
 def test_every_adapter_trains_what_is_counted(name, kind):
     """One layer and two with the adapter on them, and what follows for all layers, against the shape alone."""
@@ -111,6 +113,7 @@ def test_every_adapter_trains_what_is_counted(name, kind):
             assert shape.trainable(adapter) == built[1] + (shape.layers - 1) * (built[2] - built[1])
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "quickstart" else pytest.mark.slow) for name in BUILT])
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_every_adapter_trains_what_is_counted_at_full_depth(name, kind):
@@ -355,6 +358,7 @@ def saved_by_torch(network, precision, rows, length=128):
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 @pytest.mark.parametrize("rank", [64, pytest.param(8, marks=pytest.mark.slow)])
@@ -505,6 +509,7 @@ def test_starts_on_a_card_beside_published_ones(hidden, inner, layers, heads, kv
     assert published_s / 3 < found < published_s
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "kind", ["pissa", "wavelet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lora-rlmo", "olora-qr"))]
 )
@@ -557,6 +562,7 @@ def test_the_price_is_the_cards_unless_one_is_given():
     assert "typically costs" in " ".join(planned("micro-r8", "budget-7usd", device=devices.DEVICES["h200"]).notes)
 
 
+@pytest.mark.cases(fast=12)
 @pytest.mark.parametrize("budget", [name for name in presets.available() if name.startswith("budget-")])
 @pytest.mark.parametrize("micro", [name for name in presets.available() if name.startswith("micro-")])
 @pytest.mark.parametrize("device", ["a40", "4090", "h200", "3090", "l4", "h100"])

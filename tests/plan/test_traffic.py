@@ -79,6 +79,7 @@ def test_at_the_papers_width_and_rank():
     assert roofline.MASTER_TOUCHES * work.trained == pytest.approx(found["ours"][1], rel=0.1)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("cls", "sizes"), [(Qwen2Config, SMALL), (Qwen3Config, SMALL), pytest.param(Qwen2Config, WIDE, marks=pytest.mark.slow)]

@@ -28,6 +28,7 @@ def forward_and_backward(model):
     return logits.detach(), gradient, sum(size for pointer, size in kept.items() if pointer not in of_model)
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_recomputing_changes_nothing_but_the_memory(model_type):
     """With dropout at 0.5 everywhere: a single dropout that is on would show in every logit."""

@@ -50,12 +50,14 @@ def once_around(model, tokenizer):
     return policy.update(Batch(rows, len(groups), 0), 1e-3)
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("model_type", SUPPORTED)
 def test_a_supported_architecture_goes_once_around(model_type, tokenizer):
     update = once_around(tiny(model_type), tokenizer)
     assert update.kl_sampler < 1e-9 and update.grad_norm > 0
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_another_architecture_is_refused_with_the_reason(model_type, tokenizer):
     with pytest.raises(UserError, match=f"{model_type} models are not supported: .*{REFUSED[model_type]}") as error:
@@ -93,6 +95,7 @@ def test_the_command_refuses_it_before_anything_is_trained(inside, model_type, t
     assert done.returncode == 2 and f"{model_type} models are not supported" in done.stderr and "hint:" in done.stderr
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("model_type", BENT)
 @torch.no_grad()
 def test_bent_logits_are_scored_as_the_model_bends_them(model_type, tokenizer):
@@ -131,6 +134,7 @@ def test_a_cache_without_gradients_is_seen(tokenizer, monkeypatch):
         architecture.check(tiny("llama"), tokenizer)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types_pass_the_check(dtype, tokenizer):
     for model_type in ("llama", "gemma2", "qwen3"):

@@ -185,7 +185,7 @@ def test_the_last_resort_is_to_compute_activations_again(inside, arguments, whol
     assert seen == [True]
 
 
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "first", "words"), [
     (torch.Tensor, "backward", 1, "out of memory in the update, with one completion at a time"),
@@ -232,7 +232,6 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(microrl, argumen
     assert not list((out / "checkpoints").iterdir()), "nothing half written is left"
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_a_disk_without_room_for_the_adapter_ends_the_run_with_its_reason(arguments, tmp_path):
     out = tmp_path / "run"

@@ -153,7 +153,7 @@ def test_a_run_whose_compiler_fails_ends_well(failing, inside, tiny_arguments, t
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(
     ("architecture", "kind", "flags"),
     [
@@ -187,7 +187,7 @@ def test_what_cannot_be_traced_runs_uncompiled(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("has_compiler", [True, False])
 def test_a_run_is_compiled_where_there_is_a_compiler(has_compiler, microrl, tiny_arguments, tmp_path):

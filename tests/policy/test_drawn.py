@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from algorithms import GRPO
+from losses import LOSSES
 from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
 from samples import scored_groups
 
@@ -50,6 +51,7 @@ def own_logprobs(model, row):
     return logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("recomputing", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_gradient_is_that_of_the_plain_formula(architecture, recomputing, tokenizer):
@@ -68,13 +70,14 @@ def test_the_gradient_is_that_of_the_plain_formula(architecture, recomputing, to
     assert relative_gap(ours, [parameter.grad for parameter in policy.parameters]) < 1e-6
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
-def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, tokenizer):
+@pytest.mark.cases(fast=1)
+@pytest.mark.parametrize(("loss", "mode"), [*((loss, "token_truncate") for loss in LOSSES), ("grpo", "sequence_mask")])
+def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, mode, tokenizer):
     """Neither the gradient nor a metric, with the KL term on and several mini-batches."""
     model = as_loaded(random_model("qwen2")).double()
     seen = []
     for value in (0.0, -3.0, -torch.inf):
-        overrides = {"loss.kind": loss, "loss.beta": 0.1, "optim.prompts_per_update": 2, "loss.importance_cap": 2.0}
+        overrides = {"loss.kind": loss, "loss.beta": 0.1, "optim.prompts_per_update": 2, "loss.importance_mode": mode}
         policy = with_adapter(as_loaded(random_model("qwen2")).double(), **overrides)
         batch = episodes(model, policy, tokenizer)
         rows = [
@@ -94,6 +97,7 @@ def test_what_the_engine_says_of_a_tools_tokens_changes_nothing(loss, tokenizer)
     assert seen[0][0].impossible_tokens == 0
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_scores_and_metrics_are_those_of_the_drawn_tokens(architecture, tokenizer):
     model = as_loaded(random_model(architecture)).double()

@@ -57,7 +57,6 @@ def test_an_update_grows_with_the_group_as_the_group():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_an_update_grows_with_the_length_as_the_length_but_for_attention(monkeypatch):
     """Attention is left out: what is passed on in its place is the queries."""
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda query, *arguments, **more: query)
@@ -79,7 +78,7 @@ def sampling_seconds(engine, snapshot, group, tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grows", [pytest.param("group", marks=pytest.mark.one_of_each), "length"])
+@pytest.mark.parametrize("grows", ["group", "length"])
 def test_sampling_grows_with_the_group_and_with_the_length_but_for_attention(grows, monkeypatch, tokenizer):
     sizes = {"group": [(n, 64) for n in (4, 8, 16, 32, 64)], "length": [(2, n) for n in (256, 512, 1024, 2048, 4096)]}[grows]
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda query, *arguments, **more: query)

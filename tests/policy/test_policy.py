@@ -166,6 +166,7 @@ def test_no_tensor_of_all_tokens_times_vocabulary_exists(monkeypatch):
 PRODUCT = [(architecture, loss) for architecture in ARCHITECTURES for loss in ("grpo", "dapo", "dr_grpo", "gspo")]
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("architecture", "loss"),
     [
@@ -420,6 +421,7 @@ def test_the_divergence_from_the_base_is_measured_on_rows_of_every_length(monkey
     assert min(measured) < 12 and max(measured) > 30
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("loss", "failing", "recomputing"),
     [
@@ -616,6 +618,7 @@ def test_the_same_seed_starts_the_same_adapter_and_the_first_forward_is_the_base
     assert all(pair.B_OR.abs().max() == 0 for pair in starts[0].pairs.values())
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("prompts", "calls"),
     [(None, 3), pytest.param(1, 2, marks=pytest.mark.slow), (1, 17), pytest.param(1, 22, marks=pytest.mark.slow)],

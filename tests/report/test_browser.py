@@ -13,7 +13,6 @@ from microrl.report.page import write
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.one_of_each,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 PHONE, DESK = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
@@ -75,6 +74,7 @@ def test_every_figure_is_drawn_against_each_axis(opened, report):
             assert box["width"] > 200 and box["height"] > 100
 
 
+@pytest.mark.one_of_each
 def test_filters_choose_completions(opened, report):
     page = opened(report)
     whole = int(re.match(r"\d+", page.inner_text("#count"))[0])

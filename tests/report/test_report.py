@@ -109,7 +109,6 @@ def test_hostile_text_becomes_no_element(few_figures, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_every_metric_that_there_is_is_drawn(trained, tmp_path):
     history = History.load(trained)
     drawn = figures.drawable([history])
@@ -134,7 +133,6 @@ def test_geometry_is_rounded_and_text_is_not(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_long_completions_are_shown(tmp_path):
     folder = make(tmp_path / "run", steps=50, group=4, text=lambda rng: "so " * 2000)
     for path in (folder / "rollouts").iterdir():
@@ -163,6 +161,7 @@ def test_runs_without_a_figures_metric_change_nothing_for_the_others(tmp_path):
     assert {line.get_color() for line in lines} == {figures.COLOURS[1]} and max(lines[0].get_xdata()) < 0.01
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_being_written_can_be_opened(tmp_path):
     folder, stop = make(tmp_path / "run"), threading.Event()
 
@@ -191,6 +190,7 @@ def test_runs_of_one_name_are_told_apart(few_figures, tmp_path):
         load_all([paths[0], tmp_path / "link"])
 
 
+@pytest.mark.slow
 def test_a_dollar_sign_in_a_runs_name_is_no_mathematics(few_figures, tmp_path):
     names = ["$x_{", "cheap $1 and $2"]
     figures.save_all([History.load(make(tmp_path / name)) for name in names], tmp_path / "figures")
@@ -205,7 +205,6 @@ def test_a_figure_with_an_axis_of_its_own_is_drawn_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_one_colour_a_rank(few_figures, tmp_path):
     histories = [History.load(make(tmp_path / f"run-{number}")) for number in range(4)]
     for history, rank in zip(histories, (8, 8, 64, 256), strict=True):
@@ -272,7 +271,7 @@ def damaged(folder, how):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=2)
 @pytest.mark.parametrize(
     "how", ["torn", "not JSON", "an older format", "without evaluation", "no step", "rollouts cut off", "other kinds"]
 )
@@ -291,6 +290,7 @@ def test_what_is_damaged_or_missing_is_said_and_the_rest_drawn(few_figures, tmp_
         assert history.status() == "unknown" and "summary.json is damaged: whether training helped is not known" in text
 
 
+@pytest.mark.slow
 def test_a_run_without_times_is_drawn_against_each_axis(tmp_path):
     history = History.load(make(tmp_path / "run"))
     damaged(history.path, "an older format")
@@ -427,7 +427,6 @@ def test_checkpoints_are_kept_as_often_as_asked(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_large_run_is_drawn_in_half_a_minute(tmp_path):
     """2,000 steps with 500,000 completions: in 30 s, 1 GB, and a page of 10 MB. `ru_maxrss` would count what the parent had."""
     make(tmp_path / "run", steps=2000, prompts=31, group=8)
@@ -485,7 +484,6 @@ def rectangles(svg):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_each_place_of_a_figure_shows_its_values_without_a_script(tmp_path):
     history = History.load(make(tmp_path / "run", steps=8, prompts=1, group=2))
     for step, row in enumerate(history.rows):

@@ -67,6 +67,7 @@ def test_a_healthy_run_has_nothing_wrong(tmp_path):
     assert judge(history(tmp_path / "4", eval={"before": None, "after": None})).outcome == "not measured"
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("rows", "said", "advice"),
     [
@@ -364,6 +365,7 @@ def test_a_run_is_refused_where_its_evaluation_already_shows_that_nothing_ends(n
     assert told.returncode == 0 and "100 % of the completions" in told.stderr.replace("100%", "100 %")
 
 
+@pytest.mark.slow
 def test_a_dead_reward_function_costs_two_steps(tiny_arguments, tmp_path):
     """It works as long as the run's data is tried, and then no more."""
     dying = f"""

@@ -291,6 +291,7 @@ def percent_of_each_other(a: Fraction, b: Fraction) -> bool:
     return a == 100 * b or b == 100 * a
 
 
+@pytest.mark.slow
 def test_a_polynomial_equals_its_expansion_and_no_other():
     rng = random.Random(2)
     for _ in range(300):
@@ -308,6 +309,7 @@ def test_a_polynomial_equals_its_expansion_and_no_other():
         assert not quick(expanded(coefficients), product)
 
 
+@pytest.mark.slow
 def test_surds_are_equal_by_their_squares():
     rng = random.Random(3)
     for _ in range(200):
@@ -375,6 +377,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_reading_takes_time_in_proportion(number):
     text = HOSTILE[number]
@@ -566,7 +569,6 @@ def test_and_what_people_write_is_worked_out(kind, answer):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_what_is_left_for_a_computer_algebra_system_is_quick():
     """Of answers that are made to cost it much, but for integrals, of which short ones can take long. The first of a kind imports
     what it needs. Another seed: MICRORL_FUZZ_SEED."""
@@ -580,7 +582,7 @@ def test_what_is_left_for_a_computer_algebra_system_is_quick():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=6)
 @pytest.mark.parametrize(
     ("gold", "answer", "right"),
     [
@@ -677,7 +679,7 @@ def checks_a_second(golds: list[str], rng: random.Random) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=2)
 @pytest.mark.parametrize("kind", [*KINDS, "like MATH-500"])
 def test_throughput(kind, capsys):
     """On one core; on two, 150 a second of each kind and 500 of a mixture are wanted."""

@@ -209,6 +209,7 @@ def test_the_codes_preset():
 # ---- verdicts
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize(
     ("program", "verdicts"),
     [
@@ -333,6 +334,7 @@ def test_a_test_that_asks_nothing_says_nothing(host):
     assert judged(host, problem, "def f(x): return x") == [True, False, False]
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if at % 3 else ()) for at, name in enumerate(PROGRAMS)]
 )
@@ -369,7 +371,6 @@ def test_humanevals_own_solutions_pass(host, humaneval):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_no_cheat_passes_humaneval(host, humaneval):
     """Every other problem against one cheat, all of them in turn; the next test has all against all."""
     names = [name for name in PROGRAMS if name not in HANGING]
@@ -401,7 +402,7 @@ ALWAYS = "def is_close(*a): return True\ndef root(x): return 0\n"
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(
     ("test", "solution", "cheat"),
     [

@@ -75,6 +75,7 @@ def called(rewards, *texts):
     return values, failures[0].why if failures else ""
 
 
+@pytest.mark.cases(fast=2)
 @needs_sandbox
 @pytest.mark.parametrize(
     ("name", "error"),

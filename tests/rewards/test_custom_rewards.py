@@ -185,6 +185,8 @@ def test_a_single_function_needs_no_list_and_its_folder_is_kept(tmp_path, monkey
 def test_normalising_apart_needs_the_deviation():
     with pytest.raises(UserError, match="scale_by_std=false forbids"):
         resolve((), {"loss.kind": "dr_grpo", "reward.normalise": "apart"})
+    with pytest.raises(UserError, match="--loss maxrl divides their sum by its mean"):
+        resolve((), {"loss.kind": "maxrl", "reward.normalise": "apart"})
 
 
 # ---- advantages
@@ -299,6 +301,7 @@ def test_one_completion_that_fails_costs_the_others_nothing(own):
     assert found == [0.5, None, 0.5] and why == {1: "it returned inf, which is not finite"}
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -335,6 +338,7 @@ def test_a_function_that_ends_its_process_is_started_again(own):
     assert values(rewards, "stay") == ([1.0], {})
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -537,6 +541,7 @@ BAD = {
 }
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_reward_ends_with_status_2_before_a_model_is_loaded(inside, tiny_arguments, folder, tmp_path, monkeypatch, case):
     target, words = BAD[case]
@@ -553,14 +558,8 @@ def test_a_bad_reward_ends_with_status_2_before_a_model_is_loaded(inside, tiny_a
     assert not out.exists(), "its name is free again"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "train",
-        pytest.param("train --dry-run", marks=pytest.mark.slow),
-        pytest.param("audit", marks=[pytest.mark.slow, pytest.mark.one_of_each]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [pytest.param("train", marks=pytest.mark.one_of_each), "train --dry-run", "audit"])
 def test_it_is_told_before_torch_is_imported(folder, data_file, tmp_path, command):
     code = (
         "import sys; from microrl.cli import app; from microrl.cli.output import guarded\n"
@@ -575,7 +574,6 @@ def test_it_is_told_before_torch_is_imported(folder, data_file, tmp_path, comman
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_module_that_loads_something_large_is_tried_later(inside, tiny_arguments, tmp_path, monkeypatch):
     (tmp_path / "large.py").write_text("import time; time.sleep(1)\ndef fn(*rest):\n    return [1.0]\n")
     monkeypatch.setattr(early, "IMPORT_S", 0.2)

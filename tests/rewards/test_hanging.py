@@ -181,7 +181,6 @@ def test_no_checker_outlives_a_run_that_is_killed(checking):
     until(lambda: not alive(below), "the checker is still there")
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_no_fork_outlives_its_checker(checking):
     process, below = checking()
@@ -223,7 +222,6 @@ def stop(checker):
     return host._process.pid
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_a_killed_verdict_is_not_remembered(checker):
     stop(checker)
@@ -232,7 +230,6 @@ def test_a_killed_verdict_is_not_remembered(checker):
     assert checker.check(GOLD, right(4)) == (True, False)
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_a_large_request_to_a_stopped_child_keeps_the_deadline(checker):
     child = stop(checker)
@@ -271,7 +268,6 @@ def test_a_checker_that_cannot_start_says_so(monkeypatch):
         in_time(lambda: scorer.score([(0, group(GOLD, right(2), right(3), right(4)))]))
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_closing_while_checks_are_running_ends_them():
     checker = AnswerChecker(deadline_s=FOREVER_S)
@@ -320,7 +316,6 @@ def never():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scorer):
     same = [(n, group(GOLD, *[HOSTILE] * 8)) for n in range(8)]
     for _ in range(2):
@@ -333,7 +328,6 @@ def test_the_same_hanging_answer_is_asked_once_a_step_and_again_in_the_next(scor
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_whole_step_of_hanging_answers_is_bounded(scorer):
     step = [(n, group(GOLD, *(hostile(100 * n + k) for k in range(8)))) for n in range(16)]
     scored = in_time(lambda: scorer.score(step), seconds=15)
@@ -359,7 +353,6 @@ class Stop(Exception):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_waiting_for_scores_looks_at_the_clock_and_leaves_at_once(scorer):
     scorer.checker.deadline_s = 2 * PATIENCE_S
     began, looks = time.monotonic(), []
@@ -395,7 +388,6 @@ class Scripted:
             yield position, Group(prompt, (Completion((1, 2), (0.0, 0.0), "stop", 0, f"\\boxed{{{prompt.question}}}"),))
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scorer):
     scorer.checker.deadline_s = 30.0
@@ -409,7 +401,6 @@ def test_an_evaluation_keeps_its_deadline_and_leaves_out_what_is_not_scored(scor
     assert evaluate(Scripted(), scorer, prompts[3:], Sampling(1, 8), seed=0, pass_k=(), deadline_s=1.0) is None
 
 
-@pytest.mark.one_of_each
 @pytest.mark.slow
 def test_an_evaluation_counts_what_it_killed(scorer):
     prompts = [Prompt(question, GOLD, "", (1,)) for question in (right(2), HOSTILE, "7")]
@@ -423,7 +414,6 @@ def test_an_evaluation_counts_what_it_killed(scorer):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_gold_answers_that_hang_are_refused_before_they_cost_hours(monkeypatch, scorer):
     """No gold answer is known that hangs when it is read; this is for those that are not known."""
     plain = scorer.checker.check

@@ -124,7 +124,6 @@ def test_a_run_whose_programs_leave_a_thousand_folders_in_each_other(user, where
 
 @needs_sandbox
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_run_whose_programs_leave_a_thousand_folders_in_each_other_as_in_a_container():
     _train_on_deep_folders(users.OTHER, "disk")
 

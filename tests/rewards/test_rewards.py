@@ -126,7 +126,6 @@ def test_a_check_that_hangs_is_killed_at_its_deadline_and_the_next_one_works():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_an_infinite_sum_is_worked_out_in_confinement():
     """sympy would import numpy for it, whose threads are not allowed there."""
     checker = AnswerChecker(deadline_s=60.0, children=1)

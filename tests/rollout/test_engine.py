@@ -29,6 +29,7 @@ def test_at_the_least_temperature_the_likeliest_token_is_taken(tokenizer):
     assert sum(sure) > 0.8 * len(sure)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("kind", ["lora", "rslora"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_engine_and_trainer_agree_on_logprobs(architecture, kind, tokenizer):
@@ -208,7 +209,7 @@ def that_often_stops(architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("architecture", MOST_APART)
 def test_prompts_that_take_the_place_of_finished_rows_get_the_completions_that_they_get_alone(architecture, tokenizer):
     """Room for six rows of 24 prompts: rows join others that are ahead, and the cache is moved when it is full."""

@@ -85,7 +85,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(("number", "to_group", "says"), [
     (signal.SIGINT, True, "interrupted\n"),  # Ctrl-C
     (signal.SIGTERM, False, ""),

@@ -37,7 +37,7 @@ def begun(**options) -> tuple[subprocess.Popen, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_parent_reaches_the_child_and_its_status_comes_back(name):
     process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # the tests may run under nohup
@@ -46,6 +46,7 @@ def test_a_signal_to_the_parent_reaches_the_child_and_its_status_comes_back(name
     assert out.split("\n")[:2] == [name, "status 9"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_comes_through_where_the_shell_ignores_it():
     """As for a background job of a script."""
     process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
@@ -55,7 +56,6 @@ def test_an_interrupt_comes_through_where_the_shell_ignores_it():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_hangup_that_was_ignored_still_is():
     """As under nohup."""
     process, _ = begun(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))

@@ -58,7 +58,7 @@ MARKED = [pytest.param(pace, marks=() if pace == "stalling" else pytest.mark.slo
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("pace", MARKED)
 def test_hours_bound_the_whole_process(inside, arguments, tmp_path, monkeypatch, pace):
     """An hour is used to at least 95 % and passed by 1 % at the most, exit included, whatever the machine does."""
@@ -76,7 +76,6 @@ def test_hours_bound_the_whole_process(inside, arguments, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(inside, arguments, tmp_path, monkeypatch):
     Machine(monkeypatch)
     out = tmp_path / "both"
@@ -91,6 +90,7 @@ def test_with_a_generous_bound_of_steps_the_hours_are_what_schedules_follow(insi
     assert sum(line["validate/accuracy"] is not None for line in lines) >= 3
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("budget_s", "said"), [(0.7, "are too short: loading took"), (5.4, "are too short for a single step")])
 def test_too_small_a_budget_names_the_least_and_that_is_enough(inside, arguments, tmp_path, monkeypatch, budget_s, said):
     machine, out = Machine(monkeypatch, lambda elapsed_s: 0.01, load_s=400.0), tmp_path / "small"  # as fast as is planned

@@ -250,6 +250,7 @@ def test_a_checkpoint_between_two_steps_does_not_stay_on_the_screen(waiting):
     assert lines and not any("saving" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_sft_phase_says_so_in_each_of_its_steps(inside, wares, tmp_path, monkeypatch):
     from microrl.policy import sft
 

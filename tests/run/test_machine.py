@@ -76,7 +76,7 @@ def refused(tmp_path, *arguments, PATH, PYTHONPATH):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(
     ("answers", "cuda", "error", "hint"),
     [
@@ -95,7 +95,7 @@ def test_what_cannot_run_is_refused_before_torch_is_imported(tmp_path, answers, 
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(
     "arguments",
     [("eval", "Qwen2.5-1.5B-Instruct"), ("sweep", "micro-r8", "--ranks", "8,64", "--steps", "2"),
@@ -108,6 +108,7 @@ def test_the_other_commands_ask_too(tmp_path, arguments):
     assert "compute capability 6.0" in words[-2]
 
 
+@pytest.mark.slow
 def test_no_compiler_and_no_header_are_one_error(tmp_path):
     """vLLM would make four starts that fail, and the run would go on several times slower."""
     path = pretend.without_compilers(tmp_path / "few", pretend.nvidia_smi(tmp_path / "bin"))
@@ -118,7 +119,6 @@ def test_no_compiler_and_no_header_are_one_error(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_tool_that_hangs_is_waited_for_and_given_up(tmp_path, monkeypatch):
     path = pretend.nvidia_smi(tmp_path / "bin", hangs=True)
     words, _ = refused(tmp_path, *TRAIN, PATH=path, PYTHONPATH=pretend.packages(tmp_path / "site"))
@@ -126,7 +126,7 @@ def test_a_tool_that_hangs_is_waited_for_and_given_up(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("user", [users.THIS, users.OTHER])
 def test_a_home_that_cannot_be_written(user):
     """The caches go elsewhere, and that is said: FlashInfer makes its own when it is imported, with an error of its own."""
@@ -321,7 +321,7 @@ def test_weights_that_do_not_fit_are_not_downloaded(on, found, monkeypatch, card
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(
     ("engine", "vllm", "status"),
     [("default", True, "problem"), ("auto", True, "warning"), ("vllm", True, "problem"), ("transformers", True, None),

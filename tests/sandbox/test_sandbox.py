@@ -61,24 +61,27 @@ def as_user(user, *arguments):
 
 
 @needs_both
-@pytest.mark.parametrize("where", ["memory", pytest.param("disk", marks=[pytest.mark.slow, pytest.mark.one_of_each])])
-@pytest.mark.parametrize("user", EACH_USER)
+@pytest.mark.slow
+@pytest.mark.cases(one_of_each=1)
+@pytest.mark.parametrize("where", ["disk", "memory"])
+@pytest.mark.parametrize("user", [users.OTHER, users.THIS])
 def test_whatever_a_program_leaves_the_next_job_works_and_nothing_is_left(user, where):
     assert as_user(user, "jobs", where) == []
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @needs_both
 @pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize("user", EACH_USER)
+@pytest.mark.parametrize("user", [users.THIS, users.OTHER])
 def test_wherever_a_program_writes_its_size_is_bounded(user, where):
     assert as_user(user, "large", where) == []
 
 
 @pytest.mark.slow
+@pytest.mark.cases(one_of_each=1)
 @needs_both
-@pytest.mark.parametrize("where", ["memory", pytest.param("disk", marks=pytest.mark.one_of_each)])
+@pytest.mark.parametrize("where", ["disk", "memory"])
 @pytest.mark.parametrize("user", [users.THIS, users.OTHER])
 def test_a_program_that_holds_what_it_may_does_its_work(user, where):
     assert as_user(user, "honest", where) == []
@@ -184,7 +187,7 @@ def test_whatever_a_job_does_the_next_one_works(host):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @needs_both
 @pytest.mark.parametrize("size", [0, 1 << 20], ids=["many files", "large files"])
 def test_a_program_cannot_fill_the_disk(host, size):

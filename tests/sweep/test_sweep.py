@@ -97,6 +97,7 @@ def test_what_cannot_be_varied_is_refused(axes, said):
 STUDIES = {name for name in presets.available() if presets.sweep(name)}
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_every_study_has_a_small_twin_and_says_what_it_takes(name, inside, tmp_path):
     whole = name.removesuffix("-small").removesuffix("-laptop")
@@ -392,7 +393,6 @@ def one_of_two(microrl, arguments, data_file, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_two, inside, microrl, data_file, tmp_path):
     done, folder, good = one_of_two('{"question": "What is 1 + 1?"}\n')  # the first row is fine
     assert done.returncode == 1
@@ -406,7 +406,6 @@ def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_where_all_trials_are_refused_the_sweep_ends_with_their_error(microrl, arguments, data_file, tmp_path):
     (tmp_path / "bad.jsonl").write_text(data_file.read_text() + '{"question": "What is 1 + 1?"}\n')
     words = [tmp_path / "bad.jsonl" if word == data_file else word for word in arguments]
@@ -461,7 +460,6 @@ def within(arguments, out, hours, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 @pytest.mark.parametrize("more", [(), ("--vary", "evaluation.temperature=0.7,1.0")])
 def test_every_trial_is_evaluated_on_the_same_questions(microrl, arguments, tmp_path, more):
     """Within hours too short for all of them. With one untouched model, or two that are not equally fast.
@@ -515,7 +513,6 @@ def workers(out):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_on_ray_the_table_is_the_same_though_a_worker_is_killed(swept, cluster, arguments, tmp_path):
     whole, _ = swept
     out = tmp_path / "study"

@@ -29,6 +29,7 @@ def folder(tmp_path, monkeypatch, data_file):
     return tmp_path
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
 @pytest.mark.parametrize(
     ("words", "said", "hint"),

@@ -178,7 +178,6 @@ def test_a_run_survives_errors_of_its_engine(tiny_arguments, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_a_run_survives_an_engine_that_aborts(tiny_arguments, tmp_path):
     faults = [{"at": "sampling", "abort": True}, {"at": "going to sleep"}]
     done, out = script(tmp_path, faults, *tiny_arguments, run=started_anew)
@@ -186,6 +185,7 @@ def test_a_run_survives_an_engine_that_aborts(tiny_arguments, tmp_path):
     assert "ended by SIGABRT" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_vllm_that_cannot_be_imported(tiny_arguments, tmp_path):
     done, out = script(tmp_path, [{"at": "importing"}], *tiny_arguments)
     assert survived(done, out) == [("importing", "transformers")]
@@ -200,6 +200,7 @@ def test_before_the_first_step_a_run_ends_unless_auto_was_typed(tiny_arguments, 
     assert "--engine auto goes on with other settings" in done.stderr and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_without_auto_the_error_ends_the_run(tiny_arguments, tmp_path):
     done, out = script(tmp_path, [{"at": "sampling"}], *tiny_arguments, "--engine", "vllm")
     assert done.returncode == 1 and "vLLM failed while sampling: RuntimeError: CUDA error" in done.stderr, done.stderr
@@ -235,7 +236,6 @@ def test_a_run_survives_whatever_vllm_does(tiny_arguments, tmp_path, faults, exp
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_with_vllm_asked_for_a_lack_of_memory_does_not_end_the_run(tiny_arguments, tmp_path):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     faults = [{"at": "starting", "error": "CUDA out of memory"}, OUT_OF_MEMORY]

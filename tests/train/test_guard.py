@@ -97,6 +97,7 @@ def test_accuracy_is_averaged_and_measured_against_its_best_average():
     assert validate(0.6, 0.6, 0.1, 0.1, 0.1) == [None, None, "rollback", None, "rollback"]  # an average is of two again
 
 
+@pytest.mark.slow
 def test_a_policy_that_stands_still_is_hardly_ever_rolled_back_for_noise():
     """200 runs of 50 validations of 64 problems x 2 answers: of spread difficulty, and at the worst, all right half the time."""
     draw = random.Random(0)
@@ -288,6 +289,7 @@ def test_recorded_collapses_are_seen(name, step, rule):
     assert (number, verdict.rule, verdict.action) == (step, rule, "rollback")
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in ("lr300-s0", "lr100-s1") else pytest.mark.slow) for name in sorted(set(FIXTURE))],
@@ -375,6 +377,7 @@ def test_a_healthy_run_is_left_alone(microrl, tmp_path, seed):
     assert verdicts == [] and len(rows) == 120
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("questions", [3, 8, 16, 64])
 def test_accuracy_of_few_problems_may_waver(questions):
     """A policy that stands still, every problem right half the time: forty validations of the same size, independently drawn."""
@@ -437,7 +440,7 @@ def test_looking_after_every_validation_keeps_the_level(curve, questions, looks,
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("curve", ["flat", "plateau"])
 def test_looking_after_every_validation_keeps_the_level_of_two(curve):
     assert len(stopped(curve, 400, looks=40, accuracy=0.0, learning=None)) <= 20

@@ -266,7 +266,7 @@ def test_what_is_left_out_is_not_trained_on(whole):
     assert json.loads((whole / "summary.json").read_text())["seconds_by_phase"]["screen"] > 0
 
 
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "count"), [("generation", 70), ("first pass", 1), ("behind the first pass", 1), ("update", 4)])
 def test_a_killed_run_ends_the_same(microrl, screened, whole, tmp_path, place, count):

@@ -31,7 +31,6 @@ def word_problems(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.one_of_each
 @pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
 def test_the_laptop_preset_dry_runs_without_a_network(inside, monkeypatch):
     pytest.importorskip("reasoning_gym", reason="the extra `gym` is not installed")

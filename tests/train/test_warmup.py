@@ -48,6 +48,7 @@ def gradients(policy, traces=TRACES, **attributes):
     return found, sft_step(policy, traces, 1e-3)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_gradient_is_plain_cross_entropys_however_it_is_cut(architecture, kind, tokenizer):
@@ -72,6 +73,7 @@ EACH_FORM = ("lora", "dora", "adalora", "ia3", "full")
 IMITATING = [pytest.param(kind, marks=() if kind in EACH_FORM else pytest.mark.slow) for kind in KINDS]
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kind", IMITATING)
 def test_every_adapter_imitates(kind, tokenizer):
     model = small("qwen2")
@@ -247,7 +249,7 @@ KILLED = [
 ]
 
 
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "count"), KILLED)
 def test_killed_in_the_warm_up_or_behind_it_the_run_comes_to_the_same_end(
@@ -372,6 +374,7 @@ def reshape(checkpoint):
     sums.write_text(sums.read_text().replace(old, hashlib.sha256(file.read_bytes()).hexdigest()))
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_a_state_carries_all_that_another_seed_would_have_drawn(kind, tokenizer):
     """What --init loads into a run of another seed computes what it did: nothing frozen is left behind."""

@@ -72,7 +72,6 @@ def test_silence_has_ten_times_the_longest_piece_of_its_kind(watched, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_the_first_piece_of_its_kind_has_longer_and_ten_times_the_plan(watched):
     run = watched()
     run.begin("loading m")
@@ -250,7 +249,6 @@ def test_a_hang_is_resumed_once(tiny_arguments, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_stopped_and_continued_it_goes_on(tmp_path):
     """A real process that is stopped for longer than its limit is not ended when it continues."""
     code = STUCK.replace("    stuck()\n", "    print('up', flush=True); time.sleep(0.15); print('done', flush=True)\n")

@@ -275,6 +275,7 @@ def test_requests_of_two_kinds_are_never_in_one_batch(served):
         engine._driver.swap(pairs)
 
 
+@pytest.mark.cases(vllm=1)
 @vllm
 @pytest.mark.parametrize(("count", "group"), [(1, 1), (7, 1), (16, 4), (33, 4)])
 def test_a_seed_repeats_its_samples_to_the_last_bit(served, count, group):

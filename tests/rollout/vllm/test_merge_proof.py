@@ -101,6 +101,7 @@ class Trained:
             return self.engine.report
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_right_merge_is_proved_at_every_size(dtype, tokenizer, monkeypatch):
     """From an update that rounding to nearest would lose whole to one that fills the weights. What the rounding adds to the gap
@@ -125,6 +126,7 @@ def test_the_gap_that_is_reported_is_to_the_trainers_own_scores(tokenizer, monke
     assert proof.slope == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("damage", "guard"),
     [

@@ -159,6 +159,7 @@ def once(place, error):
     return visit
 
 
+@pytest.mark.cases(vllm=1)
 @pytest.mark.parametrize("kind", ["auto", "vllm"])
 def test_out_of_memory_at_the_first_start(story, kind):
     """In the same process, vLLM would fail on its assertion, with whatever settings."""
@@ -170,6 +171,7 @@ def test_out_of_memory_at_the_first_start(story, kind):
     assert "KV cache of" in told.said[0] and "by the plan a step takes" in told.said[0]
 
 
+@pytest.mark.cases(vllm=1)
 @pytest.mark.parametrize("kind", ["auto", "vllm"])
 def test_out_of_memory_on_waking_the_cache(story, kind):
     """Another process holds for a moment what the cache needs. After it, no allocation of the pools would succeed in this
@@ -210,6 +212,7 @@ def test_the_second_engine_of_a_process_fails_as_on_a_card(story):
 PRESETS = [("micro-r256", "A40"), ("micro-r256", "4090"), ("peft-1.5b", "A40"), ("ortho-1.5b", "A100"), ("micro-r64", "L4")]
 
 
+@pytest.mark.cases(vllm=2)
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 100))])
 def test_random_stories(story, seed):
     """vLLM takes more than is reserved, others come and go, allocations fail anywhere: each run ends with all its steps, and none

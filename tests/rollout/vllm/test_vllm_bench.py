@@ -45,9 +45,11 @@ FOUR = ("llama", "qwen3", "gemma3_text", "phi3")
 @pytest.mark.parametrize(
     ("sync", "architectures"),
     [
-        ("swap", ("qwen3", "phi3")),
         ("merge", ("gemma3_text",)),
-        *(pytest.param(sync, FOUR, marks=pytest.mark.slow) for sync in ("swap", "merge")),
+        *(
+            pytest.param(sync, kinds, marks=pytest.mark.slow)
+            for sync, kinds in (("swap", ("qwen3", "phi3")), ("swap", FOUR), ("merge", FOUR))
+        ),
     ],
 )
 def test_other_architectures_and_one_engine_after_the_other(sync, architectures):

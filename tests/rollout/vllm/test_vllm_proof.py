@@ -18,6 +18,7 @@ from microrl.types import BASE, AdapterSnapshot, LowRank
 pytestmark = pytest.mark.vllm
 
 
+@pytest.mark.cases(vllm=2)
 @pytest.mark.parametrize("mode", ["swap", "merge"])
 @pytest.mark.parametrize("guard", ["bytes", "probe"])
 def test_a_skipped_push_is_caught(served, mode, guard, monkeypatch):
@@ -103,6 +104,7 @@ def test_weights_that_did_not_come_back_are_seen_by_their_bytes(served, monkeypa
     assert gap(policy, sampled(engine, policy.snapshot(), prompts(served, 2))) < CLOSE
 
 
+@pytest.mark.cases(vllm=2)
 @pytest.mark.parametrize(
     ("breaks", "says"),
     [

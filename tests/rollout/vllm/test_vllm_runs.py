@@ -19,9 +19,8 @@ from microrl.models.tiny import build_model
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize(
-    "model_type", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("granite", "cohere"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["gemma2", "granite", "cohere"])
 def test_logits_are_bent_once(model_type, microrl, tokenizer, data_file, tmp_path):
     """vLLM caps or scales the logits of these itself: trainer and sampler agree where that is worth nats."""
     sizes = {
@@ -125,6 +124,7 @@ def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
     ten_steps(microrl, arguments, tmp_path, kind, "vllm")
 
 
+@pytest.mark.cases(vllm=1)
 @pytest.mark.parametrize(
     ("dtype", "mode"),
     [("bfloat16", "swap"), ("bfloat16", "merge"), pytest.param("float16", "merge", marks=pytest.mark.slow)],

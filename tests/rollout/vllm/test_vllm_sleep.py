@@ -58,6 +58,7 @@ def lost_in_sleep(runner, level):
     return found
 
 
+@pytest.mark.cases(vllm=1)
 @pytest.mark.parametrize("level", ["kv", 1, 2])
 def test_what_sleep_loses_is_replaced_by_poison_and_comes_back(served, monkeypatch, level):
     """A CPU does not sleep: here the content is lost as a card would lose it, and everything must be right again."""
@@ -95,6 +96,7 @@ def test_sleep_that_frees_less_than_promised_is_a_warning_with_its_cause(served,
     assert details["freed_bytes"] < details["promised_bytes"] == engine._settings.kv_bytes
 
 
+@pytest.mark.cases(vllm=1)
 @pytest.mark.parametrize(
     ("place", "doing"), [("wake", "receiving weights"), ("swap", "receiving weights"), ("sample", "sampling")]
 )

@@ -28,6 +28,7 @@ def test_building_leaves_the_process_as_it_was(served):
     assert served.untouched_by_building
 
 
+@pytest.mark.cases(vllm=2)
 @pytest.mark.parametrize("mode", ["swap", "merge"])
 @pytest.mark.parametrize("kind", ["lora", "rslora"])
 def test_logprobs_agree_with_the_trainer(served, kind, mode):
@@ -39,6 +40,7 @@ def test_logprobs_agree_with_the_trainer(served, kind, mode):
         assert gap(policy, groups) > 0.1, "the base is another distribution: the adapter is really there"
 
 
+@pytest.mark.cases(vllm=4)
 @pytest.mark.parametrize("kind", alike_are_slow(KINDS))
 def test_every_adapter_is_served_as_it_is_trained(served, kind):
     """Trained for some steps, handed over in every way that it can be, and proved; a second version after the first."""
@@ -72,6 +74,7 @@ def test_from_one_mode_to_the_other(served):
         assert gap(policy, sampled(served.in_mode(mode), policy.snapshot(), prompts(served, 3))) < CLOSE
 
 
+@pytest.mark.cases(vllm=1)
 @pytest.mark.parametrize("mode", ["swap", "merge"])
 def test_ten_swaps_in_a_row_each_proved(served, mode):
     engine = served.in_mode(mode)

@@ -1,0 +1,29 @@
+"""MaxRL (Tajwar et al. 2026, arXiv 2602.02710, algorithm 1) follows the gradient of the logarithm of the pass rate, as far as
+a group's number of completions allows, where others follow that of the pass rate: a right answer counts more the rarer it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from microrl.algorithm import grpo
+from microrl.algorithm import loss as terms
+from microrl.algorithm.advantages import of_groups
+from microrl.types import Group
+
+
+class Algorithm(grpo.Algorithm):
+    def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
+        """(R - mean) / mean within each group; 0 where the mean is not above 0, as where no answer is right."""
+        centred_PG = of_groups(groups, scale_by_std=False)
+        return [_divided(centred_G, group) for centred_G, group in zip(centred_PG, groups, strict=True)]
+
+    def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
+        return terms.token_mean(counted_NT)
+
+
+def _divided(centred_G: list[float], group: Group) -> list[float]:
+    rewards = [score.total for score in group.scores if score.counts]
+    mean = sum(rewards) / max(len(rewards), 1)
+    return [centred / mean if mean > 0 else 0.0 for centred in centred_G]
