@@ -16,6 +16,7 @@ from microrl.train.guard_rules import RULES
 HEALTHY = {
     "reward/accuracy": 0.5, "groups/useful": 0.75, "length/mean": 100.0, "length/truncated": 0.1, "policy/entropy": 0.3,
     "policy/kl_sampler": 1e-3, "policy/grad_norm": 0.1, "update/skipped": 0, "loss": -0.01,
+    "optim/lr": 1e-3, "policy/step_kl": 2e-4,
 }  # fmt: skip
 AT_THE_LIMIT = [
     ("entropy_low", {"policy/entropy": 0.0029}, {"policy/entropy": 0.0031}, "rollback", 8),
