@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+from microrl import files
 from microrl.evaluation import record
 from microrl.policy import policy, sft
 from microrl.rollout import decoding, transformers
@@ -22,7 +23,7 @@ PLACES = {
     "row": (RunFolder, "log_rollouts"),
     "export of a checkpoint": (checkpoint, "write"),
     "tensors of a checkpoint": (checkpoint, "save_file"),
-    "sums of a checkpoint": (checkpoint, "_sha256"),
+    "sums of a checkpoint": (files, "sha256"),
     "name of a checkpoint": (checkpoint, "prune"),
     "best": (checkpoint, "publish"),
     "behind best": (saving, "publish_best"),
