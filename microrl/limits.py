@@ -36,6 +36,15 @@ def exit_reserve_s(hours: float | None) -> float:
     return 0.7 + min(0.005 * (hours or 0.0) * 3600, 9.3)
 
 
+# ---- the size of a step
+
+SCORED = 8
+"""With `optim.step_kl`, one completion in so many tells how far a step has moved the policy, by a pass before it and one
+after."""
+FIRST, EVERY = 8, 4
+"""Each of the first steps is measured, and later one in so many: measuring all of them would take a fifth of a step's time on
+the tiny model, where small operations cost as much as large ones."""
+
 # ---- memory and types
 
 KV_SLEEP_FRACTION = 0.15

@@ -29,6 +29,11 @@ class Row:
     represents: int = 1
     drawn: tuple[bool, ...] | None = None
 
+    @property
+    def length(self) -> int:
+        """Tokens that the policy drew."""
+        return len(self.completion_ids) if self.drawn is None else sum(self.drawn)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

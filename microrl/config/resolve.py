@@ -25,7 +25,7 @@ def resolve(preset_names: Iterable[str] = (), flags: Mapping[str, Any] | None = 
     """The validated configuration.
 
     `flags` maps dotted keys to values; None: the flag was not given. A layer that sets `hours` or `steps` replaces both bounds
-    of the layers below. Raises UserError.
+    of the layers below, and one that sets `lr` or `step_kl` replaces both. Raises UserError.
     """
     return override(of_presets(preset_names), flags or {}, sets)
 
@@ -36,14 +36,14 @@ def of_presets(names: Iterable[str]) -> Tree:
     for follows_from_model in ("system", "system_role"):
         del tree["data"][follows_from_model]
     for name in presets.with_bases(names):
-        tree = _bounded_layer(tree, _spelled_out(presets.load(name)))
+        tree = _replacing_layer(tree, _spelled_out(presets.load(name)))
     return tree
 
 
 def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
     """A full configuration with flags and `--set` values applied, validated; `tree` stays as it is. Raises UserError."""
     given = _nest((key, value) for key, value in flags.items() if value is not None)
-    return check(_bounded_layer(tree, _spelled_out(layer(given, _nest(_assignment(text) for text in sets)))))
+    return check(_replacing_layer(tree, _spelled_out(layer(given, _nest(_assignment(text) for text in sets)))))
 
 
 def _spelled_out(above: Tree) -> Tree:
@@ -66,12 +66,16 @@ def _is_of_another_package(kind: object) -> bool:
     return ":" in kind or kind in entry_points(ALGORITHMS)
 
 
-def _bounded_layer(below: Tree, above: Tree) -> Tree:
-    """`layer`, but if `above` sets hours or steps, the bounds of `below` are dropped."""
-    bounds = above.get("budget", {})
-    if isinstance(bounds, dict) and {"hours", "steps"} & bounds.keys():
-        old = below["budget"] if isinstance(below["budget"], dict) else {}
-        below = {**below, "budget": {**old, "hours": None, "steps": None}}
+REPLACED: Tree = {"budget": {"hours": None, "steps": None}, "optim": {"lr": "auto", "step_kl": None}}
+"""Keys of which a layer that sets one replaces all, by section, and what becomes of the others."""
+
+
+def _replacing_layer(below: Tree, above: Tree) -> Tree:
+    """`layer`, but where `above` has one of the keys in `REPLACED`, it replaces the others as well."""
+    for section, keys in REPLACED.items():
+        given, old = above.get(section), below.get(section)
+        if isinstance(given, dict) and isinstance(old, dict) and any(given.get(key) is not None for key in keys):
+            below = {**below, section: {**old, **keys}}
     return layer(below, above)
 
 

@@ -119,6 +119,9 @@ class OptimConfig(Section):
     """adamw_8bit: keep the moments in 8 bits, a quarter of the memory (needs bitsandbytes and a GPU)."""
     lr: Annotated[float, Field(ge=0)] | Literal["auto"] = 1e-5
     """Peak learning rate; auto: the scaling law of Schulman et al. (2025), ten times as high for adapters as for `full`."""
+    step_kl: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Steer the learning rate so that one step moves the policy by this much: KL of the weights before to those after, nats per
+    token. `lr` is then auto: where the rate begins. The schedule lowers the size of the steps as it lowers a rate."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -137,6 +140,15 @@ class OptimConfig(Section):
     and saved 5 % of an update on a CPU; never measured on a GPU."""
     schedule: ScheduleConfig = ConstantSchedule()
     """Learning rate over the spent fraction of the budget."""
+
+    @model_validator(mode="after")
+    def _fixed_or_steered(self) -> OptimConfig:
+        if self.step_kl is not None and self.lr != "auto":
+            raise ValueError(
+                f"optim.step_kl steers the learning rate, and optim.lr={self.lr:g} fixes it",
+                "remove one of them; a steered rate begins where optim.lr=auto is",
+            )
+        return self
 
 
 class SamplingConfig(Section):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from microrl.config.adapter import LowRankConfig
+from microrl.limits import EVERY, SCORED
 from microrl.plan import efficiency, memory, starts
 from microrl.plan.calibration import Point
 from microrl.plan.decoding import Rollout, Way, decode_s, merge, rollout, swap, ways
@@ -164,6 +165,8 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     }
     if work.minibatches > 1:
         parts["log-probabilities before"] = _forward(work, rates, work.rows)
+    if work.config.optim.step_kl is not None:  # of some rows, before and after, in some steps
+        parts["size of the step"] = 2 * _forward(work, rates, work.rows) / SCORED / EVERY
     return Update({name: seconds for name, seconds in parts.items() if seconds}, elementwise, base + head + products)
 
 

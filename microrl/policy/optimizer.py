@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import ConfigDict, Field
 
-from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig
+from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig, ScheduleConfig
 from microrl.errors import INSTALL_GPU, UserError
+from microrl.files import STRICT
+from microrl.limits import EVERY, FIRST
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
@@ -40,20 +44,53 @@ def _in_8_bits(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.
     return optimizer
 
 
-def learning_rate(config: OptimConfig, progress: float, *, after: float) -> float:
-    """The rate when the fraction `progress` (0 to 1) of the budget is spent: a linear warm-up, then constant, half a cosine, or
-    a line.
+def scheduled(schedule: ScheduleConfig, progress: float, *, after: float) -> float:
+    """The fraction of the peak rate when the fraction `progress` (0 to 1) of the budget is spent: a linear warm-up, then
+    constant, half a cosine, or a line.
 
-    `after` is the fraction when the step ends, as far as that is known. A warm-up follows it: of W steps, step t has (t + 1) / W
-    of the rate, and none has 0.
+    `after` is the fraction of the budget when the step ends, as far as that is known. A warm-up follows it: of W steps, step t
+    has (t + 1) / W of the rate, and none has 0.
     """
-    schedule, lr = config.schedule, config.lr
-    assert not isinstance(lr, str), "auto is a number once the model is known"
     if progress < schedule.warmup:
-        return lr * min(after / schedule.warmup, 1.0)
+        return min(after / schedule.warmup, 1.0)
     left = 1 - (progress - schedule.warmup) / max(1 - schedule.warmup, 1e-9)
     if isinstance(schedule, CosineSchedule):
-        return lr * (schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2)
+        return schedule.floor + (1 - schedule.floor) * (1 - math.cos(math.pi * left)) / 2
     if isinstance(schedule, LinearSchedule):
-        return lr * (schedule.floor + (1 - schedule.floor) * left)
-    return lr
+        return schedule.floor + (1 - schedule.floor) * left
+    return 1.0
+
+
+LARGEST_RATE = 0.2
+"""A steered rate never exceeds it. Of the adapters of the tiny model, IA3 needs the highest, 0.05."""
+LARGEST_CHANGE = 2.0
+"""Factor by which a steered rate changes from one step to the next at most."""
+NEWEST = 0.25
+"""Weight of the newest measurement in the average that steers the rate: one step's KL, from few completions, is noisy."""
+
+
+@dataclass(slots=True)
+class Steering:
+    """What `optim.step_kl` has found out: the peak rate of the next step, and the KL of a step in nats a token over the square of
+    its rate, averaged over the latest measurements. Both None before the first update."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    rate: Annotated[float, Field(gt=0, le=LARGEST_RATE)] | None = None
+    sensitivity: Annotated[float, Field(ge=0)] | None = None
+
+    @staticmethod
+    def is_due(step: int) -> bool:
+        """Whether this step is to be measured."""
+        return step < FIRST or step % EVERY == 0
+
+    def learn(self, peak: float, lr: float, moved: float, target: float) -> None:
+        """After a step at the rate `lr`, which the schedule has made of `peak`, has moved the policy by `moved` nats a token.
+
+        The KL of a small step grows with the square of its rate, so the peak that moves it by `target` is the root of target over
+        sensitivity. Robotics steers a rate by the KL likewise, in fixed factors (rsl_rl's "adaptive"); PPO steers a penalty
+        (Schulman et al. 2017, section 4).
+        """
+        seen = moved / lr**2
+        self.sensitivity = seen if self.sensitivity is None else (1 - NEWEST) * self.sensitivity + NEWEST * seen
+        wanted = math.sqrt(target / self.sensitivity) if self.sensitivity > 0 else math.inf
+        self.rate = min(max(wanted, peak / LARGEST_CHANGE), peak * LARGEST_CHANGE, LARGEST_RATE)

@@ -23,7 +23,9 @@ from microrl.algorithm.batch import Batch, Row, sample_without_gradient, split_e
 from microrl.algorithm.grpo import Tokens
 from microrl.algorithm.loss import k3, mismatch
 from microrl.config import RunConfig
+from microrl.config.schema import OptimConfig
 from microrl.errors import UserError
+from microrl.limits import SCORED
 from microrl.models.forward import Bend, sequence_logprobs
 from microrl.models.tensors import not_finite
 from microrl.models.threads import threads, update_threads
@@ -130,8 +132,7 @@ class Policy:
     def kl_to_base(self, batch: Batch) -> float:
         """KL of the current weights to the untouched model by k3, nats per token, on about as many of the rows as one
         micro-batch holds: every n-th by length, so that short and long completions are there in their proportion."""
-        count = len(plan(batch.rows, self.max_tokens, share_prompts=self.shares_prompts))
-        rows = sorted(batch.rows, key=lambda row: len(row.completion_ids))[(count - 1) // 2 :: count]
+        rows = _every(len(plan(batch.rows, self.max_tokens, share_prompts=self.shares_prompts)), batch.rows)
         total, tokens = 0.0, 0
         for positions in plan(rows, self.max_tokens, share_prompts=self.shares_prompts):
             part = pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
@@ -143,11 +144,18 @@ class Policy:
         return total / tokens
 
     def update(
-        self, batch: Batch, lr: float, check_deadline: Callable[[], None] = lambda: None, *, progress: float = 0.0
+        self,
+        batch: Batch,
+        lr: float,
+        check_deadline: Callable[[], None] = lambda: None,
+        *,
+        progress: float = 0.0,
+        measures_kl: bool = False,
     ) -> Update:
         """One optimizer step per mini-batch, at learning rate `lr`. A non-finite gradient skips its step.
 
-        `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it.
+        `progress` is the spent fraction of the run's budget: AdaLoRA's rank schedule follows it. `measures_kl`: find out how far
+        the update moves the policy, by a pass over some of the rows before it and one after.
         `check_deadline` is called before every micro-batch; what it raises ends the update, with the weights as they were.
         Where memory runs out the whole update is done again in smaller micro-batches. Afterwards `is_consistent` is False until
         the caller has written down that the update happened.
@@ -158,10 +166,14 @@ class Policy:
             sample_without_gradient(rows, self._carries) for rows in split_evenly(batch, self._optim.prompts_per_update)
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
+        watched = _every(SCORED, batch.rows) if measures_kl and any(map(self._carries, batch.rows)) else []
+        before = self.logprobs(watched, check_deadline)
         with self.threads():
             metrics = self.run(minibatches, attempt)
         self.is_consistent = False
         self.version += 1
+        if metrics.grad_norms and watched:
+            metrics.moved = _kl(before, self.logprobs(watched), watched)
         return metrics.result()
 
     def run(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:
@@ -312,8 +324,8 @@ class Policy:
         if (broken := not_finite(self.adapter.moving())) is not None:
             raise UserError(
                 f"the optimizer step produced non-finite weights: `{broken}`",
-                f"start a new run with a lower learning rate, for example --set optim.lr={_half(self._optim.lr)}; the last "
-                "checkpoint is from before this step and is intact",
+                f"start a new run with smaller steps, for example {_smaller(self._optim)}; the last checkpoint is from before "
+                "this step and is intact",
             )
 
     def _carries(self, row: Row) -> bool:
@@ -353,8 +365,21 @@ class Policy:
         return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
 
 
-def _half(rate: float | str) -> str:
-    return "1e-6" if isinstance(rate, str) else f"{rate / 2:.3g}"
+def _every(count: int, rows: Sequence[Row]) -> list[Row]:
+    """Every `count`-th of the rows by length, so that short and long completions are there in their proportion."""
+    return sorted(rows, key=lambda row: len(row.completion_ids))[(count - 1) // 2 :: count] or list(rows[:1])
+
+
+def _kl(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Row]) -> float:
+    """KL of the weights that sampled these rows to later ones by k3, nats a token, from the log-probabilities under both."""
+    total = sum(float(k3(new_T, old_T).sum(dtype=torch.float64)) for old_T, new_T in zip(before, after, strict=True))
+    return total / sum(row.length for row in rows)
+
+
+def _smaller(config: OptimConfig) -> str:
+    if config.step_kl is not None:
+        return f"--step-kl {config.step_kl / 4:.3g}"
+    return f"--lr {'1e-6' if isinstance(config.lr, str) else format(config.lr / 2, '.3g')}"
 
 
 def loss_scale(weights_NT: torch.Tensor, dtype: torch.dtype) -> float:

@@ -22,6 +22,7 @@ class Update:
     clip_fraction: float
     kl_ref: float | None
     grad_norm: float | None
+    step_kl: float | None
     skipped: int
     reason: str | None
 
@@ -37,6 +38,7 @@ class Update:
             "policy/kl_ref": self.kl_ref,
             "policy/clip_fraction": self.clip_fraction,
             "policy/grad_norm": self.grad_norm,
+            "policy/step_kl": self.step_kl,
             "update/skipped": self.skipped,
             "loss": self.loss,
         }
@@ -66,6 +68,8 @@ class UpdateMetrics:
         self._impossible = 0
         self._kl: float | None = None
         self._skipped = 0
+        self.moved: float | None = None
+        """How far the steps have moved the policy, nats a token; None where nothing asked for it, and nothing has moved."""
         self.reason: str | None = None
 
     def add(
@@ -116,6 +120,7 @@ class UpdateMetrics:
             clip_fraction=self._clipped / self._tokens,
             kl_ref=None if self._kl is None else self._kl / self._tokens,
             grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
+            step_kl=self.moved,
             skipped=self._skipped,
             reason=self.reason,
         )

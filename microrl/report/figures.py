@@ -173,6 +173,8 @@ FIGURES = (
     Spec("kl-rank", "Mean KL divergence to the base", "nats per token", (("policy/kl_ref", ""),), 0, draw=_by_rank,
          has_own_axis=True),
     Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
+    Spec("rate", "Learning rate", "rate", (("optim/lr", ""),), log=True),
+    Spec("step-kl", "Size of the steps", "nats per token", (("policy/step_kl", ""),), log=True),
     Spec("useful", "Useful groups", "fraction", (("groups/useful", ""),), 0, 1),
     Spec("phases", "Step time by phase", "seconds", (("time/step", ""),), 0, draw=_phases),
     Spec("memory", "Peak memory", "GB", (("memory/peak_gb", ""),), 0),

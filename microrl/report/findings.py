@@ -53,12 +53,13 @@ EVENTS: dict[str, str] = {
 SERIOUS = ("guard", "failed", "interrupted", "sync check failed", "engine fallback", "reward failed")
 ENDINGS = ("failed", "interrupted", "sync check failed")
 """Events that end the process of a run, which may be resumed."""
-LOWER = "start a new run with a lower learning rate than optim.lr={lr}, for example a tenth of it"
+LOWER = "start a new run with a lower {rate}, for example a tenth of it"
 RULES = {
     "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",
     "length_drift": "look at the completions; reward.overlong penalises long ones",
     "useful_groups": "take other questions: harder ones where most answers are right, else easier ones",
-    "learning": "train longer (--hours, --steps), raise optim.lr (now {lr}), or take easier questions",
+    "learning": "train longer (--hours, --steps), raise {rate}, or take easier questions",
+    "rate": "steer to smaller steps (optim.step_kl, now {step_kl}), or take an adapter that can move the policy",
     "kl_sampler": "microrl guide engine says why engine and trainer may differ",
 }
 """By rule of the guard; for those that are not here, and for collapsed runs, `LOWER`."""
@@ -175,7 +176,8 @@ def _advice(history: History, event: Event) -> str:
 def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> str:
     """What to change where this rule of the guard has triggered; `has_collapsed`: because a policy has that could learn."""
     advice = LOWER if has_collapsed else RULES.get(rule, LOWER)
-    return advice.format(lr=setting("optim.lr"), limit=setting("sampling.max_completion_tokens"))
+    limit, step_kl = setting("sampling.max_completion_tokens"), setting("optim.step_kl")
+    return advice.format(rate=idle.rate_of(setting), limit=limit, step_kl=step_kl)
 
 
 def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:

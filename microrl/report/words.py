@@ -106,10 +106,12 @@ def _time(hours: Any) -> str:
 
 
 def _rate(history: History) -> str:
-    """As configured, and that of the last step where the guard has lowered it."""
+    """As configured, and that of the last step where it is steered, or the guard has lowered it."""
     last = history.rows[-1].get("optim/lr") if history.rows else None
     lowered = sum(event.kind == "rolled back" and "halved" in event.message for event in history.events)
     now = f", halved by the guard (x{lowered}): {last:g} in the last step" if lowered and last is not None else ""
+    if (target := finite(history.setting("optim.step_kl"))) is not None:
+        return f"steered to {target:g} nats a step" + (f": {last:.3g} in the last step" if last is not None and not now else now)
     return f"{history.setting('optim.lr', '?')}{now}"
 
 

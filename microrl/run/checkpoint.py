@@ -24,6 +24,7 @@ from microrl import files
 from microrl.adapters.adapter import Adapter
 from microrl.adapters.folder import write
 from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
+from microrl.policy.optimizer import Steering
 from microrl.policy.policy import Policy
 from microrl.run import generators
 
@@ -92,6 +93,7 @@ class State:
     sft: SftState = field(default_factory=SftState)
     validation: Validation = field(default_factory=Validation)
     guard: dict[str, Any] = field(default_factory=dict)
+    steering: Steering = field(default_factory=Steering)
     max_kv_gb: Annotated[float, Field(gt=0)] | None = None
     """Size in GB of the KV cache after memory ran out; None: as configured or derived."""
     engine_failures: Count = 0

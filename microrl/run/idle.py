@@ -32,7 +32,7 @@ REASONS: dict[Cause, Reason] = {
     ),
     "gradient": Reason(
         "the gradient is not finite",
-        "lower optim.lr (now {optim/lr}), or compute in a wider type: model.dtype=float32",
+        "lower {rate}, or compute in a wider type: model.dtype=float32",
     ),
     "truncated": Reason(
         "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
@@ -56,7 +56,13 @@ REASONS: dict[Cause, Reason] = {
         "sample more completions a question (sampling.group_size, now {sampling/group_size}), or take a reward that differs more",
     ),
 }
-_KEYS = ("optim.lr", "sampling.max_completion_tokens", "sampling.group_size")
+_KEYS = ("sampling.max_completion_tokens", "sampling.group_size")
+
+
+def rate_of(setting: Setting) -> str:
+    """The key that decides how far a step goes, and its value, for advice."""
+    key = "optim.lr" if setting("optim.step_kl") is None else "optim.step_kl"
+    return f"{key} (now {setting(key)})"
 
 
 def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
@@ -95,7 +101,7 @@ def said(cause: Cause, row: Row) -> str:
 
 def advice(cause: Cause, setting: Setting, row: Row, run: Any) -> str:
     """What to change about it. `run`: the run's folder."""
-    values = {name.replace(".", "/"): setting(name) for name in _KEYS} | {"run": run}
+    values = {name.replace(".", "/"): setting(name) for name in _KEYS} | {"run": run, "rate": rate_of(setting)}
     names = " or ".join(f"`{name}`" for name in custom_parts(row))
     if cause == "equal" and names:
         key = "sampling.group_size" if setting("reward.accuracy_weight") else "reward.accuracy_weight"

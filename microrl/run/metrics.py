@@ -31,6 +31,7 @@ METRICS = {
     "policy/kl_ref": "KL to the untouched model by k3, nats per token; null without loss.beta and diagnostics.kl_ref_every",
     "policy/clip_fraction": "fraction of tokens at which clipping was active",
     "policy/grad_norm": "global gradient norm before clipping",
+    "policy/step_kl": "KL of the policy before the step's update to that after it, nats per token; null where it is not measured",
     "optim/lr": "learning rate of this step",
     "update/skipped": "skipped optimizer steps",
     "loss": "value of the loss",

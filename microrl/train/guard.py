@@ -281,7 +281,7 @@ def _load_best_weights(run: Run, step: int, action: Action) -> None:
     try:
         with run.watch.phase("save"):
             checkpoint.load_weights(best, run.policy)
-        lr = float(run.config.optim.lr) * run.guard.lr_factor
+        lr = (run.state.steering.rate or float(run.config.optim.lr)) * run.guard.lr_factor
         halved = f" and halved the learning rate to {lr:g}" if action == "rollback" else ""
         made = run.state.validation.best_step or 0
         of = f"from after step {made}" if made else "from before the first step"

@@ -196,6 +196,14 @@ RULES: dict[str, Rule] = {
         patience=30,
         action="stop",
     ),
+    "rate": Rule(
+        lambda row, memory: row["optim/lr"] if row["policy/step_kl"] is not None else None,
+        _says(
+            "the steered learning rate has risen to {value:.3g}, above {limit:g}, and a step moves the policy by only "
+            "{row[policy/step_kl]:.1g} nats a token"
+        ),
+        action="stop",
+    ),
     "entropy_drop": Rule(
         _entropy_drop,
         _says(

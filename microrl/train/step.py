@@ -13,7 +13,7 @@ from microrl.config import RunConfig
 from microrl.config.part_weights import gdpo_weights
 from microrl.errors import first_line
 from microrl.models import gpu
-from microrl.policy.optimizer import learning_rate
+from microrl.policy.optimizer import scheduled
 from microrl.policy.update_metrics import Update
 from microrl.run import metrics, rollouts
 from microrl.train import guard
@@ -36,7 +36,9 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
     budget, began_s = run.budget, run.budget.elapsed_s()
     run.folder.step = step
     progress = budget.progress(step)
-    lr = learning_rate(run.config.optim, progress, after=budget.progress(step + 1)) * run.guard.lr_factor
+    optim, steering = run.config.optim, run.state.steering
+    peak = steering.rate or float(optim.lr)
+    lr = peak * scheduled(optim.schedule, progress, after=budget.progress(step + 1)) * run.guard.lr_factor
     run.watch.restart()
     run.console.status(f"step {step + 1}: sampling")
     groups, sampled = _sample_with_retry(run, step)
@@ -46,13 +48,16 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
             batch = with_advantages(run.config, groups, step)
         diagnosed = diagnose(run, batch, step)
         with run.watch.phase("update"):
-            update = run.policy.update(batch, lr, run.check_deadline, progress=progress)
+            measures_kl = optim.step_kl is not None and steering.is_due(step)
+            update = run.policy.update(batch, lr, run.check_deadline, progress=progress, measures_kl=measures_kl)
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s, diagnosed=diagnosed)
         with run.watch.phase("save"), run.folder.tolerate_write_errors("rollouts", run.announce):
             run.folder.log_rollouts(step, rollouts.lines(sampled, advantages_by_group(groups, batch), run.decode))
         run.prompts.learn([(group.prompt, difficulty(run.config, group), len(group.scores)) for group in sampled])
         run.state.step, run.state.sampler_position = step + 1, run.prompts.position
         run.state.question_history = dict(run.prompts.history)
+        if optim.step_kl is not None and update.step_kl is not None and lr > 0:
+            steering.learn(peak, lr, update.step_kl, optim.step_kl)
         guard.act(run, row, step)  # part of the step: a checkpoint never contains a row that the guard has not seen
         run.policy.is_consistent = True  # weights, row and guard belong together again: they may be saved
     if not run.state.is_stopped:

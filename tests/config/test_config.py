@@ -87,12 +87,33 @@ def test_the_users_bound_replaces_the_presets():
     assert resolve(["micro-r8"], {"budget.steps": 5}).budget.hours is None
 
 
+def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
+    (tmp_path / "steered.toml").write_text("[optim]\nstep_kl = 2e-4\n")
+    preset = str(tmp_path / "steered.toml")
+
+    def rate(*given, **flags):
+        optim = resolve([preset], flags, given).optim
+        return optim.lr, optim.step_kl
+
+    assert rate() == ("auto", 2e-4)
+    assert rate("optim.lr=1e-5") == (1e-5, None) and rate(**{"optim.lr": "3e-4"}) == (3e-4, None)
+    assert rate("optim.lr=auto") == ("auto", None)
+    assert rate("optim.step_kl=1e-3", "optim.lr=auto") == ("auto", 1e-3)
+    assert rate("optim.step_kl=none") == ("auto", None)
+    steered = resolve(["quickstart"], {"optim.step_kl": 1e-3}).optim
+    assert (steered.lr, steered.step_kl) == ("auto", 1e-3)
+    assert resolve(["quickstart"], {}, ["optim.step_kl=none"]).optim == resolve(["quickstart"]).optim
+
+
 @pytest.mark.parametrize(
     ("flags", "sets", "words"),
     [
         ({"adapter.rank": 0}, [], ["adapter.rank", "greater than or equal to 1"]),
         ({"loss.kind": "dapoo"}, [], ["loss.kind", "dapoo", "did you mean `dapo`", "gspo"]),
         ({"budget.hours": 0.0}, [], ["budget.hours", "greater than 0"]),
+        ({"optim.step_kl": 0.0}, [], ["optim.step_kl", "greater than 0"]),
+        ({"optim.step_kl": 1.0}, [], ["optim.step_kl", "less than 1"]),
+        ({"optim.step_kl": 2e-4, "optim.lr": 1e-5}, [], ["optim.step_kl", "optim.lr=1e-05", "remove one of them"]),
         ({"adapter.kind": "lorra"}, [], ["adapter.kind", "did you mean `lora`"]),
         ({"engine.kind": "vlmm"}, [], ["engine.kind", "transformers"]),
         ({}, ["optim.lrr=1"], ["optim.lrr", "did you mean `lr`"]),

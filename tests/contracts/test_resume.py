@@ -28,7 +28,7 @@ def learning(tiny_arguments):
         "sampling.max_completion_tokens=40",
         "sampling.group_size=8",
         "reward.overlong.buffer=39",
-        "optim.lr=0.002",
+        "optim.step_kl=1e-3",
         "data.validation=0.2",
         "validation.fraction=0.5",
         "optim.prompts_per_update=2",

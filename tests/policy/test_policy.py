@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 import statistics
 import weakref
 
@@ -20,7 +21,7 @@ from microrl.models.forward import Bend
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
-from microrl.policy.optimizer import learning_rate
+from microrl.policy.optimizer import LARGEST_RATE, Steering, scheduled
 from microrl.policy.policy import Policy
 from microrl.policy.sft import sft_step
 from microrl.rollout.decoding import sample_tokens
@@ -526,6 +527,51 @@ def test_micro_batches_are_few_and_then_even():
     assert plan([], nine, share_prompts=True) == [] and plan(rows[:3], 1, share_prompts=True) == [(0,), (1,), (2,)]
 
 
+def test_the_size_of_a_step_is_the_divergence_of_the_weights_after_it_from_those_before(monkeypatch):
+    """By k3 over the rows' own tokens: of all rows, and of every eighth by length as a run measures it."""
+    for scored in (1, 8):
+        monkeypatch.setattr(policy_module, "SCORED", scored)
+        policy, batch = with_adapter(random_model("qwen2")), ragged_batch(groups=12)
+        by_length = sorted(batch.rows, key=lambda row: len(row.completion_ids))
+        rows = by_length[(scored - 1) // 2 :: scored]
+        before = torch.cat(policy.logprobs(rows))
+        found = policy.update(batch, 1e-3, measures_kl=True)
+        ratios = torch.cat(policy.logprobs(rows)) - before
+        expected = float((ratios.expm1() - ratios).mean(dtype=torch.float64))
+        assert expected > 1e-6 and found.step_kl == pytest.approx(expected, rel=1e-4)
+    twin = with_adapter(random_model("qwen2"))
+    assert twin.update(batch, 1e-3).step_kl is None
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters, twin.parameters, strict=True)), "measuring changes nothing"
+    rows = tuple(dataclasses.replace(row, advantage=0.0) for row in batch.rows)
+    assert policy.update(Batch(rows, batch.groups, 1), 1e-3, measures_kl=True).step_kl is None, "nothing has moved"
+
+
+@pytest.mark.parametrize("sensitivity", [1e-3, 1.0, 1e3, 1e6])
+def test_a_steered_rate_finds_the_step_that_is_wanted_whatever_it_starts_from(sensitivity):
+    """Of a policy whose KL is noisy, and falls to a tenth for the same rate while AdamW's moments settle."""
+    draws = random.Random(0)
+    steering, target, peak, sizes = Steering(), 2e-4, 1e-5, []
+    for step in range(400):
+        peak = steering.rate or peak
+        lr = peak * (0.5 if step >= 200 else 1.0)  # as a guard or a schedule has it
+        true = sensitivity * lr**2 * max(0.1, 1 - step / 10)
+        sizes.append(true / (lr / peak) ** 2)
+        if steering.is_due(step):
+            steering.learn(peak, lr, true * draws.expovariate(1.0), target)
+        assert peak / 2 <= steering.rate <= min(2 * peak, LARGEST_RATE)
+    wanted = min(target, sensitivity * 0.1 * LARGEST_RATE**2)
+    assert statistics.fmean(sizes[100:200]) == pytest.approx(wanted, rel=0.35)
+    assert statistics.fmean(sizes[200:]) == pytest.approx(wanted, rel=0.35), "half the rate is a quarter of the step, and no less"
+
+
+def test_a_policy_that_never_moves_is_steered_to_the_largest_rate():
+    steering, peak = Steering(), 1e-5
+    for _ in range(40):
+        steering.learn(peak, peak, 0.0, 2e-4)
+        peak = steering.rate
+    assert peak == LARGEST_RATE
+
+
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [
@@ -542,20 +588,20 @@ def test_micro_batches_are_few_and_then_even():
 def test_schedules_by_hand(schedule, rates):
     """Of four steps. A warm-up of W steps rises in W equal parts: no step trains at rate 0."""
     sets = [f"optim.schedule.{key}={value}" for key, value in schedule.items()]
-    config = resolve((), {"optim.lr": 2.0}, sets).optim
+    config = resolve((), {}, sets).optim.schedule
     budget = Budget(hours=None, steps=4, started=0.0)
-    found = [learning_rate(config, budget.progress(step), after=budget.progress(step + 1)) for step in range(4)]
-    assert found == pytest.approx([2 * rate for rate in rates])
+    found = [scheduled(config, budget.progress(step), after=budget.progress(step + 1)) for step in range(4)]
+    assert found == pytest.approx(rates)
 
 
 def test_a_warm_up_by_the_clock_rises_with_what_is_spent():
     """Loading and the evaluation before training are a part of it, so that the first step's rate is above 0."""
-    config = resolve((), {"optim.lr": 2.0}, ["optim.schedule.warmup=0.1"]).optim
+    config = resolve((), {}, ["optim.schedule.warmup=0.1"]).optim.schedule
     now = [25.0]
     budget = Budget(hours=1000 / 3600, steps=None, started=0.0, now=lambda: now[0])
-    assert learning_rate(config, budget.progress(0), after=budget.progress(1)) == pytest.approx(0.5)
+    assert scheduled(config, budget.progress(0), after=budget.progress(1)) == pytest.approx(0.25)
     now[0] = 100.0
-    assert learning_rate(config, budget.progress(1), after=budget.progress(2)) == 2.0
+    assert scheduled(config, budget.progress(1), after=budget.progress(2)) == 1.0
 
 
 @pytest.mark.parametrize(("flags", "word"), [({"adapter.rank": 33}, "rank 33"), ({"adapter.targets": ("q_prj",)}, "q_proj")])

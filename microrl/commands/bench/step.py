@@ -14,7 +14,6 @@ from microrl.config import RunConfig
 from microrl.data.prompts import render
 from microrl.data.sampler import PromptSampler
 from microrl.policy.architecture import load_checked
-from microrl.policy.optimizer import learning_rate
 from microrl.policy.policy import Policy
 from microrl.rewards.scorer import make_scorer
 from microrl.rollout.factory import make_engine
@@ -56,7 +55,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             groups, _ = sample_groups(parts, step, _unseen)
             with parts.watch.phase("update"):
                 batch = with_advantages(config, [every_useful(group) for group in groups], step)
-                update = parts.policy.update(batch, learning_rate(config.optim, 0.0, after=1.0))
+                update = parts.policy.update(batch, float(config.optim.lr))
             assert update.skipped == 0, update.reason
             seconds.append(clock.now_s() - began)
             phase_seconds.append(parts.watch.restart())
