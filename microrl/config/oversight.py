@@ -86,7 +86,7 @@ class GuardConfig(Section):
     """KL(engine, trainer) in nats per token."""
     grad_norm: Limit = 10.0
     """Gradient norm as a multiple of its geometric mean so far; a norm that is not finite exceeds any limit."""
-    rate: Limit = 0.1
+    rate: Limit = 0.09
     """Learning rate where optim.step_kl steers it: it climbs so high only where nothing moves the policy."""
     accuracy: Limit = 0.2
     """Drop of the mean accuracy of the last two validations below the best such mean, and more than chance makes of it."""

@@ -145,8 +145,8 @@ class OptimConfig(Section):
     def _fixed_or_steered(self) -> OptimConfig:
         if self.step_kl is not None and self.lr != "auto":
             raise ValueError(
-                f"optim.step_kl steers the learning rate, and optim.lr={self.lr:g} fixes it",
-                "remove one of them; a steered rate begins where optim.lr=auto is",
+                f"optim.step_kl steers the learning rate, but optim.lr={self.lr:g} fixes it",
+                "remove one of them; with optim.step_kl, the starting rate is chosen automatically",
             )
         return self
 

@@ -32,7 +32,8 @@ class Ways(NamedTuple):
         """What the user is told."""
         notes = []
         if self.update is not None:
-            notes.append(f"each completion computes its prompt again in the update, which is slower: {self.update}")
+            notes.append(f"the update recomputes the prompt for each completion, which is slower: {self.update}")
         if self.decoding is not None:
-            notes.append(f"prompts of different lengths are decoded one after the other, which is slower: {self.decoding}")
+            apart = "without vLLM, prompts of different lengths are decoded in separate batches, which is slower"
+            notes.append(f"{apart}: {self.decoding}")
         return notes

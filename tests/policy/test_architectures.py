@@ -72,10 +72,10 @@ def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
     assert update.kl_sampler < 1e-9 and update.grad_norm > 0
     prompts, decoding = Ways.of(model).notes()
     assert (
-        "computes its prompt again in the update, which is slower: with one prompt shared by its group, the model raises"
+        "recomputes the prompt for each completion, which is slower: with one prompt shared by its group, the model raises"
         in prompts
     )
-    assert "one after the other, which is slower: decoding with a KV cache, the model raises" in decoding
+    assert "in separate batches, which is slower: decoding with a KV cache, the model raises" in decoding
 
 
 @pytest.mark.parametrize("model_type", [*HYBRID, "gemma4_text"])
@@ -170,7 +170,7 @@ def test_a_hybrid_trains_resumes_is_evaluated_and_merged(microrl, tokenizer, dat
     flags = [part for key in sets for part in ("--set", key)]
     done = microrl("train", "--model", model, "--data", data_file, "--rank", 4, "--steps", 1, "--reward", "parity:even", *flags,
                    "--out", tmp_path / "run", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0 and done.stderr.count("computes its prompt again in the update") == 1, done.stderr
+    assert done.returncode == 0 and done.stderr.count("recomputes the prompt for each completion") == 1, done.stderr
     done = microrl("train", "--resume", tmp_path / "run", "--steps", 2)
     assert done.returncode == 0, done.stderr
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -27,7 +27,7 @@ AT_THE_LIMIT = [
     ("length_drift", {"length/mean": 601.0}, {"length/mean": 599.0}, "warn", 8),
     ("length_drift", {"length/mean": 16.6}, {"length/mean": 16.7}, "warn", 8),
     ("kl_sampler", {"policy/kl_sampler": 0.101}, {"policy/kl_sampler": 0.099}, "rollback", 4),
-    ("rate", {"optim/lr": 0.11, "policy/step_kl": 1e-9}, {"optim/lr": 0.09, "policy/step_kl": 1e-9}, "stop", 8),
+    ("rate", {"optim/lr": 0.091, "policy/step_kl": 1e-9}, {"optim/lr": 0.089, "policy/step_kl": 1e-9}, "stop", 8),
     ("grad_norm", {"policy/grad_norm": 1.2}, {"policy/grad_norm": 0.99}, "rollback", 4),
     ("grad_norm", {"policy/grad_norm": None, "update/skipped": 1, "loss": None}, {}, "rollback", 4),
 ]
