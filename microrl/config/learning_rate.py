@@ -1,4 +1,4 @@
-"""`optim.lr=auto`: the learning rate from a scaling law in the model's width; and what to say of a rate, fixed or steered."""
+"""`optim.lr=auto`: the learning rate from a scaling law in the model's width."""
 
 from __future__ import annotations
 

@@ -23,14 +23,12 @@ from microrl.errors import UserError
 from microrl.files import OF_ANOTHER_VERSION, BadFile, absent
 from microrl.report.findings import advise
 from microrl.run import checkpoint, idle
-from microrl.train.guard_rules import RULES, VALIDATED, Action, Memory, Row, Rule, risen
+from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Row, Rule, risen
 
 if TYPE_CHECKING:
     from microrl.train.run import Run
 
 STRENGTH: dict[Action, int] = {"warn": 0, "rollback": 1, "stop": 2}
-LOWER_TO = 0.5
-"""What a rollback leaves of the learning rate, as a fraction."""
 ROLLBACKS = 3
 """How often a run may be rolled back; the next trigger of such a rule stops it."""
 LEVEL = 0.05

@@ -18,6 +18,8 @@ SOLVED = 0.9
 """Fraction of right answers from which a low entropy is healthy."""
 LARGEST_LOG_NORM = 700.0
 """exp of it is still a number."""
+LOWER_TO = 0.5
+"""What a rollback leaves of the learning rate, as a fraction."""
 MIN_ENTROPY = 0.1
 """Nats. A rise is measured against step 0's entropy, but at least this: a multiple of almost nothing is still small."""
 
@@ -129,6 +131,11 @@ def _learning(row: Row, memory: Memory) -> float | None:
     return risen(memory.history)
 
 
+def _steered_rate(row: Row, memory: Memory) -> float | None:
+    """The rate before rollbacks have lowered it, since steering does not see that they have."""
+    return None if row["policy/step_kl"] is None else row["optim/lr"] / LOWER_TO**memory.interventions
+
+
 def _gradient(row: Row, value: float, limit: float) -> str:
     large = f"the gradient norm is {value:.0f} times its usual size, above {limit:g}"
     return large if math.isfinite(value) else "the gradient is not finite"
@@ -197,7 +204,7 @@ RULES: dict[str, Rule] = {
         action="stop",
     ),
     "rate": Rule(
-        lambda row, memory: row["optim/lr"] if row["policy/step_kl"] is not None else None,
+        _steered_rate,
         _says(
             "the steered learning rate has risen to {value:.3g}, above {limit:g}, and a step moves the policy by only "
             "{row[policy/step_kl]:.1g} nats a token"

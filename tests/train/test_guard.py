@@ -55,6 +55,14 @@ def recorded(name: str) -> list[dict]:
     return [metrics.row(dict(zip(run, values, strict=True))) for values in zip(*run.values(), strict=True)]
 
 
+def test_a_rate_that_climbs_is_seen_after_rollbacks_have_lowered_it():
+    guard = started(useful_groups=None)
+    for rollback in (1, 2):
+        assert feed(guard, 4, **{"policy/kl_sampler": 0.2})[-1].action == "rollback", rollback
+    found = feed(guard, 8, **{"optim/lr": 0.2 / 4, "policy/step_kl": 1e-9})
+    assert found[:7] == [None] * 7 and (found[7].rule, found[7].action) == ("rate", "stop")
+
+
 @pytest.mark.parametrize("rule, past, short_of, action, patience", AT_THE_LIMIT)
 def test_a_rule_triggers_when_its_patience_is_spent_and_not_before(rule, past, short_of, action, patience):
     guard = started(**({} if rule == "useful_groups" else {"useful_groups": None}))
