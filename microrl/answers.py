@@ -33,6 +33,16 @@ _WORD_FIRST = re.compile(r"[^\w\\]*[a-zA-Z]{2,}")
 _STEP_FIRST = re.compile(r"[0-9]+[.):][ \t]+[a-zA-Z]{2,}")
 _BOLD = re.compile(r"(?i:answer)(?P<between>[^*\n]{0,40})\*\*(?P<rest>[^*\n]{0,400})(?P<closed>\*\*)?")
 _CHOICE = re.compile(r"\(?[A-J](?:[.:)]{0,2}|[.:)]{1,2}[ \t]+\S.{0,60})")
+_SAID = re.compile(r"\b[Aa]nswer\b[^\n:=]{0,40}?(?:\bis\b|:|=)[ \t]*(?P<answer>\S[^\n]{0,200})")
+_CLAUSE_END = re.compile(r"[.!?;](?=\s|\Z)|,\s+(?=[a-zA-Z]{2,})")
+_EXPRESSION = re.compile(
+    r"\$\$([^$]{1,400})\$\$|\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[([^$]{1,400}?)\\\]"
+    r"|\\[dt]?frac\{[^{}]{1,40}\}\{[^{}]{1,40}\}"
+    r"|(?<![\w.])[+\u2212-]?(?:[0-9]{1,40}(?:,[0-9]{3})*(?:\.[0-9]{1,40})?|\.[0-9]{1,40})(?:[ ]?/[ ]?[0-9]{1,40})?%?"
+)
+"""Mathematics between dollars or LaTeX's brackets, a fraction, or a number."""
+LENIENT_TAIL = 2000
+"""Characters at the end of a completion in which a lenient reading looks for an expression."""
 MAX_ZEROS = 1000
 """Powers of ten that are written out."""
 
@@ -54,6 +64,27 @@ def final_answer(completion: str, *, opened: bool = False) -> str | None:
     """
     text = after_thinking(completion, opened=opened)
     return None if text is None else _stated(text)
+
+
+def lenient_answer(completion: str, *, is_text: bool = False) -> str | None:
+    """What a completion most likely means by its answer where it states none in a form of `final_answer`: a guess.
+
+    The first of these that there is: an answer in one of those forms, inside the thinking too; what follows the last "answer
+    is" or "answer:", to the end of its clause, unless that is prose; the last expression or number. `is_text`: of answers that
+    are text, what follows the last "answer is", else the last line.
+    """
+    text = (after_thinking(completion) or completion).strip()
+    if (stated := _stated(text)) is not None:
+        return stated
+    tail = text[-LENIENT_TAIL:]
+    said = deque(_SAID.finditer(tail), 1)
+    phrase = _CLAUSE_END.split(said[0]["answer"], maxsplit=1)[0].strip(" *`$\t") if said else ""
+    if is_text:
+        return phrase or tail.rpartition("\n")[2].strip(" *`.") or None
+    if phrase and not is_prose(phrase):
+        return phrase
+    expressions = deque(_EXPRESSION.finditer(tail), 1)
+    return next(filter(None, [*expressions[0].groups(), expressions[0][0]])).strip() if expressions else None
 
 
 def has_format(completion: str, *, opened: bool = False, read: Callable[[str], str | None] | None = None) -> bool:

@@ -7,13 +7,18 @@ first mattered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from microrl.data.gym import own_answer
+from microrl.evaluation.gain_parts import LENIENT_KINDS, GainParts, StoredAnswer
+from microrl.evaluation.gain_parts import gain_parts as parts_of
 from microrl.report.completions import read_lines, shown_text
+
+if TYPE_CHECKING:
+    from microrl.rewards.scorer import RewardScorer
 
 OWN = ("held-out-before", "held-out-after")
 """The files of the evaluations that training itself has made."""
@@ -86,6 +91,35 @@ def pairs(base: Path, trained: Path, notes: list[str]) -> Iterator[Pair]:
             str(line.get("question") or ""), own_answer(str(line.get("answer") or "")), sample if isinstance(sample, int) else 0,
             before[:shared], before[shared:], after[shared:], other.get("right") is True, line.get("right") is True,
         )  # fmt: skip
+
+
+def gain_parts(
+    base: Path,
+    trained: Path,
+    scorer: RewardScorer,
+    notes: list[str],
+    clusters: Mapping[str, str],
+    left_s: Callable[[], float] | None = None,
+) -> GainParts | None:
+    """Where the gain between two records of one evaluation comes from; None where they have no answers in common, or the time,
+    `left_s`, is up. The scorer judges the lenient readings; what cannot be read becomes a note."""
+    kind = scorer.checker.kind
+    sides = [list(_answers(path, kind, notes)) for path in (base, trained)]
+    scorer.reset_allowance()
+    right = scorer.right_ones((one.reading for side in sides for one in side if one.reading is not None), left_s=left_s)
+    if right is None:
+        return None
+    return parts_of(sides[0], sides[1], right if kind in LENIENT_KINDS else None, clusters)
+
+
+def _answers(path: Path, kind: str, notes: list[str]) -> Iterator[StoredAnswer]:
+    """A record's answers. A question is named as in the result: by its text, and a number from the second with that text on."""
+    seen: Counter[str] = Counter()
+    for line in read_lines(path, notes, MAX_ANSWERS):
+        question = str(line.get("question") or "")
+        if line.get("sample") == 0:
+            seen[question] += 1
+        yield StoredAnswer.of(line, question if seen[question] <= 1 else f"{question} (#{seen[question]})", kind)
 
 
 def common(one: str, other: str) -> int:

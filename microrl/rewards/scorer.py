@@ -94,6 +94,16 @@ class RewardScorer:
             for position, group, pairs in arrived
         ]
 
+    def right_ones(self, pairs: Iterable[Pair], *, left_s: Callable[[], float] | None = None) -> set[Pair] | None:
+        """Those of other readings of answers, each a (gold answer, answer), that are right, within the allowance; None where the
+        time, `left_s` as in `score`, is up before all have been checked."""
+        asked = list(dict.fromkeys(pairs))
+        with Verdicts(self.checker, self._pool, self.allowance, self.check_deadline, left_s) as verdicts:
+            verdicts.ask(asked)
+            verdicts.settle(asked)
+        found = verdicts.found
+        return {pair for pair in asked if found[pair].right} if found.keys() >= set(asked) else None
+
     def _scores(
         self, group: Group, pairs: Sequence[Pair], found: Mapping[Pair, Verdict], parts: Sequence[dict[str, Value]] | None
     ) -> tuple[Score, ...]:
