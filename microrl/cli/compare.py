@@ -33,8 +33,8 @@ EXAMPLES = """
   microrl compare runs/study                       [dim]a sweep, by setting[/]
 """
 HEAD = (
-    "method", "seeds", "benchmark", "settings", "metric", "value", "base", "gain", "p", "against first", "p of it", "$ a point",
-    "note",
+    "method", "seeds", "benchmark", "settings", "metric", "value", "base", "base read leniently", "gain",
+    "of it form, length, answer", "p", "against first", "p of it", "$ a point", "note",
 )  # fmt: skip
 CAPTION = "in percent, with 95 % intervals over seeds and problems; p in brackets: adjusted for the number of comparisons (Holm)"
 
@@ -174,13 +174,23 @@ def _cells(row: Row) -> list[str]:
         row.metric,
         value,
         "" if row.base is None else f"{100 * row.base:.2f}",
+        "" if row.base_lenient is None else f"{100 * row.base_lenient:.2f}",
         "" if row.gain is None else _interval(row.gain, "+"),
+        _parts(row),
         _p(row.p, row.p_adjusted),
         "" if row.against_first is None else _interval(row.against_first, "+"),
         _p(row.p_first, row.p_first_adjusted),
         per_point,
         _note(row),
     ]
+
+
+def _parts(row: Row) -> str:
+    """The parts of the gain; a dash for the form of answers that have no lenient reading."""
+    if row.gain_parts is None:
+        return ""
+    given = [row.gain_parts.get(name) for name in ("form", "length", "answer")]
+    return ", ".join("-" if part is None else f"{100 * part:+.2f}" for part in given)
 
 
 def _p(p: float | None, adjusted: float | None) -> str:
@@ -241,15 +251,21 @@ def _fields(row: Row) -> dict[str, str]:
         "settings": row.settings,
         "metric": row.metric,
         **value,
-        "spread": "" if row.spread is None else f"{100 * row.spread:.6g}",
-        "base": "" if row.base is None else f"{100 * row.base:.6g}",
+        "spread": _percent(row.spread),
+        "base": _percent(row.base),
         **_numbers("gain", row.gain, 100),
         **{name: "" if (p := getattr(row, name)) is None else f"{p:.6g}" for name in ("p", "p_adjusted")},
         **_numbers("against_first", row.against_first, 100),
         **{name: "" if (p := getattr(row, name)) is None else f"{p:.6g}" for name in ("p_first", "p_first_adjusted")},
         **_numbers("usd_per_point", row.usd_per_point),
         "note": _note(row),
+        **{f"gain_{name}": _percent((row.gain_parts or {}).get(name)) for name in ("form", "length", "answer")},
+        "base_lenient": _percent(row.base_lenient),
     }
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.6g}"
 
 
 def _numbers(name: str, estimate: Estimate | None, factor: int = 1) -> dict[str, str]:

@@ -199,6 +199,12 @@ def _show(name: str, value: dict[str, Any]) -> None:
         elif key.startswith("paired_gain") and gain is not None:
             label = "accuracy" if key == "paired_gain" else key.removeprefix("paired_gain_")
             print(f"paired gain, {label}  {gain['mean']:+.4f}  {_interval(gain, '+')}")
+    if (parts := value.get("gain_parts")) is not None:
+        from microrl.evaluation.gain_parts import GainParts
+        from microrl.report.words import gain_origin
+
+        for sentence in gain_origin(GainParts.model_validate(parts)):
+            print(sentence)
     cut = value["truncated"]
     if cut > 0.02:
         say(f"note: {cut:.0%} of the completions reached the limit of {settings['max_tokens']:,} tokens; see --max-tokens")

@@ -14,6 +14,7 @@ from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluation
 from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.answer import Answer
+from microrl.evaluation.gain_parts import PARTS, GainParts
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
 from microrl.evaluation.seeds import accuracy_of, difference, holm
@@ -26,6 +27,8 @@ IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine
 """Keys that make no other method of a run."""
 NAMED = ("adapter.kind", "adapter.rank", "loss.kind")
 """Keys that differ, but are in the name of an adapter and a loss already."""
+SAME = 1e-9
+"""Difference of two shares that are equal but for rounding."""
 Listed: TypeAlias = Sequence[tuple[str, Sequence[Evaluation]]]
 """Methods with their runs, a method for each of its rows."""
 
@@ -50,6 +53,11 @@ class Row:
     """In short; empty where no other row of the benchmark has others."""
     base: float | None = None
     gain: Estimate | None = None
+    gain_parts: dict[str, float] | None = None
+    """The parts of the gain in accuracy (`microrl.evaluation.gain_parts`): `form` where it is known, `length` and `answer`; means
+    over runs, which add up to the gain."""
+    base_lenient: float | None = None
+    """The base's accuracy where answers that are right but not in the asked form count."""
     p: float | None = None
     """Of no gain, two-sided: below 0.05 exactly where the interval of the gain leaves out 0."""
     p_adjusted: float | None = None
@@ -227,6 +235,7 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
         base = bases[:1] if all(one.right == bases[0].right for one in bases) else bases
         row.gain, row.p = difference(base, ours, k, is_fixed=len(base) == 1) or (None, None)
         row.base = fmean(fmean(one.by_question(k).values()) for one in base)
+        _add_parts(row, k, [one.parts for one in runs if one.parts is not None])
     if first is not None:
         theirs = [one.result for one in first]
         row.against_first, row.p_first = difference(theirs, ours, k) or (None, None)
@@ -240,6 +249,18 @@ def _row(metric: str, k: int | None, label: str, runs: Sequence[Evaluation], fir
             row.usd_per_point = Estimate(row.usd / (100 * row.gain.mean), ends)
     row.is_selected = any(one.is_selected for one in runs)
     return row
+
+
+def _add_parts(row: Row, k: int | None, parts: Sequence[GainParts]) -> None:
+    """The parts of the gain in accuracy, where all runs have them, and of the questions that the gain is of."""
+    if k is not None or row.gain is None or len(parts) < len(row.seeds):
+        return
+    names = [name for name in PARTS if all(getattr(one, name) is not None for one in parts)]
+    means: dict[str, float] = {name: fmean(getattr(one, name).mean for one in parts) for name in names}
+    if abs(sum(means.values()) - row.gain.mean) < SAME:
+        row.gain_parts = means
+        lenient = [one.base.lenient.mean for one in parts if one.base.lenient is not None]
+        row.base_lenient = fmean(lenient) if len(lenient) == len(parts) else None
 
 
 def _cost(run: RunFolder) -> float | None:

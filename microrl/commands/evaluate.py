@@ -15,11 +15,13 @@ from microrl.config import known_models
 from microrl.config.schema import BaseVllmConfig
 from microrl.data.load import Reading, load_questions, split
 from microrl.errors import Explained, UserError
+from microrl.evaluation import gain_parts
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.record import CUT
-from microrl.evaluation.result import gains
+from microrl.evaluation.result import clusters, gains
 from microrl.evaluation.seeds import difference
 from microrl.models.load import load_tokenizer
+from microrl.report import transcripts
 from microrl.rewards.judges.judge import weakness
 from microrl.rewards.scorer import make_scorer
 from microrl.rollout.preflight import select_engine
@@ -64,6 +66,7 @@ def measure(
             one, name = task.prepared, task.prepared.benchmark.name
             if task.is_base:
                 found[name] |= _paired(ours[name], measured, console)
+                found[name] |= _gain_parts(one, ours[name], measured, place, console)
             else:
                 ours[name], one.stem = measured, measured.stem.removesuffix(CUT)
                 found[name] = {**measured.to_json(), "data": one.data}
@@ -152,6 +155,19 @@ def _prepared(benchmark: Benchmark, run: RunFolder | None, console: RunConsole) 
     if not questions:
         raise UserError("there is nothing to evaluate: the held-out part is empty", "pass a file: --data FILE.jsonl")
     return Prepared(benchmark, questions, data, benchmark.stem)
+
+
+def _gain_parts(prepared: Prepared, measured: Measured, base: Measured, place: Path, console: RunConsole) -> dict[str, Any]:
+    """Where the gain over the base comes from, as the stored answers tell it; nothing where they are not stored."""
+    theirs, ours = (place / f"{one.stem}{transcripts.SUFFIX}" for one in (base, measured))
+    if not (theirs.exists() and ours.exists()):
+        return {}
+    notes: list[str] = []
+    with closing(make_scorer(prepared.benchmark.config)) as scorer:
+        found = transcripts.gain_parts(theirs, ours, scorer, notes, clusters([base.result, measured.result]))
+    for note in notes:
+        console.note(f"warning: {note}")
+    return {} if found is None else {gain_parts.KEY: found.model_dump(mode="json")}
 
 
 def _paired(measured: Measured, base: Measured, console: RunConsole) -> dict[str, Any]:

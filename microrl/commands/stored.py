@@ -11,8 +11,10 @@ from pydantic import BaseModel
 
 from microrl.config import RunConfig, catalogue
 from microrl.config.paths import is_data_file
+from microrl.evaluation.gain_parts import GainParts
 from microrl.evaluation.result import Result
 from microrl.files import RESTORE, BadFile, read_json
+from microrl.report.transcripts import own_gain_parts
 from microrl.run.folder import RunFolder
 from microrl.types import Sampling
 
@@ -79,6 +81,8 @@ class Evaluation:
     over: str | None
     adapter_sha256: str | None = None
     is_selected: bool = False
+    parts: GainParts | None = None
+    """Of the gain over the base."""
 
     @property
     def asks(self) -> tuple[Any, ...]:
@@ -100,6 +104,7 @@ class _About(BaseModel):
     prompts_sha256: str | None = None
     adapter_sha256: str | None = None
     base: dict[str, Any] | None = None
+    gain_parts: GainParts | None = None
 
 
 def evaluations(entry: Entry) -> list[Evaluation]:
@@ -134,18 +139,20 @@ def _stored(entry: Entry, path: Path) -> Evaluation:
     setup = replace(setup, question_seed=result.question_seed)
     named = {} if about.base is None else about.base
     over = f"{named.get('model')} {digits(named.get('adapter_sha256'))}" if named else None
-    return Evaluation(entry, setup, result, base, over, about.adapter_sha256)
+    return Evaluation(entry, setup, result, base, over, about.adapter_sha256, parts=about.gain_parts)
 
 
 def _in_training(entry: Entry) -> Evaluation:
     """The run's own evaluations before and after training."""
     before, after = (entry.run.path / "eval" / f"{HELD_OUT}-{when}.json" for when in ("before", "after"))
-    result, record = _read(entry, after)[0], entry.run.path / "data.json"
+    result, about, _ = _read(entry, after)
+    record = entry.run.path / "data.json"
     data = read_json(record, _About).data if record.is_file() else None
     setup = Setup(HELD_OUT, result.sampling, result.seed, None if data is None else data.sha256, in_training=True)
     setup = replace(setup, question_seed=result.question_seed)
     base = _read(entry, before)[0] if before.is_file() else None
-    return Evaluation(entry, setup, result, base, None if base is None else "before")
+    parts = own_gain_parts(entry.run.path, about.gain_parts, [])
+    return Evaluation(entry, setup, result, base, None if base is None else "before", parts=parts)
 
 
 def _benchmark(stem: str, data: _Data | None) -> tuple[str, bool]:

@@ -30,6 +30,8 @@ from microrl.files import Count
 
 Outcome = Literal["right", "form", "length", "answer"]
 PARTS: tuple[Outcome, ...] = ("form", "length", "answer")
+KEY = "gain_parts"
+"""Of the parts in an evaluation's JSON."""
 LENIENT_KINDS = ("math", "text")
 """Kinds of answers that have a lenient reading."""
 Reading = tuple[str, str | None]

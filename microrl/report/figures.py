@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from microrl.evaluation.gain_parts import PARTS
 from microrl.report import hover
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
@@ -67,6 +68,8 @@ class Spec:
 
     def has(self, history: History) -> bool:
         """Whether there is anything to draw."""
+        if self.key == "gain-parts":
+            return history.gain_parts is not None
         if self.key == "held-out" and any(_evaluated(history, side) is not None for side in ("before", "after")):
             return True
         return any(row.get(metric) is not None for metric, _ in self.lines for row in history.rows)
@@ -96,6 +99,23 @@ def _evaluated(history: History, side: str) -> tuple[float, float, float] | None
     """Held-out accuracy and the ends of its interval; `side`: before or after."""
     stored: Side | None = getattr(history.evaluated, side)
     return None if stored is None else (stored.accuracy, *stored.ci95)
+
+
+def _gain_parts(axes: Axes, histories: Sequence[History], by: str) -> None:
+    """The gain in accuracy and the parts that add up to it, in points with 95 % intervals: a bar a run."""
+    shown = [one for one in styled(histories) if one[0].gain_parts is not None]
+    names = ("gain", *PARTS)
+    for number, (history, colour, _) in enumerate(shown):
+        width = 0.8 / len(shown)
+        known = [(at, part) for at, name in enumerate(names) if (part := getattr(history.gain_parts, name)) is not None]
+        places = [at + (number - (len(shown) - 1) / 2) * width for at, _ in known]
+        values = [100 * part.mean for _, part in known]
+        ends = [[100 * abs(part.mean - part.ci95[end]) for _, part in known] for end in (0, 1)]
+        hover.show(axes, shown_text(history.name) if len(histories) > 1 else "points", places, values)
+        axes.bar(places, values, 0.9 * width, color=colour, yerr=ends, error_kw={"ecolor": INK, "elinewidth": 0.8, "capsize": 2})
+    axes.axhline(0, color=INK, linewidth=0.6)
+    axes.set_xticks(range(len(names)), ["gain", "had been right,\nnot in the form", "had been\ncut off", "had been\nwrong"])
+    axes.set_xlabel("")
 
 
 def _phases(axes: Axes, histories: Sequence[History], by: str) -> None:
@@ -162,6 +182,7 @@ def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
 FIGURES = (
     Spec("accuracy", "Accuracy on the training questions", "accuracy", (("reward/accuracy", ""),), 0, 1),
     Spec("held-out", "Validation and held-out accuracy", "accuracy", (("validate/accuracy", ""),), 0, 1, draw=_held_out),
+    Spec("gain-parts", "Where the gain comes from", "points of accuracy", (), draw=_gain_parts, has_own_axis=True),
     Spec("format", "Format compliance", "fraction in the format", (("reward/format", ""),), 0, 1),
     Spec("reward", "Mean reward", "reward", (("reward/mean", ""),)),
     Spec("length", "Completion length", "tokens", (("length/mean", "mean"), ("length/max", "longest")), 0),

@@ -26,6 +26,8 @@ MUCH_TRUNCATED = 0.5
 MOSTLY = 0.5
 """Fraction of steps without an update from which the report speaks of them, or `IDLE_STEPS` at the end of the run."""
 IDLE_STEPS = 3
+MOSTLY_FORM = 0.5
+"""Fraction of a gain from which on what is form or length is most of it."""
 UNUSED = 0.1
 """Fraction of the hours that a run may leave unused without a word."""
 
@@ -188,6 +190,7 @@ def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     yield from _answers(history, is_clear=is_clear)
     if not history.is_running:
         yield from _cut(history, is_clear=is_clear)
+        yield from _form_or_length(history)
 
 
 def _killed(history: History) -> Iterator[Finding]:
@@ -293,6 +296,30 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
             smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "
         said = f"{_hours(left)} of {_hours(hours)} were left: too short for {step}"
         yield Finding("budget unused", said, f"{smaller}or raise --hours")
+
+
+def _form_or_length(history: History) -> Iterator[Finding]:
+    """That a gain is mostly of answers that were right but not in the asked form, or that ran out of tokens."""
+    if (parts := history.gain_parts) is None or parts.gain.ci95[0] <= 0:
+        return
+    both = parts.form_and_length
+    if both.mean <= MOSTLY_FORM * parts.gain.mean or both.ci95[0] <= 0:
+        return
+    form, limit = 0.0 if parts.form is None else parts.form.mean, history.setting("sampling.max_completion_tokens")
+    limit = history.setting("evaluation.max_completion_tokens") or limit
+    said = (
+        f"of the gain, {100 * parts.gain.mean:+.1f} points, {100 * form:+.1f} come from answers that had been right but not in "
+        f"the asked form, {100 * parts.length.mean:+.1f} from answers that had been cut off at the token limit, and "
+        f"{100 * parts.answer.mean:+.1f} from answers that had been wrong"
+    )
+    advice = []
+    if form > 0:
+        advice.append("ask for the form more clearly (data.system) and evaluate the base again: it may reach as much untrained")
+    if parts.length.mean > 0 and isinstance(limit, int):
+        base = history.setting("model.name")
+        tokens = f"--max-tokens {limit},{4 * limit}"
+        advice.append(f"see what is left of the gain with more tokens: microrl eval {history.path} --base {base} {tokens}")
+    yield Finding("mostly form or length", said, shown_text("; ".join(advice)))
 
 
 def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from microrl import files
 from microrl.errors import UserError
+from microrl.evaluation.gain_parts import KEY as PARTS_KEY
+from microrl.evaluation.gain_parts import GainParts
 from microrl.files import BadFile, Count
 from microrl.run import follow, rollouts
 from microrl.run.folder import RunFolder
@@ -63,6 +65,8 @@ class History:
     notes: list[str]
     """What could not be read."""
     is_running: bool = False
+    gain_parts: GainParts | None = None
+    """Where the gain comes from, as it is stored with the evaluation after training."""
 
     @classmethod
     def load(cls, path: Path, ending: Summary | None = None) -> History:
@@ -102,6 +106,8 @@ class History:
             notes=notes,
             is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
         )
+        with suppress(ValidationError):  # another version's
+            history.gain_parts = GainParts.model_validate(history.evaluations.get("held-out-after", {}).get(PARTS_KEY))
         if written is not None and _is_changed(path / "metrics.jsonl", written):
             notes.append(CHANGED)
         for row in history.rows:

@@ -23,7 +23,7 @@ from microrl.report.completions import sample, shown_text, spread
 from microrl.report.history import History
 from microrl.report.transcripts import Pair
 from microrl.report.verdict import judge
-from microrl.report.words import entropies, evaluations, facts
+from microrl.report.words import entropies, evaluations, facts, gain_origin
 
 RUNS_WITH_COMPLETIONS = 6
 """Of more runs, only so many have their completions in the page."""
@@ -43,6 +43,8 @@ def page(
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
+    for history in histories:
+        history.gain_parts = transcripts.own_gain_parts(history.path, history.gain_parts, history.notes)
     template = Environment(loader=PackageLoader("microrl.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     style, script = (resources.files("microrl.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     detailed = histories[:RUNS_WITH_COMPLETIONS]
@@ -67,6 +69,7 @@ def page(
         marks=[places.mark_of(event) for event in places.marks(histories[0])] if len(histories) == 1 else [],
         turned=[(shown_text(history.name), *found) for history in detailed if (found := _turned(history)) is not None],
         early_and_late=[(shown_text(history.name), _early_and_late(found.shown)) for history, found in samples],
+        origins=[(shown_text(one.name), gain_origin(one.gain_parts)) for one in histories if one.gain_parts is not None],
         evaluations=evaluations(histories),
         entropies=entropies(histories),
         inspections=_inspected(detailed),

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microrl.data.gym import own_answer
+from microrl.errors import UserError
 from microrl.evaluation.gain_parts import LENIENT_KINDS, GainParts, StoredAnswer
 from microrl.evaluation.gain_parts import gain_parts as parts_of
+from microrl.evaluation.result import Result
+from microrl.evaluation.result import clusters as clusters_of
 from microrl.report.completions import read_lines, shown_text
+from microrl.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from microrl.rewards.scorer import RewardScorer
@@ -110,6 +115,24 @@ def gain_parts(
     if right is None:
         return None
     return parts_of(sides[0], sides[1], right if kind in LENIENT_KINDS else None, clusters)
+
+
+def own_gain_parts(run: Path, stored: GainParts | None, notes: list[str]) -> GainParts | None:
+    """Where the gain between the evaluations before and after training comes from: as `stored` with them, or, of a run that did
+    not store it, from its answers; None where they are not all there. What cannot be read becomes a note."""
+    own = evaluations(run).get(OWN[1])
+    if stored is not None or own is None:
+        return stored
+    from microrl.rewards.scorer import RewardScorer
+
+    try:
+        config = RunFolder(run).settings()
+        clusters = clusters_of(Result.read(run / "eval" / f"{name}.json") for name in OWN)
+    except UserError as error:  # damaged
+        notes.append(error.message)
+        return None
+    with closing(RewardScorer(config.reward, answer_kind=config.data.answer_kind)) as scorer:
+        return gain_parts(*own, scorer, notes, clusters)
 
 
 def _answers(path: Path, kind: str, notes: list[str]) -> Iterator[StoredAnswer]:

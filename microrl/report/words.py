@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from microrl.evaluation.gain_parts import PARTS, GainParts, Part, Share
+from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
 from microrl.report.verdict import estimate_of
@@ -85,6 +87,36 @@ def evaluations(histories: Sequence[History]) -> list[Evaluated]:
                 run = shown_text(history.name), shown_text(name)
                 found.append(Evaluated(*run, tree.get("questions"), tree.get("samples"), shown_text(said), estimates))
     return found
+
+
+def gain_origin(parts: GainParts) -> list[str]:
+    """Where a gain comes from, as sentences."""
+    count = parts.questions * parts.samples
+    was = {"form": "right but not in the asked form", "length": "cut off at the token limit", "answer": "wrong"}
+    known = {name: part for name in PARTS if isinstance(part := getattr(parts, name), Part)}
+    listed = [f"{_points(part)} from answers that had been {was[name]}" for name, part in known.items()]
+    said = [
+        f"The gain in accuracy, {_points(parts.gain)}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each of these "
+        "is what became right, less what was lost in the same way."
+    ]
+    if parts.base.lenient is not None and parts.over_lenient is not None:
+        said.append(
+            f"The base read leniently has an accuracy of {100 * parts.base.lenient.mean:.1f} %, the trained model as it was "
+            f"judged {100 * parts.trained.right / count:.1f} %: {_points(parts.over_lenient)}."
+        )
+    else:
+        said.append("Programs and procedural tasks have no lenient reading: what is not in their form counts as wrong.")
+    sides = [
+        f"{name} {100 * accuracy:.1f} % ({side.well_formed_right} of {side.well_formed})"
+        if (accuracy := side.well_formed_accuracy) is not None
+        else f"{name}, which has none"
+        for name, side in (("the base", parts.base), ("the trained model", parts.trained))
+    ]
+    return [*said, f"Right among the finished answers in the asked form alone: {', '.join(sides)}."]
+
+
+def _points(share: Share) -> str:
+    return Estimate(share.mean, share.ci95).text("+.1f", 100, " points")
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -9,10 +9,12 @@ from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import sampling_of
 from microrl.evaluation.evaluate import evaluate
+from microrl.evaluation.gain_parts import KEY as PARTS_KEY
 from microrl.evaluation.record import write_completions
-from microrl.evaluation.result import Result, in_clusters
+from microrl.evaluation.result import Result, clusters, in_clusters
 from microrl.files import BadFile
 from microrl.limits import TRIAL_EVALUATION
+from microrl.report.transcripts import gain_parts
 from microrl.run import idle
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -109,6 +111,8 @@ def evaluate_after(run: Run) -> None:
     """Evaluate the trained model on the problems that the untouched one has answered, as many as time allows."""
     asked = run.held_out[: len(run.before.right)] if run.before else []
     run.after = _evaluate(run, run.policy.snapshot(), "after", asked, run.budget.deadline_s)
+    if run.before and run.after:
+        _record_gain_parts(run, run.before, run.after)
     if run.before and (run.after is None or len(run.after.right) < len(asked)):
         count = len(run.after.right) if run.after else 0
         run.announce(
@@ -116,6 +120,20 @@ def evaluate_after(run: Run) -> None:
             f"after training, there was time for only {count} of {len(asked)} questions"
             + ("; the gain is measured on those" if count else f"; to evaluate the adapter: microrl eval {run.folder.path}"),
         )
+
+
+def _record_gain_parts(run: Run, before: Result, after: Result) -> None:
+    """Store with the evaluation after training where its gain comes from, if there is time to find out."""
+    notes: list[str] = []
+    base, trained = (run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz" for name in ("before", "after"))
+    left_s = None if run.budget.left_s() is None else lambda: run.budget.left_s() or 0.0
+    if base.exists() and trained.exists():  # a full disk may have kept them out
+        found = gain_parts(base, trained, run.scorer, notes, clusters([before, after]), left_s)
+        if found is not None:
+            with run.folder.tolerate_write_errors("evaluations", run.announce):
+                run.folder.write_json(f"eval/{HELD_OUT}-after.json", after.to_json() | {PARTS_KEY: found.model_dump(mode="json")})
+    for note in notes:
+        run.console.note(f"warning: {note}")
 
 
 def _evaluate(

@@ -7,6 +7,7 @@ import random
 import shutil
 
 import pytest
+from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, store
 from made_run import ending
 
 from microrl.commands.compare import Entry, compare
@@ -310,3 +311,25 @@ def test_other_questions_are_paired_where_they_are_shared(inside, tmp_path):
     done = inside("compare", first.run.path, second.run.path)
     assert "the problem seed varies (0, 3): differences are over the problems in common" in done.stderr
     assert "| difference over 10 problems |" in inside("compare", first.run.path, second.run.path, "--as", "markdown").stdout
+
+
+def test_the_parts_of_the_gain_have_columns(tmp_path, inside):
+    """Of 4 questions with one answer each: a box was learned, an answer to its end, and in one of two runs a right answer."""
+    runs = []
+    for seed, last in enumerate((BOXED, WRONG)):
+        runs.append(tmp_path / f"run-{seed}")
+        config = resolve((), {"seed": seed, "budget.steps": 3})
+        folder = RunFolder.create(runs[-1], config.model_dump(mode="json"))
+        sides = {"before": [[UNBOXED], [UNFINISHED], [WRONG], [BOXED]], "after": [[BOXED], [BOXED], [last], [BOXED]]}
+        for side, texts in sides.items():
+            folder.write_json(f"eval/held-out-{side}.json", store(runs[-1] / f"eval/held-out-{side}.jsonl.gz", texts).to_json())
+        folder.write_json("summary.json", ending())
+    done = inside("compare", *runs, "--as", "csv")
+    (row,) = csv.DictReader(io.StringIO(done.stdout))
+    assert {name: float(row[f"gain_{name}"]) for name in ("form", "length", "answer")} == {
+        "form": 25, "length": 25, "answer": 12.5,
+    }  # fmt: skip
+    assert (float(row["gain"]), float(row["base"]), float(row["base_lenient"])) == (62.5, 25, 50)
+    (row,) = json.loads(inside("compare", *runs, "--json").stdout)["rows"]
+    assert row["gain_parts"] == {"form": 0.25, "length": 0.25, "answer": 0.125} and row["base_lenient"] == 0.5
+    assert "+25.00, +25.00, +12.50" in inside("compare", *runs, "--as", "markdown").stdout

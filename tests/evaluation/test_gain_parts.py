@@ -6,41 +6,24 @@ import random
 from fractions import Fraction
 
 import pytest
+from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, WRONG_UNBOXED, store
 
 from microrl.answers import lenient_answer
 from microrl.config import resolve
 from microrl.evaluation.gain_parts import PARTS
-from microrl.evaluation.result import Result
+from microrl.evaluation.result import Result, gains
 from microrl.report.transcripts import gain_parts
 from microrl.rewards.scorer import make_scorer
-from microrl.types import Completion, Group, Prompt, Sampling
-
-BOXED = "<think>2 and 2</think> \\boxed{4}"
-UNBOXED = "2 and 2 are 4, so the answer is 4."
-UNFINISHED = "<think>2 and 2, let me think again: 4. Or"
-WRONG = "<think>2 and 2</think> \\boxed{5}"
-WRONG_UNBOXED = "2 and 2 are 5, so the answer is 5."
+from microrl.types import Sampling
 
 
-def completion(text):
-    return Completion((0,) * 5, (-1.0,), "length" if text == UNFINISHED else "stop", 0, text)
-
-
-def parts(tmp_path, base, trained, *, kind="math", gold="4", names=None, clusters=None):
-    """The parts of the gain of made completions, of which each question has a list; judged and stored as by an evaluation."""
-    from microrl.evaluation.record import write_completions
-
-    paths, notes = [], []
+def parts(tmp_path, base, trained, *, kind="math", clusters=None, **made):
+    """The parts of the gain of made completions."""
+    paths, notes = [tmp_path / f"{side}.jsonl.gz" for side in ("base", "trained")], []
+    for path, texts in zip(paths, (base, trained), strict=True):
+        store(path, texts, kind=kind, **made)
     scorer = make_scorer(resolve((), {"data.answer_kind": kind}))
     try:
-        for side, texts in (("base", base), ("trained", trained)):
-            names = names or [f"question {number}" for number in range(len(texts))]
-            groups = [
-                Group(Prompt(name, gold, "", (), 1), tuple(map(completion, said)))
-                for name, said in zip(names, texts, strict=True)
-            ]
-            paths.append(tmp_path / f"{side}.jsonl.gz")
-            write_completions(paths[-1], scorer.score(enumerate(groups)))
         found = gain_parts(*paths, scorer, notes, clusters or {})
     finally:
         scorer.close()
@@ -93,8 +76,6 @@ def test_the_parts_add_up_to_the_paired_gain_of_the_evaluation(tmp_path, seed):
     right = [sum(text == BOXED for said in side for text in said) for side in (base, trained)]
     assert sum(counts) == Fraction(right[1] - right[0], 51)
     assert [float(count) for count in counts] == pytest.approx(means(found), abs=1e-15)
-    from microrl.evaluation.result import gains
-
     results = [
         Result(Sampling(3, 8), 0, (1,), {f"question {number}": said.count(BOXED) for number, said in enumerate(side)})
         for side in (base, trained)
