@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,12 @@ def resolve_benchmarks(
     base: str | None = None,
     flags: dict[str, Any],
     sets: list[str],
+    limits: Sequence[int] = (),
 ) -> list[Benchmark]:
     """The benchmarks with their settings: those of the run, of the protocol, of the flags, of `--set`; the last one counts.
 
-    `base`: the name of the weights that they are compared with, a part of the files' names. Raises UserError.
+    `base`: the name of the weights that they are compared with, a part of the files' names. `limits`: token limits; with several,
+    each benchmark is evaluated at each, as an evaluation of its own whose name ends with the limit. Raises UserError.
     """
     flags = {key: value for key, value in flags.items() if value is not None}
     names = None if bench is None else [name.strip() for name in bench.split(",") if name.strip()]
@@ -42,14 +46,21 @@ def resolve_benchmarks(
         if paper.assumed:
             say(f"note: {paper.assumed}")
         names = names or list(paper.benchmarks)
+    if names is None and data is not None:
+        if (known := catalogue.find(data)) is not None:
+            _refuse_training_data(found, known)
+        flags = {"data.name": data, "data.held_out": 1.0, "evaluation.problems": ALL} | flags
+    versions = [flags | {"evaluation.max_completion_tokens": limit} for limit in dict.fromkeys(limits)] or [flags]
     if names is None:
-        if data is not None:
-            if (known := catalogue.find(data)) is not None:
-                _refuse_training_data(found, known)
-            flags = {"data.name": data, "data.held_out": 1.0, "evaluation.problems": ALL} | flags
-        return [_made(found, None, found.config, flags, sets, base)]
-    known_ones = {catalogue.benchmark(name).name: name for name in names}  # MATH-500 is math500
-    return [_by_name(found, name, paper, flags, sets, base) for name in known_ones.values()]
+        made = [_made(found, None, found.config, one, sets, base) for one in versions]
+    else:
+        known_ones = {catalogue.benchmark(name).name: name for name in names}  # MATH-500 is math500
+        made = [_by_name(found, name, paper, one, sets, base) for name in known_ones.values() for one in versions]
+    if len(versions) == 1:
+        return made
+    if any(one.sampling().max_tokens not in limits for one in made) or len({one.stem for one in made}) < len(made):
+        raise UserError("--max-tokens and --set evaluation.max_completion_tokens contradict each other", "pass one of them")
+    return [replace(one, name=f"{one.name}-m{one.sampling().max_tokens}") for one in made]
 
 
 def label(found: Found, target: str | None) -> str:

@@ -19,6 +19,8 @@ EXAMPLES = """
 
   microrl eval runs/mine/best --protocol ortho --base DeepSeek-R1-Distill-Qwen-1.5B --hours 3
 
+  microrl eval --base Qwen2.5-1.5B-Instruct --max-tokens 3584,16384   [dim]the gain at two limits[/]
+
   microrl eval Qwen2.5-1.5B-Instruct --data problems.jsonl --temperature 0 --dry-run
 """
 
@@ -66,7 +68,12 @@ def evaluate(
         float | None, typer.Option(help="Nucleus sampling; 1: off.", show_default="the run's evaluation.top_p")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Completion limit in tokens.", show_default="the run's limit, else 3584")
+        str | None,
+        typer.Option(
+            metavar="N[,M]",
+            help="Completion limit in tokens; comma-separated for an evaluation at each of several limits.",
+            show_default="the run's limit, else 3584",
+        ),
     ] = None,
     problems: Annotated[
         int | None,
@@ -127,12 +134,19 @@ def evaluate(
     flags = {
         "evaluation.samples": samples, "evaluation.pass_k": tuple(numbers("--pass-k", pass_k)) or None,
         "evaluation.temperature": temperature,
-        "evaluation.top_p": top_p, "evaluation.max_completion_tokens": max_tokens, "evaluation.problems": problems,
+        "evaluation.top_p": top_p, "evaluation.problems": problems,
         "evaluation.seed": seed, "evaluation.question_seed": question_seed, "engine.kind": engine,
         "engine.sync": "auto" if engine in ("auto", "vllm") else None,
     }  # fmt: skip
     benchmarks = resolve_benchmarks(
-        found, bench=bench, protocol=protocol, data=data, base=base_name, flags=flags, sets=sets or []
+        found,
+        bench=bench,
+        protocol=protocol,
+        data=data,
+        base=base_name,
+        flags=flags,
+        sets=sets or [],
+        limits=numbers("--max-tokens", max_tokens, 1),
     )
     adapter = found.adapter_folder()
     other_adapter = None if against is None else against.adapter_folder()

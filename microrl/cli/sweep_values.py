@@ -35,7 +35,8 @@ def numbers(flag: str, text: str | None, least: int | None = None) -> list[int]:
     """As `values`, of whole numbers."""
     found = values(flag, text)
     if not all(_WHOLE.fullmatch(value) and (least is None or int(value) >= least) for value in found):
-        raise invalid_value(flag, text, f"whole numbers with commas between them: {flag} 1,2,3")
+        wanted = "whole numbers" if least is None else f"whole numbers of at least {least},"
+        raise invalid_value(flag, text, f"{wanted} with commas between them: {flag} 1,2,3")
     return [int(value) for value in found]
 
 

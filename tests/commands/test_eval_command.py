@@ -1,7 +1,9 @@
 """`microrl eval`: what it evaluates, on what, what it leaves behind, and how it goes on after it was killed."""
 
 import contextlib
+import csv
 import gzip
+import io
 import json
 import shutil
 import signal
@@ -99,6 +101,31 @@ def test_the_record(inside, run, tmp_path):
         for line in lines:
             by_question[line["question"]] += line["right"]
         assert by_question == side["right"]
+
+
+def test_several_limits_are_evaluations_of_their_own(inside, run, tmp_path):
+    """Each is the same, to the byte of its answers, as without the other; and has the parts of its own gain."""
+    base = json.loads((run / "config.json").read_text())["model"]["name"]
+    asked = ["--samples", 3, "--base", base]
+    both = evaluated(inside, copied(run, tmp_path), *asked, "--max-tokens", "3,9,3")
+    assert list(both) == ["held-out-m3", "held-out-m9"]
+    for limit in (3, 9):
+        one = evaluated(inside, run, *asked, "--max-tokens", limit, "--out", tmp_path / str(limit))
+        assert list(one) == ["held-out"], "as ever"
+        for path in (tmp_path / str(limit)).glob("*.jsonl.gz"):
+            assert path.read_bytes() == (tmp_path / "run" / "eval" / path.name).read_bytes()
+        told, alone = both[f"held-out-m{limit}"], one["held-out"]
+        assert told["settings"]["max_tokens"] == limit and told["truncated"] == alone["truncated"]
+        assert told["gain_parts"] == alone["gain_parts"]
+        for side, name in ((told, "trained"), (told["base"], "base")):
+            parts, count = told["gain_parts"][name], told["questions"] * 3
+            assert sum(parts[one] for one in ("right", "form", "length", "answer")) == count
+            assert parts["length"] + parts["right"] >= round(side["truncated"] * count)
+    rows = {row["settings"] for row in csv.DictReader(io.StringIO(inside("compare", tmp_path / "run", "--as", "csv").stdout))}
+    assert {"n3 T1.0 p1.0 3 tok", "n3 T1.0 p1.0 9 tok"} <= rows
+    done = inside("eval", run, "--max-tokens", "3,9", "--set", "evaluation.max_completion_tokens=3")
+    assert done.returncode == 2 and "contradict" in done.stderr
+    assert inside("eval", run, "--max-tokens", "0").returncode == 2
 
 
 def test_the_same_seed_gives_the_same_file_and_other_settings_another_one(inside, run, tmp_path):
