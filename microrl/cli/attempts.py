@@ -20,8 +20,11 @@ AGAIN = 75
 """Exit status of a child process whose run is to be resumed at once, with other settings of the engine (EX_TEMPFAIL)."""
 
 
-def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False) -> int:
-    """Load and run a run whose folder exists; returns the exit status.
+def carry_out(
+    folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False, started: float | None = None
+) -> int:
+    """Load and run a run whose folder exists; returns the exit status. `started`: when its time begins, in seconds of
+    `clock.now_s`; None: when this process was created.
 
     Where vLLM is used on a GPU the run outlives it: each attempt is a child process, and after a failure of the engine the next
     one resumes the run with other settings (see `train.fallback`).
@@ -34,16 +37,17 @@ def carry_out(folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_exten
     config = folder.settings(tree)
     in_run(folder)
     is_forked = fallback.may_be_needed(config) and child.can_fork()
-    began, before_s = clock.process_started_s(), heartbeat.last_s(folder.path)
+    began = clock.process_started_s() if started is None else started
+    before_s = heartbeat.last_s(folder.path)
     with ExitStack() as until_done:
         until_done.callback(folder.unlock)
         until_done.enter_context(tracked(config, folder))
         while True:
             # The seconds between two attempts count too: the next one knows the run's time by its heartbeat alone.
-            started = began + heartbeat.last_s(folder.path) - before_s
+            now = began + heartbeat.last_s(folder.path) - before_s
             status = child.in_child() if is_forked else None
             if status is None:
-                status = _attempt(folder, config, started=started, resume=resume, is_extended=is_extended, may_hang=is_forked)
+                status = _attempt(folder, config, started=now, resume=resume, is_extended=is_extended, may_hang=is_forked)
                 if is_forked or status != AGAIN:
                     return status
                 _refuse_a_second_vllm(folder, config)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from microrl.cli import control as controls
 from microrl.cli import options
 from microrl.cli.attempts import carry_out
 from microrl.cli.output import OK, say
@@ -31,6 +33,8 @@ EXAMPLES = """
 
   microrl train --model Qwen/Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]SFT first[/]
 
+  microrl train micro-r64 --data problems.jsonl --hours 6 --control shuffle   [dim]12 hours: is it the rewards?[/]
+
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
 """
 
@@ -49,6 +53,14 @@ def train(
             metavar="RUN|auto", help="Resume this run folder; auto: resume the run that this same command started, or start it."
         ),
     ] = None,
+    control: Annotated[
+        Literal["shuffle"] | None,
+        typer.Option(
+            help="shuffle: afterwards the same run once more with shuffled rewards, in RUN-shuffled: what it gains too, the "
+            "rewards did not teach. It has as many hours or steps of its own, so both take twice as long.",
+            show_default="none",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Print the configuration, three prompts and a forecast; do not train.")
     ] = False,
@@ -65,7 +77,8 @@ def train(
     if resume is not None and resume != AUTO:
         refuse_with_resume(presets, {**flags, "--out": out, "--set": sets, "--dry-run": dry_run or None})
         bounds = flags["budget.hours"], flags["budget.steps"]
-        return go_on(RunFolder.open(Path(resume)), *bounds, flags["engine.kind"])
+        resumed = _go_on_with_control if control else go_on
+        return resumed(RunFolder.open(Path(resume)), *bounds, flags["engine.kind"])
     refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
@@ -75,6 +88,8 @@ def train(
 
         tracking.refuse_if_missing(config.track)
     path = out or options.run_folder(options.run_name(presets, config.model.name))
+    if control:
+        controls.refuse(config, path, is_resumed=resume is not None)
     if dry_run:
         from microrl.cli import early
 
@@ -84,12 +99,45 @@ def train(
         from microrl.terminal import printable
 
         print(printable(preview(config)))
+        if control:
+            print(printable(controls.time_of_both(path, config.budget.hours, config.budget.steps)))
         return OK
     tree = config.model_dump(mode="json")
-    if resume == AUTO and (begun := RunFolder.begun_with(tree, out)) is not None:
-        return go_on(begun, None, None)
+    if resume == AUTO and (begun := RunFolder.begun_with(tree, out) or (controls.begun_with(tree) if control else None)):
+        return _go_on_with_control(begun, None, None) if control else go_on(begun, None, None)
     machine.check(config, path)
-    return carry_out(RunFolder.create(path, tree), tree, resume=False)
+    folder = RunFolder.create(path, tree)
+    if control:
+        say(controls.time_of_both(path, config.budget.hours, config.budget.steps))
+        return controls.run_both(path, partial(_carry_out, folder, tree), partial(_control, folder, None, None))
+    return carry_out(folder, tree, resume=False)
+
+
+def _carry_out(folder: RunFolder, tree: dict[str, Any], started: float | None) -> int:
+    return carry_out(folder, tree, resume=False, started=started)
+
+
+def _go_on_with_control(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None) -> int:
+    """As `go_on`, and then the same with the run's control, which is started if there is none."""
+    config = folder.settings()
+    controls.refuse(config, folder.path, is_resumed=True)
+    bounds = (config.budget.hours, config.budget.steps) if hours is None and steps is None else (hours, steps)
+    say(controls.time_of_both(folder.path, *bounds))
+    return controls.run_both(
+        folder.path, partial(go_on, folder, hours, steps, engine), partial(_control, folder, hours, steps, engine)
+    )
+
+
+def _control(
+    folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None, started: float | None = None
+) -> int:
+    """Start the control of a run that has ended, or go on with it; returns the exit status."""
+    from microrl.run.folder import RunFolder, control_of
+
+    if (path := control_of(folder.path)).exists():
+        return go_on(RunFolder.open(path), hours, steps, engine, started)
+    tree = controls.shuffled(folder.config())
+    return carry_out(RunFolder.create(path, tree), tree, resume=False, started=started)
 
 
 def refuse_studies(names: Sequence[str]) -> None:
@@ -115,9 +163,11 @@ def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None
         )
 
 
-def go_on(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None) -> int:
+def go_on(
+    folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None, started: float | None = None
+) -> int:
     """Resume a run, with new bounds if given; returns the exit status. `engine`: the run's own, to be tried again after its
-    failures. Raises UserError."""
+    failures. `started` as for `carry_out`. Raises UserError."""
     from microrl.cli import machine
     from microrl.run import heartbeat
     from microrl.train import fallback
@@ -155,4 +205,4 @@ def go_on(folder: RunFolder, hours: float | None, steps: int | None, engine: str
         folder.write_json("config.json", tree)
         folder.drop_partial_line("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
-    return carry_out(folder, tree, resume=True, is_extended=bool(bounds))
+    return carry_out(folder, tree, resume=True, is_extended=bool(bounds), started=started)

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from microrl.errors import UserError
+from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, FEW_UPDATES, Finding, findings, updates, updates_said
 from microrl.report.history import History, finite
-from microrl.run.summary import NAME
+from microrl.run.folder import control_of
+from microrl.run.summary import NAME, read_if_there
 from microrl.terminal import counted
 
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
@@ -93,7 +96,9 @@ def judge(history: History) -> Verdict:
     said = _sentences(history, outcome, gain, found, _little(updates_said(history, count), found))
     more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []
-    sentences = (*_failure(history, found), *said, *trend, *more_said, *_undone(history, count))
+    if history.setting("reward.shuffle") is True:
+        more_said.append("This is a control run with shuffled rewards: whatever it gained, they did not teach.")
+    sentences = (*_failure(history, found), *said, *trend, *more_said, *_undone(history, count), *control_said(history))
     return Verdict(outcome, sentences, found, gain, count, more)
 
 
@@ -124,6 +129,20 @@ def estimate_of(tree: Any) -> tuple[float, float, float] | None:
         return None
     mean, low, high = known
     return mean, low, high
+
+
+def control_said(history: History) -> list[str]:
+    """What the run's control, the same run with shuffled rewards, gained: a sentence where there is one that has ended."""
+    path = control_of(history.path)
+    try:
+        ended = read_if_there(path)
+    except UserError:
+        return []  # its own report says that it is damaged
+    if ended is None or ended.eval.paired_gain is None:
+        return []
+    gain, how = ended.eval.paired_gain, "" if ended.status == "done" else f", {ended.status} after {counted(ended.steps, 'step')}"
+    said = Estimate(gain.mean, gain.ci95).text("+.3f")
+    return [f"With shuffled rewards, its control ({shown_text(path.name)}{how}) gained {said}, which the rewards did not teach."]
 
 
 def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:

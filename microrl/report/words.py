@@ -42,7 +42,7 @@ def facts(history: History) -> list[tuple[str, str]]:
     packages = environment.get("packages")
     versions = ", ".join(f"{name} {version}" for name, version in packages.items()) if isinstance(packages, Mapping) else UNKNOWN
     found = {
-        "status": history.status(),
+        "status": history.status() + (", a control: rewards shuffled" if history.setting("reward.shuffle") is True else ""),
         "model": setting("model.name", UNKNOWN),
         "data": setting("data.name", UNKNOWN),
         "adapter": _adapter(history),

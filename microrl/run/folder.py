@@ -26,6 +26,21 @@ FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl
          "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
 
 
+CONTROL = "-shuffled"
+"""Ends the name of a run's control, the same run with shuffled rewards, which lies beside it."""
+
+
+def control_of(path: Path) -> Path:
+    """The folder of a run's control."""
+    return path.with_name(path.absolute().name + CONTROL)
+
+
+def run_of(path: Path) -> Path | None:
+    """The folder of the run that a run is the control of; None if it is none."""
+    run = path.with_name(path.name.removesuffix(CONTROL)) if path.name.endswith(CONTROL) else None
+    return run if run is not None and (run / "config.json").exists() else None
+
+
 class RunFolder:
     """`runs/NAME/`. Metrics and events are appended and flushed line by line; other files appear completely or not at all."""
 
@@ -135,9 +150,9 @@ class RunFolder:
 
     @classmethod
     def newest(cls, root: Path = Path("runs"), *, has_final: bool = False) -> RunFolder:
-        """The run under `root` that was started last, with `has_final` among those with a final adapter, if there is one. Raises
-        UserError if there is none at all."""
-        found = cls._all_in(root, with_trials=True)
+        """The run under `root` that was started last, with `has_final` among those with a final adapter, if there is one; not the
+        control of another run. Raises UserError if there is none at all."""
+        found = [path for path in cls._all_in(root, with_trials=True) if run_of(path) is None]
         if not found:
             raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass its folder")
         return cls.open(next((path for path in found if has_final and (path / "final").is_dir()), found[0]))

@@ -151,5 +151,8 @@ def test_no_command_that_is_shown_names_a_run_that_nothing_has_made():
     shown = [command for _, command in COMMANDS]
     shown += [line.strip() for text in epilogs for line in text.splitlines() if line.strip().startswith("microrl ")]
     made = {found for command in shown for found in re.findall(r"--out (runs/[\w.-]+)", command)}
+    made |= {
+        f"{run}-shuffled" for command in shown if "--control" in command for run in re.findall(r"--out (runs/[\w.-]+)", command)
+    }
     named = {found for command in shown for found in re.findall(r"runs/[\w.-]+(?![\w.*-])", command)}  # not what has a `*`
     assert len(shown) > 30 and named <= made, named - made

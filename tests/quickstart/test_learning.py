@@ -1,9 +1,7 @@
 """The quickstart learns for any seed, and does not where it must not. Minutes long."""
 
-import dataclasses
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +11,6 @@ from safetensors.torch import load_file
 
 from microrl import clock
 from microrl.config import resolve
-from microrl.data import arithmetic
-from microrl.data.load import Question, split
-from microrl.rewards.scorer import RewardScorer
 from microrl.run.folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -75,23 +70,8 @@ def test_without_a_learning_rate_nothing_is_learned(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch, seed):
-    """Every training step's rewards are permuted among all its completions; evaluations are left alone."""
-    draw = random.Random(seed)
-    judged = RewardScorer.score
-    questions = [Question(0, *pair) for pair in arithmetic.problems()]
-    held_out = {question.text for question in split(questions, 0.1)[1]}
-
-    def shuffled(self, groups, **more):
-        groups = judged(self, groups, **more)
-        if groups[0].prompt.question in held_out:
-            return groups
-        scores = [score for group in groups for score in group.scores]
-        draw.shuffle(scores)
-        hand_out = iter(scores)
-        return [dataclasses.replace(group, scores=tuple(next(hand_out) for _ in group.scores)) for group in groups]
-
-    monkeypatch.setattr(RewardScorer, "score", shuffled)
-    gain = gain_of([], tmp_path / "run", steps=120, seed=seed)
+def test_shuffled_rewards_teach_nothing(tmp_path, seed):
+    """What `--control shuffle` runs."""
+    gain = gain_of(["reward.shuffle=true"], tmp_path / "run", steps=120, seed=seed)
     print(gain)
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]

@@ -1,0 +1,97 @@
+"""`microrl train --control shuffle`: after a run its control, the same run with shuffled rewards, in a folder beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from microrl.cli.output import OK, STOPPED, say
+from microrl.errors import MachineFailure, UserError
+
+if TYPE_CHECKING:
+    from microrl.config import RunConfig
+    from microrl.run.folder import RunFolder
+
+Start = Callable[[float | None], int]
+"""Carry out a run; returns its exit status. The argument is `started` of `attempts.carry_out`."""
+
+
+def shuffled(tree: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a run's control."""
+    return {**tree, "reward": {**tree["reward"], "shuffle": True}}
+
+
+def refuse(config: RunConfig, path: Path, *, is_resumed: bool = False) -> None:
+    """Raise UserError where a run cannot have a control, or something else is in its place."""
+    from microrl.run.folder import control_of
+
+    if config.reward.shuffle:
+        raise UserError(f"{path} is a control itself: its rewards are shuffled", "leave out --control or reward.shuffle")
+    if config.sft.only:
+        raise UserError("a run of SFT alone has no rewards to shuffle", "leave out --control")
+    if os.path.lexists(control_of(path)) and not is_resumed and not os.path.lexists(path):
+        raise UserError(f"{control_of(path)} already exists", "remove it, or choose another folder: --out DIR")
+
+
+def begun_with(tree: dict[str, Any]) -> RunFolder | None:
+    """The newest run under `runs/` with this configuration whose control has begun and not ended; None if there is none."""
+    from microrl.run.folder import RunFolder, run_of
+
+    begun = RunFolder.begun_with(shuffled(tree), None)
+    path = None if begun is None else run_of(begun.path)
+    return None if path is None else RunFolder.open(path)
+
+
+def time_of_both(path: Path, hours: float | None, steps: int | None) -> str:
+    """That the control takes as long again, in words."""
+    from microrl.run.folder import control_of
+
+    bounds = [f"{hours:g} hours"] if hours is not None else []
+    bounds += [f"{steps} steps"] if steps is not None else []
+    each = " and ".join(bounds)
+    both = f", {2 * hours:g} hours in all" if hours is not None else ""
+    return f"control: {control_of(path)} follows, the same run with shuffled rewards; each has {each}{both}"
+
+
+def run_both(path: Path, run: Start, control: Start) -> int:
+    """Carry out the run in the folder `path` and then its control; returns the run's exit status, or that of a control that
+    failed. Each is a process of its own where that is possible: its time, its engine and its memory end with it."""
+    from microrl import clock
+    from microrl.run import child
+    from microrl.run.folder import control_of
+
+    is_forked = child.can_fork()
+    statuses: list[int] = []
+    for start in (run, control):
+        status = child.in_child() if is_forked else None
+        if status is None:
+            status = start(clock.now_s() if statuses else None)
+            if is_forked:
+                return status
+        if status < 0:
+            raise MachineFailure(
+                f"the run in {control_of(path) if statuses else path} was {child.ended_by(signal.Signals(-status).name)}",
+                f"microrl train --resume {path} --control shuffle",
+            )
+        statuses.append(status)
+        if len(statuses) == 1 and status != OK:
+            if path.exists():
+                say(f"the control was not started; to go on with both: microrl train --resume {path} --control shuffle")
+            return status
+    if statuses[1] not in (OK, STOPPED):
+        return statuses[1]
+    for line in _compared(path):
+        say(line)
+    return statuses[0]
+
+
+def _compared(path: Path) -> list[str]:
+    from microrl.report.history import History
+    from microrl.report.verdict import control_said
+    from microrl.run.folder import control_of
+
+    said = control_said(History.load(path))
+    return [*said, f"compare them: microrl compare {path} {control_of(path)}"]
