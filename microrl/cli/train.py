@@ -109,7 +109,7 @@ def train(
     folder = RunFolder.create(path, tree)
     if control:
         say(controls.time_of_both(path, config.budget.hours, config.budget.steps))
-        return controls.run_both(path, partial(_carry_out, folder, tree), partial(_control, folder, None, None))
+        return controls.run_both(path, partial(_carry_out, folder, tree), partial(_control, folder, None, None, None))
     return carry_out(folder, tree, resume=False)
 
 
@@ -128,9 +128,7 @@ def _go_on_with_control(folder: RunFolder, hours: float | None, steps: int | Non
     )
 
 
-def _control(
-    folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None, started: float | None = None
-) -> int:
+def _control(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None, started: float | None) -> int:
     """Start the control of a run that has ended, or go on with it; returns the exit status."""
     from microrl.run.folder import RunFolder, control_of
 

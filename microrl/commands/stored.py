@@ -104,7 +104,7 @@ class _About(BaseModel):
     prompts_sha256: str | None = None
     adapter_sha256: str | None = None
     base: dict[str, Any] | None = None
-    gain_parts: GainParts | None = None
+    gain_parts: Any = None
 
 
 def evaluations(entry: Entry) -> list[Evaluation]:
@@ -139,7 +139,7 @@ def _stored(entry: Entry, path: Path) -> Evaluation:
     setup = replace(setup, question_seed=result.question_seed)
     named = {} if about.base is None else about.base
     over = f"{named.get('model')} {digits(named.get('adapter_sha256'))}" if named else None
-    return Evaluation(entry, setup, result, base, over, about.adapter_sha256, parts=about.gain_parts)
+    return Evaluation(entry, setup, result, base, over, about.adapter_sha256, parts=GainParts.read(about.gain_parts))
 
 
 def _in_training(entry: Entry) -> Evaluation:
@@ -151,7 +151,7 @@ def _in_training(entry: Entry) -> Evaluation:
     setup = Setup(HELD_OUT, result.sampling, result.seed, None if data is None else data.sha256, in_training=True)
     setup = replace(setup, question_seed=result.question_seed)
     base = _read(entry, before)[0] if before.is_file() else None
-    parts = own_gain_parts(entry.run.path, about.gain_parts, [])
+    parts = own_gain_parts(entry.run.path, GainParts.read(about.gain_parts), [])
     return Evaluation(entry, setup, result, base, None if base is None else "before", parts=parts)
 
 

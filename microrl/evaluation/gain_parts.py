@@ -22,7 +22,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from microrl.answers import lenient_answer
 from microrl.evaluation.intervals import TAIL, gain_interval, mean_share, named
@@ -121,6 +121,14 @@ class GainParts(BaseModel):
     """The trained model's accuracy as it was judged, less that of the base read leniently."""
     base: Side
     trained: Side
+
+    @classmethod
+    def read(cls, stored: Any) -> GainParts | None:
+        """As it stands in an evaluation's JSON; None where it is not there, or another version's."""
+        try:
+            return cls.model_validate(stored)
+        except ValidationError:
+            return None
 
 
 def gain_parts(

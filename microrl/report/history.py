@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from microrl import files
 from microrl.errors import UserError
@@ -106,8 +106,7 @@ class History:
             notes=notes,
             is_running=ending is None and not follow.is_over(path) and follow.is_alive(path),
         )
-        with suppress(ValidationError):  # another version's
-            history.gain_parts = GainParts.model_validate(history.evaluations.get("held-out-after", {}).get(PARTS_KEY))
+        history.gain_parts = GainParts.read(history.evaluations.get("held-out-after", {}).get(PARTS_KEY))
         if written is not None and _is_changed(path / "metrics.jsonl", written):
             notes.append(CHANGED)
         for row in history.rows:
