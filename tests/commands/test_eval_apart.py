@@ -8,6 +8,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from command_line import in_process
 from places import HELPERS
 
 from microrl.commands import evaluation_job
@@ -21,7 +22,7 @@ ONE_AT_A_TIME = ["--set", "engine.max_kv_gb=0.000001"]
 
 
 @pytest.fixture(scope="module")
-def run(microrl, tiny_arguments, tmp_path_factory):
+def run(tiny_arguments, tmp_path_factory):
     """A run whose adapter has moved far enough to be told from the base."""
     place = tmp_path_factory.mktemp("apart")
     out = place / "run"
@@ -29,7 +30,7 @@ def run(microrl, tiny_arguments, tmp_path_factory):
         "def count(prompts, completions, rows):\n    return [text.count('e') for text in completions]\n"
     )
     sets = ["--set", "optim.lr=0.05", "--reward", "letters:count"]
-    done = microrl("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
+    done = in_process("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
     assert done.returncode == 0, done.stderr
     return out
 

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from command_line import in_process
 
 ROWS = [
     {"question": f"What is {a} + {a + 3}?", "answer": str(2 * a + 3), "solution": f"\\boxed{{{2 * a + 3}}}"} for a in range(60)
@@ -17,7 +18,7 @@ def write(path, rows):
 
 
 @pytest.fixture(scope="module")
-def trained(microrl, model_folder, tmp_path_factory):
+def trained(model_folder, tmp_path_factory):
     """A run of one step whose data was named from within its folder; the folder, and the run's name in it."""
     place = tmp_path_factory.mktemp("place")
     write(place / "sums.jsonl", ROWS)
@@ -29,7 +30,7 @@ def trained(microrl, model_folder, tmp_path_factory):
         "sft.data=sums.jsonl", "sft.solution=solution", "sft.batch=2", "data.system=",
     ]  # fmt: skip
     flags = [part for key in sets for part in ("--set", key)]
-    done = microrl(
+    done = in_process(
         "train", "--model", os.path.relpath(model_folder, place), "--data", "sums.jsonl", "--rank", 2, "--steps", 1,
         "--out", "run", *flags, cwd=place,
     )  # fmt: skip

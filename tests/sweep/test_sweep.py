@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import processes
 import psutil
 import pytest
+from command_line import in_process
 from made_run import ending
 
 from microrl.cli.sweep_display import Display
@@ -283,9 +284,9 @@ NAMES = ["r2-seed0", "r4-seed0", "r2-seed1", "r4-seed1"]
 
 
 @pytest.fixture(scope="module")
-def swept(microrl, arguments, tmp_path_factory):
+def swept(arguments, tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep") / "study"
-    done = microrl("sweep", *arguments, "--out", out, "--json")
+    done = in_process("sweep", *arguments, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     return out, done
 
