@@ -65,6 +65,7 @@ def test_a_supported_architecture_goes_once_around(model_type, tokenizer):
     assert Ways.of(model) == Ways(), "the fast ones"
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("model_type", HYBRID)
 def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
     model = tiny(model_type)
@@ -78,6 +79,7 @@ def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
     assert "in separate batches, which is slower: decoding with a KV cache, the model raises" in decoding
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("model_type", [*HYBRID, "gemma4_text"])
 @torch.no_grad()
 def test_trainer_and_engine_find_every_row_as_likely_as_the_model_does(model_type, tokenizer):
