@@ -140,7 +140,8 @@ def test_the_law_of_the_rate_by_hand():
     assert planned(optim__lr="auto").lr == pytest.approx(5e-4 * (2000 / 1536) ** 0.0775)
     assert planned(optim__lr="auto", adapter__kind="full").lr == pytest.approx(5e-5 * (2000 / 1536) ** 0.0775)
     assert planned(optim__lr="auto", model__name="Llama-3.2-1B-Instruct").lr == pytest.approx(5e-4 * (2000 / 2048) ** 0.781)
-    assert planned().lr == 1e-5
+    assert planned().lr == planned(optim__lr="auto").lr, "where a steered rate begins"
+    assert planned(optim__lr=1e-5).lr == 1e-5
     with pytest.raises(UserError, match="supports Qwen and Llama"):
         planned(optim__lr="auto", model__name="gemma-3-1b-it")
 
