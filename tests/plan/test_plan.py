@@ -646,6 +646,14 @@ def test_where_there_is_room_it_says_what_would_be_faster():
     assert faster.fits and faster.step_s < slow.step_s and "s per step" in note
 
 
+def test_a_steered_rate_is_planned_with_advice_too():
+    """Advice resolves a changed configuration anew, which must not be one with both a rate and its target."""
+    slow = planned("micro-r8", "budget-24h", optim__step_kl=2e-4, sets=["model.gradient_checkpointing=true"])
+    assert any("gradient_checkpointing=false" in text for text in slow.notes) and slow.lr == pytest.approx(5.1e-4, rel=1e-2)
+    short = planned("micro-r8", device=devices.DEVICES["4090"], optim__step_kl=2e-4, model__name="Qwen2.5-7B-Instruct")
+    assert not short.fits and short.advice
+
+
 @pytest.mark.parametrize(("device", "again"), [("4090", True), ("a40", False), ("h200", False)])
 def test_activations_are_computed_again_only_where_they_would_not_fit(device, again):
     found = planned("micro-r256", "budget-24h", device=devices.DEVICES[device])
