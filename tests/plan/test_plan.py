@@ -580,6 +580,15 @@ def test_seven_dollars_are_seven_dollars():
     assert 6.98 < planned("micro-r64", "budget-7usd").cost_usd <= 7.0
 
 
+@pytest.mark.parametrize(("name", "hours"), [("best-24h", 24.0), ("best-6h", 6.0)])
+def test_our_own_recipes_fit_the_card_they_name(name, hours):
+    """And their files state what the plan says."""
+    plan = planned(name)
+    assert plan.fits and plan.notes == () and plan.hours == hours and plan.steps >= 100
+    stated = f"about {plan.steps} steps ({plan.steps_low} to {plan.steps_high}) of {plan.step_s:.0f} s"
+    assert stated in presets.read(presets.find(name))
+
+
 # Advice
 
 
