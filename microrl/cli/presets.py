@@ -88,7 +88,7 @@ def data(as_json: options.Json = False) -> None:
 def models(as_json: options.Json = False) -> None:
     """List the models that `--model` knows by a short name, with what others have published of them.
 
-    "thinking": what the chat template's `enable_thinking` is by default.
+    "thinking": what the chat template's `enable_thinking` is by default; `data.thinking` sets it.
     """
     from microrl.commands import published
     from microrl.config.known_models import MODELS
