@@ -463,6 +463,18 @@ def test_the_update_by_hand():
     assert peft.update_parts_s["adapter products"] == pytest.approx(adapter / 6e12, rel=0.01)
 
 
+def test_a_hybrid_recomputes_the_prompt_for_each_completion():
+    config, shape = resolve(["micro-r64"]), shape_of("Qwen2.5-1.5B-Instruct")
+    shared, hybrid = (make(config, replace(shape, model_type=name), A40) for name in ("qwen2", "lfm2"))
+    completion, prompt = 128 * 1792, 0.3 * 512
+    tokens = (completion + 128 * prompt) / (completion + 16 * prompt)
+    ratio = hybrid.update_parts_s["elementwise"] / shared.update_parts_s["elementwise"]
+    assert ratio == pytest.approx(tokens, rel=0.01) and shared.notes == ()
+    assert hybrid.notes == ("the estimate includes that the update recomputes the prompt for each completion of a hybrid model",)
+    alone = make(resolve(["micro-r64"], {"engine.kind": "transformers"}), replace(shape, model_type="lfm2"), A40)
+    assert "it does not include that prompts of different lengths are decoded in separate batches" in alone.notes[0]
+
+
 def test_steps_are_what_is_left_of_the_hours():
     found = planned("micro-r64", budget__hours=3.0, validation__fraction=0.2)
     fraction = 20 * found.validation_s / (3 * 3600)
