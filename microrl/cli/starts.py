@@ -78,7 +78,7 @@ def _page(config: RunConfig, starts: Starts, device: Device) -> str:
         f"{config.sampling.group_size} completions per prompt. Best published first."
     )
     words = [
-        "AIME24, MATH500: what others published of the model before any training, each by its own protocol:",
+        "AIME24, MATH500: what is published of the model as it was released, each by its own protocol:",
         *(f"  {text}" for text in published.protocols(results)),
         "limit: the completion tokens with which others trained the model by reinforcement learning:",
         *(f"  {paper}: {source}" for paper, source in sources.items()),

@@ -10,6 +10,8 @@ from importlib import resources
 Line = dict[str, str]
 SHOWN = {"aime24": "AIME24, %", "math500": "MATH500, %"}
 """Benchmarks by which models are compared, and their columns in a table."""
+ARXIV = {"micro": "arXiv 2601.06677", "peft": "arXiv 2512.23165"}
+"""Papers of whose sources `published.csv` names the table alone."""
 
 
 def published(models: Iterable[str]) -> list[Line]:
@@ -36,8 +38,12 @@ def cells(lines: Sequence[Line]) -> list[str]:
 
 def protocols(lines: Sequence[Line]) -> list[str]:
     """How the numbers in such cells were measured, and where they stand; each protocol once."""
-    shown = ((name, line) for name in SHOWN for line in accuracies(lines, name))
-    return list(dict.fromkeys(f"{name}, {line['paper']}: {line['metric']}, {line['source']}" for name, line in shown))
+    told = [
+        f"{name}, {line['paper']}: {line['metric']}, {', '.join(filter(None, (ARXIV.get(line['paper']), line['source'])))}"
+        for name in SHOWN
+        for line in accuracies(lines, name)
+    ]
+    return list(dict.fromkeys(told))
 
 
 def best(model: str, benchmark: str) -> float | None:

@@ -32,7 +32,12 @@ DEEPSCALER = Limit(
 
 class KnownModel(NamedTuple):
     """Facts are those of the model's page on huggingface.co; None: not known. What is published of its results is in
-    `microrl/commands/published.csv`."""
+    `microrl/commands/published.csv`.
+
+    Some licences are from elsewhere: Qwen2.5 ("all our open-source models, except for the 3B and 72B variants, are licensed under
+    Apache 2.0", qwenlm.github.io/blog/qwen2.5), Qwen3.5-4B (README of github.com/QwenLM/Qwen3.5), DeepSeek-R1-Distill-Qwen-7B
+    (README of github.com/deepseek-ai/DeepSeek-R1).
+    """
 
     hub_id: str
     licence: str | None = None
@@ -59,11 +64,11 @@ APACHE = "apache-2.0"
 MODELS = {
     model.name: model
     for model in (
-        KnownModel("Qwen/Qwen2.5-1.5B-Instruct", limit=MICRO),
+        KnownModel("Qwen/Qwen2.5-1.5B-Instruct", APACHE, limit=MICRO),
         KnownModel("Qwen/Qwen2.5-3B-Instruct"),
-        KnownModel("Qwen/Qwen2.5-7B-Instruct"),
-        KnownModel("Qwen/Qwen2.5-Math-1.5B", limit=MICRO),
-        KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct"),
+        KnownModel("Qwen/Qwen2.5-7B-Instruct", APACHE),
+        KnownModel("Qwen/Qwen2.5-Math-1.5B", APACHE, limit=MICRO),
+        KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct", APACHE),
         KnownModel("Qwen/Qwen3-0.6B", APACHE, thinking="on", limit=MICRO),
         KnownModel("Qwen/Qwen3-1.7B", APACHE, thinking="on", limit=POLARIS),
         KnownModel("Qwen/Qwen3-4B", APACHE, thinking="on", limit=POLARIS),
@@ -71,10 +76,10 @@ MODELS = {
         KnownModel("Qwen/Qwen3-4B-Thinking-2507", APACHE),
         KnownModel("Qwen/Qwen3.5-0.8B", APACHE, 262_144, thinking="off"),
         KnownModel("Qwen/Qwen3.5-2B", APACHE, 262_144, thinking="off"),
-        KnownModel("Qwen/Qwen3.5-4B", context=262_144),
+        KnownModel("Qwen/Qwen3.5-4B", APACHE, 262_144),
         KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mit", limit=JUSTRL),
-        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", limit=PEFT),
-        KnownModel("agentica-org/DeepScaleR-1.5B-Preview", limit=DEEPSCALER),
+        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "mit", limit=PEFT),
+        KnownModel("agentica-org/DeepScaleR-1.5B-Preview", "mit", limit=DEEPSCALER),
         KnownModel("nvidia/OpenMath-Nemotron-1.5B", "cc-by-4.0", limit=JUSTRL),
         KnownModel("hbx/JustRL-DeepSeek-1.5B", limit=JUSTRL),
         KnownModel("hbx/JustRL-Nemotron-1.5B", limit=JUSTRL),
