@@ -64,7 +64,7 @@ class Starts(NamedTuple):
     fitting: list[Start]
     too_large: list[str]
     impossible: dict[str, str]
-    """Why this adapter or rate cannot be had with a model."""
+    """Why this adapter, rate or length cannot be had with a model."""
     unknown: list[str]
     """Their shape does not ship."""
 
@@ -80,8 +80,11 @@ def starts(config: RunConfig, device: Device, *, free_gb: float | None = None, k
         except UserError as error:
             compared.impossible[name] = error.message
             continue
-        if one.plan.fits:
+        plan = one.plan
+        if plan.fits:
             compared.fitting.append(one)
+        elif plan.memory_gb["peak"] <= plan.room_gb:  # it contradicts itself, such as with more tokens than the model's positions
+            compared.impossible[name] = plan.advice[0].partition(": ")[2]
         else:
             compared.too_large.append(name)
     return compared

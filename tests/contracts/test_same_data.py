@@ -177,4 +177,14 @@ def test_a_model_card_names_the_file_and_not_the_folders_that_it_lies_in(inside,
     done = inside("merge", place / "run", "--out", place / "published")
     assert done.returncode == 0, done.stderr
     card = (place / "published" / "README.md").read_text()
-    assert "`sums.jsonl`" in card and str(place / "sums.jsonl") not in card
+    assert "`sums.jsonl`" in card and str(place / "sums.jsonl") not in card and "enable_thinking" not in card
+
+
+def test_a_model_card_asks_the_model_to_think_as_in_training(inside, place):
+    config = place / "run" / "config.json"
+    config.write_text(config.read_text().replace('"thinking": null', '"thinking": false'))
+    done = inside("merge", place / "run", "--out", place / "published")
+    assert done.returncode == 0, done.stderr
+    card = (place / "published" / "README.md").read_text()
+    assert "add_generation_prompt=True, enable_thinking=False, return_tensors" in card
+    assert '"chat_template_kwargs": {"enable_thinking": false}' in card

@@ -45,6 +45,11 @@ def test_what_is_set_is_kept_and_what_does_not_fit_is_named(inside):
     )
 
 
+def test_a_model_that_is_too_short_is_not_called_too_large(inside):
+    listed = json.loads(inside("plan", "best-24h", "--starts", "--gpu", "a40", "--json").stdout)
+    assert "exceed the model's 4096 positions" in listed["impossible"]["Qwen2.5-Math-1.5B"] and listed["too_large"] == []
+
+
 def test_the_page_says_where_each_figure_stands(inside):
     done = inside(*DAY)
     row = next(line for line in done.stdout.splitlines() if line.startswith("OpenMath-Nemotron-1.5B"))
