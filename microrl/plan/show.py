@@ -76,7 +76,7 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
     head = ["<device", *(f">{name}" for name in names), "fits"]
     rows = [_row(plan) for plan in plans]
     words = NAMES if all(plan.fits for plan in plans) else f"{NAMES} {NOT_FITTING}"
-    return as_text(Group(title, "", table(head, rows), "", words, _caution(plans[-1])), WIDE)
+    return as_text(Group(title, "", table(head, rows), "", words, caution(plans[-1])), WIDE)
 
 
 def _row(plan: Plan) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def _words(plan: Plan) -> list[Any]:
     if plan.advice:
         lines += ["", Text("it fits with" + (" all of these changes" if len(plan.advice) > 1 else ""), style="bold")]
         lines += [f"  {text}" for text in plan.advice] + _step_with_advice(plan)
-    return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan)]
+    return [*lines, *(f"note: {text}" for text in plan.notes), caution(plan)]
 
 
 def _step_with_advice(plan: Plan) -> list[str]:
@@ -237,7 +237,8 @@ def _step_with_advice(plan: Plan) -> list[str]:
     return [] if plan.advice_step_s is None else [f"with {with_it} a step takes about {_three(plan.advice_step_s)} s by the plan"]
 
 
-def _caution(plan: Plan) -> Text:
+def caution(plan: Plan) -> Text:
+    """What the seconds of a plan rest on."""
     said = f"Estimated with a roofline model and completions at {LENGTH_FRACTION:.0%} of their length limit"
     if plan.times != "roofline":
         said += f", corrected by a calibration of this device ({plan.times})."

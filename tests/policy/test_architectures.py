@@ -16,6 +16,7 @@ from microrl.config.schema import ModelConfig
 from microrl.errors import UserError
 from microrl.models.load import load
 from microrl.models.ways import Ways
+from microrl.plan.workload import SLOWER
 from microrl.policy import architecture, microbatch
 from microrl.policy.policy import Policy
 from microrl.rollout.factory import make_engine
@@ -68,6 +69,7 @@ def test_a_supported_architecture_goes_once_around(model_type, tokenizer):
 @pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("model_type", HYBRID)
 def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
+    assert model_type in SLOWER, "the plan knows it, too"
     model = tiny(model_type)
     update = once_around(model, tokenizer, **HYBRID[model_type])
     assert update.kl_sampler < 1e-9 and update.grad_norm > 0
@@ -186,7 +188,10 @@ def test_a_hybrid_trains_resumes_is_evaluated_and_merged(microrl, tokenizer, dat
     with torch.no_grad():
         assert (base(input_ids=ids).logits - merged(input_ids=ids).logits).abs().max() > 1e-3
     done = microrl("eval", tmp_path / "run", "--samples", 1, "--out", tmp_path / "eval")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stderr.count("are decoded in separate batches") == 1, done.stderr
+    done = microrl("sample", tmp_path / "run", "2 + 2?", "--json")
+    assert done.returncode == 0 and done.stderr.count("are decoded in separate batches") == 1, done.stderr
+    assert "recomputes the prompt" not in done.stderr, "nothing is trained"
 
 
 @pytest.mark.slow
