@@ -32,7 +32,7 @@ def test_the_quickstart_learns(tmp_path, seed):
         "train",
         "quickstart",
         "--steps",
-        "120",
+        "60",
         "--hours",
         "1",
         "--seed",
@@ -92,6 +92,6 @@ def test_shuffled_rewards_teach_nothing(tmp_path, monkeypatch, seed):
         return [dataclasses.replace(group, scores=tuple(next(hand_out) for _ in group.scores)) for group in groups]
 
     monkeypatch.setattr(RewardScorer, "score", shuffled)
-    gain = gain_of([], tmp_path / "run", steps=120, seed=seed)
+    gain = gain_of([], tmp_path / "run", steps=60, seed=seed)
     print(gain)
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]
