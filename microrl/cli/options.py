@@ -61,10 +61,13 @@ SETTINGS = {
         "a Hugging Face id, or a local .jsonl, .json, .csv or .parquet file, or a folder of such files.",
         "the preset's, else open-rs",
     ),
-    "lr": Setting("optim.lr", str, "Peak learning rate, or auto: from a scaling law.", "the preset's, else 1e-05"),
+    "lr": Setting(
+        "optim.lr", str, "Instead of --step-kl: the peak learning rate, or auto: from a scaling law.",
+        "the preset's, else steered"
+    ),
     "step_kl": Setting(
         "optim.step_kl", float, "Instead of --lr: steer the rate so that each step moves the policy by this KL, nats per token.",
-        "the preset's, else none",
+        "the preset's, else 0.0002",
     ),
     "reward": Setting(
         "reward.functions", list[str], "Add a custom reward function, or an entry point of the group microrl.rewards; repeat for "

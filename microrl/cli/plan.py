@@ -27,6 +27,8 @@ EXAMPLES = """
 
   microrl plan ortho-7b --gpu h100 --price 2.50 --json
 
+  microrl plan --starts --hours 24 --gpu a40       [dim]which model to start from[/]
+
   microrl plan micro-r64 --fetch                   [dim]also download what the run needs[/]
 
   microrl plan micro-r64 --gpu a40 --detect 0.03   [dim]problems and samples to detect a gain of 3 points[/]
@@ -43,6 +45,14 @@ def plan(
         str | None,
         typer.Option(help=f"GPU to plan for: {GPUS}, or cpu.", show_default="this machine's GPU, else one row per GPU"),
     ] = None,
+    starts: Annotated[
+        bool,
+        typer.Option(
+            "--starts",
+            metavar="",
+            help="Instead of a plan, compare the known models as starts: published accuracy, and the steps that fit the budget.",
+        ),
+    ] = False,
     detect: Annotated[
         float | None,
         typer.Option(
@@ -62,6 +72,8 @@ def plan(
 ) -> None:
     """Estimate memory, time per step, steps and cost of a run (24 hours if no limit is given). Needs no GPU or weights."""
     study = _study(detect, accuracy)
+    if starts and study is not None:
+        raise UserError("--starts and --detect are two different tables", "pass one of them")
     from microrl.config import resolve
     from microrl.plan.source import shape_of
 
@@ -70,6 +82,9 @@ def plan(
         _fetch(config)
     shape = shape_of(config.model.name)
     device, free_gb = _card(gpu)
+    if starts:
+        _starts(config, shape, device, free_gb, _set_keys(sets), as_json=as_json)
+        return
     if study is not None:
         from microrl.cli import detect as detecting
         from microrl.plan.devices import DEVICES
@@ -77,13 +92,39 @@ def plan(
         detecting.show(config, shape, study, [device] if device else list(DEVICES.values()), as_json=as_json)
         return
     if device is None:
-        names_price = flags["budget.price"] is not None or any(text.startswith("budget.price") for text in sets or ())
+        names_price = flags["budget.price"] is not None or "budget.price" in _set_keys(sets)
         _compare(config, shape, names_price=names_price, as_json=as_json)
         return
     from microrl.plan import make, show
 
     found = make(config, shape, device, free_gb=free_gb)
-    emit(found.to_json()) if as_json else print(show.page(config, found))
+    if as_json:
+        emit(found.to_json())
+        return
+    print(show.page(config, found))
+    from microrl.cli.starts import suggest
+
+    suggest(config, device, free_gb)
+
+
+def _set_keys(sets: list[str] | None) -> set[str]:
+    """The keys that --set gives."""
+    return {text.partition("=")[0].strip() for text in sets or ()}
+
+
+def _starts(
+    config: RunConfig, shape: Shape, device: Device | None, free_gb: float | None, keep: set[str], *, as_json: bool
+) -> None:
+    from microrl.cli import starts
+    from microrl.plan import here
+
+    if device is None:
+        device, free_gb = here.instead_of_gpu(shape)
+        say(f"note: planning for the {device.label}; --gpu NAME chooses another")
+    if config.budget.hours is None:
+        say(f"note: --starts needs a time limit; planning for {DEFAULT_HOURS:g} hours")
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
+    starts.show(config, device, free_gb, keep, as_json=as_json)
 
 
 def _fetch(config: RunConfig) -> None:

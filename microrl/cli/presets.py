@@ -88,30 +88,24 @@ def data(as_json: options.Json = False) -> None:
 def models(as_json: options.Json = False) -> None:
     """List the models that `--model` knows by a short name, with what others have published of them.
 
-    "thinking": what the chat template's `enable_thinking` is by default.
+    "thinking": what the chat template's `enable_thinking` is by default; `data.thinking` sets it.
     """
-    from microrl.commands.compare import published
+    from microrl.commands import published
     from microrl.config.known_models import MODELS
     from microrl.plan.show import print_lines
     from microrl.plan.source import CONFIGS
 
-    found, lines = {}, []
-    sources: dict[tuple[str, str, str], str] = {}
+    listed, lines = {}, []
     for name, known in MODELS.items():
         context = known.context or CONFIGS.get(name, {}).get("max_position_embeddings")
-        results = [line for line in published([name]) if line["method"] == "Base"]
-        found[name] = {**known._asdict(), "context": context, "published": results}
-        scores = []
-        for benchmark in ("aime24", "math500"):
-            own = [line for line in results if line["benchmark"] == benchmark and line["metric"].startswith("avg@")]
-            scores.append(", ".join(f"{line['percent']} {line['paper']}" for line in own))
-            sources |= {(line["paper"], line["metric"], benchmark): line["source"] for line in own}
+        limit = None if known.limit is None else known.limit._asdict()
+        results = published.untrained(name)
+        listed[name] = {**known._asdict(), "context": context, "limit": limit, "published": results}
         facts = (known.licence or "not known", f"{context:,}" if context else "", known.thinking or "")
-        lines.append((name, *facts, "yes" if known.is_gated else "", *scores, known.hub_id))
+        lines.append((name, *facts, "yes" if known.is_gated else "", *published.cells(results), known.hub_id))
     if as_json:
-        emit(found)
+        emit(listed)
         return
-    print_lines(("name", "licence", "context", "thinking", "gated", "AIME24, %", "MATH500, %", "hub id"), lines)
+    print_lines(("name", "licence", "context", "thinking", "gated", *published.SHOWN.values(), "hub id"), lines)
     print()
-    for (paper, metric, benchmark), source in sources.items():
-        print(f"{benchmark}, {paper}: {metric}, {source}")
+    print("\n".join(published.protocols([line for model in listed.values() for line in model["published"]])))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib import resources
 from math import isinf
 from statistics import fmean
 from typing import Any, TypeAlias
 
+from microrl.commands.published import published as published_of
 from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluations
 from microrl.config import RunConfig
 from microrl.errors import UserError
@@ -307,17 +306,10 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     return found
 
 
-def published(models: Iterable[str]) -> list[dict[str, str]]:
-    """The published numbers of these models: lines of `published.csv`, by its columns."""
-    names = {_short(model) for model in models}
-    text = (resources.files("microrl.commands") / "published.csv").read_text(encoding="utf-8")
-    return [line for line in csv.DictReader(text.splitlines()) if _short(line["model"]) in names]
-
-
 def _published(benchmarks: set[str], models: set[str]) -> list[Row]:
     """The papers' numbers for these benchmarks and models."""
     rows = []
-    for line in published(models):
+    for line in published_of(models):
         if line["benchmark"] not in benchmarks:
             continue
         method = line["method"] + (f" rank {line['rank']}" if line["rank"] else "")
@@ -327,7 +319,3 @@ def _published(benchmarks: set[str], models: set[str]) -> list[Row]:
         row.spread = float(line["spread"]) / 100 if line["spread"] else None
         rows.append(row)
     return rows
-
-
-def _short(model: str) -> str:
-    return model.rpartition("/")[2].lower()

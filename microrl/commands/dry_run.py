@@ -67,11 +67,12 @@ def _prompts(config: RunConfig) -> list[str]:
 
 
 def _shown(question: Question, tokenizer: Any, config: RunConfig) -> str:
+    data = config.data
     if tokenizer is None:
-        chat = messages(question.text, config.data.system, config.data.system_role)
+        chat = messages(question.text, data.system, data.system_role)
         return "\n".join(f"[{message['role']}] {message['content']}" for message in chat)
-    prompt = render(question.text, question.answer, tokenizer, config.data.system, config.data.system_role)
-    return f"{prompt.text.rstrip()}\n({len(prompt.token_ids)} tokens, the limit is {config.data.max_prompt_tokens})"
+    prompt = render(question.text, question.answer, tokenizer, data.system, data.system_role, thinking=data.thinking)
+    return f"{prompt.text.rstrip()}\n({len(prompt.token_ids)} tokens, the limit is {data.max_prompt_tokens})"
 
 
 def _tokenizer(config: RunConfig) -> Any:

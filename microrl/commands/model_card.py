@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from microrl.config import RunConfig
 from microrl.config.paths import shown
-from microrl.data.prompts import messages
+from microrl.data.prompts import SWITCH, messages
 from microrl.limits import LORA_RANKS, buffer_rank
 from microrl.report.history import History
 from microrl.report.verdict import gain_of
@@ -174,6 +174,10 @@ class ModelCard:
         data = self.config.data
         return messages(EXAMPLE, data.system if self.run is not None else None, data.system_role)
 
+    def _thinking(self) -> bool | None:
+        """The chat template's switch, as in training."""
+        return self.config.data.thinking if self.run is not None else None
+
     def _code(self) -> str:
         folder, base = json.dumps(str(self.folder)), json.dumps(self.base)
         imports, source = "from transformers import AutoModelForCausalLM, AutoTokenizer", folder
@@ -190,6 +194,8 @@ class ModelCard:
         if self.has_template:
             chat = json.dumps(self._messages(), indent=4, ensure_ascii=False)
             inputs = f"messages = {chat}\ninputs = tokenizer.apply_chat_template(\n    messages, add_generation_prompt=True, "
+            thinking = self._thinking()
+            inputs += "" if thinking is None else f"{SWITCH}={thinking}, "
             inputs += 'return_tensors="pt", return_dict=True\n)'
         else:
             inputs = f'inputs = tokenizer({json.dumps(self._plain(), ensure_ascii=False)}, return_tensors="pt")'
@@ -205,7 +211,9 @@ class ModelCard:
 
     def _request(self, name: str) -> str:
         """A request to the running server."""
-        asked = {"messages": self._messages()} if self.has_template else {"prompt": self._plain()}
+        asked: dict[str, Any] = {"messages": self._messages()} if self.has_template else {"prompt": self._plain()}
+        if self.has_template and (thinking := self._thinking()) is not None:
+            asked["chat_template_kwargs"] = {SWITCH: thinking}
         path = "chat/completions" if self.has_template else "completions"
         body = json.dumps({"model": name, **asked}, ensure_ascii=False)
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

@@ -23,7 +23,8 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
             console.note(f"warning: {warning}")
         model, tokenizer = load_model(config, console)
         snapshot = trained(final, config, model)
-        prompt = render(question, "", tokenizer, config.data.system, config.data.system_role)
+        data = config.data
+        prompt = render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking)
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
         sides = {}
         with opened(config, model, tokenizer, console) as engine:

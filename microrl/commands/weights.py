@@ -13,6 +13,7 @@ from microrl.adapters.folder import read
 from microrl.config import RunConfig
 from microrl.errors import UserError, first_line
 from microrl.models.tensors import weight_sharing_copy
+from microrl.models.ways import Ways
 from microrl.rollout.engine import Engine
 from microrl.rollout.factory import make_engine
 from microrl.run import checkpoint
@@ -31,8 +32,13 @@ def awake_throughout(config: RunConfig) -> RunConfig:
 def opened(
     config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, console: RunConsole
 ) -> Iterator[Engine]:
-    """An engine that is closed in the end. If closing fails, this is only said: it must not cost the result, or hide an error."""
+    """An engine that is closed in the end. If closing fails, this is only said: it must not cost the result, or hide an error.
+    It is also said where the engine decodes this model by a slower way.
+    """
     engine = make_engine(config, model, tokenizer, say=console.note)
+    if engine.name != "vllm":
+        for slower in Ways.of(model).decoding_notes():
+            console.note(slower)
     try:
         yield engine
     finally:

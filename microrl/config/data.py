@@ -55,6 +55,9 @@ class DataConfig(Section):
     system_role: Literal["system", "user"] = "system"
     """Where the text of `system` stands: in a message of its own, or before the question in the user's. For DeepSeek's distilled
     models the default is `user`, as their makers advise, unless `system` is given."""
+    thinking: bool | None = None
+    """The chat template's `enable_thinking`, in training, evaluation and `microrl sample` alike; None: the template's default,
+    which `microrl presets models` shows. A template without this switch is refused."""
     max_prompt_tokens: Positive = 512
     """Maximum prompt length in tokens, chat template included."""
     long_prompts: Literal["error", "drop", "truncate_left"] = "error"
@@ -109,11 +112,12 @@ class DataConfig(Section):
         return found
 
     def for_benchmark(self, name: str) -> DataConfig:
-        """The data of a benchmark, all of it held out. Of these settings only the system message stays, where it is not the
-        default. Rows whose gold answer cannot be read are left out, and counted. Raises UserError."""
+        """The data of a benchmark, all of it held out. Of these settings those stay that say how a prompt is rendered, the system
+        message where it is not the default. Rows whose gold answer cannot be read are left out, and counted. Raises UserError."""
         known = catalogue.benchmark(name)
         kept: dict[str, Any] = {
             "system_role": self.system_role,
+            "thinking": self.thinking,
             "max_prompt_tokens": max(self.max_prompt_tokens, BENCHMARK_PROMPT),
         }
         if self.system not in (BOXED, *ASKS_FOR.values()):

@@ -12,9 +12,32 @@ from microrl.errors import did_you_mean, nearest
 QUICKSTART = "quickstart"
 
 
+class Limit(NamedTuple):
+    """The completion limit with which others have trained a model by reinforcement learning."""
+
+    tokens: int
+    paper: str
+    """Its short name, as in `published.csv`."""
+    source: str
+
+
+MICRO = Limit(3_584, "micro", "arXiv 2601.06677")
+PEFT = Limit(16_384, "peft", "arXiv 2512.23165")
+JUSTRL = Limit(15_360, "justrl", "train/examples/justrl/run_scaling_ssh_distill.sh of github.com/thunlp/JustRL")
+POLARIS = Limit(39_936, "polaris", "scripts/train/*/stage1.sh of github.com/ChenxinAn-fdu/POLARIS")
+DEEPSCALER = Limit(
+    24_576, "deepscaler", "last of 8K, 16K and 24K: huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset"
+)
+
+
 class KnownModel(NamedTuple):
     """Facts are those of the model's page on huggingface.co; None: not known. What is published of its results is in
-    `microrl/commands/published.csv`."""
+    `microrl/commands/published.csv`.
+
+    Some licences are from elsewhere: Qwen2.5 ("all our open-source models, except for the 3B and 72B variants, are licensed under
+    Apache 2.0", qwenlm.github.io/blog/qwen2.5), Qwen3.5-4B (README of github.com/QwenLM/Qwen3.5), DeepSeek-R1-Distill-Qwen-7B
+    (README of github.com/deepseek-ai/DeepSeek-R1).
+    """
 
     hub_id: str
     licence: str | None = None
@@ -23,6 +46,8 @@ class KnownModel(NamedTuple):
     thinking: Literal["on", "off"] | None = None
     """What the chat template's `enable_thinking` is by default; None: it has no such switch, or its default is not known."""
     is_gated: bool = False
+    limit: Limit | None = None
+    """None: not known."""
 
     @property
     def name(self) -> str:
@@ -39,31 +64,31 @@ APACHE = "apache-2.0"
 MODELS = {
     model.name: model
     for model in (
-        KnownModel("Qwen/Qwen2.5-1.5B-Instruct"),
+        KnownModel("Qwen/Qwen2.5-1.5B-Instruct", APACHE, limit=MICRO),
         KnownModel("Qwen/Qwen2.5-3B-Instruct"),
-        KnownModel("Qwen/Qwen2.5-7B-Instruct"),
-        KnownModel("Qwen/Qwen2.5-Math-1.5B"),
-        KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct"),
-        KnownModel("Qwen/Qwen3-0.6B", APACHE, thinking="on"),
-        KnownModel("Qwen/Qwen3-1.7B", APACHE, thinking="on"),
-        KnownModel("Qwen/Qwen3-4B", APACHE, thinking="on"),
+        KnownModel("Qwen/Qwen2.5-7B-Instruct", APACHE),
+        KnownModel("Qwen/Qwen2.5-Math-1.5B", APACHE, limit=MICRO),
+        KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct", APACHE),
+        KnownModel("Qwen/Qwen3-0.6B", APACHE, thinking="on", limit=MICRO),
+        KnownModel("Qwen/Qwen3-1.7B", APACHE, thinking="on", limit=POLARIS),
+        KnownModel("Qwen/Qwen3-4B", APACHE, thinking="on", limit=POLARIS),
         KnownModel("Qwen/Qwen3-4B-Instruct-2507", APACHE),
         KnownModel("Qwen/Qwen3-4B-Thinking-2507", APACHE),
         KnownModel("Qwen/Qwen3.5-0.8B", APACHE, 262_144, thinking="off"),
         KnownModel("Qwen/Qwen3.5-2B", APACHE, 262_144, thinking="off"),
-        KnownModel("Qwen/Qwen3.5-4B", context=262_144),
-        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mit"),
-        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
-        KnownModel("agentica-org/DeepScaleR-1.5B-Preview"),
-        KnownModel("nvidia/OpenMath-Nemotron-1.5B", "cc-by-4.0"),
-        KnownModel("hbx/JustRL-DeepSeek-1.5B"),
-        KnownModel("hbx/JustRL-Nemotron-1.5B"),
+        KnownModel("Qwen/Qwen3.5-4B", APACHE, 262_144),
+        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mit", limit=JUSTRL),
+        KnownModel("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "mit", limit=PEFT),
+        KnownModel("agentica-org/DeepScaleR-1.5B-Preview", "mit", limit=DEEPSCALER),
+        KnownModel("nvidia/OpenMath-Nemotron-1.5B", "cc-by-4.0", limit=JUSTRL),
+        KnownModel("hbx/JustRL-DeepSeek-1.5B", limit=JUSTRL),
+        KnownModel("hbx/JustRL-Nemotron-1.5B", limit=JUSTRL),
         KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct"),
         KnownModel("HuggingFaceTB/SmolLM3-3B", APACHE, thinking="on"),
         KnownModel("LiquidAI/LFM2.5-1.2B-Instruct", "lfm1.0", 32_768),
         KnownModel("google/gemma-4-E2B-it", APACHE, 131_072, thinking="off"),
         KnownModel("google/gemma-4-E4B-it", APACHE, thinking="off"),
-        KnownModel("meta-llama/Llama-3.2-1B-Instruct", is_gated=True),
+        KnownModel("meta-llama/Llama-3.2-1B-Instruct", is_gated=True, limit=MICRO),
         KnownModel("meta-llama/Llama-3.2-3B-Instruct", is_gated=True),
         KnownModel("google/gemma-3-1b-it", is_gated=True),
     )

@@ -87,7 +87,7 @@ class GuardConfig(Section):
     grad_norm: Limit = 10.0
     """Gradient norm as a multiple of its geometric mean so far; a norm that is not finite exceeds any limit."""
     rate: Limit = 0.09
-    """Learning rate where optim.step_kl steers it: it climbs so high only where nothing moves the policy."""
+    """Learning rate where optim.step_kl steers it, and a step still moves the policy by less than 1e-6 nats per token."""
     accuracy: Limit = 0.2
     """Drop of the mean accuracy of the last two validations below the best such mean, and more than chance makes of it."""
     learning: Limit = 0.1

@@ -76,6 +76,12 @@ def _replacing_layer(below: Tree, above: Tree) -> Tree:
         given, old = above.get(section), below.get(section)
         if isinstance(given, dict) and isinstance(old, dict) and any(given.get(key) is not None for key in keys):
             below = {**below, section: {**old, **keys}}
+    optim = above.get("optim")
+    if isinstance(optim, dict) and optim.get("step_kl") is not None and optim.get("lr") not in (None, "auto"):
+        raise UserError(
+            f"optim.step_kl steers the learning rate, but optim.lr={optim['lr']} fixes it",
+            "remove one of them; with optim.step_kl, the starting rate is chosen automatically",
+        )
     return layer(below, above)
 
 

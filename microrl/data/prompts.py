@@ -14,6 +14,8 @@ from microrl.types import Prompt
 
 Role = Literal["system", "user"]
 """Whose message the text of `data.system` stands in."""
+SWITCH = "enable_thinking"
+"""The variable by which chat templates turn a model's thinking on or off: Qwen3, Qwen3.5, SmolLM3, Gemma 4."""
 
 
 def messages(question: str, system: str | None, role: Role = "system") -> list[dict[str, str]]:
@@ -31,12 +33,28 @@ def to_prompt(question: Question) -> Prompt:
     return Prompt(question.text, question.answer, question.text, (), question.row, question.raw, question.cluster)
 
 
-def render(question: str, answer: str, tokenizer: Any, system: str | None, role: Role = "system") -> Prompt:
-    """One prompt through the tokenizer's own chat template, generation prompt included. `role` as for `messages`.
+def template_options(tokenizer: Any, thinking: bool | None) -> dict[str, bool]:
+    """What `data.thinking` passes to the chat template. Raises UserError if the template would not read it."""
+    if thinking is None:
+        return {}
+    if tokenizer.chat_template is None or SWITCH not in tokenizer.get_chat_template():
+        raise UserError(
+            f"data.thinking={str(thinking).lower()} has no effect: the model's chat template does not read {SWITCH}",
+            "remove it: --set data.thinking=none",
+        )
+    return {SWITCH: thinking}
+
+
+def render(
+    question: str, answer: str, tokenizer: Any, system: str | None, role: Role = "system", *, thinking: bool | None = None
+) -> Prompt:
+    """One prompt through the tokenizer's own chat template, generation prompt included. `role` as for `messages`, `thinking` as
+    for `template_options`.
 
     Only the template writes special tokens; those in the question or the system message become plain text. Raises UserError
-    if the tokenizer cannot do that.
+    if the tokenizer cannot do that, or the template has no such switch.
     """
+    options = template_options(tokenizer, thinking)
     masked = Masked(tokenizer, question, system or "")
     asked, instruction = masked.mask(question), masked.mask(system) if system else None
     chat = messages(asked, instruction, role)
@@ -44,13 +62,13 @@ def render(question: str, answer: str, tokenizer: Any, system: str | None, role:
         text = "\n\n".join(message["content"] for message in chat) + "\n\n"
     else:
         try:
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options)
         except Exception:
             if not system or role == "user":
                 raise
             # Some templates (early Gemma) refuse a system message.
             chat = messages(asked, instruction, "user")
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options)
     # The template has already written the special tokens.
     ids = masked.ids(text, add_special_tokens=tokenizer.chat_template is None)
     return Prompt(question, answer, masked.unmask(text), tuple(ids))
@@ -63,11 +81,13 @@ def render_all(
 
     Raises UserError.
     """
+    template_options(tokenizer, config.thinking)  # otherwise the first row would be blamed
     prompts = []
     limit = config.max_prompt_tokens
     for question in progress(questions):
         try:
-            prompt = render(question.text, question.answer, tokenizer, config.system, config.system_role)
+            text, answer = question.text, question.answer
+            prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking)
         except UserError as error:
             raise UserError(f"{config.name}, row {question.row}: {error.message}", error.hint) from None
         if len(prompt.token_ids) > limit:

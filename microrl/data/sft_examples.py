@@ -104,7 +104,8 @@ def to_sft_examples(
         elif is_held_out(solution.question):
             left_out["held out"] += 1
         else:
-            one = sft_example(render(solution.question, "", tokenizer, data.system, data.system_role), solution.text, tokenizer)
+            prompt = render(solution.question, "", tokenizer, data.system, data.system_role, thinking=data.thinking)
+            one = sft_example(prompt, solution.text, tokenizer)
             if len(one.prompt.token_ids) > data.max_prompt_tokens:
                 left_out["with a prompt that is too long"] += 1
             elif len(one.token_ids) > config.sampling.max_completion_tokens:

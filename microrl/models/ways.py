@@ -29,11 +29,11 @@ class Ways(NamedTuple):
             setattr(model, ATTRIBUTE, self)
 
     def notes(self) -> list[str]:
-        """What the user is told."""
-        notes = []
-        if self.update is not None:
-            notes.append(f"the update recomputes the prompt for each completion, which is slower: {self.update}")
-        if self.decoding is not None:
-            apart = "without vLLM, prompts of different lengths are decoded in separate batches, which is slower"
-            notes.append(f"{apart}: {self.decoding}")
-        return notes
+        """What the user is told where a model is trained."""
+        update = f"the update recomputes the prompt for each completion, which is slower: {self.update}"
+        return [*([] if self.update is None else [update]), *self.decoding_notes()]
+
+    def decoding_notes(self) -> list[str]:
+        """What the user is told where a model only samples."""
+        apart = "without vLLM, prompts of different lengths are decoded in separate batches, which is slower"
+        return [] if self.decoding is None else [f"{apart}: {self.decoding}"]

@@ -12,7 +12,7 @@ from microrl.plan import memory, roofline
 from microrl.plan.devices import DEVICES
 from microrl.plan.memory import GB, Memory
 from microrl.plan.roofline import Timing
-from microrl.plan.workload import LENGTH_FRACTION, Workload
+from microrl.plan.workload import LENGTH_FRACTION, SLOWER, Workload
 
 MIN_LIMIT, MIN_RANK = 256, 8
 LONG_START_S = 10.0
@@ -200,6 +200,9 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     config, found = work.config, []
     if work.shape.note:
         found.append(work.shape.note)
+    if work.shape.model_type in SLOWER:
+        apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
+        found.append(f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}")
     if steps == 0 and sizes.fits(room):
         found.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:

@@ -119,8 +119,9 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
 
     A run without a bound is planned for a single step. Raises UserError for a rank or targets that the network does not have.
     """
-    config = with_rate(config, hidden=shape.hidden, model_type=shape.model_type)
-    assert not isinstance(config.optim.lr, str)
+    # Kept apart: a configuration that is steered may not have a fixed rate, and the advice resolves changes of it anew.
+    lr = with_rate(config, hidden=shape.hidden, model_type=shape.model_type).optim.lr
+    assert not isinstance(lr, str)
     work = Workload.from_config(config, shape, device)
     room = (device.memory_gb if free_gb is None else free_gb) * GB
     sizes = memory.estimate_memory(work, room)
@@ -150,7 +151,7 @@ def make(config: RunConfig, shape: Shape, device: Device, *, free_gb: float | No
         sync=timing.way.mode,
         sync_step_s=timing.modes,
         sync_why=advice.why_this_way(work, timing),
-        lr=config.optim.lr,
+        lr=lr,
         memory_gb={**_gb(_largest(sizes)), "peak": round(sizes.peak / GB, 3)},
         sampling_gb=_gb(sizes.sampling),
         updating_gb=_gb(sizes.updating),

@@ -141,8 +141,7 @@ def fixed_work(work: Workload, sizes: Memory, *, tokens: int, merges: bool) -> t
 def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
     """Forward and backward of a frozen base: 2 + 2 operations a parameter and token, 2 + 4 in the adapter.
 
-    The head's forward works out logits and slopes, 2 + 2, for completion tokens only. Checkpointing adds a forward pass,
-    and then prompts are read again for each row instead of once for their group.
+    The head's forward works out logits and slopes, 2 + 2, for completion tokens only. Checkpointing adds a forward pass.
     """
     again, on_cpu, adapter = work.checkpoints_activations, work.device.is_cpu, work.config.adapter
     completion, tokens = _tokens(work)
@@ -221,10 +220,9 @@ def _forward(work: Workload, rates: Rates, rows: float) -> float:
 
 
 def _tokens(work: Workload) -> tuple[float, float]:
-    """(completion tokens, all tokens) of an update: prompts count once for their group, with checkpointing once a row."""
+    """(completion tokens, all tokens) of an update."""
     completion = work.rows * LENGTH_FRACTION * work.limit
-    prompts = work.rows if work.checkpoints_activations else work.config.sampling.prompts_per_step
-    return completion, completion + prompts * work.prompt
+    return completion, completion + work.prompt_passes * work.prompt
 
 
 def _attention(work: Workload) -> float:

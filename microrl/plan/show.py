@@ -76,7 +76,7 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
     head = ["<device", *(f">{name}" for name in names), "fits"]
     rows = [_row(plan) for plan in plans]
     words = NAMES if all(plan.fits for plan in plans) else f"{NAMES} {NOT_FITTING}"
-    return as_text(Group(title, "", table(head, rows), "", words, _caution(plans[-1])), WIDE)
+    return as_text(Group(title, "", table(head, rows), "", words, caution(plans[-1])), WIDE)
 
 
 def _row(plan: Plan) -> tuple[str, ...]:
@@ -99,12 +99,13 @@ def _verdict(plan: Plan) -> str:
 def _title(config: RunConfig, plan: Plan) -> Group:
     verdict = f"fits: {_of_room(plan)}" if plan.fits else f"DOES NOT FIT: {_of_room(plan)}"
     engine = plan.engine + (f", sleep level {plan.sleep} during the update" if plan.sleep not in (None, "off") else "")
-    fraction = plan.trainable_params / plan.total_params
+    fraction, step_kl = plan.trainable_params / plan.total_params, config.optim.step_kl
+    how = f", then steered to {step_kl:g} nats a step" if step_kl is not None else " (auto)" if config.optim.lr == "auto" else ""
     return Group(
         f"{printable(plan.model)}, {config.adapter.name}, {config.loss.kind} on {plan.device.label}",
         Text(verdict, style="bold" if plan.fits else "bold red"),
         f"parameters: {plan.total_params:,}, trained: {plan.trainable_params:,} ({fraction:.2%}), learning rate "
-        f"{plan.lr:.3g}{' (auto)' if config.optim.lr == 'auto' else ''}",
+        f"{plan.lr:.3g}{how}",
         f"engine: {engine}" + (f"; served {plan.served}" if plan.engine != "vllm" else ""),
         *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" and plan.fits else []),
         f"each step: {_batch(config, plan)}" + (_pieces(plan) if plan.fits else ""),
@@ -227,7 +228,7 @@ def _words(plan: Plan) -> list[Any]:
     if plan.advice:
         lines += ["", Text("it fits with" + (" all of these changes" if len(plan.advice) > 1 else ""), style="bold")]
         lines += [f"  {text}" for text in plan.advice] + _step_with_advice(plan)
-    return [*lines, *(f"note: {text}" for text in plan.notes), _caution(plan)]
+    return [*lines, *(f"note: {text}" for text in plan.notes), caution(plan)]
 
 
 def _step_with_advice(plan: Plan) -> list[str]:
@@ -236,7 +237,8 @@ def _step_with_advice(plan: Plan) -> list[str]:
     return [] if plan.advice_step_s is None else [f"with {with_it} a step takes about {_three(plan.advice_step_s)} s by the plan"]
 
 
-def _caution(plan: Plan) -> Text:
+def caution(plan: Plan) -> Text:
+    """What the seconds of a plan rest on."""
     said = f"Estimated with a roofline model and completions at {LENGTH_FRACTION:.0%} of their length limit"
     if plan.times != "roofline":
         said += f", corrected by a calibration of this device ({plan.times})."

@@ -30,6 +30,9 @@ MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256}
 """AdamW's two moments of a number; in 8 bits with a float32 scale for each 256."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+SLOWER = frozenset({"qwen3_5_text", "qwen3_next", "lfm2", "granitemoehybrid", "falcon_h1", "jamba"})
+"""Architectures with more state than keys and values. A run finds out by itself (`models.ways`); the plan goes by the name."""
+
 
 def mean_prompt(config: RunConfig) -> float:
     """Tokens of a mean prompt."""
@@ -157,6 +160,12 @@ class Workload:
     def checkpoints_activations(self) -> bool:
         """`auto` is off: if that does not fit, `plan.make` turns it on."""
         return self.config.model.gradient_checkpointing is True
+
+    @property
+    def prompt_passes(self) -> int:
+        """Prompts that an update computes: one for each group, or where they cannot be shared, one for each completion."""
+        is_shared = not self.checkpoints_activations and self.shape.model_type not in SLOWER
+        return self.config.sampling.prompts_per_step if is_shared else self.rows
 
     @property
     def minibatches(self) -> int:

@@ -61,7 +61,7 @@ RULES = {
     "length_drift": "look at the completions; reward.overlong penalises long ones",
     "useful_groups": "take other questions: harder ones where most answers are right, else easier ones",
     "learning": "train longer (--hours, --steps), raise {rate}, or take easier questions",
-    "rate": "steer to smaller steps (optim.step_kl, now {step_kl}), or take an adapter that can move the policy",
+    "rate": "raise adapter.alpha, or choose another adapter: with this one, no rate moves the policy",
     "kl_sampler": "microrl guide engine says why engine and trainer may differ",
 }
 """By rule of the guard; for those that are not here, and for collapsed runs, `LOWER`."""

@@ -20,6 +20,8 @@ LARGEST_LOG_NORM = 700.0
 """exp of it is still a number."""
 LOWER_TO = 0.5
 """What a rollback leaves of the learning rate, as a fraction."""
+MOVES_NOTHING = 1e-6
+"""Nats per token. At the largest rate (`policy.optimizer`), such a step would still be a fortieth of the default one."""
 MIN_ENTROPY = 0.1
 """Nats. A rise is measured against step 0's entropy, but at least this: a multiple of almost nothing is still small."""
 
@@ -132,8 +134,11 @@ def _learning(row: Row, memory: Memory) -> float | None:
 
 
 def _steered_rate(row: Row, memory: Memory) -> float | None:
-    """The rate before rollbacks have lowered it, since steering does not see that they have."""
-    return None if row["policy/step_kl"] is None else row["optim/lr"] / LOWER_TO**memory.interventions
+    """The rate where a step moves nothing, before rollbacks have lowered it, since steering does not see that they have. 0 where
+    a step moves the policy: an adapter may need a high rate."""
+    if row["policy/step_kl"] is None:
+        return None
+    return row["optim/lr"] / LOWER_TO**memory.interventions if row["policy/step_kl"] < MOVES_NOTHING else 0.0
 
 
 def _gradient(row: Row, value: float, limit: float) -> str:
@@ -209,6 +214,7 @@ RULES: dict[str, Rule] = {
             "the steered learning rate has risen to {value:.3g}, above {limit:g}, and a step moves the policy by only "
             "{row[policy/step_kl]:.1g} nats a token"
         ),
+        patience=2,  # only every fourth step is measured, and the gradient norm soon grows at such a rate
         action="stop",
     ),
     "entropy_drop": Rule(

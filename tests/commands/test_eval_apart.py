@@ -8,6 +8,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from command_line import in_process
 from places import HELPERS
 
 from microrl.commands import evaluation_job
@@ -21,7 +22,7 @@ ONE_AT_A_TIME = ["--set", "engine.max_kv_gb=0.000001"]
 
 
 @pytest.fixture(scope="module")
-def run(microrl, tiny_arguments, tmp_path_factory):
+def run(tiny_arguments, tmp_path_factory):
     """A run whose adapter has moved far enough to be told from the base."""
     place = tmp_path_factory.mktemp("apart")
     out = place / "run"
@@ -29,7 +30,7 @@ def run(microrl, tiny_arguments, tmp_path_factory):
         "def count(prompts, completions, rows):\n    return [text.count('e') for text in completions]\n"
     )
     sets = ["--set", "optim.lr=0.05", "--reward", "letters:count"]
-    done = microrl("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
+    done = in_process("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -97,11 +98,8 @@ def said(done):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize("kind", ["auto", "vllm"])
-def test_each_of_two_models_has_a_process_and_a_failing_one_is_followed_by_another(
-    inside, run, other_model, data_file, tmp_path, kind
-):
+def test_each_of_two_models_has_a_process(inside, run, other_model, data_file, tmp_path, kind):
     options = [run, "--base", other_model, "--data", data_file, *ASKED, *ONE_AT_A_TIME]
     done = inside("eval", *options, "--engine", "transformers", "--out", tmp_path / "whole")
     assert done.returncode == 0, done.stderr
@@ -113,16 +111,23 @@ def test_each_of_two_models_has_a_process_and_a_failing_one_is_followed_by_anoth
     (path,) = (tmp_path / "apart").glob("*.json")
     assert json.loads(path.read_text())["engine"] == "vllm"
 
-    roomy = options[: -len(ONE_AT_A_TIME)]
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "models"), [pytest.param("auto", 1, marks=pytest.mark.one_of_each), ("auto", 2), ("vllm", 2)])
+def test_a_process_that_fails_is_followed_by_another(inside, run, other_model, data_file, tmp_path, kind, models):
+    options = [run, *(("--base", other_model) if models == 2 else ()), "--data", data_file, *ASKED]
+    done = inside("eval", *options, "--engine", "transformers", "--out", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+
     out = tmp_path / "again"
-    done, started = failing([OUT_OF_MEMORY], *roomy, "--engine", kind, "--out", out, cwd=tmp_path)
+    done, started = failing([OUT_OF_MEMORY], *options, "--engine", kind, "--out", out, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (words,) = said(done)
     assert words.startswith("in a new process, with a KV cache of ")
     sizes = [int(kv_bytes) for _, kv_bytes, _ in started]
-    assert len({pid for pid, *_ in started}) == 3 and sizes[1] == sizes[2] == sizes[0] // 2, (
-        "the second model has it from the start"
-    )
+    assert len({pid for pid, *_ in started}) == 1 + models
+    assert set(sizes[1:]) == {sizes[0] // 2}, "the second model has it from the start"
+    assert stored(out) == stored(tmp_path / "whole")
 
 
 @pytest.mark.slow

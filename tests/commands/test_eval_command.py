@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import processes
 import pytest
+from command_line import in_process
 from places import HELPERS
 
 from microrl.config import catalogue, protocols
@@ -22,7 +23,7 @@ from microrl.types import Completion, Group
 
 
 @pytest.fixture(scope="module")
-def run(microrl, tiny_arguments, tmp_path_factory):
+def run(tiny_arguments, tmp_path_factory):
     """A run whose adapter has moved far enough to be told from the base."""
     place = tmp_path_factory.mktemp("eval")
     out = place / "run"
@@ -30,7 +31,7 @@ def run(microrl, tiny_arguments, tmp_path_factory):
         "def count(prompts, completions, rows):\n    return [text.count('e') for text in completions]\n"
     )
     sets = ["--set", "optim.lr=0.05", "--set", "data.validation=0.2", "--reward", "letters:count"]
-    done = microrl("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
+    done = in_process("train", *tiny_arguments, *sets, "--steps", 3, "--out", out, cwd=place)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -211,7 +212,8 @@ def test_a_killed_evaluation_goes_on_where_it_died_and_ends_as_a_whole_one(micro
     assert again["decode_steps"] < value["decode_steps"]
 
 
-def test_a_journal_of_other_weights_counts_for_nothing(microrl, inside, run, tmp_path):
+@pytest.mark.slow
+def test_a_journal_of_other_weights_counts_for_nothing(inside, run, tmp_path):
     here = copied(run, tmp_path)
     killed("journal", 2, "eval", here, "--samples", 2)
     shutil.rmtree(here / "final")

@@ -29,7 +29,8 @@ def test_the_help_shows_the_defaults_and_every_flag_of_a_key():
     for key, flag in options.FLAGS.items():
         value = functools.reduce(getattr, key.split("."), resolve())
         if value not in (None, ()):
-            assert shown[flag].removesuffix(" (tinylora: 2)") == f"the preset's, else {value}"
+            expected = "steered" if key == "optim.lr" else value
+            assert shown[flag].removesuffix(" (tinylora: 2)") == f"the preset's, else {expected}"
         assert flag in shown
 
 
@@ -102,7 +103,8 @@ def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
     assert rate("optim.step_kl=none") == ("auto", None)
     steered = resolve(["quickstart"], {"optim.step_kl": 1e-3}).optim
     assert (steered.lr, steered.step_kl) == ("auto", 1e-3)
-    assert resolve(["quickstart"], {}, ["optim.step_kl=none"]).optim == resolve(["quickstart"]).optim
+    assert resolve(["micro-r8"], {}, ["optim.step_kl=none"]).optim == resolve(["micro-r8"]).optim
+    assert resolve().optim.step_kl is not None is resolve(["micro-r8"]).optim.step_kl
 
 
 @pytest.mark.parametrize(

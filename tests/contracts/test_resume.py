@@ -9,6 +9,7 @@ import time
 from importlib import metadata
 
 import pytest
+from command_line import in_process
 from killed import PLACES
 from whole_runs import rows, start
 
@@ -37,10 +38,10 @@ def learning(tiny_arguments):
 
 
 @pytest.fixture(scope="module")
-def whole(microrl, learning, tmp_path_factory):
+def whole(learning, tmp_path_factory):
     """The run that nobody kills."""
     out = tmp_path_factory.mktemp("resume") / "whole"
-    done = microrl("train", *learning, "--out", out)
+    done = in_process("train", *learning, "--out", out)
     assert done.returncode == 0, done.stderr
     lines = rows(out)
     assert sum(line["update/skipped"] for line in lines) < STEPS and lines[-1]["policy/entropy"] != lines[0]["policy/entropy"]

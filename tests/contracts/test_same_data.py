@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from command_line import in_process
 
 ROWS = [
     {"question": f"What is {a} + {a + 3}?", "answer": str(2 * a + 3), "solution": f"\\boxed{{{2 * a + 3}}}"} for a in range(60)
@@ -17,7 +18,7 @@ def write(path, rows):
 
 
 @pytest.fixture(scope="module")
-def trained(microrl, model_folder, tmp_path_factory):
+def trained(model_folder, tmp_path_factory):
     """A run of one step whose data was named from within its folder; the folder, and the run's name in it."""
     place = tmp_path_factory.mktemp("place")
     write(place / "sums.jsonl", ROWS)
@@ -29,7 +30,7 @@ def trained(microrl, model_folder, tmp_path_factory):
         "sft.data=sums.jsonl", "sft.solution=solution", "sft.batch=2", "data.system=",
     ]  # fmt: skip
     flags = [part for key in sets for part in ("--set", key)]
-    done = microrl(
+    done = in_process(
         "train", "--model", os.path.relpath(model_folder, place), "--data", "sums.jsonl", "--rank", 2, "--steps", 1,
         "--out", "run", *flags, cwd=place,
     )  # fmt: skip
@@ -140,6 +141,27 @@ def test_a_pair_of_different_questions_is_told(inside, place, model_folder, tmp_
     assert "warning: the two models answered" in done.stderr and "on the 4 that both" in done.stderr
 
 
+def test_thinking_is_set_for_every_command_or_refused(inside, place, model_folder, tmp_path):
+    setting = ("--set", "data.thinking=false")
+    run = ("--data", place / "sums.jsonl", "--steps", 1, "--set", "data.system=none")
+    refused = inside("train", "--model", model_folder, *run, "--dry-run", *setting)
+    assert (
+        refused.returncode == 2 and "does not read enable_thinking" in refused.stderr and "data.thinking=none" in refused.stderr
+    )
+    switched = tmp_path / "switched"
+    shutil.copytree(model_folder, switched)
+    (switched / "chat_template.jinja").write_text(
+        "{{ messages[-1]['content'] }}{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    )
+    for thinking, shown in (("false", True), ("true", False), ("none", False)):
+        done = inside("train", "--model", switched, *run, "--dry-run", "--set", f"data.thinking={thinking}")
+        assert done.returncode == 0 and ("<think></think>" in done.stdout) is shown
+    asked = ("--data", place / "sums.jsonl", "--samples", 1, "--pass-k", 1, "--problems", 1, *setting)
+    short = ("--set", "sampling.max_completion_tokens=2", "--set", "data.system=none")
+    assert inside("eval", switched, *asked, *short).returncode == 0
+    assert inside("eval", model_folder, *asked, *short).returncode == 2
+
+
 def test_a_question_that_is_no_text_is_told(inside, place):
     done = inside("sample", place / "run", "half \udcff")
     assert done.returncode == 2 and "not valid Unicode" in done.stderr
@@ -156,4 +178,14 @@ def test_a_model_card_names_the_file_and_not_the_folders_that_it_lies_in(inside,
     done = inside("merge", place / "run", "--out", place / "published")
     assert done.returncode == 0, done.stderr
     card = (place / "published" / "README.md").read_text()
-    assert "`sums.jsonl`" in card and str(place / "sums.jsonl") not in card
+    assert "`sums.jsonl`" in card and str(place / "sums.jsonl") not in card and "enable_thinking" not in card
+
+
+def test_a_model_card_asks_the_model_to_think_as_in_training(inside, place):
+    config = place / "run" / "config.json"
+    config.write_text(config.read_text().replace('"thinking": null', '"thinking": false'))
+    done = inside("merge", place / "run", "--out", place / "published")
+    assert done.returncode == 0, done.stderr
+    card = (place / "published" / "README.md").read_text()
+    assert "add_generation_prompt=True, enable_thinking=False, return_tensors" in card
+    assert '"chat_template_kwargs": {"enable_thinking": false}' in card

@@ -7,6 +7,7 @@ import functools
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 
 @functools.cache
@@ -19,13 +20,15 @@ def command_line():
     return typer.main.get_command(app)
 
 
-def in_process(*arguments: object, stderr: io.TextIOBase | None = None) -> subprocess.CompletedProcess[str]:
+def in_process(
+    *arguments: object, stderr: io.TextIOBase | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in this process. `stderr` is where its words go instead of into the result."""
     from microrl.cli.output import guarded
 
     words = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err), contextlib.chdir(cwd or "."):
         status = guarded(lambda: command_line()(words, standalone_mode=False))
     return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 

@@ -140,7 +140,8 @@ def test_the_law_of_the_rate_by_hand():
     assert planned(optim__lr="auto").lr == pytest.approx(5e-4 * (2000 / 1536) ** 0.0775)
     assert planned(optim__lr="auto", adapter__kind="full").lr == pytest.approx(5e-5 * (2000 / 1536) ** 0.0775)
     assert planned(optim__lr="auto", model__name="Llama-3.2-1B-Instruct").lr == pytest.approx(5e-4 * (2000 / 2048) ** 0.781)
-    assert planned().lr == 1e-5
+    assert planned().lr == planned(optim__lr="auto").lr, "where a steered rate begins"
+    assert planned(optim__lr=1e-5).lr == 1e-5
     with pytest.raises(UserError, match="supports Qwen and Llama"):
         planned(optim__lr="auto", model__name="gemma-3-1b-it")
 
@@ -463,6 +464,18 @@ def test_the_update_by_hand():
     assert peft.update_parts_s["adapter products"] == pytest.approx(adapter / 6e12, rel=0.01)
 
 
+def test_a_hybrid_recomputes_the_prompt_for_each_completion():
+    config, shape = resolve(["micro-r64"]), shape_of("Qwen2.5-1.5B-Instruct")
+    shared, hybrid = (make(config, replace(shape, model_type=name), A40) for name in ("qwen2", "lfm2"))
+    completion, prompt = 128 * 1792, 0.3 * 512
+    tokens = (completion + 128 * prompt) / (completion + 16 * prompt)
+    ratio = hybrid.update_parts_s["elementwise"] / shared.update_parts_s["elementwise"]
+    assert ratio == pytest.approx(tokens, rel=0.01) and shared.notes == ()
+    assert hybrid.notes == ("the estimate includes that the update recomputes the prompt for each completion of a hybrid model",)
+    alone = make(resolve(["micro-r64"], {"engine.kind": "transformers"}), replace(shape, model_type="lfm2"), A40)
+    assert "it does not include that prompts of different lengths are decoded in separate batches" in alone.notes[0]
+
+
 def test_steps_are_what_is_left_of_the_hours():
     found = planned("micro-r64", budget__hours=3.0, validation__fraction=0.2)
     fraction = 20 * found.validation_s / (3 * 3600)
@@ -580,6 +593,15 @@ def test_seven_dollars_are_seven_dollars():
     assert 6.98 < planned("micro-r64", "budget-7usd").cost_usd <= 7.0
 
 
+@pytest.mark.parametrize(("name", "hours"), [("best-24h", 24.0), ("best-6h", 6.0)])
+def test_our_own_recipes_fit_the_card_they_name(name, hours):
+    """And their files state what the plan says."""
+    plan = planned(name)
+    assert plan.fits and plan.notes == () and plan.hours == hours and plan.steps >= 100
+    stated = f"about {plan.steps} steps ({plan.steps_low} to {plan.steps_high}) of {plan.step_s:.0f} s"
+    assert stated in presets.read(presets.find(name))
+
+
 # Advice
 
 
@@ -644,6 +666,14 @@ def test_where_there_is_room_it_says_what_would_be_faster():
     (note,) = [text for text in slow.notes if "gradient_checkpointing=false" in text]
     faster = planned("micro-r8", "budget-24h", sets=["model.gradient_checkpointing=false"])
     assert faster.fits and faster.step_s < slow.step_s and "s per step" in note
+
+
+def test_a_steered_rate_is_planned_with_advice_too():
+    """Advice resolves a changed configuration anew, which must not be one with both a rate and its target."""
+    slow = planned("micro-r8", "budget-24h", optim__step_kl=2e-4, sets=["model.gradient_checkpointing=true"])
+    assert any("gradient_checkpointing=false" in text for text in slow.notes) and slow.lr == pytest.approx(5.1e-4, rel=1e-2)
+    short = planned("micro-r8", device=devices.DEVICES["4090"], optim__step_kl=2e-4, model__name="Qwen2.5-7B-Instruct")
+    assert not short.fits and short.advice
 
 
 @pytest.mark.parametrize(("device", "again"), [("4090", True), ("a40", False), ("h200", False)])

@@ -69,7 +69,7 @@ class Sampled(NamedTuple):
         return sum(self.rows) >= 10
 
     def planned(self) -> float:
-        flags = {"engine.kind": "vllm", "engine.sync": "merge", "adapter.rank": 8}
+        flags = {"engine.kind": "vllm", "engine.sync": "merge", "adapter.rank": 8, "optim.lr": 1e-5}
         work = Workload.from_config(resolve((), flags), SHAPES[self.model], devices.DEVICES[self.gpu])
         rates, sizes = Rates.of(work), Memory({}, {}, 0, self.at_once, None)
         asked = [Rollout(rows, self.mean, self.longest, rows, self.prompt) for rows in self.rows]
@@ -100,6 +100,7 @@ class Updated(NamedTuple):
         flags = {
             "model.gradient_checkpointing": True, "sampling.prompts_per_step": self.rows // 2, "sampling.group_size": 2,
             "sampling.max_completion_tokens": 2 * self.tokens, "data.max_prompt_tokens": 16, "adapter.rank": self.rank,
+            "optim.lr": 1e-5,
         }  # fmt: skip
         config = resolve((), flags, [f"adapter.targets={self.targets}"])
         work = Workload.from_config(config, SHAPES[self.model], devices.DEVICES["a100"])

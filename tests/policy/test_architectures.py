@@ -16,6 +16,7 @@ from microrl.config.schema import ModelConfig
 from microrl.errors import UserError
 from microrl.models.load import load
 from microrl.models.ways import Ways
+from microrl.plan.workload import SLOWER
 from microrl.policy import architecture, microbatch
 from microrl.policy.policy import Policy
 from microrl.rollout.factory import make_engine
@@ -65,8 +66,10 @@ def test_a_supported_architecture_goes_once_around(model_type, tokenizer):
     assert Ways.of(model) == Ways(), "the fast ones"
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("model_type", HYBRID)
 def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
+    assert model_type in SLOWER, "the plan knows it, too"
     model = tiny(model_type)
     update = once_around(model, tokenizer, **HYBRID[model_type])
     assert update.kl_sampler < 1e-9 and update.grad_norm > 0
@@ -78,6 +81,7 @@ def test_a_hybrid_goes_once_around_by_slower_ways(model_type, tokenizer):
     assert "in separate batches, which is slower: decoding with a KV cache, the model raises" in decoding
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("model_type", [*HYBRID, "gemma4_text"])
 @torch.no_grad()
 def test_trainer_and_engine_find_every_row_as_likely_as_the_model_does(model_type, tokenizer):
@@ -184,7 +188,10 @@ def test_a_hybrid_trains_resumes_is_evaluated_and_merged(microrl, tokenizer, dat
     with torch.no_grad():
         assert (base(input_ids=ids).logits - merged(input_ids=ids).logits).abs().max() > 1e-3
     done = microrl("eval", tmp_path / "run", "--samples", 1, "--out", tmp_path / "eval")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stderr.count("are decoded in separate batches") == 1, done.stderr
+    done = microrl("sample", tmp_path / "run", "2 + 2?", "--json")
+    assert done.returncode == 0 and done.stderr.count("are decoded in separate batches") == 1, done.stderr
+    assert "recomputes the prompt" not in done.stderr, "nothing is trained"
 
 
 @pytest.mark.slow

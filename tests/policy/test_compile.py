@@ -187,9 +187,8 @@ def test_what_cannot_be_traced_runs_uncompiled(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(one_of_each=1)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-@pytest.mark.parametrize("has_compiler", [True, False])
+@pytest.mark.parametrize("has_compiler", [True, pytest.param(False, marks=pytest.mark.one_of_each)])
 def test_a_run_is_compiled_where_there_is_a_compiler(has_compiler, microrl, tiny_arguments, tmp_path):
     found, environment = {}, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     if not has_compiler:

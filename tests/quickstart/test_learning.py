@@ -27,7 +27,7 @@ def test_the_quickstart_learns(tmp_path, seed):
         "train",
         "quickstart",
         "--steps",
-        "120",
+        "60",
         "--hours",
         "1",
         "--seed",
@@ -63,7 +63,7 @@ def gain_of(sets: list[str], out: Path, *, steps: int, seed: int = 0) -> dict:
 
 @pytest.mark.one_of_each
 def test_without_a_learning_rate_nothing_is_learned(tmp_path):
-    gain = gain_of(["optim.lr=0"], tmp_path / "run", steps=20)
+    gain = gain_of(["optim.lr=0"], tmp_path / "run", steps=6)
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]
     weights = load_file(tmp_path / "run" / "final" / "adapter_model.safetensors")
     assert all(tensor.abs().max() == 0 for name, tensor in weights.items() if "lora_B" in name)
@@ -72,6 +72,6 @@ def test_without_a_learning_rate_nothing_is_learned(tmp_path):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_shuffled_rewards_teach_nothing(tmp_path, seed):
     """What `--control shuffle` runs."""
-    gain = gain_of(["reward.shuffle=true"], tmp_path / "run", steps=120, seed=seed)
+    gain = gain_of(["reward.shuffle=true"], tmp_path / "run", steps=60, seed=seed)
     print(gain)
     assert gain["ci95"][0] <= 0 <= gain["ci95"][1]

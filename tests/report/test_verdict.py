@@ -276,7 +276,9 @@ def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):
     assert stopped.updates == 12
     assert stopped.sentences[-1] == "The guard has undone 28 of the 40 steps: the weights are those after step 12."
     halved = [{"kind": "rolled back", "message": "restored, and halved the learning rate to 0.01", "step": 3}]
-    lowered = history(tmp_path / "halved", rows={"optim/lr": 0.01}, events=halved, config={"optim.lr": 0.02})
+    lowered = history(
+        tmp_path / "halved", rows={"optim/lr": 0.01}, events=halved, config={"optim.lr": 0.02, "optim.step_kl": None}
+    )
     assert dict(facts(lowered))["loss"].endswith("learning rate 0.02, halved by the guard (x1): 0.01 in the last step")
     twice = undone("twice", (5, 14), (5, 24)).sentences[-1]
     assert "undone 20 of the 40 steps: the weights are what the other 20 have taught" in twice

@@ -358,11 +358,11 @@ def humaneval():
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
-def test_humanevals_own_solutions_pass(host, humaneval):
+@pytest.mark.parametrize("every", [pytest.param(4, marks=pytest.mark.one_of_each), 1])
+def test_humanevals_own_solutions_pass(host, humaneval, every):
     assert len(humaneval) == 164
     failed = []
-    for row in humaneval:
+    for row in humaneval[::every]:
         problem = rows.problem(row, "prompt", "test")
         program = code.program_of(f"<think>so</think>\n{rows.worked(row)}")
         if judged(host, problem, program or "", 10.0) != [True]:

@@ -192,6 +192,8 @@ def test_a_run_survives_a_vllm_that_cannot_be_imported(tiny_arguments, tmp_path)
     assert json.loads((out / "environment.json").read_text())["engine"] == "transformers"
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_before_the_first_step_a_run_ends_unless_auto_was_typed(tiny_arguments, tmp_path):
     plan = tmp_path / "faults.json"
     plan.write_text(json.dumps([{"at": "starting"}]))

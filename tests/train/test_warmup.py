@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from command_line import in_process
 from every_adapter import alike_are_slow, config_of
 from random_models import ARCHITECTURES, random_model, relative_gap, small, with_adapter
 from safetensors.torch import load_file
@@ -209,9 +210,9 @@ WARM = ["--set", "sft.steps=6", "--steps", "3"]
 
 
 @pytest.fixture(scope="module")
-def whole(microrl, arguments, model, tmp_path_factory):
+def whole(arguments, model, tmp_path_factory):
     out = tmp_path_factory.mktemp("warm") / "whole"
-    done = microrl("train", "--model", model, *arguments, *WARM, "--out", out)
+    done = in_process("train", "--model", model, *arguments, *WARM, "--out", out)
     assert done.returncode == 0, done.stderr
     assert "SFT finished: 6 SFT steps" in done.stderr and "6 SFT steps, 3 steps in" in done.stderr
     return out
@@ -268,10 +269,10 @@ def test_killed_in_the_warm_up_or_behind_it_the_run_comes_to_the_same_end(
 
 
 @pytest.fixture(scope="module")
-def warmed(microrl, arguments, model, tmp_path_factory):
+def warmed(arguments, model, tmp_path_factory):
     """`microrl warmup` alone."""
     out = tmp_path_factory.mktemp("warm") / "alone"
-    done = microrl("warmup", model, *arguments, "--steps", 4, "--out", out)
+    done = in_process("warmup", model, *arguments, "--steps", 4, "--out", out)
     assert done.returncode == 0, done.stderr
     return out
 

@@ -156,6 +156,8 @@ with beating:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_a_process_that_is_stuck_ends_even_if_it_cannot_say_so(tmp_path):
     began = time.monotonic()
     done = processes.run([sys.executable, "-c", STUCK, tmp_path], timeout=100)

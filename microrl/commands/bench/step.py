@@ -23,6 +23,9 @@ from microrl.train.setup import Components
 from microrl.train.step import sample_groups, with_advantages
 from microrl.types import Group, Prompt, Sampling
 
+RATE = 1e-5
+"""Learning rate. The time does not depend on it."""
+
 
 def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda step, seconds: None) -> dict[str, Any]:
     """Median seconds of `budget.steps - 1` steps (the first is not timed), seconds by phase, and peak resident memory in GB.
@@ -55,7 +58,7 @@ def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda
             groups, _ = sample_groups(parts, step, _unseen)
             with parts.watch.phase("update"):
                 batch = with_advantages(config, [every_useful(group) for group in groups], step)
-                update = parts.policy.update(batch, float(config.optim.lr))
+                update = parts.policy.update(batch, RATE)
             assert update.skipped == 0, update.reason
             seconds.append(clock.now_s() - began)
             phase_seconds.append(parts.watch.restart())

@@ -93,10 +93,10 @@ def test_what_has_grown_is_said():
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.one_of_each
-def test_a_few_on_three_cards():
-    found = compiled("--cards", "7.5", "8.6", "12.0", "--cases", *ALWAYS)
+def test_a_few_on_an_a40():
+    found = compiled("--cards", "8.6", "--cases", *ALWAYS)
     check(found)
-    assert {card for cards in found["kernels"].values() for card in cards} == {"7.5", "8.6", "12.0"}
+    assert {card for cards in found["kernels"].values() for card in cards} == {"8.6"}
 
 
 @pytest.mark.vllm

@@ -108,22 +108,24 @@ def test_an_evaluation_without_barriers_takes_a_fifth_of_the_decode_steps():
     assert found["in_chunks"] > 5 * found["at_once"]
 
 
-def test_only_the_targets_are_wrapped():
-    """One of three layers that vLLM keeps in one, and another; what is not trained costs nothing."""
+@pytest.mark.slow
+def test_the_cycles_of_some_layers():
+    """One of three layers that vLLM keeps in one, and another."""
     (found,) = rollouts(
         "--device", DEVICE, "--targets", "q_proj,down_proj", "--prompts", 2, "--group", 2, "--tokens", 8, "--pairs", 1
     )
-    assert found["wrapped"] == ["down_proj", "qkv_proj"]
     check_cycles(found)
 
 
 @pytest.mark.parametrize(
     ("head", "computed"), [("float32", "float32"), pytest.param("model", "bfloat16", marks=pytest.mark.slow)]
 )
-def test_the_heads_type_reaches_the_engine(head, computed):
+def test_the_heads_type_reaches_the_engine_and_only_the_targets_are_wrapped(head, computed):
+    """What is not trained costs nothing."""
     (found,) = rollouts("--device", DEVICE, "--dtype", "bfloat16", "--head", head, "--prompts", 2, "--group", 2, "--tokens", 8,
-                     "--cycles", 1, "--pairs", 1)  # fmt: skip
+                     "--cycles", 1, "--pairs", 1, "--targets", "q_proj,down_proj")  # fmt: skip
     assert found["head"] == computed
+    assert found["wrapped"] == ["down_proj", "qkv_proj"]
 
 
 def test_pushes_of_two_adapters():

@@ -139,6 +139,7 @@ def test_narrow_types(microrl, arguments, tmp_path, dtype, mode):
     assert all(line["policy/kl_sampler"] < 1e-3 for line in lines)
 
 
+@pytest.mark.slow
 def test_doctor(microrl):
     done = microrl("doctor", "--json")
     found = {finding["about"]: finding for finding in json.loads(done.stdout)["findings"]}

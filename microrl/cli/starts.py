@@ -1,0 +1,130 @@
+"""`microrl plan --starts`: which known models fit the card and the budget, and what is published of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from microrl.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from microrl.config import RunConfig
+    from microrl.plan import Device
+    from microrl.plan.starting_models import Start, Starts
+
+SORTED_BY = "aime24"
+
+
+def show(config: RunConfig, device: Device, free_gb: float | None, keep: Collection[str], *, as_json: bool) -> None:
+    """Print the known models that fit, the best published one first."""
+    from microrl.commands import published
+    from microrl.plan.starting_models import MIN_STEPS, starts
+
+    budget = config.budget.model_copy(update={"steps": None})  # steps are what is asked for
+    compared = starts(config.model_copy(update={"budget": budget}), device, free_gb=free_gb, keep=keep)
+    compared.fitting.sort(key=lambda one: -(published.best(one.model.name, SORTED_BY) or -1.0))
+    if as_json:
+        emit(_to_json(compared, device))
+        return
+    print(_page(config, compared, device))
+    enough = next((one for one in compared.fitting if one.plan.steps >= MIN_STEPS), None)
+    if enough is not None:
+        say(f"to train the first that makes {MIN_STEPS} steps: {_command(enough)}")
+
+
+def _command(start: Start) -> str:
+    sampling = start.config.sampling
+    return (
+        f"microrl train --model {start.model.name} --hours {start.config.budget.hours:g} "
+        f"--set sampling.max_completion_tokens={sampling.max_completion_tokens} "
+        f"--set sampling.prompts_per_step={sampling.prompts_per_step}"
+    )
+
+
+def _to_json(starts: Starts, device: Device) -> dict[str, Any]:
+    from microrl.commands import published
+
+    rows = [
+        {
+            "model": one.model.name, "hub_id": one.model.hub_id, "licence": one.model.licence, "thinking": one.model.thinking,
+            "published": published.untrained(one.model.name),
+            "max_completion_tokens": one.config.sampling.max_completion_tokens,
+            "limit_source": one.model.limit.source if one.model.limit and one.has_known_limit else None,
+            "prompts_per_step": one.config.sampling.prompts_per_step, "group_size": one.config.sampling.group_size,
+            **{key: getattr(one.plan, key) for key in ("steps", "steps_low", "steps_high", "step_s", "hours", "cost_usd")},
+            "useful_groups_hour": one.plan.useful_groups_hour, "peak_gb": one.plan.memory_gb["peak"],
+        }
+        for one in starts.fitting
+    ]  # fmt: skip
+    left_out = {"too_large": starts.too_large, "impossible": starts.impossible, "unknown_shape": starts.unknown}
+    return {"gpu": device.name, "starts": rows, **left_out}
+
+
+def _page(config: RunConfig, starts: Starts, device: Device) -> str:
+    from rich.console import Group
+
+    from microrl.commands import published
+    from microrl.plan.show import WIDE, as_text, caution, table
+    from microrl.plan.starting_models import MIN_STEPS, PROMPTS_TRIED
+
+    results = [line for one in starts.fitting for line in published.untrained(one.model.name)]
+    limits = [one.model.limit for one in starts.fitting if one.has_known_limit]
+    sources = {limit.paper: limit.source for limit in limits if limit is not None}
+    price = device.usd_hour if config.budget.price is None else config.budget.price
+    hours = config.budget.hours or 0.0
+    title = (
+        f"Known models as starts for {hours:g} h on {device.label} (${price * hours:.2f}): {config.adapter.name}, "
+        f"{config.sampling.group_size} completions per prompt. Best published first."
+    )
+    words = [
+        "AIME24, MATH500: what is published of the model as it was released, each by its own protocol:",
+        *(f"  {text}" for text in published.protocols(results)),
+        "limit: the completion tokens with which others trained the model by reinforcement learning:",
+        *(f"  {paper}: {source}" for paper, source in sources.items()),
+        "  this plan: none is known, so it is the configured one. A model that thinks at length needs a higher one.",
+        f"prompts (per step): the most of {', '.join(map(str, reversed(PROMPTS_TRIED)))} that leave {MIN_STEPS} steps, or "
+        f"{min(PROMPTS_TRIED)}. useful/h: groups with unequal rewards per hour of training steps, an assumption.",
+    ]
+    if starts.too_large:
+        words.append(f"Too large for this GPU at their limit: {', '.join(starts.too_large)}.")
+    words += [f"{name}: {why}." for name, why in starts.impossible.items()]
+    if starts.unknown:
+        words.append(f"Not compared, since their exact shape is not known: {', '.join(starts.unknown)}.")
+    plans = (">prompts", ">s/step", ">steps", ">range", ">useful/h")
+    head = ("<model", "licence", *published.SHOWN.values(), ">limit", "as in", *plans)
+    cautions = [caution(starts.fitting[0].plan)] if starts.fitting else []
+    return as_text(Group(title, "", table(head, map(_row, starts.fitting)), "", *words, *cautions), WIDE)
+
+
+def _row(start: Start) -> list[str]:
+    from microrl.commands import published
+
+    model, sampling, plan = start.model, start.config.sampling, start.plan
+    return [
+        model.name, model.licence or "not known", *published.cells(published.untrained(model.name)),
+        f"{sampling.max_completion_tokens:,}", model.limit.paper if model.limit and start.has_known_limit else "this plan",
+        str(sampling.prompts_per_step), f"{plan.step_s:,.0f}", f"{plan.steps:,}", f"{plan.steps_low:,}-{plan.steps_high:,}",
+        f"{plan.useful_groups_hour:,.0f}",
+    ]  # fmt: skip
+
+
+def suggest(config: RunConfig, device: Device, free_gb: float | None) -> None:
+    """Say it where a known model with a better published accuracy fits the same card and budget."""
+    from microrl.commands import published
+    from microrl.config import known_models
+    from microrl.plan.starting_models import first_that_fits
+
+    own = known_models.find(config.model.name)
+    score = None if own is None else published.best(own.name, SORTED_BY)
+    if own is None or score is None or config.budget.hours is None or config.data.answer_kind != "math":
+        return
+    scored = [(published.best(model.name, SORTED_BY) or 0.0, model) for model in known_models.MODELS.values()]
+    better = sorted((one for one in scored if one[0] > score), key=lambda one: -one[0])
+    start = first_that_fits(config, [model for _, model in better], device, free_gb=free_gb)
+    if start is not None:
+        accuracy = published.best(start.model.name, SORTED_BY)
+        say(
+            f"hint: {start.model.name} also fits this GPU and budget, and has a published accuracy on AIME24 of {accuracy:g} % "
+            f"({own.name}: {score:g} %): see `microrl plan --starts`"
+        )
