@@ -50,7 +50,7 @@ def plan(
         typer.Option(
             "--starts",
             metavar="",
-            help="Instead of a plan, compare the known models as starts: published accuracy, and the steps that fit the budget.",
+            help="Instead of a plan, compare known models to start from: published accuracy, and steps that fit into the budget.",
         ),
     ] = False,
     detect: Annotated[
