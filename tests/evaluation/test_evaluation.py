@@ -115,6 +115,8 @@ def test_gains_pair_what_both_sides_have_answered():
 @pytest.mark.parametrize("fails", [False, True], ids=["evaluated", "failed"])
 def test_an_engine_that_fails_while_closing_neither_costs_the_result_nor_hides_an_error(monkeypatch, capsys, fails):
     class Broken:
+        name = "vllm"
+
         def close(self):
             raise RuntimeError("the worker is gone")
 

@@ -56,7 +56,7 @@ def test_the_page_says_where_each_figure_stands(inside):
     assert "cc-by-4.0" in row and "58.75 justrl" in row and "15,360  justrl" in row
     assert "aime24, justrl: avg@32, README of github.com/thunlp/JustRL, 31,744 tokens" in done.stdout
     assert "justrl: train/examples/justrl/run_scaling_ssh_distill.sh" in done.stdout and "not measured on this GPU" in done.stdout
-    assert "to train the first that makes 150 steps: microrl train --model JustRL-Nemotron-1.5B --hours 24" in done.stderr
+    assert "to train the first model that makes 150 steps: microrl train --model JustRL-Nemotron-1.5B --hours 24" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch, data_file):
         (["data.name=good.jsonl,colours.jsonl"], "trial name-colours.jsonl-seed0: cannot tell which column", "name it: "),
         (["data.name=arithmetic,gsm9k"], "trial name-gsm9k-seed0: unknown data set `gsm9k`", "did you mean `gsm8k`?"),
         (["data.question=null,q", "data.name=good.jsonl"], "trial question-q-seed0: the data has no column `q`", "question"),
-        (["model.name=quickstart,./gone"], "trial name-gone-seed0: there is no model `./gone`", "or a local folder"),
+        (["model.name=quickstart,./gone"], "trial name-gone-seed0: there is no model `./gone`", "a local folder"),
         (["reward.functions=[],['other:f']"], "trial functions-_other_f_-seed0: the reward `other:f` cannot", "reward.path"),
         (["reward.functions=mine:fine,mine:broken"], "trial functions-mine_broken-seed0: ", "for each completion"),
         (["sft.data=arithmetic,gone.csv", "sft.steps=1"], "trial data-gone.csv-seed0: there is no data file", "check the path"),
