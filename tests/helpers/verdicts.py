@@ -223,7 +223,7 @@ TABLE = {
 - ;; x ;; x + \arcsin(\sin(x/100)) - x/100 ;; another value above 158
 - ;; 17 ;; 17 + \arctan(\tan(x/100)) - x/100 ;; another value above 158
 - ;; |x| ;; ||x|-10^{-9}|+10^{-9} ;; another value near 0
-- ;; y=x ;; y+|y-x+100| = x+100 ;; a ray more
+- ;; y=x ;; (y-x)(|y-x+100|+y-x+100) = 0 ;; all that lies 100 below it, too
 - ;; \frac{1}{x} ;; \frac{1}{x}+0^x ;; no value below 0
 - ;; 17 ;; 17 tens ;; ten times
 - ;; 17 ;; 17 halves ;; a half
