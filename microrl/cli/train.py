@@ -23,7 +23,7 @@ AUTO = "auto"
 EXAMPLES = """
 [bold]Examples[/]
 
-  microrl train quickstart                         [dim]no GPU, no network: 50 to 100 s on two CPU cores[/]
+  microrl train quickstart                         [dim]no GPU, no network: a minute on two CPU cores[/]
 
   microrl train --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24
 
