@@ -55,6 +55,8 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare runs by their stored evaluations. Intervals cover both seeds and problems; gains are paired by problem."""
+    from rich.console import Console
+
     from microrl.cli.target import find_adapter
     from microrl.errors import UserError
 
@@ -89,7 +91,8 @@ def compare(
     for sweep in sweeps:
         if any(missing := left_out(sweep)):
             say("; ".join(missing))
-    rows = rows_of(entries, published=published)
+    with Console(stderr=True).status("reading the evaluations"):  # on a terminal only
+        rows = rows_of(entries, published=published)
     said = answer_of(sweeps[0]) if len(sweeps) == len(targets) == 1 else answer_to(entries)
     if as_json:
         by_setting = {

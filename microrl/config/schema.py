@@ -118,12 +118,12 @@ class OptimConfig(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
     """adamw_8bit: keep the moments in 8 bits, a quarter of the memory (needs bitsandbytes and a GPU)."""
     lr: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """Peak learning rate, which is then not steered; auto: the scaling law of Schulman et al. (2025), ten times as high for
-    adapters as for `full`."""
+    """Peak learning rate; one that is given is not steered. auto: the scaling law of Schulman et al. (2025), ten times as high
+    for adapters as for `full`."""
     step_kl: Annotated[float, Field(gt=0, lt=1)] | None = 2e-4
     """Steer the learning rate so that one step moves the policy by this much: KL of the weights before to those after, nats per
     token. `lr` is then auto: where the rate begins. The schedule lowers the size of the steps as it lowers a rate. None: the rate
-    is not steered, but `lr`; None is also the default if `lr` is a number."""
+    is fixed at `lr`; this is the default where `lr` is given."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -145,8 +145,8 @@ class OptimConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_number_is_not_steered(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("lr", "auto") != "auto" and "step_kl" not in values:
+    def _a_given_rate_is_not_steered(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "lr" in values and "step_kl" not in values:
             return {**values, "step_kl": None}
         return values
 

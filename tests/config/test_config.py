@@ -11,7 +11,7 @@ from command_line import without_heavy_libraries
 from typer.main import get_command
 
 from microrl.cli import COMMANDS, app, options
-from microrl.config import known_models, presets, resolve
+from microrl.config import check, known_models, presets, resolve
 from microrl.config.paths import local_model
 from microrl.errors import UserError
 
@@ -104,7 +104,8 @@ def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
     steered = resolve(["quickstart"], {"optim.step_kl": 1e-3}).optim
     assert (steered.lr, steered.step_kl) == ("auto", 1e-3)
     assert resolve(["micro-r8"], {}, ["optim.step_kl=none"]).optim == resolve(["micro-r8"]).optim
-    assert resolve().optim.step_kl is not None is resolve(["micro-r8"]).optim.step_kl
+    assert resolve().optim.step_kl is not None and resolve(["micro-r8"]).optim.step_kl is None
+    assert check({"optim": {"lr": "auto"}}).optim.step_kl is None, "as a run of before `step_kl` has stored it"
 
 
 @pytest.mark.parametrize(
