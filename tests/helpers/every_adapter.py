@@ -33,7 +33,7 @@ def config_of(kind, **fields):
 
 def logits(model):
     with torch.no_grad():
-        return model(input_ids=IDS).logits
+        return model(input_ids=IDS.to(model.device)).logits
 
 
 def train(attached, steps=4, lr=0.02, progress=0.0):
@@ -41,8 +41,9 @@ def train(attached, steps=4, lr=0.02, progress=0.0):
     optimizer = torch.optim.AdamW([{**group, "lr": lr * group["factor"]} for group in attached.groups()])
     for step in range(steps):
         with attached.precision():
-            out = attached.model(input_ids=IDS).logits.float()[:, :-1]
-            loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), IDS[:, 1:].flatten())
+            ids = IDS.to(attached.model.device)
+            out = attached.model(input_ids=ids).logits.float()[:, :-1]
+            loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), ids[:, 1:].flatten())
         if (penalty := attached.regulariser()) is not None:
             loss = loss + penalty
         loss.backward()

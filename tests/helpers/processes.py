@@ -33,6 +33,8 @@ AT_START = ("PYTHON", "OMP_", "MKL_", "HF_", "LANG", "LC_", "LD_")
 BEGUN = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "VLLM_LOGGING_LEVEL": "ERROR"}
 VLLM = ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.v1.engine.core", "vllm.lora.worker_manager")
 MAX_BYTES = 1 << 18
+HAS_CARD = os.path.exists("/dev/nvidiactl")
+"""A driver that has been asked anything does not outlive a fork, and vLLM asks it when it is imported."""
 
 
 def _address() -> tuple[str, int]:
@@ -43,6 +45,8 @@ def _address() -> tuple[str, int]:
 
 def start() -> None:
     """Have the one that forks begin to import, where there is none yet."""
+    if HAS_CARD:
+        return
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with connection:
         if connection.connect_ex(_address()[0]) == 0:
@@ -149,7 +153,7 @@ def popen(command: Sequence[object], *, env: dict[str, str] | None = None, **opt
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LD_") or name in BEGUN}
     environment = {**inherited, "OMP_NUM_THREADS": "1", **(env or {})}
     read = {name for name in {*environment, *BEGUN} if name.startswith(AT_START) and name != "OMP_WAIT_POLICY"}
-    if any(environment.get(name) != BEGUN.get(name) for name in read):
+    if HAS_CARD or any(environment.get(name) != BEGUN.get(name) for name in read):
         return subprocess.Popen(words, env=environment, text=True, **options)
     return Forked(words, env=environment, **options)
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer wants its cores back
     "VLLM_HOST_IP": "127.0.0.1",  # one process: nothing needs to be reached from outside
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it cannot return the processed log-probabilities, and compiles itself at the first use
 }
 
 
@@ -132,7 +134,7 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
     if cuda:
         options |= {"enable_sleep_mode": settings.sleep != "off", "gpu_memory_utilization": settings.memory_share}
     try:
-        with warnings.catch_warnings(), dense_products(options):
+        with warnings.catch_warnings(), dense_products(options), _no_progress_bars():
             warnings.simplefilter("ignore")  # of its own imports, about other libraries' changes to come
             return vllm.LLM(**options)
     except ValueError as error:  # pydantic's errors are ValueErrors too
@@ -143,6 +145,19 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         if "bfloat16" in str(error).lower():
             hint = "--set model.dtype=float16"
         raise UserError(f"vLLM does not start: {' '.join(lines[:3])[:400]}", hint) from error
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Of the graphs that vLLM captures: it has no switch for them, and the run shows its own progress."""
+    from tqdm import tqdm
+
+    drawn: Any = tqdm.__init__
+    tqdm.__init__ = partialmethod(drawn, disable=True)
+    try:
+        yield
+    finally:
+        tqdm.__init__ = drawn
 
 
 @contextmanager

@@ -286,6 +286,7 @@ def test_a_seed_repeats_its_samples_to_the_last_bit(served, count, group):
 
 
 @vllm
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a card a process has one engine")
 def test_vllms_own_way_serves_where_it_is_wanted(served, monkeypatch):
     """One engine built anew for it, and one after it."""
     from vllm_served import CLOSE, gap, prompts

@@ -74,7 +74,9 @@ def test_a_whole_run(microrl, arguments, tmp_path):
     # Step 0 samples from the base, where there is nothing to see; step 1 from an update that is seen.
     events = [event for event in events if "probe" in event["kind"]]
     assert [event["kind"] for event in events] == ["probe calibrated", "probe", "probe"]
-    assert "the bit-by-bit comparison alone decides" in events[-2]["message"] and "slope on it is 1.000" in events[-1]["message"]
+    assert "the bit-by-bit comparison alone decides" in events[-2]["message"]
+    slope = float(events[-1]["message"].rpartition("slope on it is ")[2])
+    assert slope == pytest.approx(1, abs=0.05 if CUDA else 5e-4)
     assert json.loads((out / "environment.json").read_text())["engine"] == "vllm"
     # Resumed, it measures both modes, stores its choice, and another process takes that up.
     for steps in (12, 13):

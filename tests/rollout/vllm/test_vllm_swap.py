@@ -9,7 +9,7 @@ import pytest
 import torch
 from every_adapter import RESIDUAL, alike_are_slow, config_of, train
 from samples import rows_of
-from vllm_served import CLOSE, GROUP, LENGTH, LIKE_A_CARD, NEAR, SETTINGS, gap, prompts, sampled
+from vllm_served import CLOSE, CUDA, GROUP, LENGTH, LIKE_A_CARD, NEAR, SETTINGS, gap, prompts, sampled
 
 from microrl.algorithm.batch import Batch
 from microrl.config import resolve
@@ -102,9 +102,11 @@ def test_the_same_prompt_before_and_after_a_swap(served, mode, monkeypatch):
         monkeypatch.setattr(engine._driver._llm, "reset_prefix_cache", lambda: True)
         sampled(engine, policy.snapshot(), long)
         policy = served.change("lora", seed=22)
-        assert gap(policy, sampled(engine, policy.snapshot(), long)) > (2 if LIKE_A_CARD else 10) * CLOSE, (
-            "without the reset it is seen"
-        )
+        found = gap(policy, sampled(engine, policy.snapshot(), long))
+        if CUDA:
+            assert found < CLOSE, "sleep gives the cache's memory away, and what was in it is forgotten with it"
+        else:
+            assert found > (2 if LIKE_A_CARD else 10) * CLOSE, "without the reset it is seen"
 
 
 def test_a_cache_that_cannot_be_reset_is_an_error(served, monkeypatch):
