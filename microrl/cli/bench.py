@@ -100,9 +100,27 @@ def peer(
     rank: Rank = 64,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of processes, one of microrl and one of TRL.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps per process; one untimed warm-up step precedes them.")] = 2,
+    to_accuracy: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=1.0,
+            help="Compare the time of training on sums until this training accuracy, instead of steps.",
+            show_default="steps are compared",
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="With --to-accuracy: learning rate of both sides, which then share the options above.",
+            show_default="each side has its own defaults",
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side.")] = 10.0,
     as_json: options.Json = False,
 ) -> None:
-    """Compare training steps with TRL's: the same work in float32, in alternating processes.
+    """Compare training steps with TRL's, or time to an accuracy: in float32, in alternating processes.
 
     Ratios are microrl's value divided by TRL's: below 1, microrl is faster or needs less memory. Memory is the peak resident
     memory of the process, which on a GPU does not include the GPU's.
@@ -114,7 +132,14 @@ def peer(
 
     check_model(model)
     hub.prepare(model, local=(known_models.QUICKSTART,))
-    result = compare(peer, Work(prompts, group, tokens, rank, steps), model=model, pairs=pairs, say=say)
+    work = Work(prompts, group, tokens, rank, steps)
+    if to_accuracy is not None:
+        from microrl.commands.bench import to_accuracy as trained
+
+        result = trained.compare(peer, trained.Goal(to_accuracy, minutes, lr), work, model=model, pairs=pairs, say=say)
+        emit(result) if as_json else print(trained.in_words(result))
+        return
+    result = compare(peer, work, model=model, pairs=pairs, say=say)
     if as_json:
         emit(result)
         return

@@ -34,7 +34,7 @@ EXAMPLES = """
 """
 HEAD = (
     "method", "seeds", "benchmark", "settings", "metric", "value", "base", "base read leniently", "gain",
-    "of it form, length, answer", "p", "against first", "p of it", "$ a point", "note",
+    "gain: form, length, answer", "p", "against first", "p first", "$ a point", "note",
 )  # fmt: skip
 CAPTION = "in percent, with 95 % intervals over seeds and problems; p in brackets: adjusted for the number of comparisons (Holm)"
 
@@ -44,8 +44,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN|SWEEP",
-            help="Evaluated runs, their checkpoints (RUN/best), or sweeps, which come first in the table. Differences are from "
-            "its first row.",
+            help="Evaluated runs, checkpoints (RUN/best) or sweeps; sweeps are listed first. Differences are from the first "
+            "method.",
         ),
     ],
     form: Annotated[Literal["table", "markdown", "csv", "latex"], typer.Option("--as", help="Output format.")] = "table",

@@ -51,7 +51,7 @@ def time_of_both(path: Path, hours: float | None, steps: int | None) -> str:
 
     bounds = [f"{hours:g} hours"] if hours is not None else []
     bounds += [f"{steps} steps"] if steps is not None else []
-    each = " and ".join(bounds)
+    each = " or ".join(bounds)
     both = f", {2 * hours:g} hours in all" if hours is not None else ""
     return f"control: {control_of(path)} follows, the same run with shuffled rewards; each has {each}{both}"
 
@@ -79,7 +79,7 @@ def run_both(path: Path, run: Start, control: Start) -> int:
         statuses.append(status)
         if len(statuses) == 1 and status != OK:
             if path.exists():
-                say(f"the control was not started; to go on with both: microrl train --resume {path} --control shuffle")
+                say(f"the control was not started; to continue: microrl train --resume {path} --control shuffle")
             return status
     if statuses[1] not in (OK, STOPPED):
         return statuses[1]

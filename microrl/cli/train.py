@@ -56,8 +56,8 @@ def train(
     control: Annotated[
         Literal["shuffle"] | None,
         typer.Option(
-            help="shuffle: afterwards, the same run again with shuffled rewards, in RUN-shuffled. Whatever that run gains too "
-            "was not taught by the rewards. It has as many hours or steps of its own, so both together take twice as long.",
+            help="shuffle: afterwards, the same run again with shuffled rewards, in RUN-shuffled. Any gain of that run does "
+            "not come from the rewards. It has as many hours or steps of its own, so both together take twice as long.",
             show_default="none",
         ),
     ] = None,

@@ -136,7 +136,7 @@ def varied(rows: Sequence[Row]) -> list[str]:
             said.append(f"{name}: the sampling seed varies ({', '.join(map(str, drawn))}), which changes no problem")
         if len(chosen) > 1:
             seeds = ", ".join(map(str, chosen))
-            said.append(f"{name}: the problem seed varies ({seeds}): differences are over the problems in common")
+            said.append(f"{name}: the question seed varies ({seeds}): differences use the shared problems")
     return said
 
 

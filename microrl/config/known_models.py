@@ -65,7 +65,7 @@ MODELS = {
     model.name: model
     for model in (
         KnownModel("Qwen/Qwen2.5-1.5B-Instruct", APACHE, limit=MICRO),
-        KnownModel("Qwen/Qwen2.5-3B-Instruct"),
+        KnownModel("Qwen/Qwen2.5-3B-Instruct", "qwen-research"),
         KnownModel("Qwen/Qwen2.5-7B-Instruct", APACHE),
         KnownModel("Qwen/Qwen2.5-Math-1.5B", APACHE, limit=MICRO),
         KnownModel("Qwen/Qwen2.5-Math-1.5B-Instruct", APACHE),
@@ -83,14 +83,14 @@ MODELS = {
         KnownModel("nvidia/OpenMath-Nemotron-1.5B", "cc-by-4.0", limit=JUSTRL),
         KnownModel("hbx/JustRL-DeepSeek-1.5B", limit=JUSTRL),
         KnownModel("hbx/JustRL-Nemotron-1.5B", limit=JUSTRL),
-        KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct"),
+        KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", APACHE),
         KnownModel("HuggingFaceTB/SmolLM3-3B", APACHE, thinking="on"),
         KnownModel("LiquidAI/LFM2.5-1.2B-Instruct", "lfm1.0", 32_768),
         KnownModel("google/gemma-4-E2B-it", APACHE, 131_072, thinking="off"),
         KnownModel("google/gemma-4-E4B-it", APACHE, thinking="off"),
-        KnownModel("meta-llama/Llama-3.2-1B-Instruct", is_gated=True, limit=MICRO),
-        KnownModel("meta-llama/Llama-3.2-3B-Instruct", is_gated=True),
-        KnownModel("google/gemma-3-1b-it", is_gated=True),
+        KnownModel("meta-llama/Llama-3.2-1B-Instruct", "llama3.2", is_gated=True, limit=MICRO),
+        KnownModel("meta-llama/Llama-3.2-3B-Instruct", "llama3.2", is_gated=True),
+        KnownModel("google/gemma-3-1b-it", "gemma", is_gated=True),
     )
 }
 _BY_LOWER = {name.lower(): model for name, model in MODELS.items()}

@@ -42,7 +42,7 @@ class Gain:
     def __str__(self) -> str:
         name = "Accuracy" if self.metric == "accuracy" else self.metric
         each = f" ({self.samples} samples each)" if self.samples is not None else ""
-        rest = f"; {self.left_out} more were answered before or after training alone, and do not count" if self.left_out else ""
+        rest = f"; {self.left_out} more were answered only before or only after, and do not count" if self.left_out else ""
         return (
             f"{name} on {self.questions} held-out questions{each}: {self.before:.3f} before, {self.after:.3f} after training. "
             f"Paired gain {self.mean:+.3f}, 95 % interval [{self.low:+.3f}, {self.high:+.3f}]{rest}"
@@ -94,10 +94,10 @@ def judge(history: History) -> Verdict:
     outcome = _outcome(history, found, count, gain)
     more = tuple(one for metric in history.evaluated.more_gains() if (one := gain_of(history, metric)) is not None)
     said = _sentences(history, outcome, gain, found, _little(updates_said(history, count), found))
-    more_said = [f"The gain includes what {init} had learned, from which the run started."] if init and gain is not None else []
+    more_said = [f"The gain includes that of {init}, which the run started from."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []
     if history.setting("reward.shuffle") is True:
-        more_said.append("This is a control run with shuffled rewards: whatever it gained, they did not teach.")
+        more_said.append("This is a control run with shuffled rewards: no gain here comes from rewards.")
     sentences = (*_failure(history, found), *said, *trend, *more_said, *_undone(history, count), *control_said(history))
     return Verdict(outcome, sentences, found, gain, count, more)
 
@@ -142,7 +142,7 @@ def control_said(history: History) -> list[str]:
         return []
     gain, how = ended.eval.paired_gain, "" if ended.status == "done" else f", {ended.status} after {counted(ended.steps, 'step')}"
     said = Estimate(gain.mean, gain.ci95).text("+.3f")
-    return [f"With shuffled rewards, its control ({shown_text(path.name)}{how}) gained {said}, which the rewards did not teach."]
+    return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {said}."]
 
 
 def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:
@@ -208,7 +208,7 @@ def _undone(history: History, count: int) -> list[str]:
     if not undone or not count or history.is_running:
         return []
     is_end = min(undone) == made - len(undone)
-    rest = f"those after step {made - len(undone)}" if is_end else f"what the other {made - len(undone)} have taught"
+    rest = f"those after step {made - len(undone)}" if is_end else f"those that reflect only the other {made - len(undone)}"
     return [f"The guard has undone {len(undone)} of the {made} steps: the weights are {rest}."]
 
 

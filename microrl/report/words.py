@@ -11,6 +11,7 @@ from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
 from microrl.report.verdict import estimate_of
+from microrl.terminal import counted
 
 UNKNOWN = "unknown"
 OWN = ("held-out-before", "held-out-after")
@@ -96,23 +97,23 @@ def gain_origin(parts: GainParts) -> list[str]:
     known = {name: part for name in PARTS if isinstance(part := getattr(parts, name), Part)}
     listed = [f"{_points(part)} from answers that had been {was[name]}" for name, part in known.items()]
     said = [
-        f"The gain in accuracy, {_points(parts.gain)}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each of these "
-        "is what became right, less what was lost in the same way."
+        f"The gain in accuracy, {_points(parts.gain)}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each is "
+        "what became right, minus what was lost to that class."
     ]
     if parts.base.lenient is not None and parts.over_lenient is not None:
         said.append(
-            f"The base read leniently has an accuracy of {100 * parts.base.lenient.mean:.1f} %, the trained model as it was "
-            f"judged {100 * parts.trained.right / count:.1f} %: {_points(parts.over_lenient)}."
+            f"With answers in any form counted, the base has {100 * parts.base.lenient.mean:.1f} %; the trained model, as "
+            f"judged, {100 * parts.trained.right / count:.1f} %: {_points(parts.over_lenient)}."
         )
     else:
         said.append("Programs and procedural tasks have no lenient reading: what is not in their form counts as wrong.")
     sides = [
         f"{name} {100 * accuracy:.1f} % ({side.well_formed_right} of {side.well_formed})"
         if (accuracy := side.well_formed_accuracy) is not None
-        else f"{name}, which has none"
+        else f"{name}: no such answers"
         for name, side in (("the base", parts.base), ("the trained model", parts.trained))
     ]
-    return [*said, f"Right among the finished answers in the asked form alone: {', '.join(sides)}."]
+    return [*said, f"Accuracy on finished answers in the asked form: {', '.join(sides)}."]
 
 
 def _points(share: Share) -> str:
@@ -141,9 +142,9 @@ def _rate(history: History) -> str:
     """As configured, and that of the last step where it is steered, or the guard has lowered it."""
     last = history.rows[-1].get("optim/lr") if history.rows else None
     lowered = sum(event.kind == "rolled back" and "halved" in event.message for event in history.events)
-    now = f", halved by the guard (x{lowered}): {last:g} in the last step" if lowered and last is not None else ""
+    now = f", halved {counted(lowered, 'time')} by the guard: last rate {last:g}" if lowered and last is not None else ""
     if (target := finite(history.setting("optim.step_kl"))) is not None:
-        return f"steered to {target:g} nats a step" + (f": {last:.3g} in the last step" if last is not None and not now else now)
+        return f"steered to a step KL of {target:g}" + (f"; last rate {last:.3g}" if last is not None and not now else now)
     return f"{history.setting('optim.lr', '?')}{now}"
 
 

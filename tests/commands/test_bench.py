@@ -11,7 +11,7 @@ from command_line import without_heavy_libraries
 
 from microrl import clock
 from microrl.cli import bench
-from microrl.commands.bench import engine, synthetic, trl_step
+from microrl.commands.bench import engine, synthetic, to_accuracy, trl_step
 from microrl.commands.bench import peer as peers
 from microrl.commands.bench.step import bench_prompts
 from microrl.errors import UserError
@@ -280,3 +280,82 @@ def test_a_synthetic_model_has_the_shape_that_is_asked_for(tokenizer):
     assert str(synthetic.build(tokenizer, dtype="bfloat16", device="cpu").dtype) == "torch.bfloat16"
     with pytest.raises(UserError, match="there is no shape `2b`"):
         synthetic.build(tokenizer, shape="2b")
+
+
+def result(step_s, is_reached=True):
+    return {"reached": is_reached, "steps": 3, "step_s": step_s, "process_s": 9.0, "accuracy": 0.7}
+
+
+@pytest.fixture
+def our_training(monkeypatch):
+    """Have `microrl train` reach the goal after these seconds of steps, or, where None, not."""
+
+    def install(*seconds):
+        left, seen = list(seconds), []
+
+        def train(flags, goal, model, out):
+            seen.append(flags)
+            second = left.pop(0)
+            return result(second or 60.0, second is not None)
+
+        monkeypatch.setattr(to_accuracy, "_ours", train)
+        return seen
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ratios", "said"),
+    [
+        ([6.0, 1.0, 2.0], True, [1.5, 0.25, 0.5], "ratio 0.500 (0.250..1.500)\n"),
+        ([6.0, 1.0, 2.0], False, [1.5, 0.25, 0.5], "an upper bound in 3 of 3 pairs, where TRL did not reach the accuracy\n"),
+        ([6.0, None, 2.0], True, [1.5, None, 0.5], "no ratio: microrl did not reach the accuracy in every pair\n"),
+    ],
+)
+def test_time_to_accuracy(inside, model_folder, peer, our_training, calls, ours, theirs, ratios, said):
+    """Ratios by hand; seeds, and which side is first, alternate by pair; both train the same questions."""
+    seen = our_training(*ours)
+    spoken = peer(f"print(json.dumps({result(4.0, theirs)}))")
+    words = ["bench", "peer", "--peer", spoken, "--model", model_folder, "--pairs", 3, "--to-accuracy", 0.6, "--lr", 1e-3]
+    done = inside(*words, "--rank", 8, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [pair["ratio"] for pair in found["pairs"]] == ratios
+    assert [pair["is_bound"] for pair in found["pairs"]] == [not theirs and ratio is not None for ratio in ratios]
+    assert [flags["seed"] for flags in seen] == [0, 1, 2] and {flags["optim.lr"] for flags in seen} == {1e-3}
+    asked = [line.split() for line in calls.read_text().splitlines() if "--until" in line]
+    assert [words[words.index("--seed") + 1] for words in asked] == ["0", "1", "2"]
+    assert all(" ".join(words).endswith("--until 0.6 --seconds 600.0 --lr 0.001") for words in asked)
+    assert found["settings"]["rank"] == 8 and found["settings"]["accuracy"] == 0.6
+    our_training(*ours)
+    assert inside(*words).stdout.endswith(said)
+
+
+def test_each_sides_defaults_are_its_own(inside, peer, our_training, calls, monkeypatch, model_folder):
+    """Without --lr, the options of the work reach neither side."""
+    seen = our_training(1.0)
+    done = inside(
+        "bench", "peer", "--peer", peer(f"print(json.dumps({result(4.0)}))"), "--model", model_folder, "--pairs", 1,
+        "--to-accuracy", 0.6, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not {"optim.lr", "adapter.rank", "sampling.group_size"} & set(seen[0])
+    assert "--lr" not in calls.read_text() and "rank" not in json.loads(done.stdout)["settings"]
+
+
+def test_the_window_is_whole_before_a_goal_is_reached():
+    """Four steps of 160 completions fill it; the mean of the last four decides."""
+    assert not trl_step.reached([1.0] * 3, 160, 0.5)
+    assert trl_step.reached([0.0, 0.4, 0.5, 0.6, 0.5], 160, 0.5) and not trl_step.reached([0.9, 0.4, 0.5, 0.5, 0.5], 160, 0.5)
+    assert trl_step.reached([0.6], 10_000, 0.6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("accuracy", "is_reached"), [(0.15, True), (1.0, False)])
+def test_our_training_ends_at_the_goal_or_with_its_time(model_folder, tmp_path, accuracy, is_reached):
+    """The quickstart's model begins at 0.3, which one step of 640 completions shows; all of them right is out of its reach."""
+    goal = to_accuracy.Goal(accuracy, 0.4, 1e-3)
+    work = peers.Work(prompts=16, group=40, tokens=32, rank=2, steps=1)
+    found = to_accuracy._ours(to_accuracy._flags(goal, work, "quickstart", model_folder), goal, "quickstart", tmp_path / "run")
+    assert found["reached"] == is_reached and found["steps"] >= 1
+    assert 0 < found["step_s"] < found["process_s"]

@@ -264,7 +264,7 @@ def test_several_comparisons_are_adjusted_for_their_number(inside, tmp_path):
     assert rows[3].p_first_adjusted == pytest.approx(3 * firsts[3]) and rows[2].p_first_adjusted > firsts[2]
     paths = [entry.run.path for entry in entries]
     table = inside("compare", *paths, "--no-published").stdout
-    assert "p of it" in table and f"{firsts[2]:.3g} ({rows[2].p_first_adjusted:.3g})" in table
+    assert "p first" in table and f"{firsts[2]:.3g} ({rows[2].p_first_adjusted:.3g})" in table
     (line, *_) = csv.DictReader(io.StringIO(inside("compare", *paths[2:], "--as", "csv", "--no-published").stdout))
     assert line["p_adjusted"] and line["p_first_adjusted"] == ""
 
@@ -309,7 +309,7 @@ def test_other_questions_are_paired_where_they_are_shared(inside, tmp_path):
     row = next(row for row in compare([first, second], published=False) if "64" in row.method)
     assert (row.questions, row.paired) == (25, 10) and row.settings.endswith("problem seed 3")
     done = inside("compare", first.run.path, second.run.path)
-    assert "the problem seed varies (0, 3): differences are over the problems in common" in done.stderr
+    assert "the question seed varies (0, 3): differences use the shared problems" in done.stderr
     assert "| difference over 10 problems |" in inside("compare", first.run.path, second.run.path, "--as", "markdown").stdout
 
 

@@ -126,7 +126,7 @@ def test_a_gain_tells_what_the_run_started_from(tmp_path):
     found = history(tmp_path)
     assert "started" not in " ".join(judge(found).sentences)
     found.config["init"] = "runs/first"
-    assert judge(found).sentences[-1] == "The gain includes what runs/first had learned, from which the run started."
+    assert judge(found).sentences[-1] == "The gain includes that of runs/first, which the run started from."
 
 
 def test_the_time_of_a_timed_run_is_nothing_that_went_wrong(tmp_path):
@@ -279,9 +279,9 @@ def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):
     lowered = history(
         tmp_path / "halved", rows={"optim/lr": 0.01}, events=halved, config={"optim.lr": 0.02, "optim.step_kl": None}
     )
-    assert dict(facts(lowered))["loss"].endswith("learning rate 0.02, halved by the guard (x1): 0.01 in the last step")
+    assert dict(facts(lowered))["loss"].endswith("learning rate 0.02, halved 1 time by the guard: last rate 0.01")
     twice = undone("twice", (5, 14), (5, 24)).sentences[-1]
-    assert "undone 20 of the 40 steps: the weights are what the other 20 have taught" in twice
+    assert "undone 20 of the 40 steps: the weights are those that reflect only the other 20" in twice
     assert undone("again", (5, 14), resumed=10).updates == 40, "the steps after the checkpoint have been made again"
     assert undone("kept", (5, 14), resumed=15).updates == 30
 
@@ -463,7 +463,7 @@ def test_the_page_says_where_the_gain_comes_from(tmp_path, monkeypatch, is_store
     monkeypatch.setattr(figures, "FIGURES", [spec])
     text = page([answered(make(tmp_path / "run", steps=30), FORM, TRAINED, is_stored=is_stored)])
     assert "Where does the gain come from?" in text and 'data-figure="gain-parts"' in text
-    assert "The base read leniently has an accuracy of 80.0 %, the trained model as it was judged 70.0 %" in text
+    assert "With answers in any form counted, the base has 80.0 %; the trained model, as judged, 70.0 %" in text
     assert "the base 50.0 % (20 of 40), the trained model 70.0 % (70 of 100)" in text
     assert "<b>mostly form or length</b>" in text
 

@@ -63,7 +63,7 @@ def test_a_control_is_the_same_run_with_other_advantages(inside, monkeypatch, le
     assert spent_s < clock.now_s() - began, "its time is its own, although the process is older"
     assert RunFolder.newest(tmp_path / "runs").path == run, "a control is not what a command means that names no run"
     said = " ".join(judge(History.load(run)).sentences), " ".join(judge(History.load(control)).sentences)
-    assert "its control (mine-shuffled) gained" in said[0] and "control run" not in said[0]
+    assert "Its control run with shuffled rewards (mine-shuffled) changed" in said[0] and "This is a control run" not in said[0]
     assert "This is a control run" in said[1] and dict(facts(History.load(control)))["status"].endswith("rewards shuffled")
     table = inside("compare", run, control, "--as", "markdown").stdout
     assert "reward.shuffle=True" in table and "against first" in table
@@ -115,5 +115,5 @@ def test_after_an_interrupted_run_there_is_no_control(learning, tmp_path):
     process.send_signal(signal.SIGTERM)
     _, text = process.communicate(timeout=120)
     assert process.returncode == 130, text
-    assert f"the control was not started; to go on with both: microrl train --resume {out} --control shuffle" in text
+    assert f"the control was not started; to continue: microrl train --resume {out} --control shuffle" in text
     assert (out / "summary.json").exists() and not (tmp_path / "mine-shuffled").exists()

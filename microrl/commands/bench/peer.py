@@ -176,7 +176,12 @@ def _our_steps(folder: Path, work: Work) -> dict[str, Any]:
 def _peer_steps(interpreter: str, folder: Path, work: Work, ours: dict[str, Any]) -> dict[str, Any]:
     """The peer's steps, on the device and with the threads that microrl's had."""
     same = ["--device", ours["device"], "--threads", str(ours["threads"])]
-    done = _run(_script(interpreter, "--model", str(folder), *work.options(), *same))
+    return peer_result(interpreter, "--model", str(folder), *work.options(), *same)
+
+
+def peer_result(interpreter: str, *words: str) -> dict[str, Any]:
+    """What the peer's process prints. Raises MachineFailure where it fails."""
+    done = _run(_script(interpreter, *words))
     result = printed(done)
     if result is None:
         raise MachineFailure(

@@ -1,4 +1,4 @@
-"""One side of `microrl bench peer`: training steps of TRL's `GRPOTrainer`, on the same work as `microrl bench step`.
+"""One side of `microrl bench peer`: TRL's `GRPOTrainer`, on the work of `microrl bench step` or until an accuracy is reached.
 
 Runs in an environment that has TRL and need not have microrl: it imports nothing of microrl, and reads the clock's file by its
 path. Prints one JSON object.
@@ -10,17 +10,22 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import runpy
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 NEEDED = ("trl", "torch", "transformers", "peft", "datasets")
 SUMS = 512
+WINDOW = 640
+"""Completions whose mean accuracy is compared with the goal: with 8 of a question its standard error is about 0.04."""
+BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 CLOCK = Path(__file__).parents[2] / "clock.py"
 """The clock that times microrl's steps; it needs the standard library alone."""
 
@@ -36,8 +41,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one untimed step")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--until", type=float, help="train until this accuracy, instead of timing steps")
+    parser.add_argument("--seconds", type=float, help="with --until: the limit")
+    parser.add_argument("--questions", help="with --until: a JSON file of prompts and gold answers")
+    parser.add_argument("--lr", type=float, help="with --until: learning rate, with the work above; without it, TRL's defaults")
+    parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
-    result = versions() if wanted.versions else time_steps(wanted)
+    result = versions() if wanted.versions else time_steps(wanted) if wanted.until is None else train_until(wanted)
     print(json.dumps(result), flush=True)
 
 
@@ -75,43 +85,98 @@ def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.synchronize()
             seconds.append(now_s() - self.began)
 
+    forced = {"generation_kwargs": {"min_new_tokens": wanted.tokens}, "max_steps": wanted.steps + 1}
     with tempfile.TemporaryDirectory() as folder:
-        trainer(wanted, Watch(), folder).train()
+        options = {**same_work(wanted, 1e-5), **forced}
+        trainer(wanted, folder, options, lora(wanted.rank), questions(), reward, Watch()).train()
     assert len(seconds) == wanted.steps + 1, seconds
     return {"step_s_median": statistics.median(seconds[1:]), "steps_s": seconds, "peak_rss_gb": peak_rss_gb()}
 
 
-def trainer(wanted: argparse.Namespace, watch: Any, folder: str) -> Any:
-    """TRL's trainer in float32: one batch holds a step's completions, all of the same forced length; no KL penalty."""
-    from datasets import Dataset
+def train_until(wanted: argparse.Namespace) -> dict[str, Any]:
+    """Train until the goal is reached or time is out; see `microrl.commands.bench.to_accuracy.compare` for the result."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1")
+    now_s = runpy.run_path(str(CLOCK))["now_s"]
+    start = now_s()
     from peft import LoraConfig
+    from transformers import TrainerCallback
+
+    seconds: list[float] = []
+    accuracies: list[float] = []
+    counts: list[int] = []
+
+    def right(completions: list[list[dict[str, str]]], gold: list[str], **more: Any) -> list[float]:
+        found = [BOXED.findall(completion[0]["content"]) for completion in completions]
+        scores = [float(bool(boxes) and boxes[-1].strip() == answer) for boxes, answer in zip(found, gold)]
+        accuracies.append(sum(scores) / len(scores))
+        counts.append(len(scores))
+        return scores
+
+    class Watch(TrainerCallback):
+        began = 0.0
+
+        def on_step_begin(self, *arguments: Any, **more: Any) -> None:
+            self.began = now_s()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+            seconds.append(now_s() - self.began)
+            is_over = now_s() - start > wanted.seconds
+            control.should_training_stop = is_over or reached(accuracies, counts[0], wanted.until)
+            return control
+
+    options: dict[str, Any] = {}
+    adapter = LoraConfig(task_type="CAUSAL_LM")
+    if wanted.lr is not None:
+        options = {**same_work(wanted, wanted.lr), "lr_scheduler_type": "constant", "max_steps": 10**6}
+        adapter = lora(wanted.rank)
+    rows = json.loads(Path(wanted.questions).read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        trainer(wanted, folder, options, adapter, rows, right, Watch()).train()
+    return {
+        "reached": reached(accuracies, counts[0], wanted.until), "steps": len(seconds), "step_s": sum(seconds),
+        "accuracy": recent(accuracies, counts[0]),
+    }  # fmt: skip
+
+
+def recent(accuracies: Sequence[float], per_step: int) -> float:
+    """The mean of the last steps' accuracies, over WINDOW completions or what there is."""
+    last = accuracies[-max(1, WINDOW // per_step) :]
+    return sum(last) / len(last)
+
+
+def reached(accuracies: Sequence[float], per_step: int, goal: float) -> bool:
+    """Whether a whole window of completions has at least this accuracy."""
+    return len(accuracies) * per_step >= WINDOW and recent(accuracies, per_step) >= goal
+
+
+def same_work(wanted: argparse.Namespace, lr: float) -> dict[str, Any]:
+    """What microrl's side does, in TRL's names: one batch holds a step's completions; no KL penalty."""
+    return {
+        "loss_type": "grpo", "beta": 0.0, "learning_rate": lr, "temperature": 1.0, "num_generations": wanted.group,
+        "per_device_train_batch_size": wanted.prompts * wanted.group, "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False, "max_completion_length": wanted.tokens,
+    }  # fmt: skip
+
+
+def lora(rank: int) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def trainer(
+    wanted: argparse.Namespace, folder: str, options: dict[str, Any], adapter: Any, rows: list[Any], reward: Any, watch: Any
+) -> Any:
+    """TRL's trainer in float32, silent; what `options` leave out is TRL's default."""
+    from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     config = GRPOConfig(
-        output_dir=folder,
-        use_cpu=wanted.device == "cpu",
-        bf16=False,
-        model_init_kwargs={"dtype": "float32"},
-        loss_type="grpo",
-        beta=0.0,
-        learning_rate=1e-5,
-        temperature=1.0,
-        num_generations=wanted.group,
-        per_device_train_batch_size=wanted.prompts * wanted.group,
-        gradient_accumulation_steps=1,
-        gradient_checkpointing=False,
-        max_completion_length=wanted.tokens,
-        generation_kwargs={"min_new_tokens": wanted.tokens},
-        max_steps=wanted.steps + 1,
-        seed=0,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
-    lora = LoraConfig(r=wanted.rank, lora_alpha=wanted.rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    rows = Dataset.from_list(questions())
-    return GRPOTrainer(wanted.model, reward, args=config, train_dataset=rows, peft_config=lora, callbacks=[watch])
+        output_dir=folder, use_cpu=wanted.device == "cpu", bf16=False, model_init_kwargs={"dtype": "float32"}, seed=wanted.seed,
+        report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, **options,
+    )  # fmt: skip
+    rows = Dataset.from_list(rows)
+    return GRPOTrainer(wanted.model, reward, args=config, train_dataset=rows, peft_config=adapter, callbacks=[watch])
 
 
 def questions() -> list[dict[str, Any]]:
