@@ -162,6 +162,8 @@ class VllmDriver:
         module, _, leaf = name.rpartition(".")
         parent, _, last = module.rpartition(".")
         packed = next((key for key, parts in fused.items() if last in parts and len(parts) > 1), None)
+        if packed is not None and not hasattr(model.get_submodule(parent), packed):
+            packed = None  # layers that share keys and values with earlier ones: there the queries are on their own
         holder = model.get_submodule(f"{parent}.{packed}" if packed else module)
         holder = getattr(holder, "base_layer", holder)
         tensor = getattr(holder, leaf).data

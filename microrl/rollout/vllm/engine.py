@@ -250,8 +250,8 @@ class VllmEngine:
         different = self._driver.weights_difference(BASE)
         if different or not probe.base_gap < sync_check.BASE_LIMIT:
             raise SyncNotProved(
-                f"vLLM's base model is not the trainer's: {different or 'the weights are equal, but'} the scores differ by "
-                f"{probe.base_gap:.3g} nats per token",
+                f"vLLM's base model is not the trainer's: {different + ', and' if different else 'the weights are equal, but'} "
+                f"the scores differ by {probe.base_gap:.3g} nats per token",
                 "check the versions of transformers and vLLM with `microrl doctor`, or use --engine transformers",
             )
 
