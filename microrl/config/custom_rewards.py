@@ -24,12 +24,6 @@ class RewardFunction(NamedTuple):
     weight: float
     name: str
 
-    @property
-    def module(self) -> str | None:
-        """The module that it is in; None for an entry point, which knows its module itself."""
-        module, colon, _ = self.target.partition(":")
-        return module if colon else None
-
 
 def parse_functions(given: Sequence[str]) -> tuple[RewardFunction, ...]:
     """The functions of `reward.functions`, in order.

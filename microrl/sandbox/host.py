@@ -107,11 +107,11 @@ class Host(Worker):
         ask, tell = self._requests
         self._is_ready = False
         try:
-            self._send(served is not None, until, gone)
+            self._lines.send(served is not None, until, gone)
             if served is not None:
-                self._send([cpu_s, served], until, gone, ask)
-            self._send([cpu_s, handled], until, gone, tell)
-            reply = self._receive(until, gone)
+                self._lines.send([cpu_s, served], until, gone, ask)
+            self._lines.send([cpu_s, handled], until, gone, tell)
+            reply = self._lines.receive(until, gone)
         except NoReply:
             self._end_job()
             return None
@@ -121,14 +121,14 @@ class Host(Worker):
     def _end_job(self) -> None:
         until = now_s() + GIVE_UP_S
         try:
-            self._send(None, until, never)
+            self._lines.send(None, until, never)
             self._until_ready(until, never)
         except NoReply:
             self.kill()
 
     def _until_ready(self, until: float, gone: Gone) -> None:
         """Wait for the host's own word. An answer that comes before it has come too late. Raises NoReply."""
-        while self._receive(until, gone) is not None:
+        while self._lines.receive(until, gone) is not None:
             pass
         self._is_ready = self._has_started = True
 

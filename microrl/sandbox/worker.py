@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,37 +28,18 @@ class NoReply(Exception):
         self.why = why
 
 
-class Worker:
-    """Used by one thread at a time. Started at its first request, and again after a death."""
+class Lines:
+    """JSON lines to and from another process, over two pipes that do not block. Used by one thread at a time."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
-        """Whether it waits for a request: what it had to import, or to remove, is done."""
+    def __init__(self, writes: int, reads: int, how_it_ended: Callable[[], str]) -> None:
+        self._writes, self._reads, self._how_it_ended = writes, reads, how_it_ended
         self._unread = b""
-
-    def _launch(self, command: list[str], **more: Any) -> None:
-        """Begin to start it. `more` is for `subprocess.Popen`."""
-        self._is_ready, self._unread = False, b""
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the parent, which decides; and what it starts can be killed with it
-            **more,
-        )
-        for descriptor in self._pipes():
+        for descriptor in (writes, reads):
             os.set_blocking(descriptor, False)
 
-    def _pipes(self) -> tuple[int, int]:
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
-        return self._process.stdin.fileno(), self._process.stdout.fileno()
-
-    def _send(self, request: Any, until: float, gone: Gone, descriptor: int | None = None) -> None:
-        """Write a request; where no other pipe is named, to standard input. Raises NoReply where not all of it can be in time."""
-        descriptor = self._pipes()[0] if descriptor is None else descriptor
+    def send(self, request: Any, until: float, gone: Gone, descriptor: int | None = None) -> None:
+        """Write a request, to another pipe where one is named. Raises NoReply where not all of it can be written in time."""
+        descriptor = self._writes if descriptor is None else descriptor
         view = memoryview(json.dumps(request).encode("ascii") + b"\n")
         try:
             while view:
@@ -66,12 +48,12 @@ class Worker:
         except BrokenPipeError:
             raise NoReply(self._how_it_ended()) from None
 
-    def _receive(self, until: float, gone: Gone) -> Any:
+    def receive(self, until: float, gone: Gone) -> Any:
         """The next reply. Raises NoReply, also for what is no JSON."""
-        descriptor, parts = self._pipes()[1], [self._unread]
+        parts = [self._unread]
         while b"\n" not in parts[-1]:
-            _wait(descriptor, select.POLLIN, until, gone)
-            data = os.read(descriptor, 1 << 16)
+            _wait(self._reads, select.POLLIN, until, gone)
+            data = os.read(self._reads, 1 << 16)
             if not data:
                 raise NoReply(self._how_it_ended())
             if sum(map(len, parts)) > LONGEST_REPLY:
@@ -82,6 +64,31 @@ class Worker:
             return json.loads(line)
         except (ValueError, RecursionError):
             raise NoReply(NO_ANSWER) from None
+
+
+class Worker:
+    """Used by one thread at a time. Started at its first request, and again after a death."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        """Whether it waits for a request: what it had to import, or to remove, is done."""
+        self._lines: Lines
+
+    def _launch(self, command: list[str], **more: Any) -> None:
+        """Begin to start it. `more` is for `subprocess.Popen`."""
+        self._is_ready = False
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the parent, which decides; and what it starts can be killed with it
+            **more,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._lines = Lines(self._process.stdin.fileno(), self._process.stdout.fileno(), self._how_it_ended)
 
     def _how_it_ended(self) -> str:
         assert self._process is not None

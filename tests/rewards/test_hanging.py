@@ -248,7 +248,7 @@ def test_half_a_line_keeps_the_deadline():
     worker._launch([sys.executable, "-c", "import sys, time; sys.stdout.write('tr'); sys.stdout.flush(); time.sleep(600)"])
     try:
         with pytest.raises(NoReply):
-            in_time(lambda: worker._receive(now_s() + 1.0, lambda: False))
+            in_time(lambda: worker._lines.receive(now_s() + 1.0, lambda: False))
     finally:
         worker.kill()
 
@@ -381,7 +381,7 @@ class Scripted:
 
     decode_steps = 0
 
-    def groups(self, prompts, sampling, *, stream, positions, pace):
+    def groups(self, prompts, sampling, *, stream, positions, pace, talks=None):
         for position, prompt in zip(positions, prompts, strict=True):
             if pace:
                 pace.may_start(0)

@@ -27,7 +27,7 @@ from microrl.clock import now_s
 from microrl.config.custom_rewards import RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
-from microrl.rewards.custom.process import FunctionProcess
+from microrl.rewards.custom.process import CustomProcess
 from microrl.sandbox.pipes import LOOK_S, Gone, never
 from microrl.sandbox.worker import NoReply
 from microrl.types import Group
@@ -55,7 +55,7 @@ class CustomReward:
     def __init__(self, function: RewardFunction, config: RewardConfig) -> None:
         self.function = function
         self._deadline_s = config.function_deadline_s
-        self._process = FunctionProcess(function, config.path, config.confine_functions)
+        self._process = CustomProcess(function.target, config.path, confined=config.confine_functions)
         self._raised = False
         self.kills = 0
         """Calls that were killed since the step began."""

@@ -1,9 +1,9 @@
-"""The process of one reward function: one JSON request a line in, one JSON answer a line out. Run as a file, never imported.
+"""The process of custom code: one JSON request a line in, one JSON answer a line out. Run as a file, never imported.
 
-Arguments: the function's target, the folder of `reward.path` (or empty), the parent's process id, and whether to confine it. The
-first line out says whether the function could be imported. A custom function may hang, print, or end the process: the
-parent sees that, and no more than this process is lost. It runs with the rights of whoever started the run, unless it is confined
-after its module has been imported.
+Arguments: the target, the folder of its module (or empty), the parent's process id, the entry points' group, whether to confine
+it, and the module that serves it (empty for a reward function, which is served here). The first line out says whether the target
+could be imported. Custom code may hang, print, or end the process: the parent sees that, and no more than this process is lost.
+It runs with the rights of whoever started the run, unless it is confined after its module has been imported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-GROUP = "microrl.rewards"
-"""The entry points' group, as in `microrl.config.custom_rewards`: of this package nothing but the sandbox is imported here."""
 ROOT = str(Path(__file__).parents[3])
 MEMORY_BYTES = 16 << 30
 """Of address space, in the sandbox: libraries that compute reserve much more than they use."""
@@ -41,7 +39,7 @@ class Unusable(Exception):
 
 
 def main() -> None:
-    target, folder, parent, confined = sys.argv[1:5]
+    target, folder, parent, group, confined, server = sys.argv[1:7]
     requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     # The protocol owns the two pipes: what the function reads is empty, and what it prints goes to standard error.
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -49,7 +47,12 @@ def main() -> None:
     os.dup2(2, 1)
     _die_with(int(parent))
     try:
-        function = loaded(target, folder)
+        found = loaded(target, folder, group, "class" if server else "function")
+        serve = _served_by(server) if server else None
+        if serve is None:
+            refuse_other(found)
+        else:
+            serve.refuse_other(found, Unusable)
     except Unusable as error:
         _write(replies, {"error": str(error), "known": error.known})
         return
@@ -59,8 +62,20 @@ def main() -> None:
     if confined and not _locked_in((requests.fileno(), replies)):
         return
     _write(replies, {"ready": True})
+    if serve is not None:
+        serve.serve(found, requests, replies, die_with=_die_with, described=described)
+        return
     for line in requests:
-        _write(replies, answer(function, json.loads(line)))
+        _write(replies, answer(found, json.loads(line)))
+
+
+def _served_by(module: str) -> Any:
+    """A module of this package, which is found last: a checkout that is not installed is found by it."""
+    sys.path.append(ROOT)
+    try:
+        return import_module(module)
+    finally:
+        sys.path.remove(ROOT)
 
 
 def _locked_in(keep: tuple[int, int]) -> bool:
@@ -68,23 +83,20 @@ def _locked_in(keep: tuple[int, int]) -> bool:
 
     A fork, because only the calling thread is confined: a module may have started others while it was imported.
     """
-    sys.path.append(ROOT)  # last, and only here: a checkout that is not installed is found by it
-    from microrl.sandbox.confine import Limits, confine, levels_in_force
-
-    sys.path.pop()
+    sandbox = _served_by("microrl.sandbox.confine")
     owner = os.getpid()
     if (pid := os.fork()) != 0:
         os.waitpid(pid, 0)
         return False
-    confine(owner, Limits(MEMORY_BYTES), keep=keep)
-    if not levels_in_force().is_tight:
-        _write(keep[1], {"error": f"it could not be confined; in force: {levels_in_force()}"})
+    sandbox.confine(owner, sandbox.Limits(MEMORY_BYTES), keep=keep)
+    if not (levels := sandbox.levels_in_force()).is_tight:
+        _write(keep[1], {"error": f"it could not be confined; in force: {levels}"})
         os._exit(0)
     return True
 
 
-def loaded(target: str, folder: str) -> Callable[..., Any]:
-    """The function. Raises Unusable, and what its module raises when it is imported."""
+def loaded(target: str, folder: str, group: str, kind: str) -> Any:
+    """What the target names. Raises Unusable, and what its module raises when it is imported."""
     if folder and folder not in sys.path:
         sys.path.append(folder)  # last: a file of the user's shadows no installed package
     module_name, colon, path = target.partition(":")
@@ -94,18 +106,22 @@ def loaded(target: str, folder: str) -> Callable[..., Any]:
         for name in path.split("."):
             if not hasattr(found, name):
                 known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-                raise Unusable(f"`{module_name}` has no function `{path}`", known)
+                raise Unusable(f"`{module_name}` has no {kind} `{path}`", known)
             found = getattr(found, name)
     else:
-        points = {point.name: point for point in metadata.entry_points(group=GROUP)}
+        points = {point.name: point for point in metadata.entry_points(group=group)}
         if target not in points:
-            raise Unusable(f"no installed package has an entry point `{target}` in the group {GROUP}", list(points))
+            raise Unusable(f"no installed package has an entry point `{target}` in the group {group}", list(points))
         found = points[target].load()
+    return found
+
+
+def refuse_other(found: Any) -> None:
+    """Raise Unusable for what is no function."""
     if not callable(found):
         raise Unusable(f"it is not a function, but of type {type(found).__name__}")
     if inspect.isclass(found):
         raise Unusable("it is a class, not a function")
-    return found
 
 
 def answer(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:

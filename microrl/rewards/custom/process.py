@@ -1,4 +1,4 @@
-"""The process of a reward function, as its parent sees it."""
+"""The process of custom code, as its parent sees it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl.clock import now_s
-from microrl.config.custom_rewards import EXAMPLE, GROUP, RewardFunction, parse_functions
+from microrl.config.custom_rewards import EXAMPLE, GROUP, parse_functions
 from microrl.config.plugins import refuse_missing
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean
@@ -23,39 +23,47 @@ IMPORT_S = 300.0
 """How long a function's module may take to be imported. Some load a model of their own."""
 
 
-class FunctionProcess(Worker):
-    """The process of one function."""
+class CustomProcess(Worker):
+    """The process of one reward function, or of what else `what` is called and the module `server` serves.
 
-    def __init__(self, function: RewardFunction, folder: str | None, confined: bool) -> None:
+    `group` is that of its entry points, `folder` where its module may be besides the installed packages, which `key` names.
+    """
+
+    what, group, key, server = "reward", GROUP, "reward.path", ""
+
+    def __init__(self, target: str, folder: str | None, *, confined: bool = False) -> None:
         super().__init__()
-        self._function, self._folder, self._confined = function, folder, "confined" if confined else ""
+        self._target, self._folder, self._confined = target, folder, "confined" if confined else ""
 
     def start(self) -> None:
         """Begin to start it, unless it runs; nobody waits."""
         if self._process is None:
-            # -P: neither the current folder nor that of the file, whose modules must not be taken for others.
-            host = [sys.executable, "-P", HOST, self._function.target, self._folder or "", str(os.getpid()), self._confined]
             # A process finds the environment that it was started with on its stack, whatever it clears later.
-            self._launch(host, env=clean() if self._confined else None)
+            self._launch(self._command(), env=clean() if self._confined else None)
+
+    def _command(self) -> list[str]:
+        # -P: neither the current folder nor that of the file, whose modules must not be taken for others.
+        command = [sys.executable, "-P", HOST, self._target, self._folder or "", str(os.getpid())]
+        return [*command, self.group, self._confined, self.server]
 
     def wait_until_ready(self, gone: Gone = never) -> None:
-        """Wait until the function is imported. Raises UserError where it cannot be, and NoReply where nobody waits any more."""
+        """Wait until the code is imported. Raises UserError where it cannot be, and NoReply where nobody waits any more."""
         self.start()
         if self._is_ready:
             return
-        target = self._function.target
+        target = self._target
         try:
             reply = self._reply(now_s() + IMPORT_S, gone)
         except NoReply as error:
             if gone():
                 raise
             why = error.why or f"it took more than {IMPORT_S:g} s"
-            raise UserError(f"the reward `{target}` cannot be imported: {why}", _import_hint(self._function)) from None
+            raise UserError(f"the {self.what} `{target}` cannot be imported: {why}", self._import_hint()) from None
         if "error" in reply:
             self.kill()
             known = reply.get("known")
-            hint = did_you_mean(target.rpartition(":")[2], known) if known else _import_hint(self._function)
-            raise UserError(f"the reward `{target}` cannot be imported: {reply['error']}", hint)
+            hint = did_you_mean(target.rpartition(":")[2], known) if known else self._import_hint()
+            raise UserError(f"the {self.what} `{target}` cannot be imported: {reply['error']}", hint)
         self._is_ready = True
 
     def call(self, request: dict[str, Any], deadline_s: float, gone: Gone) -> dict[str, Any]:
@@ -66,8 +74,8 @@ class FunctionProcess(Worker):
     def _reply(self, until: float, gone: Gone, request: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             if request is not None:
-                self._send(request, until, gone)
-            reply = self._receive(until, gone)
+                self._lines.send(request, until, gone)
+            reply = self._lines.receive(until, gone)
             if not isinstance(reply, dict):
                 raise NoReply(NO_ANSWER)
         except NoReply:
@@ -75,10 +83,10 @@ class FunctionProcess(Worker):
             raise
         return reply
 
-
-def _import_hint(function: RewardFunction) -> str:
-    module = function.module or "PACKAGE"
-    return f"try it: python -c 'import {module}'; modules are also looked for in the folder reward.path (the current one)"
+    def _import_hint(self) -> str:
+        module, colon, _ = self._target.partition(":")
+        places = f"modules are also looked for in the folder {self.key} (the current one)"
+        return f"try it: python -c 'import {module if colon else 'PACKAGE'}'; {places}"
 
 
 def refuse_unusable(config: RewardConfig) -> None:
