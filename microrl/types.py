@@ -47,6 +47,20 @@ class SftExample:
 
 
 @dataclass(frozen=True, slots=True)
+class Episode:
+    """What a completion was as an episode with an environment.
+
+    `calls` of tools, of which so many were `failures`. `reward` is the environment's own, 0 where it gives none at all; None:
+    it failed to give one.
+    """
+
+    turns: int
+    calls: int
+    failures: int
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer.
 
@@ -55,7 +69,7 @@ class Completion:
 
     `text` is what is graded. Where others write into a completion, as a tool does, `drawn` says which tokens the policy drew
     (None: all of them), `logprobs` is 0 for the others, and `transcript` is the whole of it as text. A tool's tokens are never
-    graded, trained on, or counted.
+    graded, trained on, or counted. `episode`: None where there is no environment.
     """
 
     token_ids: tuple[int, ...]
@@ -65,6 +79,7 @@ class Completion:
     text: str
     drawn: tuple[bool, ...] | None = None
     transcript: str | None = None
+    episode: Episode | None = None
 
     @property
     def length(self) -> int:

@@ -43,7 +43,7 @@ class InFlight:
         self._tokens_ST = torch.zeros(rows, limit, dtype=torch.long, device=device)
         self._logprobs_ST = torch.zeros(rows, limit, device=device)
         self._uniforms_ST = torch.zeros(rows, limit, dtype=torch.float64, device=device)
-        # Of each row of the batch: its slot, how many tokens it has drawn, the last of them, and whether it is finished.
+        # Of each row of the batch: its slot, how many tokens its completion has, the last of them, and whether it is finished.
         self._slots_R = torch.zeros(0, dtype=torch.long, device=device)
         self._drawn_R, self._last_R = torch.zeros_like(self._slots_R), torch.zeros_like(self._slots_R)
         self._finished_R = torch.zeros_like(self._slots_R, dtype=torch.bool)
@@ -75,18 +75,20 @@ class InFlight:
             del self._owner[slot]
         self._free += reversed(leaving)
         kept = (~self._finished_R).nonzero().squeeze(1)
-        slots = []
+        slots, written = [], []
         for request in joining:
             self._finished_of[request] = {}
             for number in range(request.count):
                 slots.append(self._free.pop())
+                written.append(request.written)
                 self._owner[slots[-1]] = (request, number)
                 uniforms = _uniforms((*request.key, number), self._sampling.max_tokens)
                 self._uniforms_ST[slots[-1]] = torch.from_numpy(uniforms)
         self._batch.gather(kept, [request.token_ids for request in joining], [request.count for request in joining])
-        fresh = torch.zeros(len(slots), dtype=torch.long, device=kept.device)
-        self._slots_R = torch.cat([self._slots_R[kept], torch.tensor(slots, dtype=torch.long, device=kept.device)])
-        self._drawn_R, self._last_R = torch.cat([self._drawn_R[kept], fresh]), torch.cat([self._last_R[kept], fresh])
+        joined_2R = torch.tensor([slots, written], dtype=torch.long, device=kept.device)
+        self._slots_R = torch.cat([self._slots_R[kept], joined_2R[0]])
+        self._drawn_R = torch.cat([self._drawn_R[kept], joined_2R[1]])
+        self._last_R = torch.cat([self._last_R[kept], torch.zeros_like(joined_2R[0])])
         self._finished_R = torch.zeros_like(self._slots_R, dtype=torch.bool)
         self._finished = 0
         if slots:
@@ -122,16 +124,17 @@ class InFlight:
         for row in ending_R.tolist():
             request, number = self._owner[int(slots_R[row])]
             finished = self._finished_of[request]
-            finished[number] = self._completion(int(slots_R[row]), int(drawn_R[row]), stopped=bool(stopped_R[row]))
+            place = slice(request.written, int(drawn_R[row]))
+            finished[number] = self._completion(int(slots_R[row]), place, stopped=bool(stopped_R[row]))
             if len(finished) == request.count:
                 del self._finished_of[request]
                 yield request, [finished[n] for n in range(request.count)]
 
-    def _completion(self, slot: int, count: int, *, stopped: bool) -> Completion:
-        ids = self._tokens_ST[slot, :count].tolist()
+    def _completion(self, slot: int, place: slice, *, stopped: bool) -> Completion:
+        ids = self._tokens_ST[slot, place].tolist()
         return Completion(
             token_ids=tuple(ids),
-            logprobs=tuple(self._logprobs_ST[slot, :count].tolist()),
+            logprobs=tuple(self._logprobs_ST[slot, place].tolist()),
             finish="stop" if stopped else "length",
             version=self._version,
             text=self._tokenizer.decode(ids, skip_special_tokens=True),

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from microrl.rollout.episodes import Talks, episodes
 from microrl.rollout.requests import Pace, Queue, Request
 from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
 
@@ -38,7 +39,7 @@ class Sampler(ABC):
 
     >>> class Parrot(Sampler):
     ...     def complete(self, queue, sampling):
-    ...         while ready := queue.ready():
+    ...         while (ready := queue.ready()) or queue.hurry():
     ...             queue.start(ready)
     ...             for request in ready:
     ...                 echo = Completion(request.token_ids, (0.0,) * len(request.token_ids), "stop", 0, "hello")
@@ -54,10 +55,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, Sequence[Completion]]]:
-        """Each request's completions, as soon as the last of them is finished, until nothing is left that may start.
+        """Each request's completions, as soon as the last of them is finished, until nothing is left that may start and
+        `queue.hurry()` is False.
 
         Requests start in their order, as soon as there is room for them. Tokens depend on the weights, the request and
-        `sampling` alone: not on what else is decoded.
+        `sampling` alone: not on what else is decoded. A completion and what is `written` of it have `sampling.max_tokens` in all.
         """
 
     def groups(
@@ -68,13 +70,17 @@ class Sampler(ABC):
         stream: tuple[int, ...],
         positions: Sequence[int] | None = None,
         pace: Pace | None = None,
+        talks: Talks | None = None,
     ) -> Iterator[tuple[int, Group]]:
         """Each prompt's completions, as soon as the last of them is finished, with the prompt's position.
 
         The randomness of a completion follows from (*stream, position, number) alone. `positions` are the prompts' numbers;
-        None: 0, 1, 2, ...
+        None: 0, 1, 2, ... `talks`: the environment that answers to each turn; None: a completion is a single one.
         """
         asked = dict(zip(range(len(prompts)) if positions is None else positions, prompts, strict=True))
+        if talks is not None:
+            yield from episodes(self.complete, asked, sampling, stream=stream, pace=pace, talks=talks)
+            return
         requests = (Request((*stream, position), prompt.token_ids, sampling.group_size) for position, prompt in asked.items())
         queue = Queue(requests, stream=stream, pace=pace)
         for request, completions in self.complete(queue, sampling):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Protocol
+
+from microrl.sandbox.pipes import LOOK_S
+
+REPLY_ROUNDS = 32
+"""Rounds of decoding that a tool may take before the engine waits for it."""
 
 
 class Pace(Protocol):
@@ -24,25 +30,32 @@ class Pace(Protocol):
 class Request:
     """`count` completions of one token sequence. They start together, so that its prefill is shared.
 
-    The randomness of completion n (from 0) follows from (*key, n) alone.
+    The randomness of completion n (from 0) follows from (*key, n) alone. `written`: how many of the tokens, the last ones, are
+    part of the completion already, and so of its limit: an episode goes on.
     """
 
     key: tuple[int, ...]
     token_ids: tuple[int, ...]
     count: int
+    written: int = 0
 
 
 class Queue:
     """Requests that wait for room, first come first served, as far as the pace lets them start.
 
-    `stream` is the beginning of all their keys.
+    `stream` is the beginning of all their keys. Those that `expect` announces come first, and no pace holds them back: their
+    episodes have started. They join a fixed number of rounds later, whenever their tools were done: what is decoded together
+    affects the last bits of a result, and a run that is resumed has to repeat them.
     """
 
     def __init__(self, requests: Iterable[Request], *, stream: tuple[int, ...], pace: Pace | None = None) -> None:
         self.stream = stream
         self.in_flight = 0
-        """Requests that have started and are not finished."""
+        """Requests that have started and are not finished, those of one episode counted once."""
         self._waiting, self._pace = deque(requests), pace
+        self._going_on: deque[Request] = deque()
+        self._expected: deque[tuple[int, Future[Request | None]]] = deque()
+        self._round = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -56,24 +69,58 @@ class Queue:
         """Whether the pace wants sampling to stop here, between two tokens."""
         return self._pace is not None and self._pace.is_over()
 
-    def ready(self, room: int | None = None) -> list[Request]:
-        """The requests that may start now, in their order. Their completions fill at most `room` rows; None: any number."""
+    def expect(self, reply: Future[Request | None]) -> None:
+        """A request that is being made; None will be the end of an episode."""
+        self._expected.append((self._round + REPLY_ROUNDS, reply))
+
+    def hurry(self) -> bool:
+        """Nothing is decoded: whether there will be more to do nevertheless, for which `ready` now waits."""
+        self._expected = deque((self._round, reply) for _, reply in self._expected)
+        return bool(self._expected or self._going_on)
+
+    def _take_replies(self, look: Callable[[], None]) -> None:
+        self._round += 1
+        while self._expected and self._expected[0][0] <= self._round and not self.is_over():
+            reply = self._expected[0][1]
+            if not wait([reply], LOOK_S).done:
+                look()
+                continue
+            self._expected.popleft()
+            if (request := reply.result()) is not None:
+                self._going_on.append(request)
+
+    def ready(self, room: int | None = None, look: Callable[[], None] = lambda: None) -> list[Request]:
+        """The requests that may start now, in their order. Their completions fill at most `room` rows; None: any number.
+
+        To be asked once a round of decoding. `look` is called several times a second while it waits for tools, and what it raises
+        ends that. Raises what a request's making has raised.
+        """
+        self._take_replies(look)
         found: list[Request] = []
         rows = 0
+        for request in self._going_on:
+            rows += request.count
+            if room is not None and rows > room:
+                return found
+            found.append(request)
+        fresh = -len(found)
         for request in self._waiting:
             rows += request.count
             if room is not None and rows > room:
                 break
-            if self._pace is not None and not self._pace.may_start(self.in_flight + len(found)):
+            if self._pace is not None and not self._pace.may_start(self.in_flight + fresh + len(found)):
                 break
             found.append(request)
         return found
 
     def start(self, ready: Sequence[Request]) -> None:
         """Take out what `ready` has returned."""
-        self.in_flight += len(ready)
         for _ in ready:
-            self._waiting.popleft()
+            if self._going_on:
+                self._going_on.popleft()
+            else:
+                self._waiting.popleft()
+                self.in_flight += 1
 
     def finished(self) -> None:
         """One of the requests that have started is finished."""

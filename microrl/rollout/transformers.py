@@ -180,14 +180,14 @@ class _Sampler(Sampler):
             engine.check_deadline()
             if queue.is_over():
                 return
-            ready = queue.ready(rows.room)
+            ready = queue.ready(rows.room, engine.check_deadline)
             if rows.is_change_due(sum(request.count for request in ready)):
                 queue.start(ready)
                 yield from rows.change(ready)
             elif not rows.is_empty:
                 yield from rows.step()
                 self.decode_steps += 1
-            else:  # all is done, or the pace lets nothing start any more
+            elif not queue.hurry():  # all is done, or the pace lets nothing start any more
                 return
 
 

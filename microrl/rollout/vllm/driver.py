@@ -192,7 +192,7 @@ class VllmDriver:
             seed=seed if self.seeded else None,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
+            max_tokens=sampling.max_tokens - request.written,
             min_tokens=sampling.min_tokens,
             stop_token_ids=list(stops),
             logprobs=0,  # the sampled token's own

@@ -37,13 +37,15 @@ class VllmSampler(Sampler):
             self._engine.check_deadline()
             if queue.is_over():
                 return
-            ready = queue.ready()
+            ready = queue.ready(look=self._engine.check_deadline)
             queue.start(ready)
             with self._engine.fault_named("sampling"):
                 for request in ready:
                     in_flight[self._driver.sample(request, sampling, self._stops, _seed(request.key))] = request
-            if not in_flight:  # all is done, or the pace lets nothing start any more
-                return
+            if not in_flight:
+                if queue.hurry():
+                    continue
+                return  # all is done, or the pace lets nothing start any more
             began = clock.now_s()
             with self._engine.fault_named("sampling"):
                 finished = self._driver.step()

@@ -1,0 +1,168 @@
+"""Groups of episodes: conversations of the policy with a model's tools, put together from an engine's completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from typing import Protocol
+
+from microrl.errors import UserError
+from microrl.rollout.requests import Pace, Queue, Request
+from microrl.types import Completion, Episode, Group, Prompt, Sampling
+
+THREADS = 128
+"""Environments that work at once. Their threads only wait for other processes."""
+Complete = Callable[[Queue, Sampling], Iterator[tuple[Request, Sequence[Completion]]]]
+
+
+class Talk(Protocol):
+    """The environment's side of one episode."""
+
+    prompt: Prompt
+    """With what the environment has said first."""
+
+    def reply(self, turn: Completion, room: int) -> Sequence[int] | None:
+        """What it answers to a turn, as tokens up to the policy's next one; None: the episode is over.
+
+        `room`: tokens that the completion may still have, the policy's next one among them. An answer that does not leave room
+        for that one is as good as none: it is rolled back.
+        """
+        ...
+
+    def ended(self) -> Episode:
+        """What the episode was. Called once, at its end."""
+        ...
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Tokens as people read them, with those that mark whose turn it is."""
+        ...
+
+
+class Talks(Protocol):
+    """An environment."""
+
+    def begin(self, prompt: Prompt) -> Talk:
+        """Begin an episode with this prompt. Called from many threads."""
+        ...
+
+    def give_up(self) -> None:
+        """Nobody waits for an answer any more."""
+        ...
+
+    def end(self) -> None:
+        """End all episodes. Called when nothing works on them any more."""
+        ...
+
+
+class Talking:
+    """One episode in progress. Its tokens are appended and never changed: what was drawn, then what was answered, token by token.
+
+    It works in one thread at a time.
+    """
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._turns: list[Completion] = []
+        self._replies: list[tuple[int, ...]] = []
+        self.completion: Completion | None = None
+        """All turns as one; None as long as the episode goes on."""
+
+    def go_on(self, turn: Completion, key: tuple[int, ...], limit: int) -> Request | None:
+        """Add a turn and have it answered; returns the request for the next one, or None at the end of the episode.
+
+        `key`: that of the episode. `limit`: the most tokens that a completion may have, answers included.
+        """
+        self._turns.append(turn)
+        written = sum(len(ids) for ids, _ in self._parts())
+        if turn.finish == "stop":
+            reply = self._talk.reply(turn, limit - written)
+            if reply is not None and written + len(reply) < limit:
+                self._replies.append(tuple(reply))
+                token_ids = tuple(chain.from_iterable(ids for ids, _ in self._parts()))
+                return Request((*key, len(self._turns)), self._talk.prompt.token_ids + token_ids, 1, written=len(token_ids))
+            if reply is not None:
+                self._turns[-1] = replace(turn, finish="length")
+        self.completion = self._whole()
+        return None
+
+    def _parts(self) -> Iterator[tuple[tuple[int, ...], tuple[float, ...] | None]]:
+        """Tokens in order, with the log-probabilities of those that the policy drew."""
+        for number, turn in enumerate(self._turns):
+            yield turn.token_ids, turn.logprobs
+            if number < len(self._replies):
+                yield self._replies[number], None
+
+    def _whole(self) -> Completion:
+        """Its text is the last turn's: what a tool has said is no answer of the policy's."""
+        last, parts = self._turns[-1], list(self._parts())
+        token_ids = tuple(chain.from_iterable(ids for ids, _ in parts))
+        whole = replace(last, episode=self._talk.ended())
+        if not self._replies:
+            return whole
+        return replace(
+            whole,
+            token_ids=token_ids,
+            logprobs=tuple(chain.from_iterable((0.0,) * len(ids) if drawn is None else drawn for ids, drawn in parts)),
+            drawn=tuple(chain.from_iterable((drawn is not None,) * len(ids) for ids, drawn in parts)),
+            transcript=self._talk.text(token_ids),
+        )
+
+
+def episodes(
+    complete: Complete,
+    asked: Mapping[int, Prompt],
+    sampling: Sampling,
+    *,
+    stream: tuple[int, ...],
+    pace: Pace | None,
+    talks: Talks,
+) -> Iterator[tuple[int, Group]]:
+    """As `Sampler.groups`, by position. The randomness of a turn follows from (*stream, position, number, turn).
+
+    A group's first turns are one request; each later turn is one of its own. Environments work while others decode.
+    """
+    size, depth = sampling.group_size, len(stream)
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
+    try:
+        begun = {position: [pool.submit(talks.begin, prompt) for _ in range(size)] for position, prompt in asked.items()}
+        prompts: dict[int, Prompt] = {}
+        talking: dict[int, list[Talking]] = {}
+        for position, futures in begun.items():
+            group = [future.result() for future in futures]
+            prompts[position] = _shared(group)
+            talking[position] = [Talking(talk) for talk in group]
+        requests = (Request((*stream, position), prompt.token_ids, size) for position, prompt in prompts.items())
+        queue = Queue(requests, stream=stream, pace=pace)
+
+        def over() -> Iterator[tuple[int, Group]]:
+            for position, group in [*talking.items()]:
+                completions = tuple(one.completion for one in group if one.completion is not None)
+                if len(completions) == size:
+                    del talking[position]
+                    queue.finished()
+                    yield position, Group(prompts[position], completions)
+
+        for request, turns in complete(queue, sampling):
+            position, number = request.key[depth], request.key[depth + 1] if request.written else 0
+            for at, turn in enumerate(turns, number):
+                one, key = talking[position][at], (*stream, position, at)
+                queue.expect(pool.submit(one.go_on, turn, key, sampling.max_tokens))
+            yield from over()
+        yield from over()
+    finally:
+        talks.give_up()
+        pool.shutdown(wait=True, cancel_futures=True)
+        talks.end()
+
+
+def _shared(group: Sequence[Talk]) -> Prompt:
+    """The prompt of a group's episodes. Advantages compare answers to one question, so it has to be the same."""
+    first = group[0].prompt
+    if any(talk.prompt != first for talk in group):
+        raise UserError(
+            f"row {first.row}: `reset` of the environment says different things to the rollouts of one question",
+            "draw what is random in it from the row, for example random.Random(row['question'])",
+        )
+    return first

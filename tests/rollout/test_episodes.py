@@ -1,0 +1,231 @@
+"""Episodes: turns of the policy with an environment's answers in between, as the engine draws and the trainer scores them."""
+
+import dataclasses
+import random
+import time
+
+import pytest
+import torch
+from random_models import ARCHITECTURES, random_model, with_adapter
+from samples import PROMPTS, rows_of
+
+from microrl.errors import UserError
+from microrl.rollout import requests
+from microrl.rollout.engine import Sampler
+from microrl.rollout.transformers import TransformersEngine
+from microrl.types import BASE, Completion, Episode, Sampling
+
+
+class Echo:
+    """Answers the first turns with tokens that depend on what was said."""
+
+    def __init__(self, prompt, turns=3, extra=2, wait=lambda: None):
+        self.prompt, self.left, self.extra, self.wait = prompt, turns - 1, extra, wait
+        self.turns = 0
+
+    def reply(self, turn, room):
+        self.turns += 1
+        self.wait()
+        if self.turns > self.left:
+            return None
+        return [100 + token % 50 for token in turn.token_ids[:7]] + [60] * self.extra
+
+    def ended(self):
+        return Episode(self.turns, 0, 0, 0.0)
+
+    def text(self, token_ids):
+        return " ".join(map(str, token_ids))
+
+
+class Echoes:
+    def __init__(self, **keys):
+        self.keys = keys
+
+    def begin(self, prompt):
+        return Echo(prompt, **self.keys)
+
+    def give_up(self):
+        pass
+
+    def end(self):
+        pass
+
+
+def engine_on(model, tokenizer, max_kv_gb=1):
+    """An engine whose turns end after some ten tokens: one token in twelve is taken for the end of a turn."""
+    engine = TransformersEngine(model, tokenizer, max_kv_gb=max_kv_gb)
+    engine.stops = torch.arange(2, 300, 12)
+    return engine
+
+
+def sample(engine, snapshot, sampling, talks, stream=(0, 0)):
+    with engine.awake(snapshot) as sampler:
+        found = sampler.groups(PROMPTS, sampling, stream=stream, talks=talks)
+        return [group for _, group in sorted(found, key=lambda item: item[0])]
+
+
+def with_turns(groups):
+    return [one for group in groups for one in group.completions if one.drawn is not None]
+
+
+@pytest.mark.cases(fast=2)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_engine_and_trainer_agree_on_episodes(architecture, tokenizer):
+    """Of up to three turns; the tools' tokens are read by both, and have no log-probability of their own."""
+    model = random_model(architecture)
+    engine = engine_on(model, tokenizer)
+    policy = with_adapter(model, **{"sampling.max_completion_tokens": 60, "adapter.alpha": 4.0})
+    groups = sample(engine, policy.snapshot(), Sampling(6, 60), Echoes())
+    several = with_turns(groups)
+    assert len(several) > 6 and {one.episode.turns for one in several} >= {2, 3}
+    completions = [completion for group in groups for completion in group.completions]
+    rows = [dataclasses.replace(row, drawn=one.drawn) for row, one in zip(rows_of(groups), completions, strict=True)]
+    for row, logprobs in zip(rows, policy.logprobs(rows), strict=True):
+        drawn = torch.tensor(row.drawn if row.drawn is not None else [True] * len(row.completion_ids))
+        assert torch.allclose(torch.tensor(row.engine_logprobs), logprobs, atol=1e-4)
+        assert (logprobs[~drawn] == 0).all() and (logprobs[drawn] < 0).all()
+    # Hidden from attention, the answers would leave the log-probabilities of what follows as they were.
+    blind = [
+        dataclasses.replace(row, completion_ids=tuple(t if d else 7 for t, d in zip(row.completion_ids, row.drawn)))
+        for row in rows
+        if row.drawn is not None
+    ]
+    again = zip(blind, policy.logprobs(blind), strict=True)
+    assert max((torch.tensor(row.engine_logprobs) - found).abs().max() for row, found in again) > 0.01
+
+
+def test_an_episode_is_its_turns_and_answers_token_by_token(tokenizer):
+    """The first turns are those of a group without tools; every answer stands behind its turn as it was given."""
+    engine = engine_on(random_model("qwen2"), tokenizer)
+    single = sample(engine, BASE, Sampling(6, 20), None)
+    groups = sample(engine, BASE, Sampling(6, 20), Echoes(turns=2))
+    pairs = [(a, b) for g, h in zip(single, groups) for a, b in zip(g.completions, h.completions)]
+    assert {a.finish for a, _ in pairs} == {"stop", "length"}
+    for alone, episode in pairs:
+        assert episode.token_ids[: len(alone.token_ids)] == alone.token_ids
+        if alone.finish == "length":
+            assert episode.drawn is None and episode.transcript is None
+            continue
+        answer = (*(100 + token % 50 for token in alone.token_ids[:7]), 60, 60)
+        place = slice(len(alone.token_ids), len(alone.token_ids) + len(answer))
+        if episode.drawn is not None:
+            assert episode.token_ids[place] == answer and not any(episode.drawn[place]) and not any(episode.logprobs[place])
+            assert all(episode.drawn[: place.start]) and all(episode.drawn[place.stop :])
+            assert episode.text == tokenizer.decode(episode.token_ids[place.stop :], skip_special_tokens=True)
+            assert episode.length + len(answer) == len(episode.token_ids) <= 20
+
+
+def test_every_turn_has_random_numbers_of_its_own(tokenizer):
+    """A group's first turns are one request, each later turn is one of its own, named by position, number and turn."""
+    asked = []
+
+    class Parrot(Sampler):
+        def complete(self, queue, sampling):
+            while (ready := queue.ready()) or queue.hurry():
+                queue.start(ready)
+                for request in ready:
+                    asked.append(request)
+                    yield request, (Completion((9, 2), (0.0, 0.0), "stop", 0, "hello"),) * request.count
+
+    groups = dict(Parrot().groups(PROMPTS[:2], Sampling(2, 40), stream=(7,), positions=[3, 5], talks=Echoes()))
+    assert [request.key for request in asked[:2]] == [(7, 3), (7, 5)]
+    assert sorted(request.key for request in asked[2:]) == [(7, p, n, turn) for p in (3, 5) for n in (0, 1) for turn in (1, 2)]
+    whole = {p: group.prompt.token_ids + group.completions[0].token_ids for p, group in groups.items()}
+    for request in asked:
+        assert whole[request.key[1]][: len(request.token_ids)] == request.token_ids
+        assert request.written == len(request.token_ids) - len(groups[request.key[1]].prompt.token_ids)
+    assert [len(group.completions[0].token_ids) for group in groups.values()] == [2 + 4 + 2 + 4 + 2] * 2
+
+
+def test_an_answer_that_does_not_fit_is_rolled_back(tokenizer):
+    """The episode ends as truncated, with its last turn whole; with one token less it goes on."""
+    engine = engine_on(random_model("qwen2"), tokenizer)
+    groups = sample(engine, BASE, Sampling(6, 40), Echoes(turns=9, extra=12))
+    seen = set()
+    for one in (c for g in groups for c in g.completions):
+        assert len(one.token_ids) == len(one.logprobs) <= 40
+        assert one.drawn is None or one.drawn[-1], "no answer is the last word"
+        if one.finish == "length" and len(one.token_ids) < 40:
+            assert one.token_ids[-1] in engine.stops
+            seen.add(one.drawn is None)
+    assert seen == {True, False}
+    assert all(c.episode.turns == 1 for g in sample(engine, BASE, Sampling(6, 40), Echoes(extra=40)) for c in g.completions)
+
+
+@pytest.mark.parametrize("max_kv_gb", [1, 3e-4])
+def test_the_order_in_which_tools_finish_changes_no_bit(max_kv_gb, tokenizer):
+    """Nor does it change what is decoded together; and where there is room for one group at a time, the tokens are the same."""
+    engine = engine_on(random_model("qwen2"), tokenizer, max_kv_gb)
+    generator = random.Random(1)
+    at_once = sample(engine, BASE, Sampling(6, 60), Echoes())
+    slowly = sample(engine, BASE, Sampling(6, 60), Echoes(wait=lambda: time.sleep(generator.random() / 30)))
+    assert at_once == slowly and with_turns(at_once)
+
+
+def test_tools_work_while_others_decode(tokenizer, monkeypatch):
+    """Rounds are decoded while a tool takes its time; then the engine waits for it."""
+    engine = engine_on(random_model("qwen2"), tokenizer)
+    decoded, during = 0, []
+
+    def wait():
+        began = decoded
+        time.sleep(0.1)
+        during.append(decoded - began)
+
+    plain = requests.Queue.ready
+
+    def ready(self, *arguments):
+        nonlocal decoded
+        decoded += 1
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(requests.Queue, "ready", ready)
+    sample(engine, BASE, Sampling(6, 200), Echoes(wait=wait))
+    assert max(during) > 5
+
+
+def test_a_deadline_ends_the_waiting_for_a_tool(tokenizer):
+    engine = engine_on(random_model("qwen2"), tokenizer)
+    began = time.monotonic()
+
+    class Over(Exception):
+        pass
+
+    def check():
+        if time.monotonic() - began > 1:
+            raise Over
+
+    engine.check_deadline = check
+    over = []
+
+    class Waiting(Echoes):
+        def give_up(self):
+            over.append(True)
+
+    def wait():
+        while not over:
+            time.sleep(0.01)
+
+    with pytest.raises(Over):
+        sample(engine, BASE, Sampling(6, 60), Waiting(wait=wait))
+
+
+def test_rollouts_of_one_question_have_one_prompt(tokenizer):
+    engine = engine_on(random_model("qwen2"), tokenizer)
+
+    class Moody(Echoes):
+        def begin(self, prompt):
+            return Echo(dataclasses.replace(prompt, token_ids=(*prompt.token_ids, random.randrange(9, 99))))
+
+    with pytest.raises(UserError, match="says different things"):
+        sample(engine, BASE, Sampling(6, 60), Moody())
+
+
+def test_what_an_environment_raises_ends_the_sampling(tokenizer):
+    engine = engine_on(random_model("qwen2"), tokenizer)
+
+    def wait():
+        raise UserError("no tokens", "none")
+
+    with pytest.raises(UserError, match="no tokens"):
+        sample(engine, BASE, Sampling(6, 60), Echoes(wait=wait))
