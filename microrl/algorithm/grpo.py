@@ -65,7 +65,7 @@ class Algorithm:
     def __init__(self, config: RunConfig) -> None:
         self.config: Any = config.loss
         """The keys of this kind of loss."""
-        self.reward, self.sampling = config.reward, config.sampling
+        self.reward, self.env, self.sampling = config.reward, config.env, config.sampling
 
     # ---- of groups
 
@@ -79,7 +79,7 @@ class Algorithm:
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
         """That of every completion, group by group. 0: no gradient of the reward."""
-        return of_groups(groups, scale_by_std=self.config.scale_by_std, weights=gdpo_weights(self.reward))
+        return of_groups(groups, scale_by_std=self.config.scale_by_std, weights=gdpo_weights(self.reward, self.env))
 
     def counts(self, completion: Completion, score: Score) -> bool:
         """Whether a completion takes part in the loss."""

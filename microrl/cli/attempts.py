@@ -164,7 +164,8 @@ def report(summary: dict[str, Any], path: Path) -> None:
     from microrl.report.verdict import judge
     from microrl.run.summary import Summary
 
-    found = judge(History.load(path, ending=Summary(**summary)))
+    history = History.load(path, ending=Summary(**summary))
+    found = judge(history)
     for line in found.lines():
         say(line)
     if found.outcome == "worse" and (best := summary["best"]) is not None:
@@ -182,4 +183,5 @@ def report(summary: dict[str, Any], path: Path) -> None:
         steps = counted(sft["steps"], "SFT step") + (f", {steps}" if summary["steps"] else "")
     cost = f", ${summary['cost_usd']:.2f}" if summary["cost_usd"] else ""
     say(f"{steps} in {time}{cost}. Adapter: {path / 'final'}")
-    say(f"try it: microrl sample {path} 'your question'" if found.is_worth_trying else f"read more: microrl report {path}")
+    can_sample = found.is_worth_trying and (history.config.get("env") or {}).get("target") is None
+    say(f"try it: microrl sample {path} 'your question'" if can_sample else f"read more: microrl report {path}")

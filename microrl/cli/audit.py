@@ -50,6 +50,7 @@ def audit(
     from microrl.cli import early
 
     config = configured(target, flags, sets or ())
+    config.env.refuse("audit")
     early.refuse(config, loads_model=False)
     from microrl.commands.audit import audit as run
     from microrl.commands.audit import findings

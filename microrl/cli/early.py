@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from microrl.config.plugins import ALGORITHMS, refuse_missing
 from microrl.config.reward import RewardConfig
 from microrl.data.load import check_source, first_questions, split
 from microrl.data.prompts import to_prompt
+from microrl.environments import process as environment_process
 from microrl.errors import UserError
 from microrl.rewards.compare import readable
 from microrl.rewards.custom.functions import CustomRewards
@@ -39,6 +41,7 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
     target.prepare_hub(config, reads_data=True, loads_model=loads_model)
     refuse_unconfined(config)
     refuse_unusable(config.reward)
+    environment_process.refuse_unusable(config.env)
     _refuse_algorithm(config.loss)
     if is_resumed:
         return
@@ -46,6 +49,9 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
         _refuse_init(config.init)
         _refuse_sft(_sft_data(config))
     _try_rewards(config.data, config.reward)
+    if config.env.target is not None:
+        with closing(environment_process.Instances(config.env)) as instances:
+            instances.wait_until_ready()
 
 
 def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
@@ -63,6 +69,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
             model(config.model.name)
             data(config.data)
             init(config.init)
+            environment_process.refuse_unusable(config.env)
             sft(_sft_data(config))
             if isinstance(config.loss, CustomLossConfig):
                 algorithm(config.loss.target, config.loss.path)

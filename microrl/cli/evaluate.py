@@ -126,10 +126,13 @@ def evaluate(
     if data is not None and (bench or protocol):
         raise UserError("--data cannot be combined with --bench or --protocol", "evaluate on one of them at a time")
     found = find_weights(target)
+    found.config.env.refuse("eval")
     name = label(found, target)
     if base == "":
         raise UserError("--base is empty", "pass a model, a run or an adapter folder, or leave it out")
     against = None if base is None else find_weights(base)
+    if against is not None:
+        against.config.env.refuse("eval")
     base_name = None if against is None else label(against, base)
     flags = {
         "evaluation.samples": samples, "evaluation.pass_k": tuple(numbers("--pass-k", pass_k)) or None,

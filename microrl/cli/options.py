@@ -73,6 +73,10 @@ SETTINGS = {
         "reward.functions", list[str], "Add a custom reward function, or an entry point of the group microrl.rewards; repeat for "
         "several.", "the preset's, else none", "MODULE:FUNCTION[=WEIGHT]",
     ),
+    "env": Setting(
+        "env.target", str, "Tools that the model may call in training: the methods of this class, or an entry point of the group "
+        "microrl.environments.", "the preset's, else none", "MODULE:CLASS",
+    ),
     "engine": Setting(
         "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
         "the preset's, else auto",
@@ -133,6 +137,8 @@ def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]]
             flags = {SETTINGS[name].key: given.pop(name) for name in names}
             if reward := flags.get("reward.functions"):  # looked for here, whatever the preset or run says of its own
                 flags |= {"reward.functions": tuple(reward), "reward.path": "."}
+            if flags.get("env.target"):
+                flags |= {"env.path": "."}
             return command(flags=flags, **given)
 
         def parameters(one: Parameter) -> Iterator[Parameter]:

@@ -78,6 +78,7 @@ def plan(
     from microrl.plan.source import shape_of
 
     config = _bounded(resolve(presets or (), flags, sets or ()))
+    config.env.refuse("plan")
     if fetch:
         _fetch(config)
     shape = shape_of(config.model.name)

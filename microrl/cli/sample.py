@@ -49,6 +49,7 @@ def sample(
     # transformers answers one question before vLLM would have started.
     flags = {"evaluation.temperature": temperature, "engine.kind": "transformers"}
     config = override(run.settings().model_dump(), flags, ())
+    config.env.refuse("sample")
     prepare_hub(config)
     from microrl.commands.sample import answers
 

@@ -149,7 +149,7 @@ def refuse_studies(names: Sequence[str]) -> None:
 
 def refuse_with_resume(presets: list[str] | None, flags: dict[str, Any]) -> None:
     """Raise UserError if anything other than --hours, --steps or --engine is given together with --resume."""
-    free = ("budget.hours", "budget.steps", "engine.kind", "reward.path")  # the last one comes with --reward
+    free = ("budget.hours", "budget.steps", "engine.kind", "reward.path", "env.path")  # these come with others
     given = [name for name, value in flags.items() if value is not None and name not in free]
     if presets or given:
         shown = [*(presets or []), *(options.FLAGS.get(name, name) for name in given)]

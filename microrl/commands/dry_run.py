@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
-from microrl.data.prompts import messages, render, to_prompt
+from microrl.data.prompts import Tools, messages, render, to_prompt
+from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.models import driver
 from microrl.plan import here, make
@@ -31,7 +33,7 @@ def preview(config: RunConfig) -> str:
 def _prompts(config: RunConfig) -> list[str]:
     lines: list[str] = []
     try:
-        everything = load_questions(config.data, raw=bool(config.reward.functions))
+        everything = load_questions(config.data, raw=bool(config.reward.functions or config.env.target))
         questions = split(everything, config.data.held_out, config.data.validation).training
         origin = config.data.name
     except UserError as error:
@@ -50,28 +52,38 @@ def _prompts(config: RunConfig) -> list[str]:
             "note: without the model's chat template, the plain messages are shown",
         ]
         tokenizer = None
-    scorer = make_scorer(config)
+    scorer, tools = make_scorer(config), _tools(config, tokenizer)
     try:
         if config.reward.functions:
             probe(scorer.custom, [to_prompt(question) for question in questions], origin)
-        lines += [f"reward {in_words(config.reward)}"]
+        lines += [f"reward {in_words(config.reward, config.env)}"]
         for question in questions[:SHOWN]:
             parsed = "parses" if scorer.checker.parses(question.answer) else "DOES NOT PARSE"
             lines += [
                 f"--- row {question.row} of {origin}, gold answer {question.answer!r} ({parsed})",
-                _shown(question, tokenizer, config),
+                _shown(question, tokenizer, config, tools),
             ]
     finally:
         scorer.close()
     return ["prompts", *lines]
 
 
-def _shown(question: Question, tokenizer: Any, config: RunConfig) -> str:
+def _tools(config: RunConfig, tokenizer: Any) -> Tools:
+    """What the model is told of its tools. Raises UserError for a chat template that cannot continue a conversation."""
+    if config.env.target is None:
+        return ()
+    with closing(Environment(config.env)) as environment:
+        if tokenizer is not None:
+            environment.speak(tokenizer, config.data)
+        return environment.tools
+
+
+def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: Tools) -> str:
     data = config.data
     if tokenizer is None:
         chat = messages(question.text, data.system, data.system_role)
         return "\n".join(f"[{message['role']}] {message['content']}" for message in chat)
-    prompt = render(question.text, question.answer, tokenizer, data.system, data.system_role, thinking=data.thinking)
+    prompt = render(question.text, question.answer, tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
     return f"{prompt.text.rstrip()}\n({len(prompt.token_ids)} tokens, the limit is {data.max_prompt_tokens})"
 
 
@@ -93,5 +105,7 @@ def _forecast(config: RunConfig) -> list[str]:
         return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "time per step: unknown without the model's size"]
     gpu = here.gpu()
     card, free_gb = gpu or here.instead_of_gpu(shape)
+    episodes = ["note: the forecast is for single turns: it leaves out what tools take, and reading earlier turns again"]
     note = [] if gpu else [f"note: no GPU was found on this machine; the forecast is for: {card.label}"]
+    note += episodes if config.env.target is not None else []
     return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb))]

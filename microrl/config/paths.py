@@ -83,6 +83,8 @@ def absolute(config: RunConfig) -> RunConfig:
         # A module in the current folder is found again when the run is resumed from another one.
         found = _absolute(expanded(config.reward.path or ".", "reward.path"))
         updates["reward"] = config.reward.model_copy(update={"path": found})
+    if config.env.target is not None:
+        updates["env"] = config.env.model_copy(update={"path": _absolute(expanded(config.env.path or ".", "env.path"))})
     if isinstance(config.loss, CustomLossConfig):
         updates["loss"] = config.loss.model_copy(update={"path": _absolute(expanded(config.loss.path or ".", "loss.path"))})
     if config.init is not None:

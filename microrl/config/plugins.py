@@ -14,6 +14,8 @@ from microrl.errors import UserError, did_you_mean, nearest
 
 ALGORITHMS = "microrl.algorithms"
 """Of the entry points that are algorithms."""
+ENVIRONMENTS = "microrl.environments"
+"""Of the entry points that are environments."""
 
 
 def entry_points(group: str) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from microrl.types import Prompt
 
 Role = Literal["system", "user"]
 """Whose message the text of `data.system` stands in."""
+Tools = Sequence[dict[str, Any]]
+"""JSON schemas of the tools that a model is told of."""
 SWITCH = "enable_thinking"
 """The variable by which chat templates turn a model's thinking on or off: Qwen3, Qwen3.5, SmolLM3, Gemma 4."""
 
@@ -46,7 +48,14 @@ def template_options(tokenizer: Any, thinking: bool | None) -> dict[str, bool]:
 
 
 def render(
-    question: str, answer: str, tokenizer: Any, system: str | None, role: Role = "system", *, thinking: bool | None = None
+    question: str,
+    answer: str,
+    tokenizer: Any,
+    system: str | None,
+    role: Role = "system",
+    *,
+    thinking: bool | None = None,
+    tools: Tools = (),
 ) -> Prompt:
     """One prompt through the tokenizer's own chat template, generation prompt included. `role` as for `messages`, `thinking` as
     for `template_options`.
@@ -54,7 +63,7 @@ def render(
     Only the template writes special tokens; those in the question or the system message become plain text. Raises UserError
     if the tokenizer cannot do that, or the template has no such switch.
     """
-    options = template_options(tokenizer, thinking)
+    options: dict[str, Any] = template_options(tokenizer, thinking) | ({"tools": list(tools)} if tools else {})
     masked = Masked(tokenizer, question, system or "")
     asked, instruction = masked.mask(question), masked.mask(system) if system else None
     chat = messages(asked, instruction, role)
@@ -75,7 +84,11 @@ def render(
 
 
 def render_all(
-    questions: Sequence[Question], tokenizer: Any, config: DataConfig, progress: Callable[[Iterable], Iterable] = iter
+    questions: Sequence[Question],
+    tokenizer: Any,
+    config: DataConfig,
+    progress: Callable[[Iterable], Iterable] = iter,
+    tools: Tools = (),
 ) -> list[Prompt]:
     """Render every question; a prompt over data.max_prompt_tokens is an error, dropped, or truncated on the left.
 
@@ -87,7 +100,7 @@ def render_all(
     for question in progress(questions):
         try:
             text, answer = question.text, question.answer
-            prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking)
+            prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking, tools=tools)
         except UserError as error:
             raise UserError(f"{config.name}, row {question.row}: {error.message}", error.hint) from None
         if len(prompt.token_ids) > limit:

@@ -9,7 +9,8 @@ from functools import partial
 
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.answers import has_format
-from microrl.config.part_weights import part_weights
+from microrl.config.environment import EnvironmentConfig
+from microrl.config.part_weights import NO_ENVIRONMENT, environment_part, part_weights
 from microrl.config.reward import RewardConfig
 from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
@@ -17,7 +18,7 @@ from microrl.rewards.answer_checker import AnswerChecker, Verdict
 from microrl.rewards.custom.functions import CustomRewards, Value
 from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined
 from microrl.sandbox import levels
-from microrl.types import Completion, Group, Prompt, Score
+from microrl.types import BUILT_IN, Completion, Group, Prompt, Score
 
 Penalty = Callable[[int], float]
 """From a completion's length in tokens to its (negative) reward."""
@@ -29,20 +30,26 @@ def make_scorer(config: RunConfig) -> RewardScorer:
     overlong = config.reward.overlong
     limit = config.sampling.max_completion_tokens
     penalty = partial(soft_overlong_penalty, limit=limit, buffer=overlong.buffer, factor=overlong.factor) if overlong else None
-    return RewardScorer(config.reward, answer_kind=config.data.answer_kind, penalty=penalty)
+    return RewardScorer(config.reward, answer_kind=config.data.answer_kind, penalty=penalty, env=config.env)
 
 
-def in_words(config: RewardConfig) -> str:
+def in_words(config: RewardConfig, env: EnvironmentConfig = NO_ENVIRONMENT) -> str:
     """The reward as a sum, `0.2 format + 1 accuracy`, and what confines custom functions where that was asked for."""
     confined = f" (functions confined by {levels()})" if config.functions and config.confine_functions else ""
-    return " + ".join(f"{weight:g} {name}" for name, weight in part_weights(config).items()) + confined
+    return " + ".join(f"{weight:g} {name}" for name, weight in part_weights(config, env).items()) + confined
 
 
 class RewardScorer:
     """Scores groups. Answers are checked and functions called in the background while others are decoded. Close it at the end."""
 
     def __init__(
-        self, config: RewardConfig, *, answer_kind: Kind = "math", penalty: Penalty | None = None, workers: int = 2
+        self,
+        config: RewardConfig,
+        *,
+        answer_kind: Kind = "math",
+        penalty: Penalty | None = None,
+        workers: int = 2,
+        env: EnvironmentConfig = NO_ENVIRONMENT,
     ) -> None:
         self.checker = AnswerChecker(
             deadline_s=config.deadline_s, kind=answer_kind, children=workers, code_credit=config.code_credit
@@ -54,7 +61,7 @@ class RewardScorer:
         self.custom = CustomRewards(config)
         self._config, self._kind = config, answer_kind
         self._reads = partial(read, kind=answer_kind, opened=False) if answer_kind in ("code", "gym") else None
-        self._weights = part_weights(config)
+        self._weights, self._environment = part_weights(config, env), environment_part(config, env)
         self._penalty = penalty
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="scorer")
 
@@ -88,7 +95,7 @@ class RewardScorer:
             values = calls.settle()
         found = verdicts.found
         return [
-            replace(group, scores=self._scores(group, pairs, found, values.get(position)))
+            replace(group, scores=self._scores(group, pairs, found, self._own(group, values.get(position), accuracy_only)))
             if found.keys() >= set(pairs)
             else group
             for position, group, pairs in arrived
@@ -104,12 +111,25 @@ class RewardScorer:
         found = verdicts.found
         return {pair for pair in asked if found[pair].right} if found.keys() >= set(asked) else None
 
+    @property
+    def parts(self) -> list[str]:
+        """The names of the reward's parts that are not built in."""
+        return [name for name in self._weights if name not in BUILT_IN]
+
+    def _own(self, group: Group, values: Sequence[dict[str, Value]] | None, accuracy_only: bool) -> Sequence[dict[str, Value]]:
+        """Of each completion, what the custom functions and the environment gave."""
+        own = values or [{}] * len(group.completions)
+        if self._environment is None or accuracy_only:
+            return own
+        rewards = [completion.episode.reward if completion.episode else None for completion in group.completions]
+        return [{**given, self._environment: reward} for given, reward in zip(own, rewards, strict=True)]
+
     def _scores(
-        self, group: Group, pairs: Sequence[Pair], found: Mapping[Pair, Verdict], parts: Sequence[dict[str, Value]] | None
+        self, group: Group, pairs: Sequence[Pair], found: Mapping[Pair, Verdict], parts: Sequence[dict[str, Value]]
     ) -> tuple[Score, ...]:
         return tuple(
             self._one(group.prompt, completion, pair[1], found[pair], own)
-            for completion, pair, own in zip(group.completions, pairs, parts or [{}] * len(pairs), strict=True)
+            for completion, pair, own in zip(group.completions, pairs, parts, strict=True)
         )
 
     def _one(self, prompt: Prompt, completion: Completion, answer: str | None, verdict: Verdict, own: dict[str, Value]) -> Score:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from microrl.rollout.engine import SyncReport
-from microrl.types import Group
+from microrl.types import Episode, Group
 
 METRICS = {
     "step": "number of the step, from 0",
@@ -23,6 +23,9 @@ METRICS = {
     "length/mean": "mean completion length, tokens",
     "length/max": "longest completion, tokens",
     "length/truncated": "fraction of completions that reached the limit",
+    "turns/mean": "mean number of turns of a completion; null without an environment",
+    "tools/calls": "mean number of tool calls of a completion; null without an environment",
+    "tools/failures": "fraction of the tool calls that failed; null where there was none",
     "policy/entropy": "exact entropy over the vocabulary, nats, mean over a completion's tokens, then over completions",
     "policy/entropy_change_pct": "change of the entropy since step 0, per cent",
     "policy/kl_sampler": "KL(engine, trainer) by k3, nats per token; a token counts for at most exp(10)",
@@ -113,7 +116,17 @@ def of_groups(groups: Sequence[Group], weights: Mapping[str, float] | None = Non
         "length/max": max(lengths),
         "length/truncated": sum(c.finish == "length" for group in groups for c in group.completions) / count,
         "tokens/generated": sum(lengths),
+        **_of_episodes([c.episode for group in groups for c in group.completions if c.episode is not None]),
         **{name: _mean(values) for name, values in columns.items()},
+    }
+
+
+def _of_episodes(episodes: Sequence[Episode]) -> dict[str, Any]:
+    calls = sum(episode.calls for episode in episodes)
+    return {
+        "turns/mean": _mean([episode.turns for episode in episodes]),
+        "tools/calls": _mean([episode.calls for episode in episodes]),
+        "tools/failures": sum(episode.failures for episode in episodes) / calls if calls else None,
     }
 
 

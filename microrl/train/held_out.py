@@ -79,7 +79,7 @@ def _refuse_truncated(run: Run) -> None:
     before, config = run.before, run.config
     if before is None or config.guard.truncated is None or config.guard.action == "warn":
         return
-    if config.sft.is_on or config.reward.functions or not config.reward.accuracy_weight:
+    if config.sft.is_on or config.reward.functions or config.env.target is not None or not config.reward.accuracy_weight:
         return
     limit, is_enough = before.sampling.max_tokens, len(before.right) * before.samples >= TO_REFUSE
     cannot_learn = before.truncated > idle.NEARLY_ALL and before.accuracy().mean < 1 - idle.NEARLY_ALL
@@ -210,6 +210,7 @@ def evaluate_snapshot(
             expected_s=expected_s,
             on_scored=on_scored,
             on_progress=lambda done, total: console.count(done, total, LABELS.get(name, name), " problems"),
+            talks=parts.environment,
         )
     if result is not None:
         result.seconds, result.question_seed = clock.now_s() - began, config.question_seed

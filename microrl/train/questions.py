@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from microrl.answers import as_integer
 from microrl.config import RunConfig
 from microrl.data.load import TOO_LONG, Question, Reading, load_questions, split
-from microrl.data.prompts import none_fits, render_all
+from microrl.data.prompts import Tools, none_fits, render_all
 from microrl.data.sft_examples import Solution, load_solutions, to_sft_examples
 from microrl.errors import UserError
 from microrl.rewards.judges.judge import refuse_unsound
@@ -62,7 +62,7 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     """The questions and solutions of a run. Raises UserError for bad data, and if a resumed run's data has changed."""
     console.status("reading the data")
     reading = Reading()
-    everything = load_questions(config.data, raw=bool(config.reward.functions), reading=reading)
+    everything = load_questions(config.data, raw=bool(config.reward.functions or config.env.target), reading=reading)
     report_reading(config, reading, folder, console)
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
     data_record.hold(folder, config, everything, solutions)
@@ -124,10 +124,13 @@ def check_golds(
     return [question for question in questions if checked[question.answer]]
 
 
-def render_prompts(questions: Questions, tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole) -> Prompts:
-    """Render the questions with the chat template; held-out and validation questions up to their configured numbers."""
+def render_prompts(
+    questions: Questions, tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole, tools: Tools = ()
+) -> Prompts:
+    """Render the questions with the chat template; held-out and validation questions up to their configured numbers. `tools`: of
+    the environment, which every prompt tells of."""
     progress = partial(console.progress, total=len(questions.training), label="rendering prompts")
-    training = render_all(questions.training, tokenizer, config.data, progress)
+    training = render_all(questions.training, tokenizer, config.data, progress, tools)
     if not training:
         raise none_fits(config.data)
     held_out = pick_questions(questions.held_out, config.evaluation.problems, config.evaluation.question_seed)
@@ -136,7 +139,8 @@ def render_prompts(questions: Questions, tokenizer: Any, config: RunConfig, fold
         folder.event("warning", missing)
         console.note(f"warning: {missing}")
     validation = pick_questions(questions.validation, config.validation.problems, config.evaluation.question_seed)
-    rendered = training, render_all(held_out, tokenizer, config.data), render_all(validation, tokenizer, config.data)
+    render_evaluated = partial(render_all, tokenizer=tokenizer, config=config.data, tools=tools)
+    rendered = training, render_evaluated(held_out), render_evaluated(validation)
     for part, given, fits in zip(PARTS, (questions.training, held_out, validation), rendered, strict=True):
         questions.left_out[part][TOO_LONG] += len(given) - len(fits)
     report_left_out(questions.left_out, folder, console)

@@ -150,7 +150,7 @@ def _is_settled(config: RunConfig, group: Group) -> bool:
         return False
     if config.loss.drops_equal_groups:
         return not algorithm.make(config).keeps(group)
-    return not metrics.is_useful(group, gdpo_weights(config.reward))
+    return not metrics.is_useful(group, gdpo_weights(config.reward, config.env))
 
 
 def _train_on_the_rest(run: Run, found: Screening) -> None:

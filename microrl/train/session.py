@@ -84,6 +84,8 @@ def _open(
         components.engine.check_deadline = components.scorer.check_deadline = heartbeat.worked
         closing.callback(components.engine.close)
         closing.callback(components.scorer.close)
+        if components.environment is not None:
+            closing.callback(components.environment.close)
         plan = planning.of_model(components, spent_s + clock.now_s() - started)
     budget = Budget(
         hours=bounds.hours, steps=bounds.steps, price=plan.price, started=started, before_s=spent_s, is_trial=folder.is_in_sweep

@@ -14,9 +14,11 @@ from microrl.config import RunConfig, known_models
 from microrl.config.engine_rules import Mode
 from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question
-from microrl.data.prompts import to_prompt
+from microrl.data.prompts import Tools, to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
+from microrl.environments.talk import Environment
 from microrl.models import gpu
+from microrl.models.forward import stop_tokens
 from microrl.models.load import LoadedModel, load
 from microrl.models.ways import Ways
 from microrl.policy import compiled
@@ -60,6 +62,8 @@ class Components:
     """Examples of the supervised phase; empty if there is none or it is over."""
     decode: Callable[[Sequence[int]], str] | None = None
     """Tokens as text, for the rollouts; None: they hold no single tokens."""
+    environment: Environment | None = None
+    """Answers to the policy's tool calls; None: every completion is a single turn."""
 
 
 def build(
@@ -83,6 +87,11 @@ def build(
         undo.callback(scorer.close)
         scorer.checker.start()
         scorer.custom.start()
+        environment = None if config.env.target is None else Environment(config.env)
+        tools: Tools = ()
+        if environment is not None:
+            undo.callback(environment.close)
+            tools = environment.tools  # fails before a model is loaded
         # Data first: a wrong path or column is reported before minutes are spent on loading weights.
         questions = read_questions(config, folder, console, scorer, state)
         try_rewards(config, questions.training, scorer, folder, console)
@@ -93,7 +102,9 @@ def build(
             console.note(slower)
         config = _with_learning_rate(config, model, console)
         targets(model, config.adapter)  # fails before the engine starts
-        prompts = render_prompts(questions, tokenizer, config, folder, console)
+        if environment is not None:
+            environment.speak(tokenizer, config.data, stop_tokens(model, tokenizer))
+        prompts = render_prompts(questions, tokenizer, config, folder, console, tools)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)
         undo.callback(engine.close)
@@ -102,7 +113,7 @@ def build(
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
     return Components(
         config, engine, policy, scorer, draws(config, prompts.training), sampling, watch, prompts.held_out, prompts.validation,
-        prompts.sft_examples, lambda tokens: str(tokenizer.decode(tokens)),
+        prompts.sft_examples, lambda tokens: str(tokenizer.decode(tokens)), environment,
     )  # fmt: skip
 
 
@@ -121,7 +132,7 @@ def try_rewards(
         return
     console.status("trying the reward functions")
     silent = probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
-    said = f"reward: {in_words(config.reward)}, normalised {config.reward.normalise}"
+    said = f"reward: {in_words(config.reward, config.env)}, normalised {config.reward.normalise}"
     folder.event("reward", said)
     console.note(said)
     for name in silent:

@@ -86,7 +86,8 @@ def sample_groups(parts: Components, step: int, show: Show, may_refill: MayRefil
     with parts.engine.awake(parts.policy.snapshot(), is_training=True) as sampler:
         while asked := rounds.next_round():
             prompts = parts.prompts.draw(asked)
-            decoding = sampler.groups(prompts, parts.sampling, stream=(parts.config.seed, step, rounds.count))
+            stream = (parts.config.seed, step, rounds.count)
+            decoding = sampler.groups(prompts, parts.sampling, stream=stream, talks=parts.environment)
             scored = parts.scorer.score(show(timer.decoding(decoding), len(prompts)))
             rounds.add(scored, timer.round_ended())
     timer.ended(parts.engine.report)
@@ -137,7 +138,7 @@ def record(
             state.entropy_start = update.entropy
         missing_groups = missing(run.config, groups)
         row = metrics.row(
-            metrics.of_groups(sampled, gdpo_weights(run.config.reward))
+            metrics.of_groups(sampled, gdpo_weights(run.config.reward, run.config.env))
             | update.metrics(state.entropy_start)
             | metrics.of_times(run.watch.restart(), budget.elapsed_s() - began_s)
             | metrics.of_sync(run.engine.report)
@@ -152,7 +153,7 @@ def record(
                 "budget/cost_usd": budget.cost_usd(),
             }
             | dict(diagnosed),
-            [function.name for function in run.scorer.custom.functions],
+            run.scorer.parts,
         )
         folder.append("metrics.jsonl", row)
         said = sampled[0].completions[0].text

@@ -14,7 +14,7 @@ LAYERS = [
     {"config", "files"},
     {"models", "algorithm", "diagnostics", "sandbox"},
     {"data", "rewards", "plan", "adapters"},
-    {"rollout"},
+    {"rollout", "environments"},
     {"policy", "evaluation"},
     {"run"},
     {"quickstart", "guide", "report"},

@@ -1,0 +1,33 @@
+"""The environment: the tools that a model calls in training, and what an episode with them earns."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from microrl.config.section import Section
+from microrl.errors import UserError
+
+EXAMPLE = "an environment is MODULE:CLASS, for example --env my_tools:Calculator"
+
+
+class EnvironmentConfig(Section):
+    target: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$|^[\w.-]+$")] | None = None
+    """Class whose public methods are the model's tools: `module:Class`, or an entry point of the group `microrl.environments`;
+    None: no tools, and every completion is a single turn."""
+    path: str | None = None
+    """Folder in which its module is looked for besides the installed packages; None: the current folder."""
+    deadline_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds that all the tools of one turn may take together, as well as `reset` and `get_reward`. Then the instance is killed,
+    and its episode ends."""
+
+    def refuse(self, doing: str) -> None:
+        """Raise UserError for what does not support environments yet."""
+        if self.target is not None:
+            raise UserError(f"{doing} does not support environments yet, and this run has one: --env {self.target}")
+
+    @property
+    def name(self) -> str | None:
+        """What its part of the reward is called: as the class."""
+        return None if self.target is None else self.target.rpartition(":")[2].rpartition(".")[2]
