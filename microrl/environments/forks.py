@@ -72,12 +72,15 @@ def serve(
     environment: type, requests: BinaryIO, replies: int, *, die_with: Callable[[int], None], described: Callable[..., str]
 ) -> None:
     """Fork and kill, until the parent closes its end."""
+    forks: set[int] = set()
     for line in requests:
         request = json.loads(line)
         if "end" in request:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(request["end"], signal.SIGKILL)
-            os.waitpid(request["end"], 0)
+            if request["end"] in forks:  # else it was the fork of a process before this one, and the number may be another's now
+                forks.remove(request["end"])
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(request["end"], signal.SIGKILL)
+                os.waitpid(request["end"], 0)
             _write(replies, {})
             continue
         with socket.socket(fileno=os.dup(request["start"])) as channel:
@@ -92,6 +95,7 @@ def serve(
                 _Instance(environment, described).run(*pipes)
             finally:
                 os._exit(0)
+        forks.add(pid)
         with contextlib.suppress(OSError):  # it has done so itself
             os.setpgid(pid, pid)
         for descriptor in pipes:

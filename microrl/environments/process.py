@@ -77,10 +77,11 @@ class Instances(CustomProcess):
         (asked, ask), (answers, answer) = os.pipe(), os.pipe()
         try:
             with self._lock:
-                self.wait_until_ready(lambda: self._closed)
-                assert self._channel is not None
-                socket.send_fds(self._channel, [b"."], [asked, answer])
-                pid = self.call({"start": self._theirs}, START_S, never)["pid"]
+                try:
+                    pid = self._forked(asked, answer)
+                except (NoReply, OSError):  # it was killed since, as where memory runs out: once more in a new one
+                    self.kill()
+                    pid = self._forked(asked, answer)
         except BaseException:
             os.close(ask)
             os.close(answers)
@@ -89,6 +90,12 @@ class Instances(CustomProcess):
             os.close(asked)
             os.close(answer)
         return Instance(self, pid, ask, answers)
+
+    def _forked(self, asked: int, answer: int) -> int:
+        self.wait_until_ready(lambda: self._closed)
+        assert self._channel is not None
+        socket.send_fds(self._channel, [b"."], [asked, answer])
+        return int(self.call({"start": self._theirs}, START_S, never)["pid"])
 
     def end(self, pid: int) -> None:
         """Kill a fork and what it has started."""

@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import json
+import os
+import signal
 import time
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +22,7 @@ from microrl.environments.process import Instances
 from microrl.environments.talk import Environment
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
+from microrl.sandbox.worker import NoReply
 from microrl.types import Completion, Episode, Prompt
 
 ADDED = "TypeError: unsupported operand type(s) for +: 'int' and 'str'"
@@ -197,6 +200,20 @@ def test_closing_ends_every_process():
     while any(map(alive, pids)) and time.monotonic() < until:
         time.sleep(0.01)
     assert not any(map(alive, pids))
+
+
+def test_a_process_that_is_killed_is_started_again():
+    """Its instances have died with it; ending one of them kills nobody else, and the next ones work."""
+    with closing(Instances(config_of("Awkward").env)) as instances:
+        first = instances.begin()
+        os.kill(instances._process.pid, signal.SIGKILL)
+        instances._process.wait()
+        with pytest.raises(NoReply):
+            first.ask({"reset": {}}, 20.0)
+        second = instances.begin()
+        first.end()
+        assert second.ask({"reset": {}}, 20.0) == {"said": None}
+        assert instances.begin().ask({"reset": {}}, 20.0) == {"said": None}
 
 
 @pytest.mark.parametrize(
