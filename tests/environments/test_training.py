@@ -77,7 +77,7 @@ def test_a_run_with_a_calculator(whole):
     assert abs(steps[0]["policy/kl_sampler"]) < 1e-6 and all(row["policy/impossible_tokens"] == 0 for row in steps)
 
 
-@pytest.mark.one_of_each
+@pytest.mark.cases(one_of_each=1)
 @pytest.mark.parametrize(("place", "count"), [("generation", 600), ("update", 5)])
 def test_killed_in_mid_episode_it_goes_on_bit_by_bit(place, count, calling, whole, tmp_path):
     out = tmp_path / "killed"

@@ -444,7 +444,8 @@ def test_the_hours_are_kept(microrl, tmp_path):
     began = time.monotonic()
     done = microrl("sweep", "quickstart", "--ranks", "2,4", "--hours", "0.01", "--out", tmp_path / "study")
     assert done.returncode == 0, done.stderr
-    assert 0.95 * 36 <= json.loads((tmp_path / "study" / "clock.json").read_text())["elapsed_s"] <= 1.01 * 36
+    # What each of the two leaves unused is less than a step and the margin of an evaluation: on a slow machine, over a second.
+    assert 36 - 2 * 2 <= json.loads((tmp_path / "study" / "clock.json").read_text())["elapsed_s"] <= 1.01 * 36
     assert time.monotonic() - began < 1.05 * 36 + 2
 
 
