@@ -36,7 +36,8 @@ class KnownModel(NamedTuple):
 
     Some licences are from elsewhere: Qwen2.5 ("all our open-source models, except for the 3B and 72B variants, are licensed under
     Apache 2.0", qwenlm.github.io/blog/qwen2.5), Qwen3.5-4B (README of github.com/QwenLM/Qwen3.5), DeepSeek-R1-Distill-Qwen-7B
-    (README of github.com/deepseek-ai/DeepSeek-R1).
+    (README of github.com/deepseek-ai/DeepSeek-R1), Qwen2.5-3B ("Qwen Research License Agreement", apxml.com/models/qwen2-5-3b),
+    Gemma 3 (ai.google.dev/gemma/terms).
     """
 
     hub_id: str
