@@ -10,6 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.commands.bench.synthetic import Device, Dtype, Shape, work
+from microrl.errors import UserError
 
 Prompts = Annotated[int, typer.Option(min=1, help="Prompts per step.")]
 Group = Annotated[int, typer.Option(min=2, help="Completions per prompt.")]
@@ -105,7 +106,7 @@ def peer(
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Compare the time of training on sums until this training accuracy, instead of steps.",
+            help="Compare the time to reach this training accuracy on addition, instead of steps.",
             show_default="steps are compared",
         ),
     ] = None,
@@ -113,14 +114,14 @@ def peer(
         float | None,
         typer.Option(
             min=0.0,
-            help="With --to-accuracy: learning rate of both sides, which then share the options above.",
+            help="With --to-accuracy: learning rate; if set, both sides use it and the options above.",
             show_default="each side has its own defaults",
         ),
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side.")] = 10.0,
     as_json: options.Json = False,
 ) -> None:
-    """Compare training steps with TRL's, or time to an accuracy: in float32, in alternating processes.
+    """Compare step time, or time to an accuracy, with TRL's, in float32 and alternating processes.
 
     Ratios are microrl's value divided by TRL's: below 1, microrl is faster or needs less memory. Memory is the peak resident
     memory of the process, which on a GPU does not include the GPU's.
@@ -133,6 +134,10 @@ def peer(
     check_model(model)
     hub.prepare(model, local=(known_models.QUICKSTART,))
     work = Work(prompts, group, tokens, rank, steps)
+    if lr is not None and to_accuracy is None:
+        raise UserError(
+            "--lr belongs to --to-accuracy: seconds per step do not depend on it", "remove it, or add --to-accuracy 0.6"
+        )
     if to_accuracy is not None:
         from microrl.commands.bench import to_accuracy as trained
 

@@ -79,8 +79,8 @@ class Continuation:
         if whole != pieces:
             shared = next(at for at, pair in enumerate(zip(whole + "\0", pieces + "\1", strict=False)) if pair[0] != pair[1])
             raise _refused(
-                "a conversation rendered whole is not the one that was had, so earlier turns would change: it writes "
-                f"{whole[shared : shared + 40]!r} where {pieces[shared : shared + 40]!r} was read",
+                "rendering the whole conversation changes its earlier turns: it writes "
+                f"{whole[shared : shared + 40]!r} where the model read {pieces[shared : shared + 40]!r}",
                 "take a model whose template keeps earlier turns, thinking included; or --set data.thinking=none",
             )
 

@@ -91,6 +91,7 @@ def build(
         tools: Tools = ()
         if environment is not None:
             undo.callback(environment.close)
+            console.status("starting the environment")
             tools = environment.tools  # fails before a model is loaded
         # Data first: a wrong path or column is reported before minutes are spent on loading weights.
         questions = read_questions(config, folder, console, scorer, state)

@@ -359,3 +359,8 @@ def test_our_training_ends_at_the_goal_or_with_its_time(model_folder, tmp_path, 
     found = to_accuracy._ours(to_accuracy._flags(goal, work, "quickstart", model_folder), goal, "quickstart", tmp_path / "run")
     assert found["reached"] == is_reached and found["steps"] >= 1
     assert 0 < found["step_s"] < found["process_s"]
+
+
+def test_a_rate_without_an_accuracy_is_refused(inside, model_folder):
+    done = inside("bench", "peer", "--peer", "never-asked", "--model", model_folder, "--lr", 1e-3)
+    assert done.returncode == 2 and "--lr belongs to --to-accuracy" in done.stderr and "hint:" in done.stderr

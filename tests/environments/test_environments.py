@@ -310,7 +310,7 @@ def test_a_template_that_opens_the_thinking_continues_it(told):
     schema = {"type": "function", "function": {"name": "add"}}
     ids = Continuation(tokenizer, [schema], None).ids([("add", "7")])
     assert tokenizer.decode(ids) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    with pytest.raises(UserError, match="would change"):  # rendered whole, earlier turns have no empty thinking
+    with pytest.raises(UserError, match="changes its earlier turns"):  # rendered whole, earlier turns have no empty thinking
         Continuation(tokenizer, [schema], False)
 
 

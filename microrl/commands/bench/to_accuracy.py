@@ -68,6 +68,8 @@ def compare(
         for number in range(pairs):
             sides: dict[str, dict[str, Any]] = {}
             for side in ("microrl", "peer") if number % 2 == 0 else ("peer", "microrl"):
+                name = "microrl" if side == "microrl" else f"TRL {versions['trl']}"
+                say(f"pair {number + 1} of {pairs}: {name} trains, for {goal.minutes:g} minutes at most")
                 if side == "microrl":
                     flags = {**_flags(goal, work, model, folder), "seed": number}
                     result = _ours(flags, goal, model, Path(temporary, f"run-{number}"))
@@ -80,7 +82,6 @@ def compare(
                     result = peers.peer_result(interpreter, *words)
                     result["process_s"] = clock.now_s() - began
                 sides[side] = result
-                name = "microrl" if side == "microrl" else f"TRL {versions['trl']}"
                 ended = "reached" if result["reached"] else "not reached"
                 say(f"pair {number + 1} of {pairs}: {name} {ended} after {result['steps']} steps, {result['step_s']:.3g} s "
                     f"(the process {result['process_s']:.3g} s), accuracy {result['accuracy']:.3f}")  # fmt: skip
