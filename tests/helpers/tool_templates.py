@@ -8,10 +8,10 @@ GOOD = TELLS + CHAT_TEMPLATE
 SAID = "message['content']"
 BAD = {
     "drops the thinking of earlier turns": (
-        GOOD.replace(SAID, "(message['content'].split('</think>')[-1] if not loop.last else message['content'])"), "earlier turns: it writes"
+        GOOD.replace(SAID, "(message['content'].split('</think>')[-1] if not loop.last else message['content'])"), "its earlier"
     ),
     "treats the last message differently": (GOOD.replace("{% endfor %}{% if add", "{{ '!' if messages[-1]['role'] == 'tool' }}"
-                                            "{% endfor %}{% if add"), "earlier turns: it writes"),
+                                            "{% endfor %}{% if add"), "its earlier"),
     "does not tell of the tools": (CHAT_TEMPLATE, "does not tell the model of its tools"),
     "leaves out what tools answer": (
         GOOD.replace("{% for message in messages %}", "{% for message in messages if message['role'] != 'tool' %}"), "leaves out"
