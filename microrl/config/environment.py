@@ -9,8 +9,13 @@ from pydantic import Field
 from microrl.config.section import Section
 from microrl.errors import UserError
 
-BUILT_IN = {"calculator": "microrl.environments.builtin.calculator:Calculator"}
+BUILT_IN = {
+    "calculator": "microrl.environments.builtin.calculator:Calculator",
+    "python": "microrl.environments.builtin.python:Python",
+}
 """The environments that come with microrl, by the name that `--env` takes."""
+RUNS_CODE = ("python",)
+"""Those of them that run what a model wrote."""
 EXAMPLE = "an environment is MODULE:CLASS, for example --env my_tools:Calculator"
 
 
@@ -24,10 +29,21 @@ class EnvironmentConfig(Section):
     """Seconds that all the tools of one turn may take together, as well as `reset` and `get_reward`. Then the instance is killed,
     and its episode ends."""
 
+    confine: bool = False
+    """Whether each instance runs in the sandbox, from before it gets a row: no files but Python's libraries and, where it can
+    be had, an empty folder in memory; no network, processes or threads. Those that come with microrl always do."""
+    memory_gb: Annotated[float, Field(gt=0)] | None = 4.0
+    """Memory (address space) that an instance may take beyond what its class's module takes, GB; None: no limit."""
+
     def refuse(self, doing: str) -> None:
         """Raise UserError for what does not support environments yet."""
         if self.target is not None:
             raise UserError(f"{doing} does not support environments yet, and this run has one: --env {self.target}")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether an instance must not run where the kernel cannot confine it."""
+        return self.target is not None and (self.confine or self.target in RUNS_CODE)
 
     @property
     def name(self) -> str | None:
