@@ -11,6 +11,7 @@ from microrl.errors import UserError
 
 BUILT_IN = {
     "calculator": "microrl.environments.builtin.calculator:Calculator",
+    "higher-lower": "microrl.environments.builtin.higher_lower:HigherLower",
     "python": "microrl.environments.builtin.python:Python",
 }
 """The environments that come with microrl, by the name that `--env` takes."""
@@ -21,8 +22,8 @@ EXAMPLE = "an environment is MODULE:CLASS, for example --env my_tools:Calculator
 
 class EnvironmentConfig(Section):
     target: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$|^[\w.-]+$")] | None = None
-    """Class whose public methods are the model's tools: `module:Class`, `calculator`, or an entry point of the group
-    `microrl.environments`; None: no tools, and every completion is a single turn."""
+    """Class whose public methods are the model's tools: `module:Class`, an entry point of the group `microrl.environments`,
+    or `calculator`, `python` or `higher-lower`; None: no tools, and every completion is a single turn."""
     path: str | None = None
     """Folder in which its module is looked for besides the installed packages; None: the current folder."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0

@@ -124,14 +124,15 @@ class Conversation:
         self._turns += 1
         # Only where a turn ends as the template ends it, what follows can be written behind it.
         calls = environment.parse(turn) if turn.token_ids[-1] == environment.continuation.end_id else []
-        until, answers, is_over = now_s() + environment.deadline_s, [], False
+        until, answers = now_s() + environment.deadline_s, []
         for call in calls[: room + 1]:  # each answer has a token at least
             self._calls += 1
             answer = self._answer(call, until)
             self._failures += "error" in answer
-            is_over |= answer.get("done", False)
+            if answer.get("done", False):  # what is called after the end of the episode is not carried out
+                return None
             answers.append((call.name, json.dumps(answer) if "error" in answer else answer["answer"]))
-        return environment.continuation.ids(answers) if answers and self._is_alive and not is_over else None
+        return environment.continuation.ids(answers) if answers and self._is_alive else None
 
     def _answer(self, call: Call, until: float) -> dict[str, Any]:
         """`{"answer": text, "done": bool}`, or `{"error": why}`."""
