@@ -27,19 +27,20 @@ START_S = 60.0
 
 
 def refuse_unusable(config: EnvironmentConfig) -> None:
-    """Look for the class's module without importing anything. Raises UserError for one that does not exist, and where it is to be
-    confined and this kernel cannot."""
-    if config.is_strict and not levels().is_tight:
-        why = "env.confine" if config.confine else f"--env {config.target} runs what the model writes"
-        raise UserError(
-            f"{why}: this kernel cannot confine an environment: it lacks {levels().lacking}; in force: {levels()}",
-            "use a machine with Linux 6.2 or later" + ("" if why != "env.confine" else ", or leave the key out"),
-        )
-    if config.target is not None and config.target not in BUILT_IN:
-        refuse_missing(
-            config.target, what="environment", group=ENVIRONMENTS, folder=config.path, key="env.path", example=EXAMPLE,
-            known=BUILT_IN,
-        )  # fmt: skip
+    """Look for the classes' modules without importing anything. Raises UserError for one that does not exist, and where one is to
+    be confined and this kernel cannot."""
+    for one in config.each.values():
+        if one.is_strict and not levels().is_tight:
+            why = "env.confine" if one.confine else f"--env {one.target} runs what the model writes"
+            raise UserError(
+                f"{why}: this kernel cannot confine an environment: it lacks {levels().lacking}; in force: {levels()}",
+                "use a machine with Linux 6.2 or later" + (", or leave the key out" if one.confine else ""),
+            )
+        if not one.is_built_in:
+            refuse_missing(
+                str(one.target), what="environment", group=ENVIRONMENTS, folder=one.path, key="env.path", example=EXAMPLE,
+                known=BUILT_IN,
+            )  # fmt: skip
 
 
 class Described(NamedTuple):
@@ -50,18 +51,17 @@ class Described(NamedTuple):
 
 
 class Instances(CustomProcess):
-    """Starts and ends instances of the environment's class. Every method may be called from any thread."""
+    """Starts and ends instances of one environment's class. Every method may be called from any thread."""
 
     what, group, key, server = "environment", ENVIRONMENTS, "env.path", "microrl.environments.forks"
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        assert config.target is not None
-        is_own = config.target in BUILT_IN
-        # Its process finds this package as it finds a user's module, should it not be installed.
-        found_at = (BUILT_IN[config.target], ROOT) if is_own else (config.target, config.path)
-        super().__init__(*found_at)  # which itself is not confined: it forks
+        target = config.target
+        assert isinstance(target, str), target
+        # Its process finds this package as it finds a user's module, should it not be installed. It is not confined: it forks.
+        super().__init__(*((BUILT_IN[target], ROOT) if config.is_built_in else (target, config.path)))
         memory_bytes = None if config.memory_gb is None else int(config.memory_gb * 1e9)
-        self._bounds = Bounds(memory_bytes, confined=config.confine or is_own, strict=config.is_strict)
+        self._bounds = Bounds(memory_bytes, confined=config.confine or config.is_built_in, strict=config.is_strict)
         self._folder_lock = -1
         self._lock = Lock()
         self._channel: socket.socket | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from microrl.clock import now_s
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
-from microrl.data.prompts import Tools, render
+from microrl.data.prompts import Tools, ToolsOf, render
 from microrl.environments.calls import Call, parser
 from microrl.environments.process import Described, Instance, Instances
 from microrl.environments.template import Continuation
@@ -22,7 +22,49 @@ from microrl.types import Completion, Episode, Prompt
 
 
 class Environment:
-    """A run's environment: its class, and the instances of the episodes that are going on. Close it at the end."""
+    """A run's environments, of which it has one or several: each row has its own. Close it at the end."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config = config
+        self.kinds = {name: Kind(one) for name, one in config.each.items()}
+
+    @cached_property
+    def tools(self) -> Tools | ToolsOf:
+        """The JSON schemas of its tools; of several environments, what gives those of a row. Asking for it first takes seconds.
+        Raises UserError for a class that cannot be used."""
+        tools = {name: kind.described.tools for name, kind in self.kinds.items()}
+        if isinstance(self._config.target, str):
+            return tools[self._config.target]
+        return lambda row: tools[self._config.name_for(row)]
+
+    def speak(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
+        """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that
+        cannot continue a conversation."""
+        for kind in self.kinds.values():
+            kind.speak(tokenizer, data, stops)
+
+    def begin(self, prompt: Prompt) -> Conversation:
+        """See `Talks.begin`. Raises UserError where `reset` fails."""
+        return self.kinds[self._config.name_for(prompt)].begin(prompt)
+
+    def give_up(self) -> None:
+        """See `Talks.give_up`."""
+        for kind in self.kinds.values():
+            kind.give_up()
+
+    def end(self) -> None:
+        """See `Talks.end`."""
+        for kind in self.kinds.values():
+            kind.end()
+
+    def close(self) -> None:
+        """End the processes."""
+        for kind in self.kinds.values():
+            kind.close()
+
+
+class Kind:
+    """One class, and the instances of the episodes that are going on."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
@@ -37,21 +79,15 @@ class Environment:
         """What its class offers; asking for it first takes seconds. Raises UserError for a class that cannot be used."""
         return self._instances.describe()
 
-    @property
-    def tools(self) -> Tools:
-        """The JSON schemas of its tools. Raises as `described` does."""
-        return self.described.tools
-
     def speak(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
-        """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that
-        cannot continue a conversation."""
+        """See `Environment.speak`."""
         self.tokenizer = tokenizer
         self.continuation = Continuation(tokenizer, self.described.tools, data.thinking, stops)
         self.parse = parser(tokenizer, self.continuation.opening)
         self._data = data
 
     def begin(self, prompt: Prompt) -> Conversation:
-        """See `Talks.begin`. Raises UserError where `reset` fails."""
+        """See `Environment.begin`."""
         given_up = self._given_up
 
         def gone() -> bool:
@@ -112,7 +148,7 @@ class Environment:
 class Conversation:
     """See `Talk`. `gone()`: nobody waits any more."""
 
-    def __init__(self, environment: Environment, instance: Instance, prompt: Prompt, gone: Callable[[], bool]) -> None:
+    def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, gone: Callable[[], bool]) -> None:
         self.prompt = prompt
         self._environment, self._instance, self._gone = environment, instance, gone
         self._is_alive = True

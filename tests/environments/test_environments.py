@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import made_tools
@@ -16,14 +17,18 @@ from tool_templates import BAD, GOOD
 
 from microrl.config import resolve
 from microrl.config.data import BOXED
-from microrl.data.prompts import render
+from microrl.config.part_weights import part_weights
+from microrl.data.load import Question
+from microrl.data.prompts import render, render_all
 from microrl.environments.calls import parser
 from microrl.environments.process import Instances
 from microrl.environments.talk import Environment
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
+from microrl.rewards.scorer import make_scorer
+from microrl.run.metrics import of_groups
 from microrl.sandbox.worker import NoReply
-from microrl.types import Completion, Episode, Prompt
+from microrl.types import Completion, Episode, Group, Prompt
 
 ADDED = "TypeError: unsupported operand type(s) for +: 'int' and 'str'"
 LINE = 1 + Path(made_tools.__file__).read_text().splitlines().index("        return a + b")
@@ -171,7 +176,8 @@ def test_state_does_not_leak_into_the_next_rollout(told, awkward):
 
 @pytest.mark.parametrize("name", ["hang", "die"])
 def test_a_tool_that_hangs_or_dies_ends_its_episode_alone(name, told, awkward, tmp_path, monkeypatch):
-    monkeypatch.setattr(awkward, "deadline_s", 1.0)
+    (kind,) = awkward.kinds.values()
+    monkeypatch.setattr(kind, "deadline_s", 1.0)
     bad, good = (awkward.begin(prompt_for(awkward, told)) for _ in range(2))
     child = tmp_path / "child"
     began = time.monotonic()
@@ -265,6 +271,64 @@ def test_what_environments_do_not_work_with_is_refused(arguments, why):
 def test_reset_that_fails_names_the_row():
     with closing(Environment(config_of("BadReset").env)) as found, pytest.raises(UserError, match=r"row 4: .*no such column"):
         found.begin(Prompt("q", "1", "q", (1,), 4, "{}"))
+
+
+def several(*targets, **keys):
+    return resolve((), {"env.target": targets, "env.path": HELPERS, **keys})
+
+
+def test_a_row_chooses_among_several_environments(told):
+    """Each prompt tells of its own tools alone, and each reward is a part of its own."""
+    config = several("sums=made_tools:Calculator", "odd=made_tools:Awkward", "calculator", **{"data.max_prompt_tokens": 4096})
+    rows = [{"question": "?", "answer": "1", "environment": name} for name in ("odd", "sums", "calculator")]
+    questions = [Question(number, "How?", "1", json.dumps(row)) for number, row in enumerate(rows, 1)]
+    with closing(Environment(config.env)) as found:
+        found.speak(told, config.data)
+        odd, sums, exact = render_all(
+            questions, told, config.data.model_copy(update={"max_prompt_tokens": 4096}), tools=found.tools
+        )
+        assert ["repeat" in prompt.text for prompt in (odd, sums, exact)] == [True, False, False]
+        assert ["calculate" in prompt.text for prompt in (odd, sums, exact)] == [False, False, True]
+        talk = found.begin(sums)
+        assert "\n3<" in told.decode(talk.reply(turn(told, call("add", a=1, b=2)), 200))
+        assert "no tool `say`" in told.decode(talk.reply(turn(told, call("say", text="x")), 200))
+        earned = talk.ended()
+    # The class of the one is called as that of the other.
+    weights = part_weights(config.reward, config.env)
+    assert [*weights][-3:] == ["made_tools:Calculator", "Awkward", "calculator"]
+    scorer = make_scorer(config)
+    group = Group(sums, (replace(turn(told, "\\boxed{1}"), episode=earned),))
+    (scored,) = scorer.score([(0, group)])
+    scorer.close()
+    assert scored.scores[0].parts == {"made_tools:Calculator": 1.0} and scored.scores[0].counts
+    other = replace(scored, scores=(replace(scored.scores[0], parts={"Awkward": 3.0}),))
+    means = of_groups([scored, other], dict.fromkeys(weights, 1.0))
+    assert (means["reward/part/made_tools:Calculator"], means["reward/part/Awkward"]) == (1, 3)
+
+
+def test_a_row_that_chooses_none_is_refused_before_a_model_is_loaded(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    rows = [{"question": f"What is {n}?", "answer": str(n), "environment": "sums"} for n in range(9)]
+    del rows[1]["environment"]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    environments = ("--env", "sums=made_tools:Calculator", "--env", "calculator", "--set", f"env.path={HELPERS}")
+    done = in_process("train", "quickstart", "--data", data, *environments, "--steps", 1, "--out", tmp_path / "run")
+    assert done.returncode == 2 and "row 2 has no column `environment`" in done.stderr
+    assert "the environments are sums, calculator" in done.stderr and "loading the model" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["sum", "Sums", 3, ["sums"]])
+def test_a_row_that_names_another_environment_is_refused(name):
+    env = several("sums=made_tools:Calculator", "calculator").env
+    with pytest.raises(UserError, match="row 7 names no environment of this run in `environment`: "):
+        env.name_for(Question(7, "?", "1", json.dumps({"environment": name})))
+
+
+def test_two_environments_have_two_names():
+    with pytest.raises(UserError, match="two environments have the name `calculator`"):
+        several("calculator", "calculator=made_tools:Calculator")
+    assert several("calculator").env.target == "calculator" == resolve((), {"env.target": "calculator"}).env.target
+    assert [*several("a=calculator").env.each] == ["a"]
 
 
 def test_calls_are_read_as_the_tokenizer_says(told):
