@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 NO_TOOLS = ("reset", "get_reward", "done")
 LONGEST_ANSWER = 1 << 16
 """Characters of a tool's answer: more than a conversation could hold."""
+LARGEST = 1e12
+"""Largest magnitude of a reward: the square of a larger one could overflow."""
 FOLDER_BYTES, FOLDER_ENTRIES = 16 << 20, 1000
 """What a confined instance may write."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -253,7 +255,7 @@ class _Instance:
             return {"said": said}
         if "reward" in request:
             value = float(self._awaited(self._instance.get_reward()))
-            return {"reward": value} if abs(value) <= 1e12 else {"error": f"get_reward returned {value:g}"}
+            return {"reward": value} if abs(value) <= LARGEST else {"error": f"get_reward returned {value:g}"}
         answer = str(self._awaited(getattr(self._instance, request["call"])(**request["arguments"])))
         if len(answer) > LONGEST_ANSWER:
             return {"error": f"the answer has {len(answer):,} characters; the limit is {LONGEST_ANSWER:,}"}

@@ -14,11 +14,15 @@ from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
 from microrl.data.prompts import Tools, ToolsOf, render
 from microrl.environments.calls import Call, parser
+from microrl.environments.forks import LARGEST, LONGEST_ANSWER
 from microrl.environments.process import Described, Instance, Instances
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
-from microrl.sandbox.worker import NoReply
+from microrl.sandbox.worker import NO_ANSWER, NoReply
 from microrl.types import Completion, Episode, Prompt
+
+LONGEST_ERROR = 1000
+"""Characters."""
 
 
 class Environment:
@@ -177,9 +181,13 @@ class Conversation:
         known = [tool["function"]["name"] for tool in self._environment.described.tools]
         if call.name not in known:
             return {"error": f"there is no tool `{call.name}`, but {', '.join(known)}"}
-        return self._asked({"call": call.name, "arguments": call.arguments}, until)
+        reply = self._asked({"call": call.name, "arguments": call.arguments}, until)
+        if isinstance(answer := reply.get("answer"), str):
+            return {"answer": answer[:LONGEST_ANSWER], "done": reply.get("done") is True}
+        return {"error": str(reply.get("error", NO_ANSWER))[:LONGEST_ERROR]}
 
     def _asked(self, request: dict[str, Any], until: float) -> dict[str, Any]:
+        """What the process sends, which what a model wrote may have written."""
         if not self._is_alive:
             return {"error": "the environment has ended"}
         try:
@@ -192,7 +200,8 @@ class Conversation:
         """See `Talk.ended`."""
         reward: float | None = 0.0
         if self._environment.described.rewards:
-            reward = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
+            given = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
+            reward = given if isinstance(given, float) and abs(given) <= LARGEST else None
         self._environment.closed(self._instance)
         return Episode(self._turns, self._calls, self._failures, reward)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 
 import pytest
 
@@ -9,6 +10,7 @@ from microrl.config import resolve
 from microrl.config.data import DataConfig
 from microrl.data.load import load_questions
 from microrl.environments.builtin.higher_lower import HigherLower
+from microrl.environments.process import Instances
 
 ROW = {"question": "?", "answer": "11", "low": 8, "high": 15}
 
@@ -39,6 +41,16 @@ def test_guesses_that_say_nothing_new_pay_nothing(game):
     for number in (-5, 100, float("nan"), math.inf):
         game.guess(number)
     assert (game.done, game.get_reward()) == (True, 0)
+
+
+def test_its_process_offers_one_tool_and_a_reward():
+    with closing(Instances(resolve((), {"env.target": "higher-lower"}).env)) as instances:
+        described, one = instances.describe(), instances.begin()
+        assert [tool["function"]["name"] for tool in described.tools] == ["guess"] and described.rewards
+        one.ask({"reset": ROW}, 60.0)
+        assert one.ask({"call": "guess", "arguments": {"number": 11}}, 60.0) == {"answer": "right", "done": False}
+        assert one.ask({"reward": True}, 60.0) == {"reward": 1.0}
+        one.end()
 
 
 def test_every_row_can_be_won_by_halving():

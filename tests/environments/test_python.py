@@ -58,6 +58,7 @@ def test_output_and_tracebacks_are_cut(interpreter):
 @pytest.mark.skipif(not levels().is_tight, reason="this kernel cannot confine")
 def test_it_runs_confined():
     with closing(Instances(resolve((), {"env.target": "python"}).env)) as instances:
+        assert [tool["function"]["name"] for tool in instances.describe().tools] == ["run"]
         first, second = instances.begin(), instances.begin()
         for one in (first, second):
             one.ask({"reset": {"question": "?"}}, 60.0)

@@ -31,12 +31,12 @@ class Python:
         printed = Printed()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             try:
-                self.execute(ast.parse(code, NAME))
+                self._execute(ast.parse(code, NAME))
             except BaseException as error:  # SystemExit too: the episode goes on
                 printed.write(shortened(error))
         return printed.text() or "(no output)"
 
-    def execute(self, module: ast.Module) -> None:
+    def _execute(self, module: ast.Module) -> None:
         """Execute statements, and print the value of the last one if it is an expression."""
         last = module.body.pop() if module.body and isinstance(module.body[-1], ast.Expr) else None
         exec(compile(module, NAME, "exec"), self.names)
