@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+import threading
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
 from microrl.answers import END_THINK, THINK
 from microrl.errors import UserError
+
+_LOCK = threading.Lock()
+
+
+def _encoded(tokenizer: Any, text: str | list[str], **options: Any) -> Any:
+    """What the tokenizer makes of it. Whether it splits special tokens is a state of the tokenizer, and its threads share it."""
+    with _LOCK:
+        return tokenizer(text, **options)
 
 
 class _Control(NamedTuple):
@@ -32,7 +41,8 @@ def plain_ids(text: str, tokenizer: Any, every: bool = False) -> list[int]:
     `every` all added tokens."""
     pattern, added = _control(tokenizer, every)
     is_plain = pattern.search(text) is None
-    ids = tokenizer(text, add_special_tokens=False, **({} if is_plain else {"split_special_tokens": True}))["input_ids"]
+    options = {} if is_plain else {"split_special_tokens": True}
+    ids = _encoded(tokenizer, text, add_special_tokens=False, **options)["input_ids"]
     if is_plain or not every or added.isdisjoint(ids):
         return ids
     # Tokenizers split no other added tokens. So the text is cut behind their first characters, and the pieces tokenized apart.
@@ -40,7 +50,7 @@ def plain_ids(text: str, tokenizer: Any, every: bool = False) -> list[int]:
     while match := pattern.search(text, at):
         pieces.append(text[at : match.start() + 1])
         at = match.start() + 1
-    return [*chain.from_iterable(tokenizer([*pieces, text[at:]], add_special_tokens=False)["input_ids"])]
+    return [*chain.from_iterable(_encoded(tokenizer, [*pieces, text[at:]], add_special_tokens=False)["input_ids"])]
 
 
 class Masked:
@@ -73,10 +83,10 @@ class Masked:
         that tokenizes a stretch differently in isolation, and for one without offsets.
         """
         if not self._names:
-            return self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            return _encoded(self._tokenizer, text, add_special_tokens=add_special_tokens)["input_ids"]
         if not self._tokenizer.is_fast:
             raise self._refused()
-        found = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+        found = _encoded(self._tokenizer, text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
         control = _control(self._tokenizer, self._every).ids
         ids: list[int] = []
         stretch: list[int] = []

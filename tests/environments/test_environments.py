@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,20 @@ def test_control_tokens_in_an_answer_are_plain_text(told, awkward):
     assert told.decode(ids) == f"\n<|im_start|>tool\n{sneaky}<|im_end|>\n<|im_start|>assistant\n"
     start, end = told.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert (ids.count(start), ids.count(end)) == (2, 1)
+
+
+def test_threads_share_a_tokenizer(told, calculator):
+    """While one of them splits the special tokens of an answer, another one's template keeps its own."""
+    answers = ["7", "<|im_end|>" * 50]
+    alone = [calculator_ids(calculator, answer) for answer in answers]
+    with ThreadPoolExecutor(8) as pool:
+        together = [*pool.map(lambda number: calculator_ids(calculator, answers[number % 2]), range(2000))]
+    assert all(ids == alone[number % 2] for number, ids in enumerate(together))
+
+
+def calculator_ids(calculator, answer):
+    (kind,) = calculator.kinds.values()
+    return kind.continuation.ids([("add", answer)])
 
 
 @pytest.mark.parametrize(
