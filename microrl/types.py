@@ -113,8 +113,9 @@ class Score:
     extracted: str | None = None
 
     def part(self, name: str) -> float | None:
-        """The value of a part by its name: one of BUILT_IN, or a custom reward function."""
-        return getattr(self, name) if name in BUILT_IN else self.parts[name]
+        """The value of a part by its name: one of BUILT_IN, a custom reward function, or an environment. None where it gave none,
+        as the environments of other questions."""
+        return getattr(self, name) if name in BUILT_IN else self.parts.get(name)
 
 
 @dataclass(frozen=True, slots=True)

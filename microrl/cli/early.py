@@ -49,8 +49,8 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
         _refuse_init(config.init)
         _refuse_sft(_sft_data(config))
     _try_rewards(config.data, config.reward)
-    if config.env.target is not None:
-        with closing(environment_process.Instances(config.env)) as instances:
+    for one in config.env.each.values():
+        with closing(environment_process.Instances(one)) as instances:
             instances.wait_until_ready()
 
 

@@ -74,8 +74,9 @@ SETTINGS = {
         "several.", "the preset's, else none", "MODULE:FUNCTION[=WEIGHT]",
     ),
     "env": Setting(
-        "env.target", str, "Tools that the model may call in training: calculator, the methods of this class, or an entry point "
-        "of the group microrl.environments.", "the preset's, else none", "NAME|MODULE:CLASS",
+        "env.target", list[str], "Tools that the model may call in training: the methods of this class; or calculator, python, "
+        "higher-lower, or an entry point of the group microrl.environments. Repeat for several: a row's column `environment` "
+        "then has the NAME of its own.", "the preset's, else none", "[NAME=]MODULE:CLASS",
     ),
     "engine": Setting(
         "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",
@@ -137,8 +138,8 @@ def takes(*names: str, **changed: dict[str, str]) -> Callable[[Callable[..., T]]
             flags = {SETTINGS[name].key: given.pop(name) for name in names}
             if reward := flags.get("reward.functions"):  # looked for here, whatever the preset or run says of its own
                 flags |= {"reward.functions": tuple(reward), "reward.path": "."}
-            if flags.get("env.target"):
-                flags |= {"env.path": "."}
+            if environments := flags.get("env.target"):
+                flags |= {"env.target": tuple(environments), "env.path": "."}
             return command(flags=flags, **given)
 
         def parameters(one: Parameter) -> Iterator[Parameter]:

@@ -9,7 +9,7 @@ from typing import Any
 from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
-from microrl.data.prompts import Tools, messages, render, to_prompt
+from microrl.data.prompts import Tools, ToolsOf, messages, render, to_prompt
 from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.models import driver
@@ -68,7 +68,7 @@ def _prompts(config: RunConfig) -> list[str]:
     return ["prompts", *lines]
 
 
-def _tools(config: RunConfig, tokenizer: Any) -> Tools:
+def _tools(config: RunConfig, tokenizer: Any) -> Tools | ToolsOf:
     """What the model is told of its tools. Raises UserError for a chat template that cannot continue a conversation."""
     if config.env.target is None:
         return ()
@@ -78,12 +78,15 @@ def _tools(config: RunConfig, tokenizer: Any) -> Tools:
         return environment.tools
 
 
-def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: Tools) -> str:
+def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: Tools | ToolsOf) -> str:
     data = config.data
     if tokenizer is None:
         chat = messages(question.text, data.system, data.system_role)
         return "\n".join(f"[{message['role']}] {message['content']}" for message in chat)
-    prompt = render(question.text, question.answer, tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
+    prompt = render(
+        question.text, question.answer, tokenizer, data.system, data.system_role, thinking=data.thinking,
+        tools=tools(question) if callable(tools) else tools,
+    )  # fmt: skip
     return f"{prompt.text.rstrip()}\n({len(prompt.token_ids)} tokens, the limit is {data.max_prompt_tokens})"
 
 

@@ -24,7 +24,8 @@ BENCHMARK_PROMPT = 2048
 
 class DataConfig(Section):
     name: str = "open-rs"
-    """Known data set, hub id, local .jsonl, .json, .csv or .parquet file, a folder of such files, or `arithmetic` (sums)."""
+    """Known data set, hub id, local .jsonl, .json, .csv or .parquet file, a folder of such files, `arithmetic` (sums), or
+    `higher-lower` (a game with the environment of that name)."""
     subset: str | None = None
     """Configuration of the hub data set or folder, if it has several."""
     split: str = "train"

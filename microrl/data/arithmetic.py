@@ -23,6 +23,11 @@ def problems() -> list[tuple[str, str]]:
     return [(f"What is {a} + {b}?", str(a + b)) for a in range(10, 100) for b in range(10, 100)]
 
 
+def rows() -> list[dict[str, str]]:
+    """The problems as a data set's rows."""
+    return [{"question": question, "answer": answer} for question, answer in problems()]
+
+
 def solve(question: str) -> Solved:
     """Both solutions of one of these problems: units first, then tens with the carry."""
     match = _QUESTION.fullmatch(question)

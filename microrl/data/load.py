@@ -17,7 +17,7 @@ from microrl.config.catalogue import KnownDataset
 from microrl.config.data import GYM, DataConfig
 from microrl.data import arithmetic, code
 from microrl.data.cells import NotText, as_json, as_text, cell, plain
-from microrl.data.sources import hub_id, local_rows, rows_of
+from microrl.data.sources import GENERATED, hub_id, local_rows, rows_of
 from microrl.errors import UserError, did_you_mean
 
 ARITHMETIC = arithmetic.NAME
@@ -69,12 +69,13 @@ def load_questions(config: DataConfig, *, raw: bool = False, reading: Reading | 
 
     Raises UserError for missing or invalid data.
     """
-    if config.name == ARITHMETIC:
+    if config.name in GENERATED:
+        generated = GENERATED[config.name]()
         if config.cluster is not None:
-            column("cluster", config.cluster, (), ("question", "answer"))
+            column("cluster", config.cluster, (), generated[0])
         return [
-            Question(row, *pair, as_json(dict(zip(("question", "answer"), pair, strict=True))) if raw else "")
-            for row, pair in enumerate(arithmetic.problems(), 1)
+            Question(number, row["question"], row["answer"], as_json(row) if raw else "")
+            for number, row in enumerate(generated, 1)
         ]
     if config.name.lower().startswith(GYM):
         from microrl.data import gym
@@ -103,7 +104,7 @@ def check_source(config: DataConfig, *, columns: bool = True) -> None:
         from microrl.data import gym
 
         gym.tasks(config.name)
-    elif config.name != arithmetic.NAME:
+    elif config.name not in GENERATED:
         if local_rows(config) is not None:
             next(iter(_questions(rows_of(config), config) if columns else rows_of(config)), None)
         else:
@@ -113,7 +114,7 @@ def check_source(config: DataConfig, *, columns: bool = True) -> None:
 def first_questions(config: DataConfig, count: int) -> list[Question]:
     """The first questions of a file or of the built-in problems, with their rows, without a heavy library; none of a hub data set
     or of procedural tasks, which take one. Raises UserError for what is wrong with them."""
-    if config.name == arithmetic.NAME:
+    if config.name in GENERATED:
         return load_questions(config, raw=True)[:count]
     if not config.name.lower().startswith(GYM) and local_rows(config) is not None:
         return list(islice(_questions(rows_of(config), config, raw=True), count))

@@ -16,6 +16,8 @@ Role = Literal["system", "user"]
 """Whose message the text of `data.system` stands in."""
 Tools = Sequence[dict[str, Any]]
 """JSON schemas of the tools that a model is told of."""
+ToolsOf = Callable[[Question], Tools]
+"""Those of a question, where questions have different ones."""
 SWITCH = "enable_thinking"
 """The variable by which chat templates turn a model's thinking on or off: Qwen3, Qwen3.5, SmolLM3, Gemma 4."""
 
@@ -88,7 +90,7 @@ def render_all(
     tokenizer: Any,
     config: DataConfig,
     progress: Callable[[Iterable], Iterable] = iter,
-    tools: Tools = (),
+    tools: Tools | ToolsOf = (),
 ) -> list[Prompt]:
     """Render every question; a prompt over data.max_prompt_tokens is an error, dropped, or truncated on the left.
 
@@ -100,7 +102,8 @@ def render_all(
     for question in progress(questions):
         try:
             text, answer = question.text, question.answer
-            prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking, tools=tools)
+            told = tools(question) if callable(tools) else tools
+            prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking, tools=told)
         except UserError as error:
             raise UserError(f"{config.name}, row {question.row}: {error.message}", error.hint) from None
         if len(prompt.token_ids) > limit:

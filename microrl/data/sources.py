@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,16 @@ from microrl.config import catalogue
 from microrl.config.catalogue import KnownDataset
 from microrl.config.data import GYM, DataConfig
 from microrl.config.paths import is_local_data
-from microrl.data import arithmetic
+from microrl.data import arithmetic, higher_lower
 from microrl.data.folder import has_data, rows_of_folder
 from microrl.data.read import Distinct, rows_of_batches, rows_of_file
 from microrl.errors import UserError, did_you_mean, first_line
 from microrl.models import hub
 
+GENERATED: Mapping[str, Callable[[], Sequence[Mapping[str, Any]]]] = {
+    arithmetic.NAME: arithmetic.rows, higher_lower.NAME: higher_lower.rows,
+}  # fmt: skip
+"""Data sets that are no files, by name: rows with a question and an answer."""
 ROWS_AT_ONCE = 10_000
 
 
@@ -87,7 +91,7 @@ def hub_id(name: str) -> str:
     if "/" not in name:
         raise UserError(
             f"unknown data set `{name}`",
-            did_you_mean(name, [*catalogue.DATASETS, arithmetic.NAME])
+            did_you_mean(name, [*catalogue.DATASETS, *GENERATED])
             + f"; or {GYM}TASK[,TASK]"
             + "; or a Hugging Face id (owner/name), or a .jsonl, .json, .csv or .parquet file",
         )

@@ -1,29 +1,46 @@
 """Instances of an environment class, each in a fork of the process that has imported it. It runs in that process alone.
 
-The process itself (`rewards/custom/host.py`) only forks and kills. Its requests are `{"start": descriptor}`, where two pipes for
-the new instance lie ready at a Unix socket, and `{"end": pid}`. An instance answers one request at a time on its own pipes: what
-it is (`describe`), `reset` with a row, a `call` of a tool, and its `reward`. So killing one costs no import, and whatever an
-instance changes, in its module too, is gone with it.
+The process itself (`rewards/custom/host.py`) only forks and kills. Its requests are `{"start": descriptor, "bounds": Bounds}`,
+where two pipes for the new instance lie ready at a Unix socket, and `{"end": pid}`. An instance answers one request at a time on
+its own pipes: what it is (`describe`), `reset` with a row, a `call` of a tool, and its `reward`. So killing one costs no import,
+and whatever an instance changes, in its module too, is gone with it.
+
+Each answer repeats the random `id` of its request. So a tool that writes into the pipe cannot answer what is asked later.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import inspect
 import json
 import os
+import resource
 import signal
 import socket
+import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from functools import partial
+from glob import glob
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from microrl.sandbox import Limits, confine, memory_folder
+from microrl.sandbox.confine import levels_in_force, libraries
+from microrl.sandbox.landlock import libc
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 NO_TOOLS = ("reset", "get_reward", "done")
 LONGEST_ANSWER = 1 << 16
 """Characters of a tool's answer: more than a conversation could hold."""
+LARGEST = 1e12
+"""Largest magnitude of a reward: the square of a larger one could overflow."""
+FOLDER_BYTES, FOLDER_ENTRIES = 16 << 20, 1000
+"""What a confined instance may write."""
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def refuse_other(found: Any, unusable: type[Exception]) -> None:
@@ -68,79 +85,187 @@ def _defined_twice(environment: type) -> str | None:
     return next((name for name, count in counts.items() if count > 1), None)
 
 
+class Bounds(NamedTuple):
+    """What holds an instance from before its `reset` on."""
+
+    memory_bytes: int | None
+    """Address space beyond what it has then; None: no limit."""
+    confined: bool = False
+    strict: bool = False
+    """Whether it fails where this kernel cannot confine it."""
+    folder: str | None = None
+    """Where a confined one gets a folder in memory, if this machine allows that."""
+
+
 def serve(
     environment: type, requests: BinaryIO, replies: int, *, die_with: Callable[[int], None], described: Callable[..., str]
 ) -> None:
     """Fork and kill, until the parent closes its end."""
-    forks: set[int] = set()
+    forks: dict[int, str | None] = {}
+    helpers, new_loop = _children(), _loops(environment)
+    _adopt()
+    is_in_memory: bool | None = None
     for line in requests:
         request = json.loads(line)
         if "end" in request:
-            if request["end"] in forks:  # else it was the fork of a process before this one, and the number may be another's now
-                forks.remove(request["end"])
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(request["end"], signal.SIGKILL)
-                os.waitpid(request["end"], 0)
-            _write(replies, {})
+            # Else it was the fork of a process before this one, and the number may be another's now.
+            status = _end(request["end"], forks, helpers) if request["end"] in forks else None
+            _write(replies, {"status": status})
             continue
-        with socket.socket(fileno=os.dup(request["start"])) as channel:
+        descriptor, bounds = request["start"], Bounds(*request["bounds"])
+        with socket.socket(fileno=os.dup(descriptor)) as channel:
             _, pipes, _, _ = socket.recv_fds(channel, 1, 2)
+        if bounds.confined and is_in_memory is None:
+            libraries()  # before the fork
+            is_in_memory = bounds.folder is not None and memory_folder.enter(bounds.folder)
+        folder = _folder(bounds.folder) if bounds.folder is not None and is_in_memory else None
         owner = os.getpid()
         if (pid := os.fork()) == 0:
             try:
                 os.setpgid(0, 0)
                 die_with(owner)
-                for descriptor in (requests.fileno(), replies, request["start"]):
-                    os.close(descriptor)
-                _Instance(environment, described).run(*pipes)
+                _adopt()
+                for inherited in (requests.fileno(), replies, descriptor):
+                    os.close(inherited)
+                _Instance(environment, described, partial(_hold, bounds, folder, owner, (*pipes,), new_loop)).run(*pipes)
             finally:
                 os._exit(0)
-        forks.add(pid)
+        forks[pid] = folder
         with contextlib.suppress(OSError):  # it has done so itself
             os.setpgid(pid, pid)
-        for descriptor in pipes:
-            os.close(descriptor)
+        for inherited in pipes:
+            os.close(inherited)
         _write(replies, {"pid": pid})
 
 
+def _adopt() -> None:
+    """Be the parent of every process below this one that loses its own."""
+    with contextlib.suppress(AttributeError):
+        libc().prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _children() -> set[int]:
+    pids: set[int] = set()
+    for path in glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(path) as numbers:
+            pids |= set(map(int, numbers.read().split()))
+    return pids
+
+
+def _end(pid: int, forks: dict[int, str | None], helpers: set[int]) -> int:
+    """Kill a fork and all that it has started. The status that it has ended with: its own, if it had ended before."""
+    for kill, number in ((os.killpg, pid), (os.kill, pid)):  # it may have left its group
+        with contextlib.suppress(ProcessLookupError):
+            kill(number, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    folder = forks.pop(pid)
+    # What has left its group was adopted by the instance, and with its end by this process.
+    while orphans := _children() - forks.keys() - helpers:
+        for number in orphans:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+    if folder is not None:
+        memory_folder.unmount(folder)
+        os.rmdir(folder)
+    return status
+
+
+def _folder(base: str) -> str | None:
+    folder = tempfile.mkdtemp(dir=base)
+    try:
+        memory_folder.mount(folder, FOLDER_BYTES, FOLDER_ENTRIES)
+    except OSError:
+        os.rmdir(folder)
+        return None
+    return folder
+
+
+def _loops(environment: type) -> Callable[[], AbstractEventLoop] | None:
+    """What makes an event loop, where the class has methods that are `async`."""
+    if not any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(environment)):
+        return None
+    import asyncio  # here, in the process that is forked; the others have no need of it
+
+    return asyncio.new_event_loop
+
+
+def _hold(
+    bounds: Bounds, folder: str | None, owner: int, pipes: tuple[int, ...], new_loop: Callable[[], AbstractEventLoop] | None
+) -> AbstractEventLoop | None:
+    """Put the bounds on this process. Returns an event loop if one is needed: a confined process cannot make one. Raises
+    OSError."""
+    before = _descriptors()
+    loop = new_loop() if new_loop else None
+    memory = resource.RLIM_INFINITY
+    if bounds.memory_bytes is not None:
+        with open("/proc/self/statm") as pages:
+            memory = int(pages.read().split()[0]) * resource.getpagesize() + bounds.memory_bytes
+    if bounds.confined:
+        limits = Limits(memory, file_bytes=FOLDER_BYTES if folder else 0)
+        confine(owner, limits, folder=folder, keep=(*pipes, *(_descriptors() - before)))
+        if bounds.strict and not (levels := levels_in_force()).is_tight:
+            raise OSError(f"it could not be confined; in force: {levels}")
+        return loop
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where the machine runs out of memory, this process goes first, and not the run
+    if bounds.memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    return loop
+
+
+def _descriptors() -> set[int]:
+    """Those that are open; the one that reads the folder is not any more."""
+    return {number for number in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{number}")}
+
+
 class _Instance:
-    def __init__(self, environment: type, described: Callable[..., str]) -> None:
-        self._class, self._described = environment, described
+    def __init__(self, environment: type, described: Callable[..., str], hold: Callable[[], AbstractEventLoop | None]) -> None:
+        self._class, self._described, self._hold = environment, described, hold
+        self._loop: AbstractEventLoop | None = None
         self._instance: Any = None
+        self._is_held = False
 
     def run(self, asked: int, answers: int) -> None:
         with open(asked, "rb") as requests:
             for line in requests:
+                request = json.loads(line)
                 try:
-                    answer = self._answer(json.loads(line))
+                    answer = self._answer(request)
+                except MemoryError as error:
+                    answer = {"error": f"{self._described(error)}: out of memory (the limit is env.memory_gb)"}
                 except BaseException as error:  # whatever an environment raises, SystemExit too
                     answer = {"error": self._described(error)}
-                _write(answers, answer)
+                _write(answers, {"id": request["id"], **answer})
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._instance is None:
-            self._instance = self._class()
         if "describe" in request:
             from transformers.utils import get_json_schema  # which takes seconds, and one instance of all is asked for it
 
-            tools = [get_json_schema(getattr(self._instance, name)) for name in tool_names(self._class)]
+            instance = self._class()
+            tools = [get_json_schema(getattr(instance, name)) for name in tool_names(self._class)]
             return {"tools": tools, "rewards": hasattr(self._class, "get_reward")}
+        if not self._is_held:
+            self._loop, self._is_held = self._hold(), True
+        if self._instance is None:
+            self._instance = self._class()
         if "reset" in request:
-            said = _awaited(self._instance.reset(**request["reset"]))
+            said = self._awaited(self._instance.reset(**request["reset"]))
             if said is not None and not isinstance(said, str):
                 return {"error": f"reset returned an object of type {type(said).__name__}, not a text or None"}
             return {"said": said}
         if "reward" in request:
-            value = float(_awaited(self._instance.get_reward()))
-            return {"reward": value} if abs(value) <= 1e12 else {"error": f"get_reward returned {value:g}"}
-        answer = str(_awaited(getattr(self._instance, request["call"])(**request["arguments"])))
+            value = float(self._awaited(self._instance.get_reward()))
+            return {"reward": value} if abs(value) <= LARGEST else {"error": f"get_reward returned {value:g}"}
+        answer = str(self._awaited(getattr(self._instance, request["call"])(**request["arguments"])))
         if len(answer) > LONGEST_ANSWER:
             return {"error": f"the answer has {len(answer):,} characters; the limit is {LONGEST_ANSWER:,}"}
         return {"answer": answer, "done": bool(getattr(self._instance, "done", False))}
 
-
-def _awaited(value: Any) -> Any:
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+    def _awaited(self, value: Any) -> Any:
+        if not inspect.iscoroutine(value):
+            return value
+        assert self._loop is not None, "a method that is not `async` has returned a coroutine"
+        return self._loop.run_until_complete(value)
 
 
 def _write(descriptor: int, value: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any, NamedTuple
 from microrl.clock import now_s
 from microrl.config.environment import BUILT_IN, EXAMPLE, EnvironmentConfig
 from microrl.config.plugins import ENVIRONMENTS, refuse_missing
+from microrl.environments.forks import Bounds
 from microrl.errors import UserError
 from microrl.rewards.custom.process import IMPORT_S, CustomProcess
+from microrl.sandbox import folders, levels
+from microrl.sandbox.environment import clean
 from microrl.sandbox.pipes import Gone, never
-from microrl.sandbox.worker import Lines, NoReply
+from microrl.sandbox.worker import NO_ANSWER, Lines, NoReply
 
 ROOT = str(Path(__file__).parents[2])
 START_S = 60.0
@@ -23,12 +27,20 @@ START_S = 60.0
 
 
 def refuse_unusable(config: EnvironmentConfig) -> None:
-    """Look for the class's module without importing anything. Raises UserError for one that does not exist."""
-    if config.target is not None and config.target not in BUILT_IN:
-        refuse_missing(
-            config.target, what="environment", group=ENVIRONMENTS, folder=config.path, key="env.path", example=EXAMPLE,
-            known=BUILT_IN,
-        )  # fmt: skip
+    """Look for the classes' modules without importing anything. Raises UserError for one that does not exist, and where one is to
+    be confined and this kernel cannot."""
+    for one in config.each.values():
+        if one.is_strict and not levels().is_tight:
+            why = "env.confine" if one.confine else f"--env {one.target} runs what the model writes"
+            raise UserError(
+                f"{why}: this kernel cannot confine an environment: it lacks {levels().lacking}; in force: {levels()}",
+                "use a machine with Linux 6.2 or later" + (", or leave the key out" if one.confine else ""),
+            )
+        if not one.is_built_in:
+            refuse_missing(
+                str(one.target), what="environment", group=ENVIRONMENTS, folder=one.path, key="env.path", example=EXAMPLE,
+                known=BUILT_IN,
+            )  # fmt: skip
 
 
 class Described(NamedTuple):
@@ -39,15 +51,18 @@ class Described(NamedTuple):
 
 
 class Instances(CustomProcess):
-    """Starts and ends instances of the environment's class. Every method may be called from any thread."""
+    """Starts and ends instances of one environment's class. Every method may be called from any thread."""
 
     what, group, key, server = "environment", ENVIRONMENTS, "env.path", "microrl.environments.forks"
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        assert config.target is not None
-        # Its process finds this package as it finds a user's module, should it not be installed.
-        super().__init__(*((BUILT_IN[config.target], ROOT) if config.target in BUILT_IN else (config.target, config.path)))
-        self.deadline_s = config.deadline_s
+        target = config.target
+        assert isinstance(target, str), target
+        # Its process finds this package as it finds a user's module, should it not be installed. It is not confined: it forks.
+        super().__init__(*((BUILT_IN[target], ROOT) if config.is_built_in else (target, config.path)))
+        memory_bytes = None if config.memory_gb is None else int(config.memory_gb * 1e9)
+        self._bounds = Bounds(memory_bytes, confined=config.confine or config.is_built_in, strict=config.is_strict)
+        self._folder_lock = -1
         self._lock = Lock()
         self._channel: socket.socket | None = None
         self._theirs = -1
@@ -58,8 +73,11 @@ class Instances(CustomProcess):
         if self._process is None:
             self._channel, theirs = socket.socketpair()
             self._theirs = theirs.fileno()
+            if self._bounds.confined:
+                folder, self._folder_lock = folders.make()
+                self._bounds = self._bounds._replace(folder=folder)
             with theirs:
-                self._launch(self._command(), pass_fds=(self._theirs,))
+                self._launch(self._command(), pass_fds=(self._theirs,), env=clean() if self._bounds.confined else None)
 
     def describe(self) -> Described:
         """What the class offers. Raises UserError where it cannot be imported or is no environment."""
@@ -101,15 +119,15 @@ class Instances(CustomProcess):
         self.wait_until_ready(lambda: self._closed)
         assert self._channel is not None
         socket.send_fds(self._channel, [b"."], [asked, answer])
-        return int(self.call({"start": self._theirs}, START_S, never)["pid"])
+        return int(self.call({"start": self._theirs, "bounds": self._bounds}, START_S, never)["pid"])
 
-    def end(self, pid: int) -> None:
-        """Kill a fork and what it has started."""
-        with self._lock:
+    def end(self, pid: int) -> str:
+        """Kill a fork and what it has started. Says how it had ended, where it had."""
+        with self._lock, suppress(NoReply):  # it was killed together with its forks
             if self._process is not None:
-                # It was killed together with its forks.
-                with suppress(NoReply):
-                    self.call({"end": pid}, START_S, never)
+                status = self.call({"end": pid}, START_S, never)["status"]
+                return "its process has ended" if status is None else _in_words(os.waitstatus_to_exitcode(status))
+        return "its process has ended"
 
     def kill(self) -> None:
         """Kill the process; its forks die with it."""
@@ -117,6 +135,10 @@ class Instances(CustomProcess):
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._bounds.folder is not None:
+            os.close(self._folder_lock)
+            folders.remove(self._bounds.folder)
+            self._bounds = self._bounds._replace(folder=None)
 
     def close(self) -> None:
         """End everything."""
@@ -125,27 +147,38 @@ class Instances(CustomProcess):
             self.kill()
 
 
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with status {code}"
+    return f"its process was ended by signal {-code}" + (", as where memory runs out" if code == -signal.SIGKILL else "")
+
+
 class Instance:
     """One instance of the class, in a process of its own. Used by one thread at a time."""
 
     def __init__(self, owner: Instances, pid: int, ask: int, answers: int) -> None:
         self._owner, self._pid = owner, pid
+        self._runs = True
         self._pipes: tuple[int, ...] = (ask, answers)
-        self._lines = Lines(ask, answers, lambda: "its process has ended")
+        self._lines = Lines(ask, answers, self._kill)
 
     def ask(self, request: dict[str, Any], deadline_s: float, gone: Gone = never) -> dict[str, Any]:
         """The answer to one request. Raises NoReply; the instance is then of no more use."""
-        until = now_s() + deadline_s
-        self._lines.send(request, until, gone)
+        until, name = now_s() + deadline_s, os.urandom(8).hex()
+        self._lines.send({"id": name, **request}, until, gone)
         reply = self._lines.receive(until, gone)
-        if not isinstance(reply, dict):
-            raise NoReply("its process has sent something that is no answer")
+        if not isinstance(reply, dict) or reply.pop("id", None) != name:
+            raise NoReply(NO_ANSWER)
         return reply
+
+    def _kill(self) -> str:
+        self._runs = False
+        return self._owner.end(self._pid)
 
     def end(self) -> None:
         """End its process. May be called twice."""
-        if self._pipes:
-            for descriptor in self._pipes:
-                os.close(descriptor)
-            self._pipes = ()
-            self._owner.end(self._pid)
+        for descriptor in self._pipes:
+            os.close(descriptor)
+        self._pipes = ()
+        if self._runs:
+            self._kill()

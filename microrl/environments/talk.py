@@ -12,17 +12,63 @@ from typing import Any
 from microrl.clock import now_s
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
-from microrl.data.prompts import Tools, render
+from microrl.data.prompts import Tools, ToolsOf, render
 from microrl.environments.calls import Call, parser
+from microrl.environments.forks import LARGEST, LONGEST_ANSWER
 from microrl.environments.process import Described, Instance, Instances
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
-from microrl.sandbox.worker import NoReply
+from microrl.sandbox.worker import NO_ANSWER, NoReply
 from microrl.types import Completion, Episode, Prompt
+
+LONGEST_ERROR = 1000
+"""Characters."""
 
 
 class Environment:
-    """A run's environment: its class, and the instances of the episodes that are going on. Close it at the end."""
+    """A run's environments, of which it has one or several: each row has its own. Close it at the end."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config = config
+        self.kinds = {name: Kind(one) for name, one in config.each.items()}
+
+    @cached_property
+    def tools(self) -> Tools | ToolsOf:
+        """The JSON schemas of its tools; of several environments, what gives those of a row. Asking for it first takes seconds.
+        Raises UserError for a class that cannot be used."""
+        tools = {name: kind.described.tools for name, kind in self.kinds.items()}
+        if isinstance(self._config.target, str):
+            return tools[self._config.target]
+        return lambda row: tools[self._config.name_for(row)]
+
+    def speak(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
+        """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that
+        cannot continue a conversation."""
+        for kind in self.kinds.values():
+            kind.speak(tokenizer, data, stops)
+
+    def begin(self, prompt: Prompt) -> Conversation:
+        """See `Talks.begin`. Raises UserError where `reset` fails."""
+        return self.kinds[self._config.name_for(prompt)].begin(prompt)
+
+    def give_up(self) -> None:
+        """See `Talks.give_up`."""
+        for kind in self.kinds.values():
+            kind.give_up()
+
+    def end(self) -> None:
+        """See `Talks.end`."""
+        for kind in self.kinds.values():
+            kind.end()
+
+    def close(self) -> None:
+        """End the processes."""
+        for kind in self.kinds.values():
+            kind.close()
+
+
+class Kind:
+    """One class, and the instances of the episodes that are going on."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
@@ -37,21 +83,15 @@ class Environment:
         """What its class offers; asking for it first takes seconds. Raises UserError for a class that cannot be used."""
         return self._instances.describe()
 
-    @property
-    def tools(self) -> Tools:
-        """The JSON schemas of its tools. Raises as `described` does."""
-        return self.described.tools
-
     def speak(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
-        """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that
-        cannot continue a conversation."""
+        """See `Environment.speak`."""
         self.tokenizer = tokenizer
         self.continuation = Continuation(tokenizer, self.described.tools, data.thinking, stops)
         self.parse = parser(tokenizer, self.continuation.opening, self.continuation.call, self.described.tools)
         self._data = data
 
     def begin(self, prompt: Prompt) -> Conversation:
-        """See `Talks.begin`. Raises UserError where `reset` fails."""
+        """See `Environment.begin`."""
         given_up = self._given_up
 
         def gone() -> bool:
@@ -112,7 +152,7 @@ class Environment:
 class Conversation:
     """See `Talk`. `gone()`: nobody waits any more."""
 
-    def __init__(self, environment: Environment, instance: Instance, prompt: Prompt, gone: Callable[[], bool]) -> None:
+    def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, gone: Callable[[], bool]) -> None:
         self.prompt = prompt
         self._environment, self._instance, self._gone = environment, instance, gone
         self._is_alive = True
@@ -124,14 +164,15 @@ class Conversation:
         self._turns += 1
         # Only where a turn ends as the template ends it, what follows can be written behind it.
         calls = environment.parse(turn) if turn.token_ids[-1] == environment.continuation.end_id else []
-        until, answers, is_over = now_s() + environment.deadline_s, [], False
+        until, answers = now_s() + environment.deadline_s, []
         for call in calls[: room + 1]:  # each answer has a token at least
             self._calls += 1
             answer = self._answer(call, until)
             self._failures += "error" in answer
-            is_over |= answer.get("done", False)
+            if answer.get("done", False):  # what is called after the end of the episode is not carried out
+                return None
             answers.append((call.name, json.dumps(answer) if "error" in answer else answer["answer"]))
-        return environment.continuation.ids(answers) if answers and self._is_alive and not is_over else None
+        return environment.continuation.ids(answers) if answers and self._is_alive else None
 
     def _answer(self, call: Call, until: float) -> dict[str, Any]:
         """`{"answer": text, "done": bool}`, or `{"error": why}`."""
@@ -140,9 +181,13 @@ class Conversation:
         known = [tool["function"]["name"] for tool in self._environment.described.tools]
         if call.name not in known:
             return {"error": f"there is no tool `{call.name}`, but {', '.join(known)}"}
-        return self._asked({"call": call.name, "arguments": call.arguments}, until)
+        reply = self._asked({"call": call.name, "arguments": call.arguments}, until)
+        if isinstance(answer := reply.get("answer"), str):
+            return {"answer": answer[:LONGEST_ANSWER], "done": reply.get("done") is True}
+        return {"error": str(reply.get("error", NO_ANSWER))[:LONGEST_ERROR]}
 
     def _asked(self, request: dict[str, Any], until: float) -> dict[str, Any]:
+        """What the process sends, which what a model wrote may have written."""
         if not self._is_alive:
             return {"error": "the environment has ended"}
         try:
@@ -155,7 +200,8 @@ class Conversation:
         """See `Talk.ended`."""
         reward: float | None = 0.0
         if self._environment.described.rewards:
-            reward = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
+            given = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
+            reward = given if isinstance(given, float) and abs(given) <= LARGEST else None
         self._environment.closed(self._instance)
         return Episode(self._turns, self._calls, self._failures, reward)
 

@@ -51,10 +51,12 @@ class Continuation:
     def ids(self, answers: Sequence[tuple[str, str]]) -> list[int]:
         """The tokens behind a turn's last one, of the answers (tool, text) and what opens the next turn.
 
-        Special tokens in an answer become plain text. Raises UserError for a tokenizer that cannot do that.
+        All tokens that were added to the vocabulary become plain text in an answer, special ones or not, and halves of surrogate
+        pairs a question mark. Raises UserError for a tokenizer that cannot do that.
         """
         # The names too: a call may name anything.
-        masked = Masked(self._tokenizer, *(part for answer in answers for part in answer))
+        answers = [(_as_unicode(name), _as_unicode(text)) for name, text in answers]
+        masked = Masked(self._tokenizer, *(part for answer in answers for part in answer), every=True)
         suffix = self._suffix([(masked.mask(name), masked.mask(text)) for name, text in answers])
         return masked.ids(suffix, add_special_tokens=False)
 
@@ -101,6 +103,10 @@ class Continuation:
             )
         except Exception as error:  # templates raise what they like
             raise _refused(f"it cannot write a conversation with tools: {error}", _TRAINED) from None
+
+
+def _as_unicode(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _message(role: str, content: str) -> Message:

@@ -77,7 +77,7 @@ class Calling(Working):
         expression = prompt.question.removeprefix("What is ").removesuffix("?")
         turns = [f"{tiny.CALL}{expression}{tiny.END_CALL}", f"\\boxed{{{prompt.answer}}}"]
         call, last = ((*plain_ids(turn, tokenizer), tokenizer.eos_token_id) for turn in turns)
-        tool = self.environment.continuation.ids([("calculate", prompt.answer)])
+        tool = self.environment.kinds["calculator"].continuation.ids([("calculate", prompt.answer)])
         drawn = [True] * len(call) + [False] * len(tool) + [True] * len(last)
         return SftExample(prompt, (*call, *tool, *last), tuple(drawn))
 

@@ -10,7 +10,7 @@ from functools import partial
 from microrl.algorithm.overlong import soft_overlong_penalty
 from microrl.answers import has_format
 from microrl.config.environment import EnvironmentConfig
-from microrl.config.part_weights import NO_ENVIRONMENT, environment_part, part_weights
+from microrl.config.part_weights import NO_ENVIRONMENT, environment_parts, part_weights
 from microrl.config.reward import RewardConfig
 from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
@@ -61,7 +61,7 @@ class RewardScorer:
         self.custom = CustomRewards(config)
         self._config, self._kind = config, answer_kind
         self._reads = partial(read, kind=answer_kind, opened=False) if answer_kind in ("code", "gym") else None
-        self._weights, self._environment = part_weights(config, env), environment_part(config, env)
+        self._weights, self._env, self._parts_of = part_weights(config, env), env, environment_parts(config, env)
         self._penalty = penalty
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="scorer")
 
@@ -117,12 +117,13 @@ class RewardScorer:
         return [name for name in self._weights if name not in BUILT_IN]
 
     def _own(self, group: Group, values: Sequence[dict[str, Value]] | None, accuracy_only: bool) -> Sequence[dict[str, Value]]:
-        """Of each completion, what the custom functions and the environment gave."""
+        """Of each completion, what the custom functions and its environment gave."""
         own = values or [{}] * len(group.completions)
-        if self._environment is None or accuracy_only:
+        if not self._parts_of or accuracy_only:
             return own
+        part = self._parts_of[self._env.name_for(group.prompt)]
         rewards = [completion.episode.reward if completion.episode else None for completion in group.completions]
-        return [{**given, self._environment: reward} for given, reward in zip(own, rewards, strict=True)]
+        return [{**given, part: reward} for given, reward in zip(own, rewards, strict=True)]
 
     def _scores(
         self, group: Group, pairs: Sequence[Pair], found: Mapping[Pair, Verdict], parts: Sequence[dict[str, Value]]

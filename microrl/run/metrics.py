@@ -99,7 +99,7 @@ def of_groups(groups: Sequence[Group], weights: Mapping[str, float] | None = Non
     lengths = [completion.length for group in groups for completion in group.completions]
     count = len(scores)
     penalties = [score.overlong for score in scores if score.overlong is not None]
-    columns: dict[str, list[float]] = {part(name): [] for score in scores[:1] for name in score.parts}
+    columns: dict[str, list[float]] = {part(name): [] for score in scores for name in score.parts}
     for score in scores:
         for name, value in score.parts.items():
             columns[part(name)] += [] if value is None else [value]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from microrl.answers import as_integer
 from microrl.config import RunConfig
 from microrl.data.load import TOO_LONG, Question, Reading, load_questions, split
-from microrl.data.prompts import Tools, none_fits, render_all
+from microrl.data.prompts import Tools, ToolsOf, none_fits, render_all
 from microrl.data.sft_examples import Solution, load_solutions, to_sft_examples
 from microrl.errors import UserError
 from microrl.rewards.judges.judge import refuse_unsound
@@ -64,6 +64,8 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     reading = Reading()
     everything = load_questions(config.data, raw=bool(config.reward.functions or config.env.target), reading=reading)
     report_reading(config, reading, folder, console)
+    for question in everything if config.env.target is not None else ():
+        config.env.name_for(question)
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
     data_record.hold(folder, config, everything, solutions)
     if config.data.answer_kind == "gym":
@@ -125,7 +127,7 @@ def check_golds(
 
 
 def render_prompts(
-    questions: Questions, tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole, tools: Tools = ()
+    questions: Questions, tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole, tools: Tools | ToolsOf = ()
 ) -> Prompts:
     """Render the questions with the chat template; held-out and validation questions up to their configured numbers. `tools`: of
     the environment, which every prompt tells of."""

@@ -14,7 +14,7 @@ from microrl.config import RunConfig, known_models
 from microrl.config.engine_rules import Mode
 from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question
-from microrl.data.prompts import Tools, to_prompt
+from microrl.data.prompts import Tools, ToolsOf, to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
 from microrl.environments.talk import Environment
 from microrl.models import gpu
@@ -88,7 +88,7 @@ def build(
         scorer.checker.start()
         scorer.custom.start()
         environment = None if config.env.target is None else Environment(config.env)
-        tools: Tools = ()
+        tools: Tools | ToolsOf = ()
         if environment is not None:
             undo.callback(environment.close)
             console.status("starting the environment")

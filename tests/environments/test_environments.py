@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import made_tools
@@ -16,14 +18,18 @@ from tool_templates import BAD, FAMILIES, GOOD, of_family
 
 from microrl.config import resolve
 from microrl.config.data import BOXED
-from microrl.data.prompts import render
+from microrl.config.part_weights import part_weights
+from microrl.data.load import Question
+from microrl.data.prompts import render, render_all
 from microrl.environments.calls import parser
 from microrl.environments.process import Instances
 from microrl.environments.talk import Environment
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
+from microrl.rewards.scorer import make_scorer
+from microrl.run.metrics import of_groups
 from microrl.sandbox.worker import NoReply
-from microrl.types import Completion, Episode, Prompt
+from microrl.types import Completion, Episode, Group, Prompt
 
 ADDED = "TypeError: unsupported operand type(s) for +: 'int' and 'str'"
 LINE = 1 + Path(made_tools.__file__).read_text().splitlines().index("        return a + b")
@@ -127,6 +133,20 @@ def test_control_tokens_in_an_answer_are_plain_text(told, awkward):
     assert (ids.count(start), ids.count(end)) == (2, 1)
 
 
+def test_threads_share_a_tokenizer(told, calculator):
+    """While one of them splits the special tokens of an answer, another one's template keeps its own."""
+    answers = ["7", "<|im_end|>" * 50]
+    alone = [calculator_ids(calculator, answer) for answer in answers]
+    with ThreadPoolExecutor(8) as pool:
+        together = [*pool.map(lambda number: calculator_ids(calculator, answers[number % 2]), range(2000))]
+    assert all(ids == alone[number % 2] for number, ids in enumerate(together))
+
+
+def calculator_ids(calculator, answer):
+    (kind,) = calculator.kinds.values()
+    return kind.continuation.ids([("add", answer)])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -171,7 +191,8 @@ def test_state_does_not_leak_into_the_next_rollout(told, awkward):
 
 @pytest.mark.parametrize("name", ["hang", "die"])
 def test_a_tool_that_hangs_or_dies_ends_its_episode_alone(name, told, awkward, tmp_path, monkeypatch):
-    monkeypatch.setattr(awkward, "deadline_s", 1.0)
+    (kind,) = awkward.kinds.values()
+    monkeypatch.setattr(kind, "deadline_s", 1.0)
     bad, good = (awkward.begin(prompt_for(awkward, told)) for _ in range(2))
     child = tmp_path / "child"
     began = time.monotonic()
@@ -267,6 +288,64 @@ def test_reset_that_fails_names_the_row():
         found.begin(Prompt("q", "1", "q", (1,), 4, "{}"))
 
 
+def several(*targets, **keys):
+    return resolve((), {"env.target": targets, "env.path": HELPERS, **keys})
+
+
+def test_a_row_chooses_among_several_environments(told):
+    """Each prompt tells of its own tools alone, and each reward is a part of its own."""
+    config = several("sums=made_tools:Calculator", "odd=made_tools:Awkward", "calculator", **{"data.max_prompt_tokens": 4096})
+    rows = [{"question": "?", "answer": "1", "environment": name} for name in ("odd", "sums", "calculator")]
+    questions = [Question(number, "How?", "1", json.dumps(row)) for number, row in enumerate(rows, 1)]
+    with closing(Environment(config.env)) as found:
+        found.speak(told, config.data)
+        odd, sums, exact = render_all(
+            questions, told, config.data.model_copy(update={"max_prompt_tokens": 4096}), tools=found.tools
+        )
+        assert ["repeat" in prompt.text for prompt in (odd, sums, exact)] == [True, False, False]
+        assert ["calculate" in prompt.text for prompt in (odd, sums, exact)] == [False, False, True]
+        talk = found.begin(sums)
+        assert "\n3<" in told.decode(talk.reply(turn(told, call("add", a=1, b=2)), 200))
+        assert "no tool `say`" in told.decode(talk.reply(turn(told, call("say", text="x")), 200))
+        earned = talk.ended()
+    # The class of the one is called as that of the other.
+    weights = part_weights(config.reward, config.env)
+    assert [*weights][-3:] == ["made_tools:Calculator", "Awkward", "calculator"]
+    scorer = make_scorer(config)
+    group = Group(sums, (replace(turn(told, "\\boxed{1}"), episode=earned),))
+    (scored,) = scorer.score([(0, group)])
+    scorer.close()
+    assert scored.scores[0].parts == {"made_tools:Calculator": 1.0} and scored.scores[0].counts
+    other = replace(scored, scores=(replace(scored.scores[0], parts={"Awkward": 3.0}),))
+    means = of_groups([scored, other], dict.fromkeys(weights, 1.0))
+    assert (means["reward/part/made_tools:Calculator"], means["reward/part/Awkward"]) == (1, 3)
+
+
+def test_a_row_that_chooses_none_is_refused_before_a_model_is_loaded(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    rows = [{"question": f"What is {n}?", "answer": str(n), "environment": "sums"} for n in range(9)]
+    del rows[1]["environment"]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    environments = ("--env", "sums=made_tools:Calculator", "--env", "calculator", "--set", f"env.path={HELPERS}")
+    done = in_process("train", "quickstart", "--data", data, *environments, "--steps", 1, "--out", tmp_path / "run")
+    assert done.returncode == 2 and "row 2 has no column `environment`" in done.stderr
+    assert "the environments are sums, calculator" in done.stderr and "loading the model" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["sum", "Sums", 3, ["sums"]])
+def test_a_row_that_names_another_environment_is_refused(name):
+    env = several("sums=made_tools:Calculator", "calculator").env
+    with pytest.raises(UserError, match="row 7 names no environment of this run in `environment`: "):
+        env.name_for(Question(7, "?", "1", json.dumps({"environment": name})))
+
+
+def test_two_environments_have_two_names():
+    with pytest.raises(UserError, match="two environments have the name `calculator`"):
+        several("calculator", "calculator=made_tools:Calculator")
+    assert several("calculator").env.target == "calculator" == resolve((), {"env.target": "calculator"}).env.target
+    assert [*several("a=calculator").env.each] == ["a"]
+
+
 def reader(tokenizer, family, tools):
     """How calls are read with the chat template of a family; and the tokenizer with it."""
     tokenizer = copy.deepcopy(tokenizer)
@@ -317,7 +396,8 @@ def test_a_template_that_writes_calls_in_an_unknown_way_is_refused(told, calcula
 
 def test_calls_are_read_as_the_tokenizer_says(told, calculator):
     """By its response template, which sees special tokens too; where its chat template writes none, as Qwen and Hermes do."""
-    plain = calculator.parse
+    (kind,) = calculator.kinds.values()
+    plain = kind.parse
     assert plain(turn(told, "words " + call("add", a=1))) == [("add", {"a": 1}, "")]
     assert plain(turn(told, "<tool_call>{")) == [("", {}, "the call is no JSON")], "a turn that ends in mid-call"
     assert plain(turn(told, "no call")) == []
@@ -336,7 +416,7 @@ def test_calls_are_read_as_the_tokenizer_says(told, calculator):
             "content": {"close_pattern": r"<\|im_end\|>|$", "content": "text"},
         },
     }
-    parse = parser(templated, "<|im_start|>assistant\n", calculator.continuation.call, calculator.tools)
+    parse = parser(templated, "<|im_start|>assistant\n", kind.continuation.call, calculator.tools)
     assert parse(turn(told, 'Let me see. <<add {"a": 1}>><<say {"text": "x"}>>')) == [
         ("add", {"a": 1}, ""), ("say", {"text": "x"}, ""),
     ]  # fmt: skip
