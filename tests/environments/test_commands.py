@@ -1,0 +1,98 @@
+"""What the commands other than `train` do with a run that has an environment, or with `--env`."""
+
+import gzip
+import json
+import shutil
+import signal
+import sys
+
+import processes
+import pytest
+from command_line import in_process
+from places import HELPERS
+
+from microrl.evaluation.record import FileJournal
+from microrl.types import Completion, Group, Prompt
+
+
+def stored(folder, pattern):
+    (path,) = folder.glob(pattern)
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def evaluated(*arguments):
+    done = in_process("eval", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["benchmarks"]
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_run_and_its_base_are_evaluated_with_the_runs_tools(called, calling, tmp_path):
+    """Paired, question by question; the base's own evaluation, with the tools named, is the same to the byte."""
+    run = shutil.copytree(called, tmp_path / "run")
+    result = evaluated(run, "--base", calling)["held-out"]
+    assert result["env"] == result["base"]["env"] == "made_tools:Calculator"
+    assert result["paired_gain"]["mean"] == result["avg@2"]["mean"] - result["base"]["avg@2"]["mean"]
+    base = stored(run / "eval", "*-vs-model-base.jsonl.gz")
+    for lines in (base, stored(run / "eval", "*-vs-model.jsonl.gz")):
+        told = [line for line in lines if "transcript" in line]
+        assert len(lines) == 8 and told
+        assert all("<|im_start|>tool\n" in line["transcript"] and line["completion"] in line["transcript"] for line in told)
+    before = stored(run / "eval", "held-out-before.jsonl.gz")
+    assert [line["transcript"] for line in base if "transcript" in line] == [
+        line["transcript"] for line in before if "transcript" in line
+    ]
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_with_its_conversations(calling, tmp_path):
+    """And one with other tools is another evaluation."""
+    asked = [
+        "eval", calling, "--data", "arithmetic", "--problems", 12, "--samples", 2, "--set", "data.system=", "--env",
+        "made_tools:Slow", "--set", f"env.path={HELPERS}", "--max-tokens", 140, "--set", "engine.max_kv_gb=0.0005",
+    ]  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert in_process(*asked, "--out", whole).returncode == 0
+    process = processes.popen([sys.executable, "-m", "microrl", *map(str, asked), "--out", str(killed)], stdout=-3, stderr=-3)
+    journal = None
+    while process.poll() is None:
+        journal = next(killed.glob(".*.partial.jsonl"), None)
+        if journal is not None and len(journal.read_text().splitlines()) > 4:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert process.returncode == -signal.SIGKILL and '"env": "made_tools:Slow"' in journal.read_text().splitlines()[0]
+    done = in_process(*asked, "--out", killed)
+    assert "continuing an evaluation that was killed" in done.stderr
+    (name,) = (path.name for path in whole.glob("*.jsonl.gz"))
+    assert stored(killed, name) == stored(whole, name) and any("transcript" in line for line in stored(killed, name))
+    assert len(list(killed.glob("*.json"))) == 1
+    asked[asked.index("made_tools:Slow")] = "made_tools:Calculator"
+    assert in_process(*asked, "--out", killed).returncode == 0
+    assert len(list(killed.glob("*.json"))) == 2, "neither replaces the other"
+
+
+def test_a_model_is_evaluated_with_tools_at_two_limits(told_folder, data_file, tmp_path):
+    asked = ["--data", data_file, "--problems", 2, "--samples", 1, "--max-tokens", "4,9", "--set", "data.system=", "--out"]
+    tools = ["--env", "made_tools:Calculator", "--set", f"env.path={HELPERS}"]
+    result = evaluated(told_folder, *asked, tmp_path / "with", *tools)
+    assert {one["settings"]["max_tokens"]: one["env"] for one in result.values()} == dict.fromkeys(
+        (4, 9), "made_tools:Calculator"
+    )
+    without = evaluated(told_folder, *asked, tmp_path / "without")
+    for name, one in without.items():
+        assert "env" not in one and one["prompts_sha256"] != result[name]["prompts_sha256"], "the prompts tell of the tools"
+
+
+def test_a_class_that_is_no_environment_is_refused_before_a_model_is_loaded(told_folder):
+    for name, why in (("made_tools:Nowhere", "has no class `Nowhere`"), ("no_such_module:Tools", "there is no module")):
+        done = in_process("eval", told_folder, "--env", name, "--set", f"env.path={HELPERS}")
+        assert done.returncode == 2 and why in done.stderr and "loading" not in done.stderr
+
+
+def test_a_journal_keeps_conversations(tmp_path):
+    prompts = [Prompt("q", "1", "q", (1,))]
+    plain, talked = (Completion((1, 2), (-0.5, -1.5), "stop", 0, "b", transcript=text) for text in (None, "a tool b"))
+    FileJournal(tmp_path / "j", {"samples": 2}, prompts, pytest.fail).add(0, Group(prompts[0], (plain, talked)))
+    saved = FileJournal(tmp_path / "j", {"samples": 2}, prompts, pytest.fail).saved()
+    assert [(one.transcript, one.length) for one in saved[0].completions] == [(None, 2), ("a tool b", 2)]
