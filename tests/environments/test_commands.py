@@ -11,6 +11,7 @@ import pytest
 from command_line import in_process
 from places import HELPERS
 
+from microrl.environments.transcript import as_text, turns
 from microrl.evaluation.record import FileJournal
 from microrl.types import Completion, Group, Prompt
 
@@ -96,3 +97,44 @@ def test_a_journal_keeps_conversations(tmp_path):
     FileJournal(tmp_path / "j", {"samples": 2}, prompts, pytest.fail).add(0, Group(prompts[0], (plain, talked)))
     saved = FileJournal(tmp_path / "j", {"samples": 2}, prompts, pytest.fail).saved()
     assert [(one.transcript, one.length) for one in saved[0].completions] == [(None, 2), ("a tool b", 2)]
+
+
+@pytest.mark.slow
+def test_a_sample_is_shown_as_a_conversation(called, calling):
+    done = in_process("sample", called, "What is 47 + 38?", "--samples", 3)
+    assert done.returncode == 0, done.stderr
+    assert 'call  {"name": "add",' in done.stdout and "tool  1" in done.stdout and "model \\boxed{" in done.stdout
+    asked = ("sample", called, "What is 47 + 38?", "--samples", 3, "--json")
+    told = json.loads(in_process(*asked).stdout)
+    assert told["said"] == "" and len(told["turns"]["base"]) == 3
+    for side in ("base", "trained"):
+        assert [one[-1]["text"] for one in told["turns"][side]] == told[side]
+        talks = [[turn["who"] for turn in one] for one in told["turns"][side]]
+        assert ["call", "tool", "model"] in talks and all(one[-1] == "model" for one in talks)
+    told = json.loads(in_process(*asked, "--env", "made_tools:Suggests", cwd=HELPERS).stdout)
+    assert told["said"] == " Use the tool for 'What is 47 + 38?'."
+
+
+@pytest.mark.parametrize(
+    "transcript",
+    [
+        "Sum:\n<tool_call>\n{}\n</tool_call><|im_end|>\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\nIt is 3.<|im_end|>",
+        "Sum:\n<tool_call>{}</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\nIt is 3.<|im_end|>",
+        "Sum:<|tool_call_start|>{}<|tool_call_end|><|im_end|>\n<|im_start|>tool\n<|tool_response_start|>3<|tool_response_end|>"
+        "<|im_end|>\n<|im_start|>assistant\nIt is 3.<|im_end|>",
+        "Sum:<tool_call>{}</tool_call><|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n3<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nIt is 3.<|eot_id|>",
+    ],
+)
+def test_a_transcript_is_read_as_its_turns(transcript):
+    assert turns(transcript) == [("model", "Sum:"), ("call", "{}"), ("tool", "3"), ("model", "It is 3.")]
+    assert as_text(transcript) == "model: Sum:\ncall: {}\ntool: 3\nmodel: It is 3."
+    assert turns("<tool_call>{") == [("call", "{")], "cut at the limit"
+
+
+def test_two_answers_to_one_turn_are_two():
+    answers = (
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+    )
+    assert turns(f"a{answers}<|im_start|>assistant\nb")[1:3] == [("tool", "3"), ("tool", "4")]

@@ -85,7 +85,7 @@ def test_killed_in_mid_episode_it_goes_on_bit_by_bit(place, count, calling, whol
 
 
 def test_what_does_not_know_environments_says_so(whole):
-    for command in (("sample", whole, "What is 1 + 2?"), ("regrade", whole), ("audit", whole)):
+    for command in (("regrade", whole), ("audit", whole)):
         done = in_process(*command)
         assert done.returncode == 2 and f"{command[0]} does not support environments yet" in done.stderr, command
     assert in_process("report", whole, "--out", whole / "report.html").returncode == 0

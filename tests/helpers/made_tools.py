@@ -30,6 +30,14 @@ class Calculator:
         return float(self.calls)
 
 
+class Suggests(Calculator):
+    """Adds to the question."""
+
+    def reset(self, **row) -> str:
+        super().reset(**row)
+        return f" Use the tool for {row['question']!r}."
+
+
 class Slow(Calculator):
     """As the calculator, but the time that it takes has nothing to do with the call."""
 
