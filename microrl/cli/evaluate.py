@@ -204,6 +204,8 @@ def _show_plan(shown: dict[str, Any]) -> None:
         where = shown["device"] + ("" if shown["is_here"] else " (there is no GPU here)")
         minutes = f"about {one['seconds'] / 60:.1f} min on {where}, if completions reach half of the length limit"
         print(f"  {minutes}; detects {shows} (power 90 %, from an accuracy of 0.5)")
+    for note in shown.get("notes", ()):
+        print(f"note: {note}")
     print(f"total: about {shown['seconds'] / 60:.1f} min")
 
 

@@ -10,6 +10,7 @@ from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import Tools, messages, render, to_prompt
+from microrl.environments.length import tokens_of
 from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.models import driver
@@ -26,11 +27,12 @@ def preview(config: RunConfig) -> str:
     """The whole preview as text. Without network it shows what it can, with notes on the rest. Raises UserError, also where
     torch sees no GPU beside an NVIDIA driver, as the run would."""
     driver.require_gpu()
-    parts = ["configuration", json.dumps(config.model_dump(mode="json"), indent=2), "", *_prompts(config), "", *_forecast(config)]
-    return "\n".join(parts)
+    prompts, tools = _prompts(config)
+    settings = json.dumps(config.model_dump(mode="json"), indent=2)
+    return "\n".join(["configuration", settings, "", *prompts, "", *_forecast(config, tools)])
 
 
-def _prompts(config: RunConfig) -> list[str]:
+def _prompts(config: RunConfig) -> tuple[list[str], Tools]:
     lines: list[str] = []
     try:
         everything = load_questions(config.data, raw=bool(config.reward.functions or config.env.target))
@@ -65,7 +67,7 @@ def _prompts(config: RunConfig) -> list[str]:
             ]
     finally:
         scorer.close()
-    return ["prompts", *lines]
+    return ["prompts", *lines], tools
 
 
 def _tools(config: RunConfig, tokenizer: Any) -> Tools:
@@ -97,7 +99,7 @@ def _tokenizer(config: RunConfig) -> Any:
     return load_tokenizer(config.model)
 
 
-def _forecast(config: RunConfig) -> list[str]:
+def _forecast(config: RunConfig, tools: Tools) -> list[str]:
     """A short `microrl plan` for this machine's GPU, or else for the device on which the model is likely to be trained."""
     try:
         shape = shape_of(config.model.name)
@@ -105,7 +107,5 @@ def _forecast(config: RunConfig) -> list[str]:
         return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "time per step: unknown without the model's size"]
     gpu = here.gpu()
     card, free_gb = gpu or here.instead_of_gpu(shape)
-    episodes = ["note: the forecast is for single turns: it leaves out what tools take, and reading earlier turns again"]
     note = [] if gpu else [f"note: no GPU was found on this machine; the forecast is for: {card.label}"]
-    note += episodes if config.env.target is not None else []
-    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb))]
+    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb, tool_tokens=tokens_of(tools)))]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import signal
 import sys
@@ -138,3 +139,21 @@ def test_two_answers_to_one_turn_are_two():
         "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
     )
     assert turns(f"a{answers}<|im_start|>assistant\nb")[1:3] == [("tool", "3"), ("tool", "4")]
+
+
+def test_a_plan_counts_the_tools_in_every_prompt_and_says_what_it_leaves_out():
+    asked = ("plan", "quickstart", "--steps", 10, "--gpu", "l4", "--json")
+    plain = json.loads(in_process(*asked).stdout)
+    told = json.loads(in_process(*asked, "--env", "made_tools:Calculator", cwd=HELPERS).stdout)
+    (note,) = told["notes"]
+    count = int(re.search(r"about (\d+) tokens of each prompt tell of the tools", note)[1])
+    assert 60 < count < 120 and "not included" in note and not plain["notes"]
+    assert told["step_parts_s"]["update"] > plain["step_parts_s"]["update"] and told["step_s"] > plain["step_s"]
+    several = in_process("plan", "quickstart", "--steps", 10, "--env", "made_tools:Calculator", cwd=HELPERS)
+    assert several.returncode == 0 and (f"note: {note}" in several.stdout or note[:60] in several.stdout)
+
+
+def test_the_plan_of_an_evaluation_says_it_too(told_folder, data_file):
+    asked = ["eval", told_folder, "--data", data_file, "--env", "made_tools:Calculator", "--dry-run"]
+    done = in_process(*asked, cwd=HELPERS)
+    assert done.returncode == 0 and "tokens of each prompt tell of the tools" in done.stdout

@@ -253,7 +253,6 @@ def test_a_class_that_is_no_environment_is_refused_before_a_model_is_loaded(name
         (("train", "quickstart", "--env", "nothing"), "group microrl.environments"),
         (("train", "quickstart", "--env", "made_tools:Calculator", "--sft-minutes", 1, "--hours", 1), "SFT"),
         (("train", "quickstart", "--env", "made_tools:Calculator", "--set", "data.screen_minutes=1", "--hours", 1), "first pass"),
-        (("plan", "quickstart", "--set", "env.target=made_tools:Calculator"), "plan does not support environments"),
         (("audit", "quickstart", "--set", "env.target=made_tools:Calculator"), "audit does not support environments"),
     ],
 )
