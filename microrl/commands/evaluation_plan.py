@@ -11,7 +11,7 @@ from microrl.environments.length import schema_tokens
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.power import smallest_gain
-from microrl.plan import here, make
+from microrl.plan import advice, here, make
 from microrl.plan.source import shape_of
 
 
@@ -46,7 +46,7 @@ def preview(benchmarks: Sequence[Benchmark], *, sides: int) -> dict[str, Any]:
         "is_here": gpu is not None or device.is_cpu,
         "seconds": sum(one["seconds"] for one in found.values()),
         "benchmarks": found,
-        **({} if config.env.target is None else {"notes": list(plan.notes)}),
+        **({} if config.env.target is None else {"notes": advice.episodes(config, tool_tokens)}),
     }
 
 

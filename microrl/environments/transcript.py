@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 _HEAD = re.compile(r"<\|im_start\|>(\w+)\n|(?:<\|begin_of_text\|>)?<\|start_header_id\|>(\w+)<\|end_header_id\|>\s*")
 """What opens a turn in ChatML's templates (Qwen, LFM2) and in Llama's."""
@@ -48,6 +48,15 @@ def _of_model(text: str) -> Iterator[Turn]:
 def _if_any(who: Literal["model", "call"], text: str) -> Iterator[Turn]:
     if text.strip():
         yield Turn(who, text.strip())
+
+
+def said(line: Mapping[str, Any], *, is_talk: bool = False) -> str:
+    """The completion of a stored line: as a conversation where it has a transcript, or where `is_talk`."""
+    transcript = line.get("transcript")
+    if isinstance(transcript, str):
+        return as_text(transcript)
+    text = str(line.get("completion") or "")
+    return as_text(text) if is_talk else text
 
 
 def as_text(transcript: str) -> str:

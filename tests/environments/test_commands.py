@@ -7,13 +7,20 @@ import shutil
 import signal
 import sys
 
+import made_run
 import processes
 import pytest
 from command_line import in_process
 from places import HELPERS
 
+from microrl.commands.cheats.tools import simplest
 from microrl.environments.transcript import as_text, turns
 from microrl.evaluation.record import FileJournal
+from microrl.report.completions import sample
+from microrl.report.findings import findings
+from microrl.report.history import History
+from microrl.report.page import page
+from microrl.run import follow
 from microrl.types import Completion, Group, Prompt
 
 
@@ -157,3 +164,69 @@ def test_the_plan_of_an_evaluation_says_it_too(told_folder, data_file):
     asked = ["eval", told_folder, "--data", data_file, "--env", "made_tools:Calculator", "--dry-run"]
     done = in_process(*asked, cwd=HELPERS)
     assert done.returncode == 0 and "tokens of each prompt tell of the tools" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_report_and_a_diff_show_conversations(called, tmp_path):
+    history = History.load(called)
+    text = page([history])
+    assert re.search(r"made_tools:Calculator: 1\.\d turns and 0\.\d tool calls for each completion, of which \d+% failed", text)
+    assert "Turns and tool calls" in text
+    shown = [one for one in sample(history).shown if one.get("talk")]
+    assert shown and all(re.match(r"call: \{.*\}\ntool: .*\nmodel: ", one["completion"], re.DOTALL) for one in shown)
+    assert any("pieces" in one for one in shown)
+    done = in_process("diff", called, "--only", "all", "--json")
+    texts = [pair["same"] + pair["trained"]["rest"] for pair in json.loads(done.stdout)["pairs"]]
+    assert any(text.startswith("call: ") and "\ntool: " in text for text in texts)
+    assert follow.completion(called, 1).startswith(("model: ", "call: ", "\\boxed", "l>"))
+
+
+def test_tools_that_often_fail_are_found(tmp_path):
+    folder = made_run.make(tmp_path / "run", steps=20, kept=())
+    config = json.loads((folder / "config.json").read_text())
+    config["env"]["target"] = "made_tools:Calculator"
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for share, is_found in ((0.6, True), (0.2, False)):
+        made = [row | {"tools/calls": 1 + row["step"] % 2, "tools/failures": share * (row["step"] % 2)} for row in rows]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+        history = History.load(folder)
+        assert history.failed_calls() == pytest.approx(share * 2 / 3), "weighted by the calls"
+        assert [one.kind for one in findings(history)].count("tools fail") == is_found
+
+
+@pytest.mark.slow
+def test_stored_answers_are_judged_again_and_the_environments_reward_is_kept(called):
+    done = in_process("regrade", called, "--json")
+    assert done.returncode == 0 and "`Calculator`, is as it was stored" in done.stderr
+    again = json.loads(done.stdout)
+    assert again["kept"] == ["Calculator"] and again["reward"]["now"] == "0 format + 1 accuracy + 1 Calculator"
+    assert all(step["then"] == step["now"] and step["now"]["reward"] > 0 for step in again["steps"])
+    less = json.loads(in_process("regrade", called, "--json", "--set", "env.target=none").stdout)
+    assert all(step["now"]["reward"] == step["now"]["accuracy"] for step in less["steps"]) and "kept" not in less
+    other = in_process("regrade", called, "--set", "env.target=made_tools:Slow")
+    assert other.returncode == 2 and "hold no reward of made_tools:Slow" in other.stderr
+
+
+def test_an_audit_finds_what_an_environment_gives_away(data_file):
+    asked = ("audit", "quickstart", "--data", data_file, "--json", "--env")
+    done = in_process(*asked, "made_tools:Leaky", cwd=HELPERS)
+    told = json.loads(done.stdout)
+    assert done.returncode == 2 and told["tools"]["tried"] == 3 and not told["cheats"]["paid"] and not told["golds"]["unpaid"]
+    found = [(one["what"], one["where"]) for one in told["tools"]["found"]]
+    assert found == [("environment pays", "get_reward")] * 3 + [("answer can be read", "peek")] * 3
+    assert re.search(r"answer can be read +peek +row \d+: it says '\d+', the right answer: The answer is", done.stderr)
+    assert told["cheats"]["by_kind"]["a tool's answer"] == 3, "which earned nothing"
+    honest = in_process(*asked, "made_tools:Calculator", cwd=HELPERS)
+    told = json.loads(honest.stdout)
+    assert honest.returncode == 0 and told["tools"] == {"tried": 3, "found": []}
+    assert "ends at 64 tokens" in honest.stderr and "+ 1 Calculator" in told["reward"]
+
+
+def test_the_simplest_arguments_that_a_schema_allows():
+    kinds = {"a": "integer", "b": "string", "c": ["number", "null"], "d": "boolean", "e": "array", "unasked": "string"}
+    properties = {name: {"type": kind} for name, kind in kinds.items()} | {"f": {"type": "string", "enum": ["x", "y"]}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "b", "c", "d", "e", "f"]}
+    assert simplest(schema) == {"a": 0, "b": "", "c": 0.0, "d": False, "e": [], "f": "x"}
+    assert simplest({"type": "object", "properties": {}}) == {}

@@ -84,13 +84,6 @@ def test_killed_in_mid_episode_it_goes_on_bit_by_bit(place, count, calling, whol
     assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_what_does_not_know_environments_says_so(whole):
-    for command in (("regrade", whole), ("audit", whole)):
-        done = in_process(*command)
-        assert done.returncode == 2 and f"{command[0]} does not support environments yet" in done.stderr, command
-    assert in_process("report", whole, "--out", whole / "report.html").returncode == 0
-
-
 def test_a_dry_run_shows_the_tools(calling):
     done = in_process("train", *arguments(calling, "Calculator"), "--dry-run")
     assert done.returncode == 0 and "add\n<|im_start|>user" in done.stdout and "1 Calculator" in done.stdout
