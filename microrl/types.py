@@ -40,10 +40,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """A solution to fine-tune on: token ids, including the end of sequence."""
+    """A solution to fine-tune on: token ids, including the end of sequence. `drawn`: as for `Completion`, in a conversation."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]
+    drawn: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from microrl.config.section import Section
-from microrl.errors import UserError
 
 EXAMPLE = "an environment is MODULE:CLASS, for example --env my_tools:Calculator"
 
@@ -21,11 +20,6 @@ class EnvironmentConfig(Section):
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """Seconds that all the tools of one turn may take together, as well as `reset` and `get_reward`. Then the instance is killed,
     and its episode ends."""
-
-    def refuse(self, doing: str) -> None:
-        """Raise UserError for what does not support environments yet."""
-        if self.target is not None:
-            raise UserError(f"{doing} does not support environments yet, and this run has one: --env {self.target}")
 
     @property
     def name(self) -> str | None:
