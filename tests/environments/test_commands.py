@@ -6,22 +6,29 @@ import re
 import shutil
 import signal
 import sys
+from contextlib import closing
 
 import made_run
 import processes
 import pytest
 from command_line import in_process
 from places import HELPERS
+from transformers import AutoTokenizer
 
-from microrl.commands.cheats.tools import simplest
+from microrl.commands.cheats.tools import simplest, try_tools
+from microrl.config import resolve
+from microrl.config.environment import EnvironmentConfig
+from microrl.data.load import Question
+from microrl.environments.talk import Environment
 from microrl.environments.transcript import as_text, turns
 from microrl.evaluation.record import FileJournal
 from microrl.report.completions import sample
 from microrl.report.findings import findings
 from microrl.report.history import History
 from microrl.report.page import page
+from microrl.rollout.engine import Sampler
 from microrl.run import follow
-from microrl.types import Completion, Group, Prompt
+from microrl.types import Completion, Group, Prompt, Sampling
 
 
 def stored(folder, pattern):
@@ -209,6 +216,41 @@ def test_stored_answers_are_judged_again_and_the_environments_reward_is_kept(cal
     assert other.returncode == 2 and "hold no reward of made_tools:Slow" in other.stderr
 
 
+@pytest.mark.parametrize(("name", "found"), [("Leaky", ["get_reward"] * 3 + ["peek"] * 3), ("Calculator", [])])
+def test_tools_that_give_the_answer_away_are_found(name, found):
+    """Each says nothing of another question's answer; and a sum of zeros is 0, whatever was asked."""
+    rows = [{"question": "What is it?", "answer": answer} for answer in ("63", "0", "154")]
+    asked = [(Question(n, row["question"], row["answer"], json.dumps(row)), row["answer"]) for n, row in enumerate(rows, 1)]
+    calls, holes = try_tools(EnvironmentConfig(target=f"made_tools:{name}", path=str(HELPERS)), asked)
+    assert calls == 3 and [hole.where for hole in holes] == found
+
+
+def test_an_episode_whose_model_never_stops_calling_ends_at_the_limit(told_folder):
+    """As the audit says."""
+    tokenizer = AutoTokenizer.from_pretrained(told_folder)
+    text = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    ids = tuple(tokenizer(text + "<|im_end|>")["input_ids"])
+
+    class Caller(Sampler):
+        def complete(self, queue, sampling):
+            while (ready := queue.ready()) or queue.hurry():
+                queue.start(ready)
+                for request in ready:
+                    said = ids[: sampling.max_tokens - request.written]
+                    finish = "stop" if said == ids else "length"
+                    yield request, (Completion(said, (0.0,) * len(said), finish, 0, text),) * request.count
+
+    config = resolve((), {"env.target": "made_tools:Calculator", "env.path": str(HELPERS)})
+    with closing(Environment(config.env)) as environment:
+        environment.speak(tokenizer, config.data)
+        prompt = Prompt("q", "1", "q", (1,), 1, "{}")
+        ((_, group),) = Caller().groups([prompt], Sampling(2, 500), stream=(0,), talks=environment)
+    for one in group.completions:
+        assert one.finish == "length" and 300 < len(one.token_ids) <= 500 and one.episode.calls >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
 def test_an_audit_finds_what_an_environment_gives_away(data_file):
     asked = ("audit", "quickstart", "--data", data_file, "--json", "--env")
     done = in_process(*asked, "made_tools:Leaky", cwd=HELPERS)
@@ -221,7 +263,7 @@ def test_an_audit_finds_what_an_environment_gives_away(data_file):
     honest = in_process(*asked, "made_tools:Calculator", cwd=HELPERS)
     told = json.loads(honest.stdout)
     assert honest.returncode == 0 and told["tools"] == {"tried": 3, "found": []}
-    assert "ends at 64 tokens" in honest.stderr and "+ 1 Calculator" in told["reward"]
+    assert "ends at 32 tokens" in honest.stderr and "+ 1 Calculator" in told["reward"]
 
 
 def test_the_simplest_arguments_that_a_schema_allows():
