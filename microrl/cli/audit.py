@@ -31,7 +31,7 @@ SHOWN = 60
 EXCERPT = 200
 
 
-@options.takes("data", "reward")
+@options.takes("data", "reward", "env")
 def audit(
     target: Annotated[
         str | None,
@@ -50,7 +50,6 @@ def audit(
     from microrl.cli import early
 
     config = configured(target, flags, sets or ())
-    config.env.refuse("audit")
     early.refuse(config, loads_model=False)
     from microrl.commands.audit import audit as run
     from microrl.commands.audit import findings
@@ -66,6 +65,12 @@ def audit(
         f"{len(found.unpaid_golds)} do not pay, {len(found.unwritable_golds)} cannot be written; "
         f"{len(found.killed)} checks killed; {found.per_second:.0f} completions/s"
     )
+    if found.tool_calls is not None:
+        limit = config.sampling.max_completion_tokens
+        say(
+            f"environment: {found.tool_calls} calls of tools, {len(found.holes)} findings; an episode whose model never stops "
+            f"calling ends at {limit:,} tokens (sampling.max_completion_tokens)"
+        )
     if found.without:
         say(f"{found.without} of {found.questions} problems have no {found.solutions} in the data, so these were not checked")
     if as_json:

@@ -12,6 +12,7 @@ from microrl.clock import now_s
 from microrl.config import RunConfig
 from microrl.config.custom_rewards import parse_functions
 from microrl.config.data import DataConfig
+from microrl.config.environment import EnvironmentConfig
 from microrl.config.losses import CustomLossConfig, LossConfig
 from microrl.config.paths import local_model
 from microrl.config.plugins import ALGORITHMS, refuse_missing
@@ -41,7 +42,7 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
     target.prepare_hub(config, reads_data=True, loads_model=loads_model)
     refuse_unconfined(config)
     refuse_unusable(config.reward)
-    environment_process.refuse_unusable(config.env)
+    refuse_environment(config.env, starts=not is_resumed)
     _refuse_algorithm(config.loss)
     if is_resumed:
         return
@@ -49,7 +50,12 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
         _refuse_init(config.init)
         _refuse_sft(_sft_data(config))
     _try_rewards(config.data, config.reward)
-    for one in config.env.each.values():
+
+
+def refuse_environment(env: EnvironmentConfig, *, starts: bool = True) -> None:
+    """Raise UserError for a class of which there is no module, or where it `starts` and is no environment."""
+    environment_process.refuse_unusable(env)
+    for one in env.each.values() if starts else ():
         with closing(environment_process.Instances(one)) as instances:
             instances.wait_until_ready()
 

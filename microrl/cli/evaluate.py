@@ -93,6 +93,14 @@ def evaluate(
         float | None,
         typer.Option(help="Time limit in hours, loading included; problems that do not fit are left out.", show_default="none"),
     ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:CLASS",
+            help="Tools that the model may call: the methods of this class, or an entry point of the group microrl.environments.",
+            show_default="the run's, else none",
+        ),
+    ] = None,
     engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
     seed: Annotated[
         int | None, typer.Option(help="Seed of sampling; the problems stay the same.", show_default="the run's evaluation.seed")
@@ -115,7 +123,7 @@ def evaluate(
     sets: options.Sets = None,
 ) -> None:
     """Measure accuracy and unbiased pass@k with 95 % confidence intervals."""
-    from microrl.cli import machine
+    from microrl.cli import early, machine
     from microrl.cli.benchmarks import label, resolve_benchmarks
     from microrl.cli.sweep_values import numbers
     from microrl.cli.target import find_weights, prepare_hub
@@ -126,13 +134,10 @@ def evaluate(
     if data is not None and (bench or protocol):
         raise UserError("--data cannot be combined with --bench or --protocol", "evaluate on one of them at a time")
     found = find_weights(target)
-    found.config.env.refuse("eval")
     name = label(found, target)
     if base == "":
         raise UserError("--base is empty", "pass a model, a run or an adapter folder, or leave it out")
     against = None if base is None else find_weights(base)
-    if against is not None:
-        against.config.env.refuse("eval")
     base_name = None if against is None else label(against, base)
     flags = {
         "evaluation.samples": samples, "evaluation.pass_k": tuple(numbers("--pass-k", pass_k)) or None,
@@ -140,6 +145,7 @@ def evaluate(
         "evaluation.top_p": top_p, "evaluation.problems": problems,
         "evaluation.seed": seed, "evaluation.question_seed": question_seed, "engine.kind": engine,
         "engine.sync": "auto" if engine in ("auto", "vllm") else None,
+        "env.target": env, "env.path": "." if env else None,
     }  # fmt: skip
     benchmarks = resolve_benchmarks(
         found,
@@ -153,6 +159,7 @@ def evaluate(
     )
     adapter = found.adapter_folder()
     other_adapter = None if against is None else against.adapter_folder()
+    early.refuse_environment(benchmarks[0].config.env, starts=not dry_run)
     if not dry_run:
         machine.check(benchmarks[0].config, None)
     for benchmark in benchmarks:
@@ -197,6 +204,8 @@ def _show_plan(shown: dict[str, Any]) -> None:
         where = shown["device"] + ("" if shown["is_here"] else " (there is no GPU here)")
         minutes = f"about {one['seconds'] / 60:.1f} min on {where}, if completions reach half of the length limit"
         print(f"  {minutes}; detects {shows} (power 90 %, from an accuracy of 0.5)")
+    for note in shown.get("notes", ()):
+        print(f"note: {note}")
     print(f"total: about {shown['seconds'] / 60:.1f} min")
 
 

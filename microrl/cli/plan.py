@@ -74,11 +74,13 @@ def plan(
     study = _study(detect, accuracy)
     if starts and study is not None:
         raise UserError("--starts and --detect are two different tables", "pass one of them")
+    from microrl.cli import early
     from microrl.config import resolve
+    from microrl.environments.length import schema_tokens
     from microrl.plan.source import shape_of
 
     config = _bounded(resolve(presets or (), flags, sets or ()))
-    config.env.refuse("plan")
+    early.refuse_environment(config.env, starts=False)
     if fetch:
         _fetch(config)
     shape = shape_of(config.model.name)
@@ -93,13 +95,14 @@ def plan(
 
         detecting.show(config, shape, study, [device] if device else list(DEVICES.values()), as_json=as_json)
         return
+    tool_tokens = schema_tokens(config.env)
     if device is None:
         names_price = flags["budget.price"] is not None or "budget.price" in _set_keys(sets)
-        _compare(config, shape, names_price=names_price, as_json=as_json)
+        _compare(config, shape, tool_tokens, names_price=names_price, as_json=as_json)
         return
     from microrl.plan import make, show
 
-    found = make(config, shape, device, free_gb=free_gb)
+    found = make(config, shape, device, free_gb=free_gb, tool_tokens=tool_tokens)
     if as_json:
         emit(found.to_json())
         return
@@ -199,17 +202,20 @@ def _card(name: str | None) -> tuple[Device | None, float | None]:
     return (None, None) if found is None else found
 
 
-def _compare(config: RunConfig, shape: Shape, *, names_price: bool, as_json: bool) -> None:
+def _compare(config: RunConfig, shape: Shape, tool_tokens: int, *, names_price: bool, as_json: bool) -> None:
     """Compare all devices at their typical rents. Only a price from the command line overrides it: a preset's is for one GPU."""
-    from microrl.plan import devices, here, make, show
+    from microrl.plan import advice, devices, here, make, show
 
     if not names_price:
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"price": None})})
-    plans = [make(config, shape, device) for device in (here.processor(), *devices.DEVICES.values())]
+    every = (here.processor(), *devices.DEVICES.values())
+    plans = [make(config, shape, device, tool_tokens=tool_tokens) for device in every]
     if as_json:
-        likely = make(config, shape, here.likely(shape).device)
+        likely = make(config, shape, here.likely(shape).device, tool_tokens=tool_tokens)
         value: dict[str, Any] = {**likely.to_json(), "cards": {found.device.name: found.to_json() for found in plans}}
         emit(value)
         return
     print(show.comparison(config, plans))
+    for note in advice.episodes(config, tool_tokens):
+        print(f"note: {note}")
     say("--gpu NAME shows one GPU in detail. Prices are typical rental prices; set yours with --price")

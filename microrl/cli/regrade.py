@@ -39,7 +39,6 @@ def regrade(
 
     run = run_of(target)
     config = override(run.settings().model_dump(), flags, sets or ())
-    config.env.refuse("regrade")
     refuse_unusable(config.reward)
     from microrl.commands.regrade import regrade as judge_again
 

@@ -12,6 +12,9 @@ from microrl.cli import options
 from microrl.cli.output import emit
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from microrl.environments.transcript import Turn
     from microrl.run.folder import RunFolder
 
 
@@ -35,9 +38,19 @@ def sample(
         typer.Option(min=0, help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:CLASS",
+            help="Tools that both models may call: the methods of this class, or an entry point of the group "
+            "microrl.environments.",
+            show_default="the run's, else none",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Ask a run's base model and trained model the same question, with the same random numbers."""
+    from microrl.cli import early
     from microrl.cli.target import prepare_hub
     from microrl.config.resolve import override
     from microrl.data.load import is_torn
@@ -47,15 +60,25 @@ def sample(
     if is_torn(question):
         raise UserError("the question is not valid Unicode (half a surrogate pair)", "write it in UTF-8")
     # transformers answers one question before vLLM would have started.
-    flags = {"evaluation.temperature": temperature, "engine.kind": "transformers"}
-    config = override(run.settings().model_dump(), flags, ())
-    config.env.refuse("sample")
+    flags = {"evaluation.temperature": temperature, "engine.kind": "transformers", "env.target": env}
+    config = override(run.settings().model_dump(), flags | ({"env.path": "."} if env else {}), ())
+    early.refuse_environment(config.env)
     prepare_hub(config)
     from microrl.commands.sample import answers
+    from microrl.environments.transcript import turns
 
-    sides = answers(config, run, question, count=count, seed=seed)
+    sides, said = answers(config, run, question, count=count, seed=seed)
+    conversations = {
+        side: [turns(one.text if one.transcript is None else one.transcript) for one in completions]
+        for side, completions in sides.items()
+    }
     if as_json:
-        emit({"question": question, **sides})
+        texts = {side: [one.text for one in completions] for side, completions in sides.items()}
+        told = {
+            "said": said,
+            "turns": {side: [[turn._asdict() for turn in one] for one in some] for side, some in conversations.items()},
+        }
+        emit({"question": question, **texts, **(told if config.env.target is not None else {})})
         return
     from rich.console import Console
     from rich.table import Table
@@ -63,10 +86,23 @@ def sample(
 
     from microrl.terminal import printable
 
-    table = Table(*sides, title=Text(printable(question)), show_lines=True, expand=True)
-    for pair in zip(*sides.values(), strict=True):
-        table.add_row(*(Text(printable(text)) for text in pair))
+    table = Table(*sides, title=Text(printable(question + said)), show_lines=True, expand=True)
+    if config.env.target is None:
+        for pair in zip(*sides.values(), strict=True):
+            table.add_row(*(Text(printable(one.text)) for one in pair))
+    else:
+        for both in zip(*conversations.values(), strict=True):
+            table.add_row(*(Text("\n").join(_said(turn) for turn in one) for one in both))
     Console().print(table)
+
+
+def _said(turn: Turn) -> Text:
+    from rich.text import Text
+
+    from microrl.terminal import printable
+
+    style = {"model": "bold", "call": "bold cyan", "tool": "bold green"}[turn.who]
+    return Text.assemble((f"{turn.who:<6}", style), printable(turn.text))
 
 
 def _asked(words: list[str]) -> tuple[RunFolder, str]:

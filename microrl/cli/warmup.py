@@ -28,7 +28,7 @@ EXAMPLES = """
 
 
 @options.takes(
-    "rank", "hours", "steps", "adapter", "data", "seed",
+    "rank", "hours", "steps", "adapter", "data", "env", "seed",
     rank=dict(default="64 (tinylora: 2; quickstart: 4)"),
     hours=dict(help="Time limit in hours for the whole run, loading and evaluation included. Needed: --hours or --steps."),
     steps=dict(help="Maximum number of SFT steps. Without --hours there is then no time limit."),

@@ -12,6 +12,7 @@ from typing import Any
 
 from microrl import clock
 from microrl.commands.cheats import CHARACTERS_PER_TOKEN, Attack, Cheat, attack
+from microrl.commands.cheats.tools import Hole, try_tools
 from microrl.config import RunConfig
 from microrl.data.load import Question, load_questions
 from microrl.data.prompts import to_prompt
@@ -19,7 +20,7 @@ from microrl.rewards.custom.probe import probe
 from microrl.rewards.judges.judge import refuse_unsound
 from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
 from microrl.run.console import RunConsole
-from microrl.types import Completion, Group, Prompt, Score
+from microrl.types import Completion, Episode, Group, Prompt, Score
 
 GOLDS = 1000
 """Gold answers that are given as answers; the form of all of them is looked at."""
@@ -80,12 +81,15 @@ class Audit:
     killed: list[str] = field(default_factory=list)
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     escaped: bool = False
+    tool_calls: int | None = None
+    holes: list[Hole] = field(default_factory=list)
+    """Of the environment; `tool_calls` is None without one."""
     seconds: float = 0.0
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was found that would cost a run: killed checks cost time, and are only counted."""
-        return not (self.paid or self.unpaid_golds or self.unwritable_golds or self.failed or self.escaped)
+        return not (self.paid or self.unpaid_golds or self.unwritable_golds or self.failed or self.escaped or self.holes)
 
     @property
     def per_second(self) -> float:
@@ -106,9 +110,14 @@ class Audit:
             "killed": self.killed,
             "failed": self.failed,
             "code_ran": self.escaped,
+            **({} if self.tool_calls is None else {"tools": {"tried": self.tool_calls, "found": [*self._holes()]}}),
             "seconds": self.seconds,
             "completions_per_second": self.per_second,
         }
+
+    def _holes(self) -> Iterator[dict[str, Any]]:
+        for hole in self.holes:
+            yield hole._asdict()
 
 
 def audit(config: RunConfig) -> Audit:
@@ -121,17 +130,26 @@ def audit(config: RunConfig) -> Audit:
             scorer.checker.start()
             scorer.custom.start()
             console.status("reading the data")
-            questions = load_questions(config.data, raw=bool(config.reward.functions) or kind == "code")
+            questions = load_questions(config.data, raw=bool(config.reward.functions or config.env.target) or kind == "code")
             if kind == "gym":
                 refuse_unsound([question.answer for question in questions], console.progress)
             if scorer.custom.functions:
                 console.status("trying the reward functions")
                 probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
             canary = Path(folder) / "canary"
-            found = Audit(in_words(config.reward), len(questions), solutions=how.solutions)
+            found = Audit(in_words(config.reward, config.env), len(questions), solutions=how.solutions)
             began = clock.now_s()
             _try_golds(found, how, scorer, questions, config, console)
             _try_cheats(found, how, scorer, questions, config, str(canary), console)
+            if config.env.target is not None:
+                console.status("calling the tools")
+                asked = [(question, how.gold(question)) for question in how.chosen(questions)]
+                found.tool_calls = 0
+                for name, env in config.env.each.items():
+                    own = [(question, gold) for question, gold in asked if config.env.name_for(question) == name]
+                    calls, holes = try_tools(env, own)
+                    found.tool_calls, found.holes = found.tool_calls + calls, found.holes + holes
+                found.paid += _told_by_a_tool(found, how, scorer, config, [question for question, _ in asked])
             found.seconds = clock.now_s() - began
             found.escaped = canary.exists() or canary.is_symlink()
             return found
@@ -139,9 +157,9 @@ def audit(config: RunConfig) -> Audit:
         scorer.close()
 
 
-def _completion(text: str) -> Completion:
-    # The length penalty is no part of the audit: the cheats have no tokens.
-    return Completion((), (), "stop", 0, text)
+def _completion(text: str, transcript: str | None = None) -> Completion:
+    # The length penalty is no part of the audit: the cheats have no tokens. Nor is what an environment gives.
+    return Completion((), (), "stop", 0, text, transcript=transcript, episode=Episode(1, 0, 0, 0.0))
 
 
 def _score(found: Audit, scorer: RewardScorer, asked: Sequence[tuple[Prompt, Sequence[str]]]) -> list[tuple[Score, ...]]:
@@ -246,6 +264,22 @@ def _paid(how: Attack, config: RunConfig, question: Question, batch: Sequence[Ch
             yield Paid(cheat.kind, cheat.name, question.row, cheat.text, score.total, fair, earns, parts)
 
 
+def _told_by_a_tool(
+    found: Audit, how: Attack, scorer: RewardScorer, config: RunConfig, questions: Sequence[Question]
+) -> Iterator[Paid]:
+    """That a right answer pays which a tool has printed and the model has not written."""
+    for question in questions:
+        if (right := how.right(question)) is None:
+            continue
+        silent = how.wrong(question)[1]
+        completions = (*map(_completion, _honest(how, question)), _completion(silent, f"{right}\n{silent}"))
+        (group,) = scorer.score([(0, Group(to_prompt(question), completions))])
+        cheat = Cheat("a tool's answer", "the right answer", silent, has_form=False)
+        found.by_kind[cheat.kind] += 1
+        found.cheats += 1
+        yield from _paid(how, config, question, [cheat], group.scores)
+
+
 def findings(found: Audit) -> Iterator[tuple[str, str, str]]:
     """(what, where, details) of what was found, for a table: of each kind of cheat that pays the first few, each once."""
     by_kind: dict[str, dict[str, list[Paid]]] = {}
@@ -263,5 +297,7 @@ def findings(found: Audit) -> Iterator[tuple[str, str, str]]:
             yield what, f"row {bad.row}", f"{bad.gold[:60]!r}: {bad.why}"
     for name, entry in found.failed.items():
         yield "function fails", name, f"{entry['completions']} completions, first for row {entry['row']}: {entry['why']}"
+    for hole in found.holes:
+        yield hole.what, hole.where, f"row {hole.row}: {hole.details}"
     if found.escaped:
         yield "code ran", "a canary file", "code that is written in a completion runs where it can create files"

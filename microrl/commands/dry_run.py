@@ -9,7 +9,8 @@ from typing import Any
 from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
-from microrl.data.prompts import Tools, ToolsOf, messages, render, to_prompt
+from microrl.data.prompts import ToolsOf, messages, no_tools, render, to_prompt
+from microrl.environments.length import schema_tokens
 from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.models import driver
@@ -26,8 +27,9 @@ def preview(config: RunConfig) -> str:
     """The whole preview as text. Without network it shows what it can, with notes on the rest. Raises UserError, also where
     torch sees no GPU beside an NVIDIA driver, as the run would."""
     driver.require_gpu()
-    parts = ["configuration", json.dumps(config.model_dump(mode="json"), indent=2), "", *_prompts(config), "", *_forecast(config)]
-    return "\n".join(parts)
+    prompts = _prompts(config)
+    settings = json.dumps(config.model_dump(mode="json"), indent=2)
+    return "\n".join(["configuration", settings, "", *prompts, "", *_forecast(config)])
 
 
 def _prompts(config: RunConfig) -> list[str]:
@@ -68,24 +70,25 @@ def _prompts(config: RunConfig) -> list[str]:
     return ["prompts", *lines]
 
 
-def _tools(config: RunConfig, tokenizer: Any) -> Tools | ToolsOf:
+def _tools(config: RunConfig, tokenizer: Any) -> ToolsOf:
     """What the model is told of its tools. Raises UserError for a chat template that cannot continue a conversation."""
     if config.env.target is None:
-        return ()
+        return no_tools
     with closing(Environment(config.env)) as environment:
+        environment.start()
         if tokenizer is not None:
             environment.speak(tokenizer, config.data)
         return environment.tools
 
 
-def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: Tools | ToolsOf) -> str:
+def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: ToolsOf) -> str:
     data = config.data
     if tokenizer is None:
         chat = messages(question.text, data.system, data.system_role)
         return "\n".join(f"[{message['role']}] {message['content']}" for message in chat)
     prompt = render(
         question.text, question.answer, tokenizer, data.system, data.system_role, thinking=data.thinking,
-        tools=tools(question) if callable(tools) else tools,
+        tools=tools(question),
     )  # fmt: skip
     return f"{prompt.text.rstrip()}\n({len(prompt.token_ids)} tokens, the limit is {data.max_prompt_tokens})"
 
@@ -108,7 +111,5 @@ def _forecast(config: RunConfig) -> list[str]:
         return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "time per step: unknown without the model's size"]
     gpu = here.gpu()
     card, free_gb = gpu or here.instead_of_gpu(shape)
-    episodes = ["note: the forecast is for single turns: it leaves out what tools take, and reading earlier turns again"]
     note = [] if gpu else [f"note: no GPU was found on this machine; the forecast is for: {card.label}"]
-    note += episodes if config.env.target is not None else []
-    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb))]
+    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb, tool_tokens=schema_tokens(config.env)))]

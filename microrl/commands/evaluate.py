@@ -145,7 +145,7 @@ def _prepared(benchmark: Benchmark, run: RunFolder | None, console: RunConsole) 
     """Raises UserError."""
     config = benchmark.config
     reading = Reading()
-    everything = load_questions(config.data, reading=reading)
+    everything = load_questions(config.data, raw=config.env.target is not None, reading=reading)
     data = about_data(benchmark, everything, reading, run, console)
     pool = split(everything, config.data.held_out).held_out
     is_whole = config.data.held_out == 1  # a benchmark is what it is, repeated questions and all

@@ -14,19 +14,21 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from microrl import clock
-from microrl.commands.weights import awake_throughout, opened, trained
+from microrl.commands.weights import awake_throughout, environment_of, opened, trained
 from microrl.config import RunConfig
 from microrl.config.schema import EngineConfig
 from microrl.data.load import Question
-from microrl.data.prompts import none_fits, render_all
+from microrl.data.prompts import ToolsOf, no_tools, none_fits, render_all
+from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.evaluate import evaluate
 from microrl.evaluation.record import CUT, FileJournal, folder_sha256, free_stem, prompts_sha256, write_completions
 from microrl.evaluation.result import Result
+from microrl.models.forward import stop_tokens
 from microrl.rewards.scorer import make_scorer
 from microrl.rollout.engine import Engine
-from microrl.run import environment
+from microrl.run import environment as machine
 from microrl.run.apart import Report
 from microrl.run.console import RunConsole
 from microrl.train.setup import load_model
@@ -122,11 +124,16 @@ def carry_out_apart(job: Job, report: Report) -> None:
 
 def carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], None]) -> None:
     """Evaluate, with one engine; `on_measured` gets each task's result as soon as it is there. Raises UserError."""
+    with environment_of(job.tasks[0].weights.config) as environment:
+        _carry_out(job, console, on_measured, environment)
+
+
+def _carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], None], environment: Environment | None) -> None:
     first = job.tasks[0].weights  # the one with an adapter, if any
     model, tokenizer = load_model(first.config, console)
     snapshot = BASE if first.adapter is None else trained(first.adapter, first.config, model)
     model_sha256 = _model_sha256(model)
-    rendered = _rendered([task.prepared for task in job.tasks], tokenizer)
+    rendered = _rendered([task.prepared for task in job.tasks], tokenizer, no_tools if environment is None else environment.tools)
     todo = []
     for task in job.tasks:
         weights, one = task.weights, task.prepared
@@ -136,6 +143,7 @@ def carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], N
                 "model": weights.config.model.name,
                 "model_sha256": model_sha256,
                 "adapter_sha256": None if weights.adapter is None else folder_sha256(weights.adapter),
+                **({} if environment is None else {"env": first.config.env.label}),
             },
         )
         if not task.is_base:
@@ -147,15 +155,17 @@ def carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], N
     with opened(config, model, tokenizer, console) as engine:
         for number, (task, sampled) in enumerate(zip(job.tasks, todo, strict=True)):
             update = BASE if task.weights.adapter is None else snapshot
-            on_measured(_evaluate(sampled, engine, update, job.share_s(number), console))
+            if environment is not None:  # each benchmark has a system message and a limit of its own
+                environment.speak(tokenizer, task.prepared.benchmark.config.data, stop_tokens(model, tokenizer))
+            on_measured(_evaluate(sampled, engine, update, job.share_s(number), console, environment))
 
 
-def _rendered(prepared: Sequence[Prepared], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Prompt]]:
+def _rendered(prepared: Sequence[Prepared], tokenizer: PreTrainedTokenizerBase, tools: ToolsOf) -> dict[str, list[Prompt]]:
     """The prompts of each benchmark. Raises UserError where none fits."""
     rendered: dict[str, list[Prompt]] = {}
     for one in prepared:
         data, name = one.benchmark.config.data, one.benchmark.name
-        if name not in rendered and not rendered.setdefault(name, render_all(one.questions, tokenizer, data)):
+        if name not in rendered and not rendered.setdefault(name, render_all(one.questions, tokenizer, data, tools=tools)):
             raise none_fits(data)
     return rendered
 
@@ -163,6 +173,8 @@ def _rendered(prepared: Sequence[Prepared], tokenizer: PreTrainedTokenizerBase) 
 def _for_all(config: RunConfig, benchmarks: Sequence[Benchmark], prompts: Sequence[Sequence[Prompt]]) -> RunConfig:
     """The configuration from which an engine gets the lengths and the rows of the largest benchmark."""
     longest = max(len(prompt.token_ids) for some in prompts for prompt in some)
+    if config.env.target is not None:  # which may add to each of them
+        longest = max(benchmark.config.data.max_prompt_tokens for benchmark in benchmarks)
     rows = max(map(len, prompts))
     samplings = [benchmark.sampling() for benchmark in benchmarks]
     limit = max(sampling.max_tokens for sampling in samplings)
@@ -187,7 +199,14 @@ class _Sampled:
     about: dict[str, Any]
 
 
-def _evaluate(task: _Sampled, engine: Engine, snapshot: AdapterSnapshot, share_s: float | None, console: RunConsole) -> Measured:
+def _evaluate(
+    task: _Sampled,
+    engine: Engine,
+    snapshot: AdapterSnapshot,
+    share_s: float | None,
+    console: RunConsole,
+    talks: Environment | None,
+) -> Measured:
     """Evaluate within `share_s` seconds. Raises UserError where they are too short for a single question."""
     benchmark, prompts = task.prepared.benchmark, task.prompts
     config, sampling = benchmark.config, benchmark.sampling()
@@ -195,7 +214,7 @@ def _evaluate(task: _Sampled, engine: Engine, snapshot: AdapterSnapshot, share_s
         **task.about,
         "engine": engine.name,
         "prompts_sha256": prompts_sha256(prompts),
-        "packages": environment.packages(),
+        "packages": machine.packages(),
     }
     header = {
         **details, "data": task.prepared.data["sha256"], "samples": sampling.group_size, "temperature": sampling.temperature,
@@ -225,6 +244,7 @@ def _evaluate(task: _Sampled, engine: Engine, snapshot: AdapterSnapshot, share_s
             on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
             on_scored=keep,
             journal=journal,
+            talks=talks,
         )
     if result is None:
         raise UserError(

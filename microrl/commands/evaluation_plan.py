@@ -7,10 +7,11 @@ from typing import Any
 
 from microrl.config import RunConfig, catalogue
 from microrl.data.load import load_questions, split
+from microrl.environments.length import schema_tokens
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.power import smallest_gain
-from microrl.plan import here, make
+from microrl.plan import advice, here, make
 from microrl.plan.source import shape_of
 
 
@@ -21,10 +22,12 @@ def preview(benchmarks: Sequence[Benchmark], *, sides: int) -> dict[str, Any]:
     gpu = here.gpu()
     device, free_gb = gpu or here.instead_of_gpu(shape)
     found: dict[str, Any] = {}
+    tool_tokens = schema_tokens(config.env)
     for benchmark in benchmarks:
         sampling, questions = benchmark.sampling(), _questions(benchmark.config)
         settings = benchmark.config.evaluation.model_copy(update={"problems": questions})
-        plan = make(benchmark.config.model_copy(update={"evaluation": settings}), shape, device, free_gb=free_gb)
+        asked = benchmark.config.model_copy(update={"evaluation": settings})
+        plan = make(asked, shape, device, free_gb=free_gb, tool_tokens=tool_tokens)
         found[benchmark.name] = {
             "questions": questions,
             "samples": sampling.group_size,
@@ -43,6 +46,7 @@ def preview(benchmarks: Sequence[Benchmark], *, sides: int) -> dict[str, Any]:
         "is_here": gpu is not None or device.is_cpu,
         "seconds": sum(one["seconds"] for one in found.values()),
         "benchmarks": found,
+        **({} if config.env.target is None else {"notes": advice.episodes(config, tool_tokens)}),
     }
 
 

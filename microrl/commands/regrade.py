@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from microrl.config import RunConfig
-from microrl.config.part_weights import gdpo_weights
+from microrl.config.part_weights import environment_parts, gdpo_weights
 from microrl.errors import UserError
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import RewardScorer, in_words, make_scorer
@@ -17,7 +17,7 @@ from microrl.run import rollouts
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.run.metrics import is_useful
-from microrl.types import Group, Score
+from microrl.types import Episode, Group, Score
 
 EXCERPT = 2000
 """Characters of a completion in the result."""
@@ -29,12 +29,21 @@ def regrade(run: RunFolder, config: RunConfig) -> dict[str, Any]:
     Raises UserError for a run without rollouts and for a reward that cannot be used, and BadFile for damaged rollouts.
     """
     before = run.settings()
+    if config.env.target not in (None, before.env.target):
+        raise UserError(
+            f"the rollouts of {run.path} hold no reward of {config.env.label}",
+            "an environment's reward comes from its episodes, which cannot be played again: leave env.target as it was",
+        )
+    kept = [*environment_parts(before.reward, before.env).values()] if config.env.target is not None else []
     found = rollouts.steps(run.path)
     if not found:
         raise UserError(f"{run.path} has no rollouts", "every training step writes them: train at least one step")
     scorer = make_scorer(config)
     try:
         with RunConsole() as console:
+            if kept:
+                names = ", ".join(f"`{name}`" for name in kept)
+                console.note(f"note: the environment's own reward, {names}, is as it was stored: no episode is played again")
             scorer.custom.start()
             if scorer.custom.functions:
                 console.status("trying the reward functions")
@@ -47,14 +56,15 @@ def regrade(run: RunFolder, config: RunConfig) -> dict[str, Any]:
                 groups = rollouts.read(path, before.sampling.group_size)
                 if scorer.custom.functions:
                     groups = _with_rows(groups)
-                again = judge(scorer, groups)
+                again = judge(scorer, [_with_rewards(group, kept) for group in groups] if kept else groups)
                 steps.append(_step(step, groups, again, before, config, scorer))
                 changed += _changed(step, groups, again)
     finally:
         scorer.close()
     return {
         "run": str(run.path),
-        "reward": {"then": in_words(before.reward), "now": in_words(config.reward)},
+        "reward": {"then": in_words(before.reward, before.env), "now": in_words(config.reward, config.env)},
+        **({"kept": kept} if kept else {}),
         "steps": steps,
         "changed": changed,
     }
@@ -64,6 +74,21 @@ def judge(scorer: RewardScorer, groups: Sequence[Group]) -> list[Group]:
     """The groups with the scores that they would have had, as in a training step."""
     scorer.reset_allowance()
     return scorer.score(enumerate(replace(group, scores=()) for group in groups))
+
+
+def _with_rewards(group: Group, kept: Sequence[str]) -> Group:
+    """The group with its environment's stored reward, of which nothing else of an episode is asked; 0 where it gave none."""
+
+    def stored(score: Score) -> float | None:
+        return next((value for name, value in score.parts.items() if name in kept), 0.0)
+
+    return replace(
+        group,
+        completions=tuple(
+            replace(completion, episode=Episode(1, 0, 0, stored(score)))
+            for completion, score in zip(group.completions, group.scores, strict=True)
+        ),
+    )
 
 
 def _with_rows(groups: Sequence[Group], console: RunConsole | None = None) -> list[Group]:
@@ -88,7 +113,7 @@ def _step(
 
     sides: dict[str, dict[str, Any]] = {}
     for side, groups, settings in (("then", then, before), ("now", now, config)):
-        weights = gdpo_weights(settings.reward)
+        weights = gdpo_weights(settings.reward, settings.env)
         scores = _scores(groups)
         rewarded = [score for score in scores if score.counts]
         sides[side] = {

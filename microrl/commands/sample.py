@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
-from microrl.commands.weights import opened, trained
+import json
+from dataclasses import replace
+from typing import NamedTuple
+
+from microrl.commands.weights import environment_of, opened, trained
 from microrl.config import RunConfig
 from microrl.data.prompts import render
+from microrl.errors import UserError
 from microrl.evaluation.evaluate import STREAM
+from microrl.models.forward import stop_tokens
 from microrl.rollout.preflight import select_engine
 from microrl.run import data_record
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.setup import load_model
-from microrl.types import BASE, Sampling
+from microrl.types import BASE, Completion, Sampling
 
 
-def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> dict[str, list[str]]:
-    """`{"base": [...], "trained": [...]}`: `count` answers of each model, with the same random numbers. Raises UserError."""
+class Answers(NamedTuple):
+    """The completions of each model, "base" and "trained". `said`: what the environment has added to the question."""
+
+    sides: dict[str, tuple[Completion, ...]]
+    said: str
+
+
+def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, seed: int) -> Answers:
+    """`count` answers of each model, with the same random numbers. The environment gets a row that has the question alone.
+
+    Raises UserError.
+    """
     final = run.final()
     select_engine(config)  # fails before anything is loaded
-    with RunConsole() as console:
+    if isinstance(config.env.target, tuple):
+        raise UserError(f"the run has several environments: {config.env.label}", "name the one to use: --env MODULE:CLASS")
+    with RunConsole() as console, environment_of(config) as environment:
         if (warning := data_record.warning_for_sample(run, config)) is not None:
             console.note(f"warning: {warning}")
         model, tokenizer = load_model(config, console)
         snapshot = trained(final, config, model)
         data = config.data
-        prompt = render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking)
+        tools = () if environment is None else environment.kinds[str(config.env.target)].described.tools
+        prompt = render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
+        if environment is not None:
+            prompt = replace(prompt, raw=json.dumps({data.question or "question": question}))
+            environment.speak(tokenizer, data, stop_tokens(model, tokenizer))
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
-        sides = {}
+        sides, said = {}, ""
         with opened(config, model, tokenizer, console) as engine:
             for side, weights in (("base", BASE), ("trained", snapshot)):
                 console.status(f"asking the {side} model")
                 with engine.awake(weights) as sampler:
-                    ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed))
-                sides[side] = [completion.text for completion in group.completions]
-    return sides
+                    ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed), talks=environment)
+                sides[side] = group.completions
+                after = prompt.text.rfind(question.strip()) + len(question.strip())
+                said = group.prompt.text[after : after + len(group.prompt.text) - len(prompt.text)]
+    return Answers(sides, said)

@@ -88,7 +88,10 @@ class Evaluation:
     def asks(self) -> tuple[Any, ...]:
         """What in the run's configuration decides on its prompts."""
         config, data = self.entry.config, self.entry.config.data
-        return config.model.name, data.system, data.system_role, data.thinking, data.max_prompt_tokens, data.long_prompts
+        return (
+            config.model.name, data.system, data.system_role, data.thinking, data.max_prompt_tokens, data.long_prompts,
+            config.env.target,
+        )  # fmt: skip
 
 
 class _Data(BaseModel):

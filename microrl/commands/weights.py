@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from microrl.adapters.attach import attach
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
+from microrl.environments.talk import Environment
 from microrl.errors import UserError, first_line
 from microrl.models.tensors import weight_sharing_copy
 from microrl.models.ways import Ways
@@ -46,6 +47,20 @@ def opened(
             engine.close()
         except Exception as error:
             console.note(f"warning: the engine failed while closing: {first_line(error)}")
+
+
+@contextmanager
+def environment_of(config: RunConfig) -> Iterator[Environment | None]:
+    """The environment that answers the model's tool calls, whose processes end in the end; None where there is none.
+
+    Raises UserError for a class that cannot be used, which takes seconds to find out, but no model.
+    """
+    if config.env.target is None:
+        yield None
+        return
+    with closing(Environment(config.env)) as environment:
+        environment.start()
+        yield environment
 
 
 def trained(folder: Path, config: RunConfig, model: PreTrainedModel) -> AdapterSnapshot:

@@ -68,6 +68,11 @@ class EnvironmentConfig(Section):
         given = self.target if isinstance(self.target, tuple) else () if self.target is None else (self.target,)
         return {name: self.model_copy(update={"target": target}) for name, target in map(_named, given)}
 
+    @property
+    def label(self) -> str | None:
+        """As a text; None: there is none."""
+        return self.target if self.target is None or isinstance(self.target, str) else ", ".join(self.target)
+
     def name_for(self, row: Row) -> str:
         """The name of a row's environment. Raises UserError where there are several, and the row names none of them."""
         if not isinstance(self.target, tuple):
@@ -81,11 +86,6 @@ class EnvironmentConfig(Section):
         raise UserError(
             f"row {row.row} {why}", f"the environments are {', '.join(names)}; for all rows the same: --env MODULE:CLASS"
         )
-
-    def refuse(self, doing: str) -> None:
-        """Raise UserError for what does not support environments yet."""
-        if self.target is not None:
-            raise UserError(f"{doing} does not support environments yet, and this run has one: --env {next(iter(self.each))}")
 
     @property
     def is_built_in(self) -> bool:

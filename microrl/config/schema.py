@@ -242,10 +242,8 @@ class RunConfig(Section):
         if self.model.quant is not None and isinstance(self.adapter, TinyLoraConfig):
             why = "model.quant=nf4 does not work with --adapter tinylora: PEFT gives its vectors the 4-bit storage type"
             raise ValueError(why, "use --adapter lora with a low rank, or remove model.quant")
-        if self.env.target is not None and (self.sft.is_on or self.data.screen_minutes is not None):
-            what = "SFT, whose examples have no tool calls," if self.sft.is_on else "the first pass over the questions"
-            hint = "remove --sft-minutes, or --env" if self.sft.is_on else "--set data.screen_minutes=none, or remove --env"
-            raise ValueError(f"{what} does not support environments yet", hint)
+        if self.sft.is_on and isinstance(self.env.target, tuple):
+            raise ValueError("SFT with several environments is not supported", "leave one of them: --env MODULE:CLASS")
         overlong = self.reward.overlong
         if overlong and overlong.buffer >= self.sampling.max_completion_tokens:
             raise ValueError(

@@ -17,9 +17,14 @@ Role = Literal["system", "user"]
 Tools = Sequence[dict[str, Any]]
 """JSON schemas of the tools that a model is told of."""
 ToolsOf = Callable[[Question], Tools]
-"""Those of a question, where questions have different ones."""
+"""Those of a question: of several environments, each row has its own."""
 SWITCH = "enable_thinking"
 """The variable by which chat templates turn a model's thinking on or off: Qwen3, Qwen3.5, SmolLM3, Gemma 4."""
+
+
+def no_tools(question: Question) -> Tools:
+    """Of a run without an environment."""
+    return ()
 
 
 def messages(question: str, system: str | None, role: Role = "system") -> list[dict[str, str]]:
@@ -90,7 +95,7 @@ def render_all(
     tokenizer: Any,
     config: DataConfig,
     progress: Callable[[Iterable], Iterable] = iter,
-    tools: Tools | ToolsOf = (),
+    tools: ToolsOf = no_tools,
 ) -> list[Prompt]:
     """Render every question; a prompt over data.max_prompt_tokens is an error, dropped, or truncated on the left.
 
@@ -102,7 +107,7 @@ def render_all(
     for question in progress(questions):
         try:
             text, answer = question.text, question.answer
-            told = tools(question) if callable(tools) else tools
+            told = tools(question)
             prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking, tools=told)
         except UserError as error:
             raise UserError(f"{config.name}, row {question.row}: {error.message}", error.hint) from None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from microrl.config import RunConfig, catalogue
 from microrl.config.data import GYM, DataConfig
 from microrl.data import arithmetic, code, gym
-from microrl.data.cells import NotText, as_text
+from microrl.data.cells import NotText, as_json, as_text
 from microrl.data.load import (
     ARITHMETIC,
     LONGEST_TOKEN,
@@ -22,20 +23,26 @@ from microrl.data.load import (
     load_questions,
     split,
 )
-from microrl.data.prompts import render
+from microrl.data.prompts import Tools, render
 from microrl.data.sources import rows_of
 from microrl.data.tokens import plain_ids
 from microrl.errors import UserError
 from microrl.types import Prompt, SftExample
 
-SOLUTION_COLUMNS = ("solution", "completion", "response", "trace", "reasoning", "generation", "output")
+MESSAGES = "messages"
+SOLUTION_COLUMNS = ("solution", "completion", "response", "trace", "reasoning", "generation", "output", MESSAGES)
+
+
+Converse = Callable[[SftExample, Sequence[dict[str, Any]]], SftExample | str]
+"""An example with these turns as its completion, or why there is none, as the end of a sentence."""
 
 
 class Solution(NamedTuple):
-    """A question's worked solution, as text."""
+    """A question's worked solution, as text; or `messages`, the turns of a conversation behind the question."""
 
     question: str
     text: str
+    messages: tuple[dict[str, Any], ...] = ()
 
 
 class Examples(NamedTuple):
@@ -60,20 +67,34 @@ def load_solutions(config: RunConfig) -> list[Solution]:
     rows = list(rows_of(data))
     columns = list(dict.fromkeys(name for row in rows for name in row))
     known = catalogue.find(data.name)
+    usual = SOLUTION_COLUMNS if known is None else (known.solution,) if known.solution is not None else ()
+    if next((name for name in (settings.solution, *usual) if name in columns), None) == MESSAGES:
+        return [_conversation(row, f"{data.name}, row {number}") for number, row in enumerate(rows, 1)]
     if known is not None:
         question = known.question
     else:
         is_there = data.question in columns or data.name == config.data.name
         question = column("question", data.question if is_there else None, QUESTION_COLUMNS, columns)
-    usual = SOLUTION_COLUMNS if known is None else (known.solution,) if known.solution is not None else ()
     try:
         solution = column("solution", settings.solution, usual, columns, "sft")
     except UserError as error:
         raise UserError(f"SFT needs worked solutions, and {data.name} has none: {error.message}", error.hint) from None
     return [
-        Solution(*(_text(row, name, f"{data.name}, row {number}") for name in (question, solution)))
+        Solution(_text(row, question, f"{data.name}, row {number}"), _text(row, solution, f"{data.name}, row {number}"))
         for number, row in enumerate(rows, 1)
     ]
+
+
+def _conversation(row: Mapping[str, Any], where: str) -> Solution:
+    """A row's `messages` as the question, which is the user's first message, and what follows. A system message is left out: the
+    prompts of training have that of `data.system`."""
+    messages = json.loads(as_json(row))[MESSAGES]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UserError(f"{where}: `{MESSAGES}` is no list of messages", "each has a `role` and a `content`")
+    turns = [message for message in messages if message.get("role") != "system"]
+    if not turns or turns[0].get("role") != "user" or not isinstance(turns[0].get("content"), str):
+        return Solution("", "")
+    return Solution(turns[0]["content"].strip(), "", tuple(turns[1:]))
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
@@ -85,17 +106,25 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def to_sft_examples(
-    solutions: Iterable[Solution], tokenizer: Any, config: RunConfig, progress: Callable[[Iterable], Iterable] = iter
+    solutions: Iterable[Solution],
+    tokenizer: Any,
+    config: RunConfig,
+    progress: Callable[[Iterable], Iterable] = iter,
+    tools: Tools = (),
+    converse: Converse | None = None,
 ) -> Examples:
     """The solutions that may be trained on and fit, rendered like the training prompts.
 
+    `tools`: as for `render`. `converse` makes an example of a conversation; None: only one of a single turn is trained on.
     Held-out and validation questions are never included: the hash of the text decides, as in `load.split`. Raises UserError if
     no solution is left.
     """
     data, found, left_out = config.data, [], Counter[str]()
     is_held_out = _held_out(data)
     for solution in progress(solutions):
-        if not solution.question or not solution.text or is_torn(solution.question + solution.text):
+        if converse is None and solution.messages:
+            solution = _single(solution)
+        if not solution.question or not (solution.text or solution.messages) or is_torn(_all_text(solution)):
             left_out["without a solution"] += 1
         elif is_far_too_long(solution.question, data):
             left_out["with a prompt that is too long"] += 1
@@ -104,9 +133,12 @@ def to_sft_examples(
         elif is_held_out(solution.question):
             left_out["held out"] += 1
         else:
-            prompt = render(solution.question, "", tokenizer, data.system, data.system_role, thinking=data.thinking)
-            one = sft_example(prompt, solution.text, tokenizer)
-            if len(one.prompt.token_ids) > data.max_prompt_tokens:
+            prompt = render(solution.question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
+            made = sft_example(prompt, solution.text, tokenizer)
+            one = converse(made, solution.messages) if converse is not None and solution.messages else made
+            if isinstance(one, str):
+                left_out[one] += 1
+            elif len(one.prompt.token_ids) > data.max_prompt_tokens:
                 left_out["with a prompt that is too long"] += 1
             elif len(one.token_ids) > config.sampling.max_completion_tokens:
                 left_out["with a solution that is too long"] += 1
@@ -121,6 +153,17 @@ def to_sft_examples(
             f"data.held_out (now {data.held_out}) or data.validation (now {data.validation})",
         )
     return Examples(found, dict(left_out))
+
+
+def _single(solution: Solution) -> Solution:
+    """A conversation of one turn as its text; without one where it has more."""
+    only = solution.messages[0] if len(solution.messages) == 1 else {}
+    is_plain = only.get("role") == "assistant" and not only.get("tool_calls")
+    return Solution(solution.question, str(only.get("content") or "").strip() if is_plain else "")
+
+
+def _all_text(solution: Solution) -> str:
+    return solution.question + solution.text + json.dumps(solution.messages, ensure_ascii=False)
 
 
 def _held_out(data: DataConfig) -> Callable[[str], bool]:

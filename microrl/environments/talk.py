@@ -11,8 +11,8 @@ from typing import Any
 
 from microrl.clock import now_s
 from microrl.config.data import DataConfig
-from microrl.config.environment import EnvironmentConfig
-from microrl.data.prompts import Tools, ToolsOf, render
+from microrl.config.environment import EnvironmentConfig, Row
+from microrl.data.prompts import Tools, render
 from microrl.environments.calls import Call, parser
 from microrl.environments.forks import LARGEST, LONGEST_ANSWER
 from microrl.environments.process import Described, Instance, Instances
@@ -32,14 +32,19 @@ class Environment:
         self._config = config
         self.kinds = {name: Kind(one) for name, one in config.each.items()}
 
-    @cached_property
-    def tools(self) -> Tools | ToolsOf:
-        """The JSON schemas of its tools; of several environments, what gives those of a row. Asking for it first takes seconds.
-        Raises UserError for a class that cannot be used."""
-        tools = {name: kind.described.tools for name, kind in self.kinds.items()}
-        if isinstance(self._config.target, str):
-            return tools[self._config.target]
-        return lambda row: tools[self._config.name_for(row)]
+    def start(self) -> None:
+        """Start the classes, which takes seconds. Raises UserError for one that cannot be used."""
+        for kind in self.kinds.values():
+            _ = kind.described
+
+    @property
+    def paying(self) -> list[str]:
+        """The names of those that give a reward of their own."""
+        return [name for name, kind in self.kinds.items() if kind.described.rewards]
+
+    def tools(self, row: Row) -> Tools:
+        """The JSON schemas of a row's tools. Raises UserError for a row that names no environment, where there are several."""
+        return self.kinds[self._config.name_for(row)].described.tools
 
     def speak(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
         """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that

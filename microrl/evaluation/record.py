@@ -49,8 +49,12 @@ class FileJournal:
     def add(self, position: int, group: Group) -> None:
         """Append a group, and flush it."""
         completions = [
-            {"text": one.text, "tokens": one.length, "finish": one.finish, "entropy": one.entropy} for one in group.completions
-        ]
+            {
+                "text": one.text, "tokens": one.length, "finish": one.finish, "entropy": one.entropy,
+                **({} if one.transcript is None else {"transcript": one.transcript}),
+            }
+            for one in group.completions
+        ]  # fmt: skip
         self._attempt(self._append, {"position": position, "completions": completions})
 
     def remove(self) -> None:
@@ -102,7 +106,10 @@ class FileJournal:
             return None
         if found.position >= len(self._prompts) or len(found.completions) != self._header["samples"]:
             return None
-        completions = tuple(Completion((0,) * one.tokens, (-one.entropy,), one.finish, 0, one.text) for one in found.completions)
+        completions = tuple(
+            Completion((0,) * one.tokens, (-one.entropy,), one.finish, 0, one.text, transcript=one.transcript)
+            for one in found.completions
+        )
         return found.position, Group(self._prompts[found.position], completions)
 
 
@@ -112,6 +119,7 @@ class _Sampled(BaseModel):
     tokens: Annotated[int, Field(ge=1)]
     finish: Finish
     entropy: float
+    transcript: str | None = None
 
 
 class _Line(BaseModel):
@@ -126,7 +134,7 @@ def free_stem(place: Path, stem: str, own: Mapping[str, str | None]) -> str:
         found = files.read_json(place / f"{stem}.json", _Stored)
     except (OSError, BadFile):
         return stem  # there is none, or it is damaged
-    if found.model_dump() | {"data": found.data.sha256} == own:
+    if found.model_dump() | {"data": found.data.sha256} == {"env": None, **own}:
         return stem
     return f"{stem}-{hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]}"
 
@@ -143,6 +151,7 @@ class _Stored(BaseModel):
     model: str
     model_sha256: str
     adapter_sha256: str | None
+    env: str | None = None
 
 
 def write_completions(path: Path, groups: Sequence[Group]) -> None:

@@ -170,7 +170,7 @@ def _after(work: Workload, applied: list[Fix]) -> Workload:
     for key in [key for key, value in values.items() if value is None]:  # a flag of None means that it was not given
         section, leaf = key.split(".")
         tree[section][leaf] = values.pop(key)
-    return Workload.from_config(override(tree, values, ()), work.shape, work.device)
+    return Workload.from_config(override(tree, values, ()), work.shape, work.device, work.tool_tokens)
 
 
 def _limit(config: RunConfig, limit: int) -> dict[str, Any]:
@@ -189,10 +189,22 @@ def sets(values: dict[str, Any]) -> str:
 
 def _larger_card(work: Workload) -> str:
     for device in sorted(DEVICES.values(), key=lambda device: device.usd_hour):
-        candidate = Workload.from_config(work.config, work.shape, device)
+        candidate = Workload.from_config(work.config, work.shape, device, work.tool_tokens)
         if not conflicts(candidate) and memory.estimate_memory(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
             return f"--gpu {device.name}: no setting makes this model fit here; the cheapest GPU that fits it: {device.label}"
     return "--model SMALLER: this model does not fit on any known GPU"
+
+
+def episodes(config: RunConfig, tool_tokens: int) -> list[str]:
+    """What the plan assumes of turns, where there is an environment."""
+    if config.env.target is None:
+        return []
+    told = f"; about {tool_tokens} tokens of each prompt tell of the tools" if tool_tokens else ""
+    return [
+        "how often a model calls its tools is not known before a run: all turns of an episode and the tools' answers together "
+        f"are assumed to reach {LENGTH_FRACTION:.0%} of the limit{told}. The tools' own time, and reading earlier turns again, "
+        "are not included"
+    ]
 
 
 def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int) -> tuple[str, ...]:
@@ -200,6 +212,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     config, found = work.config, []
     if work.shape.note:
         found.append(work.shape.note)
+    found += episodes(config, work.tool_tokens)
     if work.shape.model_type in SLOWER:
         apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
         found.append(f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}")

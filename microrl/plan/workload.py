@@ -49,12 +49,14 @@ class Workload:
     trained: int
     """Trained parameters."""
     dtype: str
+    tool_tokens: int = 0
+    """Of a prompt that tell of the environment's tools."""
 
     @classmethod
-    def from_config(cls, config: RunConfig, shape: Shape, device: Device) -> Workload:
+    def from_config(cls, config: RunConfig, shape: Shape, device: Device, tool_tokens: int = 0) -> Workload:
         """Raises UserError for targets and ranks that the network does not have."""
         dtype = device.auto_dtype if config.model.dtype == "auto" else config.model.dtype
-        return cls(config, shape, device, shape.trainable(config.adapter), dtype)
+        return cls(config, shape, device, shape.trainable(config.adapter), dtype, tool_tokens)
 
     @property
     def dtype_bytes(self) -> int:
@@ -128,7 +130,7 @@ class Workload:
     @property
     def prompt(self) -> float:
         """Mean prompt, tokens."""
-        return mean_prompt(self.config)
+        return min(mean_prompt(self.config) + self.tool_tokens, self.config.data.max_prompt_tokens)
 
     @property
     def rounds(self) -> tuple[float, ...]:

@@ -23,7 +23,8 @@ def sft_step(
     """One optimizer step on the mean cross-entropy of these solutions, in nats a token.
 
     The loss is -sum of log p(token) over the tokens of all solutions / their number, at the training temperature: what is
-    made likely is what the engine samples. Everything else is as in `Policy.update`.
+    made likely is what the engine samples. What tools have answered in a conversation is read, and no part of either.
+    Everything else is as in `Policy.update`.
     """
     policy.set_lr(lr)
     rows = [

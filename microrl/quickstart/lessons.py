@@ -64,20 +64,19 @@ class Calling(Working):
         tokenizer = tiny.build_tokenizer(calls=True)
         with closing(Environment(EnvironmentConfig(target="calculator"))) as self.environment:
             self.environment.speak(tokenizer, resolve((), {}).data)
+            (self._calculator,) = self.environment.kinds.values()
             yield tokenizer
 
     def prompt(self, question: str, answer: str, tokenizer: Any) -> Prompt:
         """As in training."""
-        assert self.environment is not None
-        return replace(render(question, answer, tokenizer, None, tools=self.environment.tools), raw="{}")
+        return replace(render(question, answer, tokenizer, None, tools=self._calculator.described.tools), raw="{}")
 
     def good(self, prompt: Prompt, tokenizer: Any) -> SftExample:
         """A call, its answer, and that answer in a box. What the calculator writes is read only."""
-        assert self.environment is not None
         expression = prompt.question.removeprefix("What is ").removesuffix("?")
         turns = [f"{tiny.CALL}{expression}{tiny.END_CALL}", f"\\boxed{{{prompt.answer}}}"]
         call, last = ((*plain_ids(turn, tokenizer), tokenizer.eos_token_id) for turn in turns)
-        tool = self.environment.kinds["calculator"].continuation.ids([("calculate", prompt.answer)])
+        tool = self._calculator.continuation.ids([("calculate", prompt.answer)])
         drawn = [True] * len(call) + [False] * len(tool) + [True] * len(last)
         return SftExample(prompt, (*call, *tool, *last), tuple(drawn))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl import files
+from microrl.environments.transcript import said
 from microrl.files import BadFile
 from microrl.report.history import History, finite
 from microrl.run import rollouts
@@ -96,8 +97,8 @@ def answered(history: History) -> str:
         ((answer, count),) = Counter(wrong).most_common(1) or [("", 0)]
         agreed += count > len(lines) / 2
         if count > most:
-            said = f"{count} of {len(lines)} completions answer `{short(answer)}`"
-            best, most = f"to `{short(question)}` {said}, and the data says `{short(str(lines[0].get('answer')))}`", count
+            answers = f"{count} of {len(lines)} completions answer `{short(answer)}`"
+            best, most = f"to `{short(question)}` {answers}, and the data says `{short(str(lines[0].get('answer')))}`", count
     if best:
         alike = f"; in {agreed} of {len(groups)} groups most completions agree on such an answer" if agreed else ""
         return f". For example, {best}{alike}"
@@ -116,10 +117,12 @@ def _entry(step: int, line: Mapping[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = {"step": step + 1}  # counted from 1, as on the console
     for name in ("question", "answer", "completion", "prompt", "extracted"):
         if line.get(name) is not None:
-            entry[name] = shown_text(str(line[name]))
+            entry[name] = shown_text(said(line) if name == "completion" else str(line[name]))
     for name in ("reward", "accuracy", "format", "overlong", "tokens", "advantage"):
         if (value := finite(line.get(name))) is not None:
             entry[name] = round(value, 4)
+    if isinstance(line.get("transcript"), str):
+        entry["talk"] = True
     entry["finish"] = "length" if line.get("finish") == "length" else "stop"
     parts = line.get("parts")
     if isinstance(parts, dict) and parts:

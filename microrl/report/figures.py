@@ -187,6 +187,7 @@ FIGURES = (
     Spec("reward", "Mean reward", "reward", (("reward/mean", ""),)),
     Spec("length", "Completion length", "tokens", (("length/mean", "mean"), ("length/max", "longest")), 0),
     Spec("truncated", "Truncated completions", "fraction", (("length/truncated", ""),), 0, 1),
+    Spec("turns", "Turns and tool calls", "for each completion", (("turns/mean", "turns"), ("tools/calls", "tool calls")), 0),
     Spec("entropy", "Entropy", "nats per token", (("policy/entropy", ""),), 0),
     Spec("entropy-change", "Change in entropy since step 1", "per cent", (("policy/entropy_change_pct", ""),)),
     Spec("kl", "KL divergence", "nats per token", (("policy/kl_sampler", "trainer, engine"), ("policy/kl_ref", "policy, base")),

@@ -23,6 +23,8 @@ MOST_RIGHT, FIRST_STEPS = 0.9, 10
 FEW_USEFUL = 0.1
 """Mean fraction of useful groups below which nearly all sampling was in vain."""
 MUCH_TRUNCATED = 0.5
+OFTEN_FAILED = 0.25
+"""Fraction of the calls of tools."""
 MOSTLY = 0.5
 """Fraction of steps without an update from which the report speaks of them, or `IDLE_STEPS` at the end of the run."""
 IDLE_STEPS = 3
@@ -253,6 +255,11 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if truncated is not None and truncated > MUCH_TRUNCATED:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
         yield Finding("truncated", said, idle.advice("truncated", history.setting, {}, history.path), is_serious=True)
+    failed = history.failed_calls()
+    if failed is not None and failed > OFTEN_FAILED:
+        said = f"{failed:.0%} of the calls of tools failed"
+        advice = "read what the tools answered (microrl report): wrong arguments need clearer docstrings, slow tools a longer "
+        yield Finding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
     useful = _mean(history, "groups/useful")
     if useful is not None and useful < FEW_USEFUL and accuracy and not few_right and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,13 @@ class History:
         found = [(row.get(against), row.get(metric)) for row in self.rows]
         points = [(place, value) for place, value in found if place is not None and value is not None]
         return [place for place, _ in points], [value for _, value in points]
+
+    def failed_calls(self) -> float | None:
+        """The fraction of all calls of tools that failed; None without a call."""
+        if self.setting("env.target") is None:
+            return None
+        calls, failures = self.series("tools/failures", "tools/calls")
+        return sum(map(mul, calls, failures)) / math.fsum(calls) if any(calls) else None
 
     def kl_to_base(self) -> float | None:
         """Mean of `policy/kl_ref`, nats per token. With `diagnostics.kl_ref_every`, over those steps alone: a KL term measures

@@ -38,9 +38,13 @@
       text.style.backgroundColor = shade(one, null);
       return text;
     }
+    let before = "";
     one.pieces.forEach((piece, number) => {
       const span = element("span", piece);
       const value = one.logprobs[number];
+      const who = !one.talk ? "" : value === null ? "tool: " : "model: ";
+      if (who !== before) text.append(element("b", before ? `\n${who}` : who));
+      before = who;
       span.style.backgroundColor = shade(one, value);
       span.title = value === null ? "no log-probability" : `log-probability ${value}, probability ${Math.exp(value).toPrecision(2)}`;
       text.append(span);

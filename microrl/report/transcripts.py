@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from microrl.data.gym import own_answer
+from microrl.environments.transcript import said
 from microrl.errors import UserError
 from microrl.evaluation.gain_parts import LENIENT_KINDS, GainParts, StoredAnswer
 from microrl.evaluation.gain_parts import gain_parts as parts_of
@@ -89,7 +90,8 @@ def pairs(base: Path, trained: Path, notes: list[str]) -> Iterator[Pair]:
     for line in read_lines(trained, notes, MAX_ANSWERS):
         if (other := answered.get(_key(line))) is None:
             continue
-        before, after = (str(side.get("completion") or "") for side in (other, line))
+        is_talk = any(isinstance(side.get("transcript"), str) for side in (other, line))
+        before, after = (said(side, is_talk=is_talk) for side in (other, line))
         shared = common(before, after)
         sample = line.get("sample")
         yield Pair(

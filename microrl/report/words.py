@@ -51,6 +51,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {_rate(history)}",
         **_sft(history),
         "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
+        **_tools(history),
         "steps": f"{ended.steps if ended is not None else len(history.rows):,}, {tokens:,.0f} completion tokens",
         "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
         "cost": f"${_number(cost, '.2f')} at ${price} an hour" if price is not None else "unknown: no price per hour was given",
@@ -60,6 +61,19 @@ def facts(history: History) -> list[tuple[str, str]]:
         "seed": setting("seed", UNKNOWN),
     }
     return [(name, shown_text(str(value))) for name, value in found.items()]
+
+
+def _tools(history: History) -> dict[str, str]:
+    """What was made of the tools; nothing without an environment."""
+    if (target := history.setting("env.target")) is None:
+        return {}
+    turns, calls = (history.series(name)[1] for name in ("turns/mean", "tools/calls"))
+    if not turns or not calls:
+        return {"tools": str(target)}
+    failed = history.failed_calls()
+    name = target if isinstance(target, str) else ", ".join(target)
+    said = f"{name}: {sum(turns) / len(turns):.1f} turns and {sum(calls) / len(calls):.1f} tool calls for each completion"
+    return {"tools": said + (f", of which {failed:.0%} failed" if failed is not None else "")}
 
 
 def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, str]]:

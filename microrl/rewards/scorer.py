@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -65,6 +65,11 @@ class RewardScorer:
         self._penalty = penalty
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="scorer")
 
+    def expect(self, paying: Collection[str]) -> None:
+        """Of the environments, only those of these names give a reward of their own."""
+        for name in self._parts_of.keys() - paying:
+            del self._weights[self._parts_of.pop(name)]
+
     def reset_allowance(self, steps: int = 1) -> None:
         """Allow as many hanging checks again as so many steps may have, and as many calls as one."""
         self.allowance = Allowance(steps)
@@ -121,7 +126,8 @@ class RewardScorer:
         own = values or [{}] * len(group.completions)
         if not self._parts_of or accuracy_only:
             return own
-        part = self._parts_of[self._env.name_for(group.prompt)]
+        if (part := self._parts_of.get(self._env.name_for(group.prompt))) is None:
+            return own
         rewards = [completion.episode.reward if completion.episode else None for completion in group.completions]
         return [{**given, part: reward} for given, reward in zip(own, rewards, strict=True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -67,7 +68,10 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
     or if the record of a run with results is missing.
     """
     found = of_questions(config.data, questions)
-    sft = fingerprint(config.sft.data or config.data.name, solutions) if solutions is not None else None
+    sft = None
+    if solutions is not None:
+        pairs = ((one.question, one.text or (json.dumps(one.messages) if one.messages else "")) for one in solutions)
+        sft = fingerprint(config.sft.data or config.data.name, pairs)
     record = recorded(folder)
     if record is None and not _has_results(folder):
         folder.write_json(RECORD, Record(data=found, sft=sft).model_dump())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from microrl import clock, files
+from microrl.environments.transcript import said
 from microrl.files import BadFile
 from microrl.run import locks, rollouts
 from microrl.run.folder import LOCK
@@ -112,7 +113,7 @@ def completion(folder: Path, step: int) -> str:
     """The text of a completion of this step; empty if it cannot be read."""
     with suppress(BadFile):
         for line in files.read_lines(folder / rollouts.FOLDER / rollouts.name(step)):
-            return str((files.json_object(line) or {}).get("completion", ""))
+            return said(files.json_object(line) or {})
     return ""
 
 

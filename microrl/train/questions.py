@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 from microrl.answers import as_integer
 from microrl.config import RunConfig
 from microrl.data.load import TOO_LONG, Question, Reading, load_questions, split
-from microrl.data.prompts import Tools, ToolsOf, none_fits, render_all
+from microrl.data.prompts import no_tools, none_fits, render_all
 from microrl.data.sft_examples import Solution, load_solutions, to_sft_examples
+from microrl.environments.demonstration import Demonstrations
+from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.rewards.judges.judge import refuse_unsound
 from microrl.rewards.scorer import RewardScorer
@@ -127,10 +129,16 @@ def check_golds(
 
 
 def render_prompts(
-    questions: Questions, tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole, tools: Tools | ToolsOf = ()
+    questions: Questions,
+    tokenizer: Any,
+    config: RunConfig,
+    folder: RunFolder,
+    console: RunConsole,
+    environment: Environment | None = None,
 ) -> Prompts:
-    """Render the questions with the chat template; held-out and validation questions up to their configured numbers. `tools`: of
-    the environment, which every prompt tells of."""
+    """Render the questions with the chat template; held-out and validation questions up to their configured numbers. Every prompt
+    tells of the tools of the environment, which speaks the model's words."""
+    tools = no_tools if environment is None else environment.tools
     progress = partial(console.progress, total=len(questions.training), label="rendering prompts")
     training = render_all(questions.training, tokenizer, config.data, progress, tools)
     if not training:
@@ -148,15 +156,25 @@ def render_prompts(
     report_left_out(questions.left_out, folder, console)
     return Prompts(
         *rendered,
-        [] if questions.solutions is None else _sft_examples(questions.solutions, tokenizer, config, folder, console),
+        []
+        if questions.solutions is None
+        else _sft_examples(questions.solutions, tokenizer, config, folder, console, environment),
     )
 
 
 def _sft_examples(
-    solutions: list[Solution], tokenizer: Any, config: RunConfig, folder: RunFolder, console: RunConsole
+    solutions: list[Solution],
+    tokenizer: Any,
+    config: RunConfig,
+    folder: RunFolder,
+    console: RunConsole,
+    environment: Environment | None,
 ) -> list[SftExample]:
     progress = partial(console.progress, total=len(solutions), label="rendering solutions")
-    examples, left_out = to_sft_examples(solutions, tokenizer, config, progress)
+    kind = None if environment is None else environment.kinds[str(config.env.target)]
+    tools = () if kind is None else kind.described.tools
+    converse = None if kind is None else Demonstrations(kind, tokenizer, config.data.thinking).example
+    examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, tools, converse)
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if left_out:
         folder.event("solutions left out", f"{why}; {len(examples)} solutions are used", reasons=left_out)

@@ -14,7 +14,7 @@ from microrl.config import RunConfig, known_models
 from microrl.config.engine_rules import Mode
 from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question
-from microrl.data.prompts import Tools, ToolsOf, to_prompt
+from microrl.data.prompts import to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
 from microrl.environments.talk import Environment
 from microrl.models import gpu
@@ -88,11 +88,11 @@ def build(
         scorer.checker.start()
         scorer.custom.start()
         environment = None if config.env.target is None else Environment(config.env)
-        tools: Tools | ToolsOf = ()
         if environment is not None:
             undo.callback(environment.close)
             console.status("starting the environment")
-            tools = environment.tools  # fails before a model is loaded
+            environment.start()  # fails before a model is loaded
+            scorer.expect(environment.paying)
         # Data first: a wrong path or column is reported before minutes are spent on loading weights.
         questions = read_questions(config, folder, console, scorer, state)
         try_rewards(config, questions.training, scorer, folder, console)
@@ -105,7 +105,7 @@ def build(
         targets(model, config.adapter)  # fails before the engine starts
         if environment is not None:
             environment.speak(tokenizer, config.data, stop_tokens(model, tokenizer))
-        prompts = render_prompts(questions, tokenizer, config, folder, console, tools)
+        prompts = render_prompts(questions, tokenizer, config, folder, console, environment)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)
         undo.callback(engine.close)

@@ -11,6 +11,7 @@ from microrl.algorithm.advantages import shuffled
 from microrl.algorithm.batch import Batch, assemble
 from microrl.config import RunConfig
 from microrl.config.part_weights import gdpo_weights
+from microrl.environments.transcript import as_text
 from microrl.errors import first_line
 from microrl.models import gpu
 from microrl.policy.optimizer import scheduled
@@ -156,7 +157,8 @@ def record(
             run.scorer.parts,
         )
         folder.append("metrics.jsonl", row)
-        said = sampled[0].completions[0].text
+        first = sampled[0].completions[0]
+        said = first.text if first.transcript is None else as_text(first.transcript)
         run.console.step(
             row,
             progress=budget.progress(step + 1),

@@ -272,10 +272,6 @@ def test_a_class_that_is_no_environment_is_refused_before_a_model_is_loaded(name
     [
         (("train", "quickstart", "--env", "no_such_module:Tools"), "there is no module `no_such_module`"),
         (("train", "quickstart", "--env", "nothing"), "group microrl.environments"),
-        (("train", "quickstart", "--env", "made_tools:Calculator", "--sft-minutes", 1, "--hours", 1), "SFT"),
-        (("train", "quickstart", "--env", "made_tools:Calculator", "--set", "data.screen_minutes=1", "--hours", 1), "first pass"),
-        (("plan", "quickstart", "--set", "env.target=made_tools:Calculator"), "plan does not support environments"),
-        (("audit", "quickstart", "--set", "env.target=made_tools:Calculator"), "audit does not support environments"),
     ],
 )
 def test_what_environments_do_not_work_with_is_refused(arguments, why):

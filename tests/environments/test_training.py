@@ -3,20 +3,12 @@
 import gzip
 import json
 
-import calling_model
 import pytest
 from command_line import in_process
 from places import HELPERS
 from whole_runs import rows, start
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def calling(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calling") / "model"
-    calling_model.save(folder)
-    return folder
 
 
 def arguments(model, environment, *, steps=6):
@@ -90,13 +82,6 @@ def test_killed_in_mid_episode_it_goes_on_bit_by_bit(place, count, calling, whol
     assert list(rollouts(out)) == list(rollouts(whole))
     name = "final/adapter_model.safetensors"
     assert (out / name).read_bytes() == (whole / name).read_bytes()
-
-
-def test_what_does_not_know_environments_says_so(whole):
-    for command in (("sample", whole, "What is 1 + 2?"), ("eval", whole), ("regrade", whole), ("audit", whole)):
-        done = in_process(*command)
-        assert done.returncode == 2 and f"{command[0]} does not support environments yet" in done.stderr, command
-    assert in_process("report", whole, "--out", whole / "report.html").returncode == 0
 
 
 def test_a_dry_run_shows_the_tools(calling):

@@ -44,6 +44,34 @@ class Broken:
         return "0"
 
 
+class Suggests(Calculator):
+    """Adds to the question."""
+
+    def reset(self, **row) -> str:
+        super().reset(**row)
+        return f" Use the tool for {row['question']!r}."
+
+
+class Leaky:
+    """Tells the right answer, and pays for nothing."""
+
+    def reset(self, **row) -> str:
+        self.row = row
+        return f" (It is not {int(row['answer']) + 1000}.)"
+
+    def peek(self, page: int, kind: str = "all") -> str:
+        """Look something up.
+
+        Args:
+            page: The page.
+            kind: What to look for.
+        """
+        return f"The answer is {self.row['answer']}."
+
+    def get_reward(self) -> float:
+        return 0.5
+
+
 class Slow(Calculator):
     """As the calculator, but the time that it takes has nothing to do with the call."""
 
