@@ -15,6 +15,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -43,21 +44,23 @@ FOLDER_BYTES, FOLDER_ENTRIES = 16 << 20, 1000
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def refuse_other(found: Any, unusable: type[Exception]) -> None:
-    """Raise `unusable` for what is no environment class; no instance is needed for that."""
+def refuse_other(found: Any, unusable: Callable[..., Exception]) -> None:
+    """Raise `unusable` for what is no environment class, with the line to write; no instance is needed for that."""
     if not inspect.isclass(found):
-        raise unusable(f"it is no class, but of type {type(found).__name__}")
+        raise unusable(f"it is no class, but of type {type(found).__name__}", hint="name a class: --env MODULE:CLASS")
     if not inspect.isfunction(getattr(found, "reset", None)):
-        raise unusable("it has no method `reset`: def reset(self, **row) -> str | None")
+        raise unusable("it has no method `reset`", hint="write: def reset(self, **row) -> str | None")
     names = tool_names(found)
     if not names:
-        raise unusable("it has no tool: every public method but reset and get_reward is one")
+        raise unusable(
+            "it has no tool", hint="every public method but reset and get_reward is one; write: def add(self, a: int) -> int"
+        )
     for name in names:
-        why = _lacks(getattr(found, name))
-        if why:
-            raise unusable(f"its tool `{name}` has no {why}, and the model is told of it by these")
+        lacking = _lacks(getattr(found, name))
+        if lacking is not None:
+            raise unusable(f"its tool `{name}` has no {lacking[0]}, and the model is told of it by these", hint=lacking[1])
     if twice := _defined_twice(found):
-        raise unusable(f"it defines `{twice}` twice: the second definition shadows the first")
+        raise unusable(f"it defines `{twice}` twice: the second definition shadows the first", hint="rename one of them")
 
 
 def tool_names(environment: type) -> list[str]:
@@ -66,11 +69,17 @@ def tool_names(environment: type) -> list[str]:
     return [name for name, _ in methods if not name.startswith("_") and name not in NO_TOOLS]
 
 
-def _lacks(tool: Callable[..., Any]) -> str:
-    if not inspect.getdoc(tool):
-        return "docstring"
-    untyped = [one.name for one in list(inspect.signature(tool).parameters.values())[1:] if one.annotation is one.empty]
-    return f"type hint for `{untyped[0]}`" if untyped else ""
+def _lacks(tool: Callable[..., Any]) -> tuple[str, str] | None:
+    """What a tool's schema cannot be made without, and the line to write."""
+    name, text = tool.__name__, inspect.getdoc(tool)
+    if not text:
+        return "docstring", f"below `def {name}`, write what it does, then `Args:` and a line for each argument"
+    for one in list(inspect.signature(tool).parameters.values())[1:]:
+        if one.annotation is one.empty:
+            return f"type hint for `{one.name}`", f"write its type: def {name}(..., {one.name}: int)"
+        if not re.search(rf"^\s*{one.name}\s*(\(.*\))?:", text, re.MULTILINE):
+            return f"description of `{one.name}` in its docstring", f"below `Args:`, write: {one.name}: What it is."
+    return None
 
 
 def _defined_twice(environment: type) -> str | None:

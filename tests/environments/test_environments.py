@@ -240,11 +240,11 @@ def test_a_process_that_is_killed_is_started_again():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("NoReset", "no method `reset`"),
-        ("NoTool", "no tool"),
-        ("NoHints", "`add` has no type hint for `a`"),
-        ("NoDocstring", "`add` has no docstring"),
-        ("NoArgument", "docstring"),
+        ("NoReset", "hint: write: def reset(self, **row) -> str | None"),
+        ("NoTool", "cannot be used: it has no tool"),
+        ("NoHints", "hint: write its type: def add(..., a: int)"),
+        ("NoDocstring", "hint: below `def add`, write what it does"),
+        ("NoArgument", "hint: below `Args:`, write: a: What it is."),
         ("Shadows", "defines `add` twice"),
         ("SEEN", "no class"),
         ("Nowhere", "has no class `Nowhere`"),

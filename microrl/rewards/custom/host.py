@@ -31,11 +31,12 @@ _SHOWN = 300
 
 
 class Unusable(Exception):
-    """What is wrong with a function or its result, and for names that do not exist the names that do."""
+    """What is wrong with a function or its result; for names that do not exist the names that do, and for a class that lacks
+    something what to write."""
 
-    def __init__(self, message: str, known: list[str] | None = None) -> None:
+    def __init__(self, message: str, known: list[str] | None = None, hint: str | None = None) -> None:
         super().__init__(message)
-        self.known = known
+        self.known, self.hint = known, hint
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
         else:
             serve.refuse_other(found, Unusable)
     except Unusable as error:
-        _write(replies, {"error": str(error), "known": error.known})
+        _write(replies, {"error": str(error), "known": error.known, "hint": error.hint})
         return
     except BaseException as error:  # a module may raise anything, SystemExit too
         _write(replies, {"error": described(error)})

@@ -61,6 +61,8 @@ class CustomProcess(Worker):
             raise UserError(f"the {self.what} `{target}` cannot be imported: {why}", self._import_hint()) from None
         if "error" in reply:
             self.kill()
+            if reply.get("hint"):
+                raise UserError(f"the {self.what} `{target}` cannot be used: {reply['error']}", reply["hint"])
             known = reply.get("known")
             hint = did_you_mean(target.rpartition(":")[2], known) if known else self._import_hint()
             raise UserError(f"the {self.what} `{target}` cannot be imported: {reply['error']}", hint)
