@@ -128,7 +128,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn. `min_tokens` forbids the end of sequence before it: for benchmarks of fixed length."""
+    """How completions are drawn. `min_tokens` forbids the end of a turn before it: for benchmarks of fixed length."""
 
     group_size: int
     max_tokens: int

@@ -26,6 +26,8 @@ EXAMPLES = """
 
   microrl bench rollout --sync swap --pairs 5      [dim]needs vLLM[/]
 
+  microrl bench rollout --turns 3 --tokens 96 --tool-seconds 0.2
+
   microrl bench sync --adapters lora,dora          [dim]needs vLLM[/]
 """
 
@@ -189,11 +191,23 @@ def rollout(
     tokens: Tokens = 64,
     cycles: Annotated[int, typer.Option(min=1, help="Rollouts, each with a new adapter and its sync.")] = 3,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of rollouts, one of microrl and one of vLLM alone.")] = 3,
+    turns: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Without vLLM, compare episodes of so many turns, with a tool, with single turns of as many sampled tokens.",
+            show_default="vLLM is measured",
+        ),
+    ] = None,
+    tool_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="With --turns: also time the episodes with an environment whose tool takes so long."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time weight syncs and sleep, and compare sampling with vLLM's own `generate`.
+    """Time weight syncs and sleep, and compare sampling with vLLM's own `generate`; or time episodes with a tool.
 
-    Needs vLLM. The comparison uses the same engine, requests and settings, and a model with random weights.
+    Needs vLLM, except with --turns. The comparison uses the same engine, requests and settings, and a model with random weights.
     """
     from microrl.cli.sweep_values import values
     from microrl.commands.bench.synthetic import ARCHITECTURES, check_name
@@ -202,6 +216,13 @@ def rollout(
     names = values("--arch", arch)
     for name in names:
         check_name("architecture", name, ARCHITECTURES)
+    if turns is not None:
+        if tokens < 2 * turns:
+            raise UserError(f"--tokens {tokens} are too few for {turns} turns", f"--tokens {2 * turns}")
+        work = {"shape": shape, "prompts": prompts, "group": group, "tokens": tokens, "pairs": pairs}
+        return _compare_turns(names, {**work, "turns": turns, "tool_seconds": tool_seconds}, as_json=as_json)
+    if tool_seconds is not None:
+        raise UserError("--tool-seconds belongs to --turns", "add --turns 2")
     require_vllm("bench rollout")
     from microrl.run import apart
 
@@ -222,6 +243,21 @@ def rollout(
         apart.call(_measure_rollout, {**given, "architecture": name}, on_report=on_report, runs="vLLM")
     if as_json:
         emit({"rollouts": results})
+
+
+def _compare_turns(names: list[str], given: dict[str, Any], *, as_json: bool) -> None:
+    from microrl.commands.bench.turns import episodes
+
+    results = [episodes(**given, architecture=name, say=say) for name in names]
+    if as_json:
+        emit({"rollouts": results})
+        return
+    for one in results:
+        low, high = one["ratio_range"]
+        print(f"{one['arch']}: {one['turns']} turns take {one['ratio']:.2f} ({low:.2f}..{high:.2f}) times as long as one")
+        if "added_s" in one:
+            low, high = one["added_s_range"]
+            print(f"{one['arch']}: a tool of {one['tool_seconds']:g} s adds {one['added_s']:.2f} s ({low:.2f}..{high:.2f})")
 
 
 def _measure_rollout(options: dict[str, Any], report: Callable[[Any], None]) -> None:

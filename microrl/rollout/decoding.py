@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from microrl.models.forward import Bend, cache_argument, kv_bytes_per_token, project
-from microrl.rollout.kv_cache import InPlaceCache
+from microrl.rollout.kv_cache import InPlaceCache, KeptRow
 from microrl.rollout.plain_step import PlainStep
 from microrl.types import Sampling
 
@@ -50,14 +51,29 @@ class DecodingBatch:
         """Whether no further token fits. `gather` then makes room, as long as no row is `capacity` tokens long."""
         return self._width == self._capacity
 
-    def gather(self, rows: torch.Tensor, prompts: Sequence[tuple[int, ...]] = (), counts: Sequence[int] = ()) -> None:
-        """Go on with these rows only, followed by as many rows of each of these prompts as `counts` says."""
+    def keep(self, row: int, length: int) -> KeptRow | None:
+        """A copy of the cache of a row's first tokens; None where it could not be continued."""
+        return self._cache.row(row, self._width - int(self._lengths_R[row]), length)
+
+    def gather(
+        self,
+        rows: torch.Tensor,
+        prompts: Sequence[tuple[int, ...]] = (),
+        counts: Sequence[int] = (),
+        kept: Sequence[KeptRow] = (),
+    ) -> None:
+        """Go on with these rows only, followed by as many rows of each of these prompts as `counts` says.
+
+        `kept`: the cache of the beginning of each of the first prompts; these tokens are not read again.
+        """
         lengths_R, parts, logits, counted = self._lengths_R[rows], [], [], iter(counts)
         if len(rows):
             # What all rows are padded with is dropped.
             parts.append((self._cache, rows, self._width - int(lengths_R.max())))
-        for piece in pieces(prompts):
-            cache, lengths_P, logits_PV = self._prefill(piece)
+        unread, fresh = [len(ids) - row.length for ids, row in zip(prompts, kept)], prompts[len(kept) :]
+        begun = ((prompts[place], kept[place]) for place in pieces(unread))
+        for piece, begins in chain(begun, ((fresh[place], ()) for place in pieces(map(len, fresh)))):
+            cache, lengths_P, logits_PV = self._prefill(piece, begins)
             counts_P = torch.tensor([next(counted) for _ in piece], device=lengths_P.device)
             repeated = torch.arange(len(piece), device=lengths_P.device).repeat_interleave(counts_P)
             parts.append((cache, repeated, 0))
@@ -83,15 +99,24 @@ class DecodingBatch:
             self.logits_RV = self._forward(tokens_R[:, None], self._lengths_R[:, None], mask_RL, self._cache)
         self._lengths_R = self._lengths_R + 1
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[InPlaceCache, torch.Tensor, torch.Tensor]:
-        """The prompts' cache, their lengths [P], and the logits of their next tokens [P, V]."""
+    def _prefill(
+        self, prompts: Sequence[tuple[int, ...]], kept: Sequence[KeptRow]
+    ) -> tuple[InPlaceCache, torch.Tensor, torch.Tensor]:
+        """The prompts' cache, their lengths [P], and the logits of their next tokens [P, V].
+
+        Of each prompt as many tokens are read as of the one of which fewest are kept, so that nothing lies between what is kept
+        and what is read.
+        """
         device = self._model.device
-        lengths_P = torch.tensor([len(ids) for ids in prompts], device=device)
-        width = int(lengths_P.max())
-        ids_PL = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids in prompts], device=device)
+        lengths = [len(ids) for ids in prompts]
+        lengths_P, width = torch.tensor(lengths, device=device), max(lengths)
+        read = max(len(ids) - row.length for ids, row in zip(prompts, kept)) if kept else width
+        ids_PL = torch.tensor([[0] * (read - len(ids)) + list(ids[-read:]) for ids in prompts], device=device)
         mask_PL = _mask(lengths_P, width)
-        positions_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)
+        positions_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)[:, -read:]
         cache = InPlaceCache(self._model.config.num_hidden_layers, width)
+        if read < width:
+            cache.begin(kept, [max(length - read, 0) for length in lengths], width - read)
         return cache, lengths_P, self._forward(ids_PL, positions_PL, None if bool(mask_PL.all()) else mask_PL, cache)
 
     def _forward(
@@ -113,16 +138,16 @@ def _mask(lengths_R: torch.Tensor, width: int, capacity: int | None = None) -> t
     return torch.arange(capacity or width, device=lengths_R.device) >= width - lengths_R[:, None]
 
 
-def pieces(prompts: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
-    """The prompts in order, in pieces of at most PREFILL_TOKENS tokens with their padding (or of one prompt)."""
-    start = width = 0
-    for end, ids in enumerate(prompts):
-        if end > start and max(width, len(ids)) * (end + 1 - start) > PREFILL_TOKENS:
-            yield prompts[start:end]
+def pieces(lengths: Iterable[int]) -> Iterator[slice]:
+    """Where prompts of these lengths are divided: into at most PREFILL_TOKENS tokens with their padding, or one prompt."""
+    start = width = end = 0
+    for end, length in enumerate(lengths):
+        if end > start and max(width, length) * (end + 1 - start) > PREFILL_TOKENS:
+            yield slice(start, end)
             start, width = end, 0
-        width = max(width, len(ids))
-    if prompts:
-        yield prompts[start:]
+        width = max(width, length)
+    if width:
+        yield slice(start, end + 1)
 
 
 def sample_tokens(

@@ -43,7 +43,7 @@ class Sampler(ABC):
     ...             queue.start(ready)
     ...             for request in ready:
     ...                 echo = Completion(request.token_ids, (0.0,) * len(request.token_ids), "stop", 0, "hello")
-    ...                 yield request, (echo,) * request.count
+    ...                 yield from ((request, number, echo) for number in range(request.count))
     >>> prompt = Prompt("Say hello.", "hello", "Say hello.", (7, 8))
     >>> [(position, group)] = Parrot().groups([prompt], Sampling(group_size=2, max_tokens=2), stream=(0,))
     >>> position, [completion.text for completion in group.completions]
@@ -54,9 +54,9 @@ class Sampler(ABC):
     """Decode steps so far: forward passes that give each row in flight one more token."""
 
     @abstractmethod
-    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, Sequence[Completion]]]:
-        """Each request's completions, as soon as the last of them is finished, until nothing is left that may start and
-        `queue.hurry()` is False.
+    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, int, Completion]]:
+        """Each completion of each request with its number (from 0), as soon as it is finished, until nothing is left that may
+        start and `queue.hurry()` is False.
 
         Requests start in their order, as soon as there is room for them. Tokens depend on the weights, the request and
         `sampling` alone: not on what else is decoded. A completion and what is `written` of it have `sampling.max_tokens` in all.
@@ -83,10 +83,13 @@ class Sampler(ABC):
             return
         requests = (Request((*stream, position), prompt.token_ids, sampling.group_size) for position, prompt in asked.items())
         queue = Queue(requests, stream=stream, pace=pace)
-        for request, completions in self.complete(queue, sampling):
-            queue.finished()
+        finished: dict[int, dict[int, Completion]] = {position: {} for position in asked}
+        for request, number, completion in self.complete(queue, sampling):
             position = request.key[-1]
-            yield position, Group(asked[position], tuple(completions))
+            finished[position][number] = completion
+            if len(finished[position]) == request.count:
+                queue.finished()
+                yield position, Group(asked[position], tuple(one for _, one in sorted(finished.pop(position).items())))
 
 
 class Engine(Protocol):

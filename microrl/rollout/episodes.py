@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +15,7 @@ from microrl.types import Completion, Episode, Group, Prompt, Sampling
 
 THREADS = 128
 """Environments that work at once. Their threads only wait for other processes."""
-Complete = Callable[[Queue, Sampling], Iterator[tuple[Request, Sequence[Completion]]]]
+Complete = Callable[[Queue, Sampling], Iterator[tuple[Request, int, Completion]]]
 
 
 class Talk(Protocol):
@@ -136,19 +137,28 @@ def episodes(
         requests = (Request((*stream, position), prompt.token_ids, size) for position, prompt in prompts.items())
         queue = Queue(requests, stream=stream, pace=pace)
 
+        answered: deque[int] = deque()
+        """The positions of turns that have been answered, of which the group may be finished."""
+
         def over() -> Iterator[tuple[int, Group]]:
-            for position, group in [*talking.items()]:
-                completions = tuple(one.completion for one in group if one.completion is not None)
+            while answered:
+                position = answered.popleft()
+                completions = tuple(one.completion for one in talking.get(position, ()) if one.completion is not None)
                 if len(completions) == size:
                     del talking[position]
                     queue.finished()
                     yield position, Group(prompts[position], completions)
 
-        for request, turns in complete(queue, sampling):
-            position, number = request.key[depth], request.key[depth + 1] if request.written else 0
-            for at, turn in enumerate(turns, number):
-                one, key = talking[position][at], (*stream, position, at)
-                queue.expect(pool.submit(one.go_on, turn, key, sampling.max_tokens))
+        def go_on(turn: Completion, episode: tuple[int, ...]) -> Request | None:
+            position, number = episode[depth:]
+            try:
+                return talking[position][number].go_on(turn, episode, sampling.max_tokens)
+            finally:
+                answered.append(position)
+
+        for request, number, turn in complete(queue, sampling):
+            episode = request.episode(number)
+            queue.expect(episode, pool.submit(go_on, turn, episode))
             yield from over()
         yield from over()
     finally:

@@ -6,9 +6,17 @@ transformers' own grows by concatenation and so copies all of it at every token;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
+
+
+class KeptRow(NamedTuple):
+    """A copy of a row's keys and values, [heads, length, head size] of each layer; None where a layer reads another one's."""
+
+    length: int
+    layers: list[tuple[torch.Tensor, torch.Tensor] | None]
 
 
 class _InPlaceLayer(DynamicLayer):
@@ -61,6 +69,26 @@ class _InPlaceLayer(DynamicLayer):
             self.lazy_initialization(*gathered)
         self._set((gathered[0], gathered[1]), length)
 
+    def row(self, row: int, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A copy of a part of a row."""
+        if not self.is_initialized:
+            return None
+        keys, values = (buffer[row, :, start : start + length].clone() for buffer in self._buffers)
+        return keys, values
+
+    def begin(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]], lengths: Sequence[int], width: int) -> None:
+        """Hold the first `lengths` tokens of each of these rows, all of which end at `width`."""
+        buffers = []
+        for number in (0, 1):
+            heads, _, size = rows[0][number].shape
+            new = rows[0][number].new_empty(len(rows), heads, self._capacity, size)
+            for row, (states, length) in enumerate(zip(rows, lengths, strict=True)):
+                new[row, :, : width - length] = 0
+                new[row, :, width - length : width] = states[number][:, :length]
+            buffers.append(new)
+        self.lazy_initialization(*buffers)
+        self._set((buffers[0], buffers[1]), width)
+
 
 class InPlaceCache(Cache):
     """A cache for `layers` layers that holds up to `capacity` tokens a row."""
@@ -77,3 +105,13 @@ class InPlaceCache(Cache):
             if not parts[0][0].layers[number].is_initialized:  # of a layer that reads another one's keys and values
                 continue
             layer.gather([(cache.layers[number], rows, start) for cache, rows, start in parts])
+
+    def row(self, row: int, start: int, length: int) -> KeptRow:
+        """A copy of `length` tokens of a row, from a position on."""
+        return KeptRow(length, [layer.row(row, start, length) for layer in self.layers])
+
+    def begin(self, rows: Sequence[KeptRow], lengths: Sequence[int], width: int) -> None:
+        """Hold the first `lengths` tokens of each of these rows, all of which end at `width`."""
+        for number, layer in enumerate(self.layers):
+            if rows[0].layers[number] is not None:
+                layer.begin([row.layers[number] for row in rows], lengths, width)

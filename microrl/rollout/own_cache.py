@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from microrl.models.forward import cache_argument
 from microrl.rollout.decoding import DecodingBatch, pieces
+from microrl.rollout.kv_cache import KeptRow
 
 MEASURED = (8, 16)
 """Lengths in tokens, of which a cache's bytes give those of a row and those of a token."""
@@ -41,8 +42,17 @@ class OwnCacheBatch(DecodingBatch):
         token = (long - short) // (MEASURED[1] - MEASURED[0])
         return short - token * MEASURED[0], token
 
-    def gather(self, rows: torch.Tensor, prompts: Sequence[tuple[int, ...]] = (), counts: Sequence[int] = ()) -> None:
-        """See `DecodingBatch.gather`."""
+    def keep(self, row: int, length: int) -> None:
+        """See `DecodingBatch.keep`: the state behind a token that is not the last one is gone."""
+
+    def gather(
+        self,
+        rows: torch.Tensor,
+        prompts: Sequence[tuple[int, ...]] = (),
+        counts: Sequence[int] = (),
+        kept: Sequence[KeptRow] = (),
+    ) -> None:
+        """See `DecodingBatch.gather`; nothing is kept."""
         self._keep(rows)
         of_length: dict[int, list[int]] = {}
         for number, ids in enumerate(prompts):
@@ -50,12 +60,11 @@ class OwnCacheBatch(DecodingBatch):
         places = torch.arange(sum(counts), device=rows.device).split(list(counts))
         computed = []
         for numbers in of_length.values():
-            remaining = iter(numbers)
-            for piece in pieces([prompts[number] for number in numbers]):
-                joining = [next(remaining) for _ in piece]
-                states_PD, cache = _forward(self._model, torch.tensor(piece))
+            for place in pieces(len(prompts[number]) for number in numbers):
+                joining = numbers[place]
+                states_PD, cache = _forward(self._model, torch.tensor([prompts[number] for number in joining]))
                 counts_P = torch.tensor([counts[number] for number in joining], device=rows.device)
-                repeated_R = torch.arange(len(piece), device=rows.device).repeat_interleave(counts_P)
+                repeated_R = torch.arange(len(joining), device=rows.device).repeat_interleave(counts_P)
                 cache.reorder_cache(repeated_R)
                 places_R = torch.cat([places[number] for number in joining])
                 self._parts.append(_Part(cache, len(rows) + places_R))

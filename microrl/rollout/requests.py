@@ -31,13 +31,17 @@ class Request:
     """`count` completions of one token sequence. They start together, so that its prefill is shared.
 
     The randomness of completion n (from 0) follows from (*key, n) alone. `written`: how many of the tokens, the last ones, are
-    part of the completion already, and so of its limit: an episode goes on.
+    part of the completion already, and so of its limit: an episode goes on. The last part of its key is then the turn's number.
     """
 
     key: tuple[int, ...]
     token_ids: tuple[int, ...]
     count: int
     written: int = 0
+
+    def episode(self, number: int) -> tuple[int, ...]:
+        """What names the episode of completion `number` in all its turns."""
+        return self.key[:-1] if self.written else (*self.key, number)
 
 
 class Queue:
@@ -53,8 +57,10 @@ class Queue:
         self.in_flight = 0
         """Requests that have started and are not finished, those of one episode counted once."""
         self._waiting, self._pace = deque(requests), pace
-        self._going_on: deque[Request] = deque()
-        self._expected: deque[tuple[int, Future[Request | None]]] = deque()
+        self._later_turns: deque[Request] = deque()
+        self._expected: deque[tuple[int, tuple[int, ...], Future[Request | None]]] = deque()
+        self.going_on: set[tuple[int, ...]] = set()
+        """Episodes that have had a turn and that are not known to be over. Like what starts when, it depends on no clock."""
         self._round = 0
 
     def __len__(self) -> int:
@@ -69,25 +75,28 @@ class Queue:
         """Whether the pace wants sampling to stop here, between two tokens."""
         return self._pace is not None and self._pace.is_over()
 
-    def expect(self, reply: Future[Request | None]) -> None:
-        """A request that is being made; None will be the end of an episode."""
-        self._expected.append((self._round + REPLY_ROUNDS, reply))
+    def expect(self, episode: tuple[int, ...], reply: Future[Request | None]) -> None:
+        """A request for an episode's next turn that is being made; None will be the episode's end."""
+        self.going_on.add(episode)
+        self._expected.append((self._round + REPLY_ROUNDS, episode, reply))
 
     def hurry(self) -> bool:
         """Nothing is decoded: whether there will be more to do nevertheless, for which `ready` now waits."""
-        self._expected = deque((self._round, reply) for _, reply in self._expected)
-        return bool(self._expected or self._going_on)
+        self._expected = deque((self._round, episode, reply) for _, episode, reply in self._expected)
+        return bool(self._expected or self._later_turns)
 
     def _take_replies(self, look: Callable[[], None]) -> None:
         self._round += 1
         while self._expected and self._expected[0][0] <= self._round and not self.is_over():
-            reply = self._expected[0][1]
+            _, episode, reply = self._expected[0]
             if not wait([reply], LOOK_S).done:
                 look()
                 continue
             self._expected.popleft()
             if (request := reply.result()) is not None:
-                self._going_on.append(request)
+                self._later_turns.append(request)
+            else:
+                self.going_on.discard(episode)
 
     def ready(self, room: int | None = None, look: Callable[[], None] = lambda: None) -> list[Request]:
         """The requests that may start now, in their order. Their completions fill at most `room` rows; None: any number.
@@ -98,7 +107,7 @@ class Queue:
         self._take_replies(look)
         found: list[Request] = []
         rows = 0
-        for request in self._going_on:
+        for request in self._later_turns:
             rows += request.count
             if room is not None and rows > room:
                 return found
@@ -116,8 +125,8 @@ class Queue:
     def start(self, ready: Sequence[Request]) -> None:
         """Take out what `ready` has returned."""
         for _ in ready:
-            if self._going_on:
-                self._going_on.popleft()
+            if self._later_turns:
+                self._later_turns.popleft()
             else:
                 self._waiting.popleft()
                 self.in_flight += 1

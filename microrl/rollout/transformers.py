@@ -1,8 +1,9 @@
 """The `transformers` engine: batched decoding of groups in this process, made for CPUs and small models.
 
 Prompts are prefilled once and their cache repeated for the group. Rows that are finished leave the batch, and the next prompts
-take their place. In fp32 the adapter is folded into a copy of the targeted weights: decoding runs the base's own operations and
-pays nothing for it. A model whose state is more than keys and values keeps its own cache (`own_cache.py`).
+take their place. An episode whose turn has ended leaves its cache behind, so that the next turn reads only what is new. In fp32
+the adapter is folded into a copy of the targeted weights: decoding runs the base's own operations and pays nothing for it. A
+model whose state is more than keys and values keeps its own cache (`own_cache.py`), and reads an episode again at each turn.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class _Sampler(Sampler):
         self._engine, self._version = engine, version
 
     @torch.inference_mode()
-    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, Sequence[Completion]]]:
+    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, int, Completion]]:
         """See `Sampler.complete`. As many requests decode together as the cache's memory allows."""
         engine = self._engine
         groups, capacity = engine.room(queue, sampling)
@@ -183,7 +184,7 @@ class _Sampler(Sampler):
             ready = queue.ready(rows.room, engine.check_deadline)
             if rows.is_change_due(sum(request.count for request in ready)):
                 queue.start(ready)
-                yield from rows.change(ready)
+                yield from rows.change(ready, queue.going_on)
             elif not rows.is_empty:
                 yield from rows.step()
                 self.decode_steps += 1

@@ -11,7 +11,7 @@ from command_line import without_heavy_libraries
 
 from microrl import clock
 from microrl.cli import bench
-from microrl.commands.bench import engine, synthetic, to_accuracy, trl_step
+from microrl.commands.bench import engine, synthetic, to_accuracy, trl_step, turns
 from microrl.commands.bench import peer as peers
 from microrl.commands.bench.step import bench_prompts
 from microrl.errors import UserError
@@ -233,6 +233,28 @@ def test_without_vllm_there_is_a_hint(inside, monkeypatch, command):
     assert "hint: in your clone of microrl: pip install -e '.[gpu]'" in done.stderr and not done.stdout
 
 
+def test_turns_are_measured_without_vllm(inside, monkeypatch):
+    """Two turns of eight tokens, the last one cut at the limit; a real tool that takes half a second adds at least that."""
+    monkeypatch.setattr(preflight, "installed", lambda: None)
+    words = ["--turns", 2, "--tokens", 16, "--prompts", 2, "--group", 2, "--pairs", 2, "--tool-seconds", 0.5]
+    done = inside("bench", "rollout", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["rollouts"]
+    assert (found["turns"], found["sampled_tokens"], found["arch"]) == (2, 15, "qwen2") and found["answer_tokens"] > 4
+    ratios = [pair["episodes_s"] / pair["single_s"] for pair in found["pairs"]]
+    assert len(ratios) == 2 and found["ratio_range"] == [min(ratios), max(ratios)] and found["ratio"] == sum(ratios) / 2
+    assert all(pair["added_s"] == pair["tool_s"] - pair["episodes_s"] for pair in found["pairs"])
+    assert found["added_s"] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(("--turns", 3, "--tokens", 5), "too few for 3 turns"), (("--tool-seconds", 1), "belongs to --turns")]
+)
+def test_turns_that_cannot_be_measured_are_refused(inside, words, says):
+    done = inside("bench", "rollout", *words)
+    assert done.returncode == 2 and says in done.stderr and "hint:" in done.stderr
+
+
 def test_names_that_do_not_exist(inside):
     for words, hint in (
         (("rollout", "--arch", "qwen2,lama"), "did you mean `llama`"),
@@ -256,6 +278,7 @@ def test_help_loads_nothing_heavy(command):
         (bench.rollout, engine.rollout, {"arch": "architecture"}),
         (bench.sync, engine.sync, {}),
         (bench.peer, peers.compare, {}),
+        (bench.rollout, turns.episodes, {"arch": "architecture"}),
     ],
 )
 def test_the_commands_defaults_are_the_functions(command, function, renamed):
@@ -263,7 +286,7 @@ def test_the_commands_defaults_are_the_functions(command, function, renamed):
         return {name: found.default for name, found in inspect.signature(one).parameters.items()}
 
     ours, theirs = defaults(command), defaults(function)
-    shared = {name for name in ours if renamed.get(name, name) in theirs} - {"peer"}
+    shared = {name for name in ours if renamed.get(name, name) in theirs} - {"peer", "turns"}
     assert shared
     for name in shared:
         assert (ours[name] or None) == (theirs[renamed.get(name, name)] or None), name

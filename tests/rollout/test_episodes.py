@@ -11,6 +11,8 @@ from samples import PROMPTS, rows_of
 
 from microrl.errors import UserError
 from microrl.rollout import requests
+from microrl.rollout.continuous import InFlight
+from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Sampler
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import BASE, Completion, Episode, Sampling
@@ -125,7 +127,8 @@ def test_every_turn_has_random_numbers_of_its_own(tokenizer):
                 queue.start(ready)
                 for request in ready:
                     asked.append(request)
-                    yield request, (Completion((9, 2), (0.0, 0.0), "stop", 0, "hello"),) * request.count
+                    for number in range(request.count):
+                        yield request, number, Completion((9, 2), (0.0, 0.0), "stop", 0, "hello")
 
     groups = dict(Parrot().groups(PROMPTS[:2], Sampling(2, 40), stream=(7,), positions=[3, 5], talks=Echoes()))
     assert [request.key for request in asked[:2]] == [(7, 3), (7, 5)]
@@ -160,6 +163,93 @@ def test_the_order_in_which_tools_finish_changes_no_bit(max_kv_gb, tokenizer):
     at_once = sample(engine, BASE, Sampling(6, 60), Echoes())
     slowly = sample(engine, BASE, Sampling(6, 60), Echoes(wait=lambda: time.sleep(generator.random() / 30)))
     assert at_once == slowly and with_turns(at_once)
+
+
+@pytest.fixture
+def tokens_read(monkeypatch):
+    """The tokens of each forward pass that reads several of a row, with their padding."""
+    read, plain = [], DecodingBatch._forward
+
+    def forward(self, ids_RL, *arguments):
+        if ids_RL.shape[1] > 1:
+            read.append(ids_RL.numel())
+        return plain(self, ids_RL, *arguments)
+
+    monkeypatch.setattr(DecodingBatch, "_forward", forward)
+    return read
+
+
+def read_again(monkeypatch, *arguments):
+    """What is sampled where every turn reads its whole conversation."""
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodingBatch, "keep", lambda self, row, length: None)
+        return sample(*arguments)
+
+
+@pytest.mark.cases(fast=2)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_turn_reads_only_what_is_new(architecture, tokenizer, monkeypatch, tokens_read):
+    """What is drawn is as likely as if each turn read the whole conversation."""
+    engine = engine_on(random_model(architecture), tokenizer)
+    kept = sample(engine, BASE, Sampling(6, 90), Echoes(turns=6))
+    few = sum(tokens_read)
+    tokens_read.clear()
+    whole = read_again(monkeypatch, engine, BASE, Sampling(6, 90), Echoes(turns=6))
+    assert few < sum(tokens_read) / 2
+    pairs = [(a, b) for g, h in zip(kept, whole, strict=True) for a, b in zip(g.completions, h.completions, strict=True)]
+    assert sum(a.episode.turns for a, _ in pairs) > 40
+    # A float's last bit may turn a draw that lies on the boundary of two tokens.
+    same = [(a, b) for a, b in pairs if a.token_ids == b.token_ids]
+    assert len(same) >= len(pairs) - 1
+    assert all(a.logprobs == pytest.approx(b.logprobs, abs=1e-5) for a, b in same)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_finds_no_room_is_read_again(groups, tokenizer, monkeypatch):
+    """Room for one or two of three groups: their rows and those that are kept take no more, and the tokens are the same."""
+    bytes_a_token = 2 * 3 * 2 * 16 * 4
+    engine = engine_on(random_model("qwen2"), tokenizer, 6 * (groups + 0.1) * 1.25 * (11 + 60) * bytes_a_token / 1e9)
+    held, lost = [], []
+    change, begun = InFlight.change, InFlight._begun
+
+    def changed(self, *arguments):
+        assert self._rows == 6 * groups
+        yield from change(self, *arguments)
+        held.append((len(self._kept), len(self._slots_R)))
+
+    def looked(self, joining):
+        rows, requests = begun(self, joining)
+        lost.append(sum(request.written > 0 for request in requests) - len(rows))
+        return rows, requests
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InFlight, "change", changed)
+        patch.setattr(InFlight, "_begun", looked)
+        narrow = sample(engine, BASE, Sampling(6, 60), Echoes())
+    assert max(kept for kept, _ in held) > 1 and max(kept + rows for kept, rows in held) == 6 * groups and sum(lost) > 1
+    assert sample(engine, BASE, Sampling(6, 60), Echoes()) == narrow
+    wide = sample(engine_on(random_model("qwen2"), tokenizer), BASE, Sampling(6, 60), Echoes())
+    pairs = [(a, b) for g, h in zip(narrow, wide, strict=True) for a, b in zip(g.completions, h.completions, strict=True)]
+    assert sum(a.token_ids != b.token_ids for a, b in pairs) <= 1
+
+
+def test_an_episode_does_not_wait_for_others_of_its_group(tokenizer):
+    """A second turn ends before the last of the first ones does."""
+    turns = []
+
+    class Noted(Echo):
+        def reply(self, turn, room):
+            turns.append(self.turns + 1)
+            return super().reply(turn, room)
+
+    class All(Echoes):
+        def begin(self, prompt):
+            return Noted(prompt)
+
+    engine = engine_on(random_model("qwen2"), tokenizer)
+    with engine.awake(BASE) as sampler:
+        list(sampler.groups(PROMPTS[:1], Sampling(24, 200), stream=(0, 0), talks=All()))
+    assert turns.index(2) < len(turns) - 1 - turns[::-1].index(1)
 
 
 def test_tools_work_while_others_decode(tokenizer, monkeypatch):

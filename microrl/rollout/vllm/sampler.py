@@ -26,8 +26,9 @@ class VllmSampler(Sampler):
         self._version = version
         self.tokens, self.decode_s = 0, 0.0
 
-    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, Sequence[Completion]]]:
-        """See `Sampler.complete`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
+    def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, int, Completion]]:
+        """See `Sampler.complete`; those of one request come together. On a GPU's older model runner the randomness follows from
+        the stream and the whole batch."""
         with self._engine.fault_named("sampling"):
             self._driver.settle()
             if not self._driver.seeded:
@@ -54,7 +55,8 @@ class VllmSampler(Sampler):
             for output in finished:
                 request = in_flight.pop(output.request_id)
                 completions = [self._completion(one) for one in output.outputs]
-                yield request, completions * (request.count // len(completions))
+                for number in range(request.count):
+                    yield request, number, completions[number % len(completions)]
 
     def _completion(self, output: Any) -> Completion:
         ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
