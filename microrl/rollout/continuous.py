@@ -44,7 +44,7 @@ class InFlight:
         self._owner: dict[int, tuple[Request, int]] = {}
         """Of each slot in use: its request, and the number of its completion."""
         self._read: dict[int, int] = {}
-        """Of each slot whose row is finished: how many tokens the network has read, which are all but the last."""
+        """Of each slot whose row has ended by itself: how many tokens the network has read, which are all but the last."""
         limit, device = sampling.max_tokens, stops.device
         self._tokens_ST = torch.zeros(rows, limit, dtype=torch.long, device=device)
         self._logprobs_ST = torch.zeros(rows, limit, device=device)
@@ -111,8 +111,8 @@ class InFlight:
         slots = self._slots_R[leaving_R].tolist()
         for row, slot in zip(leaving_R.tolist(), slots, strict=True):
             request, number = self._owner.pop(slot)
-            read, episode = self._read.pop(slot), request.episode(number)
-            if episode in going_on and (kept := self._batch.keep(row, read)) is not None:
+            read, episode = self._read.pop(slot, None), request.episode(number)
+            if read is not None and episode in going_on and (kept := self._batch.keep(row, read)) is not None:
                 self._kept[episode] = kept
         self._free += reversed(slots)
 
@@ -157,8 +157,9 @@ class InFlight:
             slot = int(slots_R[row])
             request, number = self._owner[slot]
             place = slice(request.written, int(drawn_R[row]))
-            self._read[slot] = len(request.token_ids) + place.stop - place.start - 1
-            yield request, number, self._completion(slot, place, stopped=bool(stopped_R[row]))
+            if stopped := bool(stopped_R[row]):
+                self._read[slot] = len(request.token_ids) + place.stop - place.start - 1
+            yield request, number, self._completion(slot, place, stopped=stopped)
 
     def _completion(self, slot: int, place: slice, *, stopped: bool) -> Completion:
         ids = self._tokens_ST[slot, place].tolist()
