@@ -40,10 +40,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """A solution to fine-tune on: token ids, including the end of sequence."""
+    """A solution to fine-tune on: token ids, including the end of sequence. `drawn`: which of them the policy is to learn; None:
+    all of them. The others are read only, such as what a tool answers."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]
+    drawn: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

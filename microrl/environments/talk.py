@@ -32,6 +32,12 @@ class Environment:
         self._config = config
         self.kinds = {name: Kind(one) for name, one in config.each.items()}
 
+    @property
+    def only(self) -> Kind:
+        """The environment of a run that has one."""
+        (kind,) = self.kinds.values()
+        return kind
+
     @cached_property
     def tools(self) -> Tools | ToolsOf:
         """The JSON schemas of its tools; of several environments, what gives those of a row. Asking for it first takes seconds.
@@ -87,7 +93,7 @@ class Kind:
         """See `Environment.speak`."""
         self.tokenizer = tokenizer
         self.continuation = Continuation(tokenizer, self.described.tools, data.thinking, stops)
-        self.parse = parser(tokenizer, self.continuation.opening)
+        self.parse = parser(tokenizer, self.continuation.opening, self.continuation.call, self.described.tools)
         self._data = data
 
     def begin(self, prompt: Prompt) -> Conversation:

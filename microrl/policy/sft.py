@@ -26,7 +26,9 @@ def sft_step(
     made likely is what the engine samples. Everything else is as in `Policy.update`.
     """
     policy.set_lr(lr)
-    rows = [Row(one.prompt.token_ids, one.token_ids, (), 0.0, True, number) for number, one in enumerate(examples)]
+    rows = [
+        Row(one.prompt.token_ids, one.token_ids, (), 0.0, True, number, drawn=one.drawn) for number, one in enumerate(examples)
+    ]
     with policy.all_or_nothing(several=False), policy.threads():
         done = policy.run([rows], lambda: _attempt(policy, rows, check_deadline, progress))
     policy.is_consistent = False
@@ -35,12 +37,12 @@ def sft_step(
 
 
 def _attempt(policy: Policy, rows: Sequence[Row], check_deadline: Callable[[], None], progress: float) -> SftUpdate:
-    tokens, loss, metrics = sum(len(row.completion_ids) for row in rows), 0.0, UpdateMetrics(1)
+    tokens, loss, metrics = sum(row.length for row in rows), 0.0, UpdateMetrics(1)
     policy.optimizer.zero_grad(set_to_none=True)
     scale = loss_scale(torch.tensor(1 / tokens), policy.adapter.dtype)
     for _, batch in policy.microbatches(rows):
         check_deadline()
-        part = -policy.token_scores(batch)[0].sum() / tokens  # the log-probability of padding is 0
+        part = -policy.token_scores(batch)[0].sum() / tokens  # the log-probability of padding and of what is only read is 0
         (part * scale).backward()
         loss += float(part.detach())
         del part  # its graph would take memory beside the next one

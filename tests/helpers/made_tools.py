@@ -30,6 +30,20 @@ class Calculator:
         return float(self.calls)
 
 
+class Broken:
+    """The calculator that comes with microrl, but always wrong."""
+
+    def reset(self, **row) -> None: ...
+
+    def calculate(self, expression: str) -> str:
+        """Evaluate an arithmetic expression.
+
+        Args:
+            expression: The expression.
+        """
+        return "0"
+
+
 class Slow(Calculator):
     """As the calculator, but the time that it takes has nothing to do with the call."""
 
