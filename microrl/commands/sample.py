@@ -42,7 +42,7 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
         model, tokenizer = load_model(config, console)
         snapshot = trained(final, config, model)
         data = config.data
-        tools = () if environment is None else environment.kinds[str(config.env.target)].described.tools
+        tools = () if environment is None else environment.only.described.tools
         prompt = render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
         if environment is not None:
             prompt = replace(prompt, raw=json.dumps({data.question or "question": question}))

@@ -32,6 +32,12 @@ class Environment:
         self._config = config
         self.kinds = {name: Kind(one) for name, one in config.each.items()}
 
+    @property
+    def only(self) -> Kind:
+        """The environment of a run that has one."""
+        (kind,) = self.kinds.values()
+        return kind
+
     def start(self) -> None:
         """Start the classes, which takes seconds. Raises UserError for one that cannot be used."""
         for kind in self.kinds.values():

@@ -64,7 +64,7 @@ class Calling(Working):
         tokenizer = tiny.build_tokenizer(calls=True)
         with closing(Environment(EnvironmentConfig(target="calculator"))) as self.environment:
             self.environment.speak(tokenizer, resolve((), {}).data)
-            (self._calculator,) = self.environment.kinds.values()
+            self._calculator = self.environment.only
             yield tokenizer
 
     def prompt(self, question: str, answer: str, tokenizer: Any) -> Prompt:

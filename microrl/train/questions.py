@@ -171,7 +171,7 @@ def _sft_examples(
     environment: Environment | None,
 ) -> list[SftExample]:
     progress = partial(console.progress, total=len(solutions), label="rendering solutions")
-    kind = None if environment is None else environment.kinds[str(config.env.target)]
+    kind = None if environment is None else environment.only
     tools = () if kind is None else kind.described.tools
     converse = None if kind is None else Demonstrations(kind, tokenizer, config.data.thinking).example
     examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, tools, converse)

@@ -70,7 +70,7 @@ def environment(name, tokenizer, **keys):
 
 
 def prompt_for(found, tokenizer, **row):
-    prompt = render("What is 12 + 15?", "27", tokenizer, BOXED, tools=found.tools)
+    prompt = render("What is 12 + 15?", "27", tokenizer, BOXED, tools=found.only.described.tools)
     return prompt.__class__(prompt.question, prompt.answer, prompt.text, prompt.token_ids, 1, json.dumps(row))
 
 
@@ -103,7 +103,7 @@ def test_an_episode_is_what_the_template_writes(told, calculator):
         {"role": "tool", "content": json.dumps({"error": f"{ADDED} (made_tools.py, line {LINE})"})},
         {"role": "tool", "content": "7"},
     ]
-    whole = told.apply_chat_template(chat, tools=list(calculator.tools), tokenize=False, add_generation_prompt=True)
+    whole = told.apply_chat_template(chat, tools=list(calculator.only.described.tools), tokenize=False, add_generation_prompt=True)
     assert told.decode(ids) == whole
     assert (episode.turns, episode.calls, episode.failures, episode.reward) == (3, 3, 1, 3.0)
 
@@ -121,7 +121,7 @@ def test_a_template_that_would_change_earlier_turns_is_refused(kind, told, calcu
     tokenizer = copy.deepcopy(told)
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=why):
-        Continuation(tokenizer, calculator.tools, None)
+        Continuation(tokenizer, calculator.only.described.tools, None)
 
 
 def test_control_tokens_in_an_answer_are_plain_text(told, awkward):
@@ -143,8 +143,7 @@ def test_threads_share_a_tokenizer(told, calculator):
 
 
 def calculator_ids(calculator, answer):
-    (kind,) = calculator.kinds.values()
-    return kind.continuation.ids([("add", answer)])
+    return calculator.only.continuation.ids([("add", answer)])
 
 
 @pytest.mark.parametrize(
@@ -191,8 +190,7 @@ def test_state_does_not_leak_into_the_next_rollout(told, awkward):
 
 @pytest.mark.parametrize("name", ["hang", "die"])
 def test_a_tool_that_hangs_or_dies_ends_its_episode_alone(name, told, awkward, tmp_path, monkeypatch):
-    (kind,) = awkward.kinds.values()
-    monkeypatch.setattr(kind, "deadline_s", 1.0)
+    monkeypatch.setattr(awkward.only, "deadline_s", 1.0)
     bad, good = (awkward.begin(prompt_for(awkward, told)) for _ in range(2))
     child = tmp_path / "child"
     began = time.monotonic()
@@ -354,7 +352,7 @@ def reader(tokenizer, family, tools):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_are_read_as_the_model_family_writes_them(family, told, calculator):
-    calls = reader(told, family, calculator.tools)
+    calls = reader(told, family, calculator.only.described.tools)
     assert calls(FAMILIES[family]) == [("add", {"a": 3, "b": 4}, "")] and calls("The sum is 7.") == []
     tagged = {"qwen2.5", "qwen3.5"}
     others = [text for other, text in FAMILIES.items() if other != family and not {other, family} <= tagged]
@@ -380,20 +378,19 @@ XML = "<tool_call><function={}><parameter={}>{}</parameter></function></tool_cal
     ],
 )
 def test_the_forms_of_a_call(family, text, expected, told, awkward):
-    calls = reader(told, family, awkward.tools)(text)
+    calls = reader(told, family, awkward.only.described.tools)(text)
     assert expected in calls[0].bad if isinstance(expected, str) else calls == expected
 
 
 def test_a_template_that_writes_calls_in_an_unknown_way_is_refused(told, calculator):
     with pytest.raises(UserError, match=r"writes a tool call as '<\|tool_call>call:add.*cannot read") as refused:
-        reader(told, "gemma4", calculator.tools)
+        reader(told, "gemma4", calculator.only.described.tools)
     assert "response_template" in refused.value.hint
 
 
 def test_calls_are_read_as_the_tokenizer_says(told, calculator):
     """By its response template, which sees special tokens too; where its chat template writes none, as Qwen and Hermes do."""
-    (kind,) = calculator.kinds.values()
-    plain = kind.parse
+    plain = calculator.only.parse
     assert plain(turn(told, "words " + call("add", a=1))) == [("add", {"a": 1}, "")]
     assert plain(turn(told, "<tool_call>{")) == [("", {}, "the call is no JSON")], "a turn that ends in mid-call"
     assert plain(turn(told, "no call")) == []
@@ -412,7 +409,7 @@ def test_calls_are_read_as_the_tokenizer_says(told, calculator):
             "content": {"close_pattern": r"<\|im_end\|>|$", "content": "text"},
         },
     }
-    parse = parser(templated, "<|im_start|>assistant\n", kind.continuation.call, calculator.tools)
+    parse = parser(templated, "<|im_start|>assistant\n", calculator.only.continuation.call, calculator.only.described.tools)
     assert parse(turn(told, 'Let me see. <<add {"a": 1}>><<say {"text": "x"}>>')) == [
         ("add", {"a": 1}, ""), ("say", {"text": "x"}, ""),
     ]  # fmt: skip
@@ -440,9 +437,9 @@ def test_a_template_that_opens_the_thinking_continues_it(told):
 
 def test_a_model_that_does_not_stop_where_a_turn_ends_is_refused(told, calculator):
     end = told.convert_tokens_to_ids("<|im_end|>")
-    assert Continuation(told, calculator.tools, None, {end, 0}).end_id == end
+    assert Continuation(told, calculator.only.described.tools, None, {end, 0}).end_id == end
     with pytest.raises(UserError, match="does not stop"):
-        Continuation(told, calculator.tools, None, {0})
+        Continuation(told, calculator.only.described.tools, None, {0})
 
 
 def test_what_a_template_writes_only_behind_a_last_turn_is_no_part_of_an_answer(told):

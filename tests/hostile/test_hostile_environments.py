@@ -56,7 +56,7 @@ def episode(environment, tokenizer, number):
     """Up to three turns of a policy that asks for whatever is worst."""
     rng, reward = random.Random(number), [*REWARDS][number % len(REWARDS)]
     added, per_turn = set(tokenizer.added_tokens_decoder), None
-    empty = environment.kinds["hostile_tools:Hostile"].continuation
+    empty = environment.only.continuation
     talk = environment.begin(Prompt("?", "1", "?", (5,), 1, json.dumps({"reward": reward})))
     for turn in range(3):
         text = TURNS[number % len(TURNS)] if turn == 0 else rng.choice(TURNS)
@@ -95,8 +95,7 @@ def test_hostile_episodes_end_alone(count, told, monkeypatch):
     began = time.monotonic()
     with closing(Environment(config.env)) as environment, ThreadPoolExecutor(16) as pool:
         environment.speak(told, config.data)
-        (kind,) = environment.kinds.values()
-        kind.deadline_s = DEADLINE_S  # of tools and rewards; on a busy machine, a fork may take longer to begin
+        environment.only.deadline_s = DEADLINE_S  # of tools and rewards; on a busy machine, a fork may take longer to begin
         warm = [*pool.map(lambda number: episode(environment, told, number), range(count // 3))]
         memory = own.memory_info().rss
         rest = [*pool.map(lambda number: episode(environment, told, number), range(count // 3, count))]

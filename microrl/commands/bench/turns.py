@@ -58,8 +58,7 @@ def episodes(
     sampled = turns * length - 1
     measured: list[dict[str, float]] = []
     with _environment(tokenizer, tool_seconds or 0.0) as environment:
-        (kind,) = environment.kinds.values()
-        answer = kind.continuation.ids([("wait", "done")])
+        answer = environment.only.continuation.ids([("wait", "done")])
         single = (Sampling(group, sampled, min_tokens=sampled), None)
         several = Sampling(group, sampled + (turns - 1) * len(answer), min_tokens=length - 1)
         sides: dict[str, tuple[Sampling, Talks | None]] = {"single_s": single, "episodes_s": (several, _Instant(answer))}
@@ -138,8 +137,7 @@ def _environment(tokenizer: Any, tool_seconds: float) -> Iterator[Environment]:
     environment = Environment(EnvironmentConfig(target=f"{scripted_tool.__name__}:{scripted_tool.Tool.__name__}"))
     try:
         environment.speak(tokenizer, DataConfig())
-        (kind,) = environment.kinds.values()
-        kind.parse = lambda turn: [Call("wait", {"seconds": tool_seconds})]
+        environment.only.parse = lambda turn: [Call("wait", {"seconds": tool_seconds})]
         yield environment
     finally:
         environment.close()
