@@ -40,7 +40,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """A solution to fine-tune on: token ids, including the end of sequence. `drawn`: as for `Completion`, in a conversation."""
+    """A solution to fine-tune on: token ids, including the end of sequence. `drawn`: which of them the policy is to learn; None:
+    all of them. The others are read only, such as what a tool answers."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]

@@ -118,7 +118,9 @@ def peer(
             show_default="each side has its own defaults",
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side.")] = 10.0,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side.", show_default="10")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare step time, or time to an accuracy, with TRL's, in float32 and alternating processes.
@@ -134,14 +136,13 @@ def peer(
     check_model(model)
     hub.prepare(model, local=(known_models.QUICKSTART,))
     work = Work(prompts, group, tokens, rank, steps)
-    if lr is not None and to_accuracy is None:
-        raise UserError(
-            "--lr belongs to --to-accuracy: seconds per step do not depend on it", "remove it, or add --to-accuracy 0.6"
-        )
+    if to_accuracy is None and (lr is not None or minutes is not None):
+        name, why = ("lr", "does not depend on a rate") if lr is not None else ("minutes", "is that of --steps steps")
+        raise UserError(f"--{name} belongs to --to-accuracy: the time compared here {why}", "remove it, or add --to-accuracy 0.6")
     if to_accuracy is not None:
         from microrl.commands.bench import to_accuracy as trained
 
-        result = trained.compare(peer, trained.Goal(to_accuracy, minutes, lr), work, model=model, pairs=pairs, say=say)
+        result = trained.compare(peer, trained.Goal(to_accuracy, minutes or 10.0, lr), work, model=model, pairs=pairs, say=say)
         emit(result) if as_json else print(trained.in_words(result))
         return
     result = compare(peer, work, model=model, pairs=pairs, say=say)

@@ -74,8 +74,8 @@ SETTINGS = {
         "several.", "the preset's, else none", "MODULE:FUNCTION[=WEIGHT]",
     ),
     "env": Setting(
-        "env.target", str, "Tools that the model may call in training: the methods of this class, or an entry point of the group "
-        "microrl.environments.", "the preset's, else none", "MODULE:CLASS",
+        "env.target", str, "Tools that the model may call in training: calculator, the methods of this class, or an entry point "
+        "of the group microrl.environments.", "the preset's, else none", "NAME|MODULE:CLASS",
     ),
     "engine": Setting(
         "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",

@@ -33,7 +33,7 @@ def prepare_hub(config: RunConfig, *more: str, reads_data: bool = False, loads_m
         check_source(config.data)
     names = (config.data.name, config.sft.data, *config.data.decontaminate)
     data = [name for name in names if name is not None and not name.lower().startswith(GYM)]
-    hub.prepare(*models_named, *map(place, data), local=(known_models.QUICKSTART, "arithmetic"))
+    hub.prepare(*models_named, *map(place, data), local=(*known_models.TINY, "arithmetic"))
 
 
 def run_of(name: str | None) -> RunFolder:
@@ -119,7 +119,7 @@ def _newest() -> Path:
 def _model(name: str) -> RunConfig:
     if is_path(name) and not os.path.exists(os.path.expanduser(name)):
         raise UserError(f"there is no run and no model at {name}", "list your runs with `ls runs`, or pass a model")
-    if name == known_models.QUICKSTART:
+    if name in known_models.TINY:
         return resolve([name])
     if "/" in name and not os.path.exists(name):
         say(f"note: {name} is neither a run nor a local folder; taken as a model on the Hugging Face hub")

@@ -90,10 +90,10 @@ def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: Tools) 
 
 
 def _tokenizer(config: RunConfig) -> Any:
-    if config.model.name == known_models.QUICKSTART:
+    if config.model.name in known_models.TINY:
         from microrl.models.tiny import build_tokenizer
 
-        return build_tokenizer()
+        return build_tokenizer(calls=config.model.name == known_models.QUICKSTART_TOOLS)
     from microrl.models.load import load_tokenizer
 
     return load_tokenizer(config.model)

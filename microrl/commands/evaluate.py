@@ -51,7 +51,7 @@ def measure(
     began = clock.now_s()
     sides = [weights, *([base] if base is not None else [])]
     is_apart = "vllm" in [select_engine(side.config) for side in sides]  # fails before anything is loaded
-    if base is not None and base.config.model.name not in (weights.config.model.name, known_models.QUICKSTART):
+    if base is not None and base.config.model.name not in (weights.config.model.name, *known_models.TINY):
         load_tokenizer(base.config.model)  # a wrong name is found before the other side is sampled
     found: dict[str, Any] = {}
     ours: dict[str, Measured] = {}

@@ -8,13 +8,15 @@ from pydantic import Field
 
 from microrl.config.section import Section
 
+BUILT_IN = {"calculator": "microrl.environments.builtin.calculator:Calculator"}
+"""The environments that come with microrl, by the name that `--env` takes."""
 EXAMPLE = "an environment is MODULE:CLASS, for example --env my_tools:Calculator"
 
 
 class EnvironmentConfig(Section):
     target: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$|^[\w.-]+$")] | None = None
-    """Class whose public methods are the model's tools: `module:Class`, or an entry point of the group `microrl.environments`;
-    None: no tools, and every completion is a single turn."""
+    """Class whose public methods are the model's tools: `module:Class`, `calculator`, or an entry point of the group
+    `microrl.environments`; None: no tools, and every completion is a single turn."""
     path: str | None = None
     """Folder in which its module is looked for besides the installed packages; None: the current folder."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
@@ -24,4 +26,6 @@ class EnvironmentConfig(Section):
     @property
     def name(self) -> str | None:
         """What its part of the reward is called: as the class."""
-        return None if self.target is None else self.target.rpartition(":")[2].rpartition(".")[2]
+        if self.target is None:
+            return None
+        return BUILT_IN.get(self.target, self.target).rpartition(":")[2].rpartition(".")[2]

@@ -9,7 +9,9 @@ from typing import Literal, NamedTuple
 
 from microrl.errors import did_you_mean, nearest
 
-QUICKSTART = "quickstart"
+QUICKSTART, QUICKSTART_TOOLS = "quickstart", "quickstart-tools"
+TINY = (QUICKSTART, QUICKSTART_TOOLS)
+"""Made here, when they are first needed; presets have the same names."""
 
 
 class Limit(NamedTuple):
@@ -136,7 +138,7 @@ def find(name: str) -> KnownModel | None:
 
 def hint(name: str) -> str:
     """What to pass instead of a name that is no known one. One that looks like a model's, with a size, is perhaps the hub's."""
-    known = [*MODELS, *PACKAGED, QUICKSTART]
+    known = [*MODELS, *PACKAGED, *TINY]
     if "/" in name or not re.search(r"\d[bm](?![a-z])", name.lower()):
         return did_you_mean(name, known)
     family = _letters(name)

@@ -43,7 +43,7 @@ def local_model(name: str) -> Path | None:
         if not (path / "config.json").is_file():
             raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
         return path
-    if name == known_models.QUICKSTART or known_models.find(name) is not None:
+    if name in known_models.TINY or known_models.find(name) is not None:
         return None
     if name in known_models.PACKAGED:
         if (file := known_models.packaged_file(name)) is None:
@@ -103,7 +103,7 @@ def _model(name: str) -> str:
     if (file := known_models.packaged_file(name)) is not None:
         return str(file)
     found = expanded(name, "model.name")
-    return _absolute(found) if name != known_models.QUICKSTART and (found.endswith(".gguf") or os.path.exists(found)) else name
+    return _absolute(found) if name not in known_models.TINY and (found.endswith(".gguf") or os.path.exists(found)) else name
 
 
 def _absolute(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec
@@ -23,14 +23,16 @@ def entry_points(group: str) -> tuple[str, ...]:
     return tuple(metadata.entry_points(group=group).names)
 
 
-def refuse_missing(target: str, *, what: str, group: str, folder: str | None, key: str, example: str) -> None:
+def refuse_missing(
+    target: str, *, what: str, group: str, folder: str | None, key: str, example: str, known: Iterable[str] = ()
+) -> None:
     """Look for the target's module, without importing anything; `folder`: where it may be besides the installed packages, which
-    `key` names. Raises UserError for one that does not exist."""
+    `key` names; `known`: names that need no entry point. Raises UserError for one that does not exist."""
     module, colon, _ = target.partition(":")
     if not colon:
-        known = entry_points(group)
-        if target not in known:
-            close = f"did you mean `{name}`? " if (name := nearest(target, known)) else ""
+        names = entry_points(group)
+        if target not in names:
+            close = f"did you mean `{name}`? " if (name := nearest(target, [*known, *names])) else ""
             raise UserError(
                 f"there is no {what} `{target}`: no installed package has such an entry point in the group {group}",
                 f"{close}{example}",

@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 from microrl.clock import now_s
-from microrl.config.environment import EXAMPLE, EnvironmentConfig
+from microrl.config.environment import BUILT_IN, EXAMPLE, EnvironmentConfig
 from microrl.config.plugins import ENVIRONMENTS, refuse_missing
 from microrl.errors import UserError
 from microrl.rewards.custom.process import IMPORT_S, CustomProcess
 from microrl.sandbox.pipes import Gone, never
 from microrl.sandbox.worker import Lines, NoReply
 
+ROOT = str(Path(__file__).parents[2])
 START_S = 60.0
 """How long a fork may take on a machine that is busy."""
 
 
 def refuse_unusable(config: EnvironmentConfig) -> None:
     """Look for the class's module without importing anything. Raises UserError for one that does not exist."""
-    if config.target is not None:
-        refuse_missing(config.target, what="environment", group=ENVIRONMENTS, folder=config.path, key="env.path", example=EXAMPLE)
+    if config.target is not None and config.target not in BUILT_IN:
+        refuse_missing(
+            config.target, what="environment", group=ENVIRONMENTS, folder=config.path, key="env.path", example=EXAMPLE,
+            known=BUILT_IN,
+        )  # fmt: skip
 
 
 class Described(NamedTuple):
@@ -40,7 +45,8 @@ class Instances(CustomProcess):
 
     def __init__(self, config: EnvironmentConfig) -> None:
         assert config.target is not None
-        super().__init__(config.target, config.path)
+        # Its process finds this package as it finds a user's module, should it not be installed.
+        super().__init__(*((BUILT_IN[config.target], ROOT) if config.target in BUILT_IN else (config.target, config.path)))
         self.deadline_s = config.deadline_s
         self._lock = Lock()
         self._channel: socket.socket | None = None

@@ -47,7 +47,7 @@ class Environment:
         cannot continue a conversation."""
         self.tokenizer = tokenizer
         self.continuation = Continuation(tokenizer, self.described.tools, data.thinking, stops)
-        self.parse = parser(tokenizer, self.continuation.opening)
+        self.parse = parser(tokenizer, self.continuation.opening, self.continuation.call, self.described.tools)
         self._data = data
 
     def begin(self, prompt: Prompt) -> Conversation:

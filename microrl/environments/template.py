@@ -58,6 +58,16 @@ class Continuation:
         suffix = self._suffix([(masked.mask(name), masked.mask(text)) for name, text in answers])
         return masked.ids(suffix, add_special_tokens=False)
 
+    def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        """A turn that calls a tool, as the template writes it; empty where it leaves calls out."""
+        said = {
+            **_message("assistant", ""),
+            "tool_calls": [{"type": "function", "function": {"name": tool, "arguments": arguments}}],
+        }
+        turn = self._rendered([_message("user", _ASKED), said], prompts=False).rpartition(_ASKED)[2]
+        behind = turn.partition(self._end)[2].rpartition(self._end)[0]
+        return behind.rpartition(self.opening)[2] if tool in behind else ""
+
     def _suffix(self, answers: Sequence[tuple[str, str]]) -> str:
         tools = [{**_message("tool", text), "name": name} for name, text in answers]
         whole = self._rendered([_message("user", _ASKED), _message("assistant", _SAID), *tools])

@@ -38,7 +38,7 @@ def hub_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 def hub_id(name: str) -> str | None:
     """The hub's id of the model that `--model` names; None for one that is local. Raises UserError as `local_model` does."""
-    if name == known_models.QUICKSTART or local_model(name) is not None:
+    if name in known_models.TINY or local_model(name) is not None:
         return None
     known = known_models.find(name)
     return name if known is None else known.hub_id

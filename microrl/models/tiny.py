@@ -1,4 +1,4 @@
-"""The quickstart's model and tokenizer, built in code: a third of a million parameters, any text, no download."""
+"""The quickstarts' models and tokenizers, built in code: a third of a million parameters, any text, no download."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE over all 256 bytes, so that every text goes in and comes out unchanged."""
+CALL, END_CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "', '"}}</tool_call>'
+"""What stands around the expression in a call of the calculator."""
+TOOL_MARKUP = (CALL, END_CALL)
+TOOL_TEMPLATE = "{% for tool in tools or () %}{{ tool.function.name + '\n' }}{% endfor %}" + CHAT_TEMPLATE
+"""Tells of the tools by their names alone, so that prompts stay short."""
+
+
+def build_tokenizer(*, calls: bool = False) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over all 256 bytes, so that every text goes in and comes out unchanged. `calls`: with tokens and a chat
+    template for a calculator."""
     vocabulary = {token: number for number, token in enumerate((PAD, START, END))}
     for byte in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocabulary[byte] = len(vocabulary)
@@ -37,11 +45,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, START, END)])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP + TOOL_MARKUP * calls])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False, padding_side="left"
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = TOOL_TEMPLATE if calls else CHAT_TEMPLATE
     return fast
 
 

@@ -116,8 +116,9 @@ def _qwen3_4b(positions: int) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    # The model that `microrl.models.tiny` builds.
+    # The models that `microrl.models.tiny` builds.
     known_models.QUICKSTART: _config("qwen2", 128, 256, 2, 2, 1, 288, 1024, tied=True),
+    known_models.QUICKSTART_TOOLS: _config("qwen2", 128, 256, 2, 2, 1, 296, 1024, tied=True),
     "Qwen2.5-1.5B-Instruct": _qwen_1_5b(32768, tied=True),
     "Qwen2.5-3B-Instruct": _config("qwen2", 2048, 11008, 36, 16, 2, 151936, 32768, tied=True),
     "Qwen2.5-7B-Instruct": _config("qwen2", 3584, 18944, 28, 28, 4, 152064, 32768, tied=False),

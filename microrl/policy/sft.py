@@ -43,9 +43,7 @@ def _attempt(policy: Policy, rows: Sequence[Row], check_deadline: Callable[[], N
     scale = loss_scale(torch.tensor(1 / tokens), policy.adapter.dtype)
     for _, batch in policy.microbatches(rows):
         check_deadline()
-        part = (
-            -policy.token_scores(batch)[0].sum() / tokens
-        )  # the log-probability of padding, and of what tools have answered, is 0
+        part = -policy.token_scores(batch)[0].sum() / tokens  # the log-probability of padding and of what is only read is 0
         (part * scale).backward()
         loss += float(part.detach())
         del part  # its graph would take memory beside the next one

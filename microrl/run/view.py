@@ -149,6 +149,7 @@ def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
         ("entropy", f"{_number(row['policy/entropy'], 3)} ({_change(row)} %)"),
         ("length", _number(row["length/mean"], 1)),
         ("truncated", _number(row["length/truncated"], 2)),
+        *_tools(row),
         ("useful groups", _number(row["groups/useful"], 2)),
         ("grad norm", _number(row["policy/grad_norm"], 3)),
         ("s/step", _number(row["time/step"], 2)),
@@ -208,6 +209,15 @@ def _cell(name: str, value: str) -> Text:
     return Text.assemble((name, "bold"), " ", value)
 
 
+def _tools(row: Row) -> list[tuple[str, str]]:
+    """Of a run with an environment."""
+    if row.get("turns/mean") is None:
+        return []
+    failures = row["tools/failures"]
+    failed = "" if failures is None else f" ({failures:.0%} failed)"
+    return [("turns", _number(row["turns/mean"], 2)), ("tool calls", f"{_number(row['tools/calls'], 2)}{failed}")]
+
+
 def plain_line(row: Row, total: int | str | None) -> str:
     """A step as one line of text."""
     left = row["budget/left_s"]
@@ -220,6 +230,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
         f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
         f"length {_number(row['length/mean'], 1)}",
         f"truncated {_number(row['length/truncated'], 2)}",
+        *(f"{name} {value}" for name, value in _tools(row)),
         *([f"validation {row['validate/accuracy']:.3f}"] if row["validate/accuracy"] is not None else []),
         f"useful groups {_number(row['groups/useful'], 2)}",
         f"{_number(row['time/step'], 2)} s (generate {_number(row['time/generate'], 2)}, "

@@ -207,12 +207,12 @@ def _with_learning_rate(config: RunConfig, model: Any, console: RunConsole) -> R
 
 
 def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) -> LoadedModel:
-    """The model that `--model` names; the quickstart's is pretrained first if it is not cached. Raises as `load` does.
+    """The model that `--model` names; a quickstart's is pretrained first if it is not cached. Raises as `load` does.
 
     `check=False` skips the comparison of the training code paths with the model's own logits.
     """
     model_config = config.model
-    if model_config.name == known_models.QUICKSTART:
-        model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(console))})
+    if model_config.name in known_models.TINY:
+        model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(model_config.name, console))})
     console.status(f"loading {config.model.name}")
     return (load_checked if check else load)(model_config, console.progress)

@@ -361,6 +361,7 @@ def test_our_training_ends_at_the_goal_or_with_its_time(model_folder, tmp_path, 
     assert 0 < found["step_s"] < found["process_s"]
 
 
-def test_a_rate_without_an_accuracy_is_refused(inside, model_folder):
-    done = inside("bench", "peer", "--peer", "never-asked", "--model", model_folder, "--lr", 1e-3)
-    assert done.returncode == 2 and "--lr belongs to --to-accuracy" in done.stderr and "hint:" in done.stderr
+def test_what_belongs_to_an_accuracy_is_refused_without_one(inside, model_folder):
+    for option, value in (("--lr", 1e-3), ("--minutes", 1)):
+        done = inside("bench", "peer", "--peer", "never-asked", "--model", model_folder, option, value)
+        assert done.returncode == 2 and f"{option} belongs to --to-accuracy" in done.stderr and "hint:" in done.stderr

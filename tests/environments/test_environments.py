@@ -12,7 +12,7 @@ from pathlib import Path
 import made_tools
 import pytest
 from command_line import in_process
-from tool_templates import BAD, GOOD
+from tool_templates import BAD, FAMILIES, GOOD, of_family
 
 from microrl.config import resolve
 from microrl.config.data import BOXED
@@ -263,9 +263,57 @@ def test_reset_that_fails_names_the_row():
         found.begin(Prompt("q", "1", "q", (1,), 4, "{}"))
 
 
-def test_calls_are_read_as_the_tokenizer_says(told):
-    """By its response template, which sees special tokens too; without one as Qwen and Hermes write them."""
-    plain = parser(told, "")
+def reader(tokenizer, family, tools):
+    """How calls are read with the chat template of a family; and the tokenizer with it."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool_call_start|>", "<|tool_call_end|>"]})
+    tokenizer.chat_template = of_family(family)
+    continuation = Continuation(tokenizer, tools, None)
+    parse = parser(tokenizer, continuation.opening, continuation.call, tools)
+    return lambda text: parse(turn(tokenizer, text))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_read_as_the_model_family_writes_them(family, told, calculator):
+    calls = reader(told, family, calculator.tools)
+    assert calls(FAMILIES[family]) == [("add", {"a": 3, "b": 4}, "")] and calls("The sum is 7.") == []
+    tagged = {"qwen2.5", "qwen3.5"}
+    others = [text for other, text in FAMILIES.items() if other != family and not {other, family} <= tagged]
+    assert all(calls(text) == [] for text in others), "what another family writes is no call"
+
+
+XML = "<tool_call><function={}><parameter={}>{}</parameter></function></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "expected"),
+    [
+        ("qwen3.5", XML.format("say", "text", "\n12\n"), [("say", {"text": "12"}, "")]),
+        ("qwen3.5", XML.format("no", "x", "[1, 2]"), [("no", {"x": [1, 2]}, "")]),
+        ("qwen3.5", XML.format("say", "text", "a<b")[:50], [("", {}, "the call is no JSON")]),
+        ("llama3.1", '{"name": "say", "parameters": {}}; {"name": "no"}', [("say", {}, ""), ("no", {}, "")]),
+        ("llama3.1", '{"name": "say", ', [("", {}, "the call is no JSON")]),
+        ("llama3.1", 'Here: {"name": "say", "parameters": {}}', []),
+        ("lfm2", "<|tool_call_start|>[say(text='x'), no()]<|tool_call_end|>", [("say", {"text": "x"}, ""), ("no", {}, "")]),
+        ("lfm2", "<|tool_call_start|>[say(__import__('os'))]<|tool_call_end|>", "expected"),
+        ("lfm2", "<|tool_call_start|>[say(text=1 + x)]<|tool_call_end|>", "expected"),
+        ("lfm2", "<|tool_call_start|>" + "[" * 3_000, "expected"),
+    ],
+)
+def test_the_forms_of_a_call(family, text, expected, told, awkward):
+    calls = reader(told, family, awkward.tools)(text)
+    assert expected in calls[0].bad if isinstance(expected, str) else calls == expected
+
+
+def test_a_template_that_writes_calls_in_an_unknown_way_is_refused(told, calculator):
+    with pytest.raises(UserError, match=r"writes a tool call as '<\|tool_call>call:add.*cannot read") as refused:
+        reader(told, "gemma4", calculator.tools)
+    assert "response_template" in refused.value.hint
+
+
+def test_calls_are_read_as_the_tokenizer_says(told, calculator):
+    """By its response template, which sees special tokens too; where its chat template writes none, as Qwen and Hermes do."""
+    plain = calculator.parse
     assert plain(turn(told, "words " + call("add", a=1))) == [("add", {"a": 1}, "")]
     assert plain(turn(told, "<tool_call>{")) == [("", {}, "the call is no JSON")], "a turn that ends in mid-call"
     assert plain(turn(told, "no call")) == []
@@ -284,7 +332,7 @@ def test_calls_are_read_as_the_tokenizer_says(told):
             "content": {"close_pattern": r"<\|im_end\|>|$", "content": "text"},
         },
     }
-    parse = parser(templated, "<|im_start|>assistant\n")
+    parse = parser(templated, "<|im_start|>assistant\n", calculator.continuation.call, calculator.tools)
     assert parse(turn(told, 'Let me see. <<add {"a": 1}>><<say {"text": "x"}>>')) == [
         ("add", {"a": 1}, ""), ("say", {"text": "x"}, ""),
     ]  # fmt: skip

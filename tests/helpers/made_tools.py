@@ -58,6 +58,20 @@ class Leaky:
         return 0.5
 
 
+class Broken:
+    """The calculator that comes with microrl, but always wrong."""
+
+    def reset(self, **row) -> None: ...
+
+    def calculate(self, expression: str) -> str:
+        """Evaluate an arithmetic expression.
+
+        Args:
+            expression: The expression.
+        """
+        return "0"
+
+
 class Slow(Calculator):
     """As the calculator, but the time that it takes has nothing to do with the call."""
 

@@ -52,7 +52,7 @@ def test_the_help_names_every_gpu():
 def test_every_model_of_the_papers_ships_with_its_shape():
     """The configuration of the others, whose layers are counted roughly, is read from the hub."""
     rough = {"Qwen3.5-0.8B", "Qwen3.5-2B", "Qwen3.5-4B", "LFM2.5-1.2B-Instruct", "gemma-4-E2B-it", "gemma-4-E4B-it"}
-    assert set(CONFIGS) == {*known_models.MODELS, known_models.QUICKSTART} - rough
+    assert set(CONFIGS) == {*known_models.MODELS, *known_models.TINY} - rough
     assert not any(map(is_at_hand, rough)) and all(map(is_at_hand, CONFIGS))
     assert {name: shape_of(name).parameters for name in TOTALS} == TOTALS
 

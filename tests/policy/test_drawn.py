@@ -11,10 +11,11 @@ from losses import LOSSES
 from random_models import ARCHITECTURES, as_loaded, gradients, random_model, relative_gap, with_adapter
 from samples import scored_groups
 
-from microrl.algorithm.batch import assemble
+from microrl.algorithm.batch import Row, assemble
 from microrl.policy.microbatch import drawn_mask, plan
+from microrl.policy.sft import sft_step
 from microrl.run import metrics, rollouts
-from microrl.types import Completion, Group, Prompt, Score
+from microrl.types import Completion, Group, Prompt, Score, SftExample
 
 
 def with_a_tool(groups):
@@ -114,6 +115,23 @@ def test_scores_and_metrics_are_those_of_the_drawn_tokens(architecture, tokenize
         assert (logprobs[~drawn] == 0).all() and torch.allclose(logprobs[drawn], expected[drawn], atol=1e-9)
     update = policy.update(batch, 0.0)
     assert update.entropy == pytest.approx(sum(entropies) / len(entropies), rel=1e-9)
+
+
+def test_sft_learns_what_is_drawn(tokenizer):
+    """The loss is the plain cross-entropy of those tokens, and no other value of the others' targets changes a weight."""
+    losses, weights = [], []
+    for target in (7, 11):
+        model = as_loaded(random_model("qwen2")).double()
+        policy = with_adapter(model)
+        tool = SftExample(Prompt("q", "1", "", (5, 6)), (9, 8, target), (True, True, False))
+        alone = SftExample(Prompt("q", "1", "", (5, 6, 7)), (4, 9))
+        with torch.no_grad():
+            scores = [own_logprobs(model, Row(one.prompt.token_ids, one.token_ids, (), 0.0, True, 0)) for one in (tool, alone)]
+        done = sft_step(policy, [tool, alone], 1e-2)
+        assert done.tokens == 4 and done.loss == pytest.approx(-float(scores[0][:2].sum() + scores[1].sum()) / 4, rel=1e-9)
+        losses.append(done.loss)
+        weights.append([parameter.detach().clone() for parameter in policy.parameters])
+    assert losses[0] == losses[1] and all(map(torch.equal, *weights))
 
 
 def test_a_micro_batch_is_as_long_as_what_is_read():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import HELPERS
 from safetensors.torch import load_file
 
 from microrl import clock
@@ -50,15 +51,33 @@ def test_the_quickstart_learns(tmp_path, seed):
     assert "best" in events and "guard" not in events, "a healthy run is left alone"
 
 
-def gain_of(sets: list[str], out: Path, *, steps: int, seed: int = 0) -> dict:
+def gain_of(sets: list[str], out: Path, *, steps: int, seed: int = 0, preset: str = "quickstart") -> dict:
     """A quickstart in this process."""
     from microrl.train.loop import train
 
-    config = resolve(["quickstart"], {"seed": seed, "budget.steps": steps}, sets)
+    config = resolve([preset], {"seed": seed, "budget.steps": steps}, sets)
     folder = RunFolder.create(out, config.model_dump(mode="json"))
     summary = train(config, folder, started=clock.now_s())
     assert summary["steps"] == steps
     return summary["eval"]["paired_gain"]
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
+def test_the_quickstart_with_tools_learns_to_call(tmp_path, seed):
+    gain = gain_of([], tmp_path / "run", steps=30, seed=seed, preset="quickstart-tools")
+    first, *_, last = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    print(gain, first["tools/calls"], last["tools/calls"])
+    assert gain["ci95"][0] > 0.3
+    assert first["tools/calls"] < 0.6 and last["tools/calls"] > 0.85 and last["tools/failures"] < 0.1
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
+def test_a_broken_calculator_teaches_nobody_to_call(tmp_path, seed):
+    sets = ["env.target=made_tools:Broken", f"env.path={HELPERS}"]
+    gain = gain_of(sets, tmp_path / "run", steps=30, seed=seed, preset="quickstart-tools")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    print(gain, last["tools/calls"])
+    assert last["tools/calls"] < 0.2
 
 
 @pytest.mark.one_of_each

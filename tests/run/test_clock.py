@@ -149,7 +149,7 @@ def test_the_quickstart_keeps_its_hours(tmp_path, hours):
 
     The tiny model is pretrained beforehand: on a busy machine that alone may take longer than the shortest of these budgets.
     """
-    ensure_model(RunConsole())
+    ensure_model("quickstart", RunConsole())
     out, budget_s = tmp_path / "run", hours * 3600
     command = [sys.executable, "-m", "microrl", "train", "quickstart", "--hours", str(hours), "--out", str(out)]
     before, began = os.times(), time.monotonic()

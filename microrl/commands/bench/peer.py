@@ -146,7 +146,7 @@ def local_folder(name: str, say: Callable[[str], None]) -> Iterator[Path]:
         from microrl.run.console import RunConsole
 
         with RunConsole() as console:
-            folder = ensure_model(console)
+            folder = ensure_model(name, console)
         yield folder
     elif name.endswith(".gguf"):
         from microrl.config.schema import ModelConfig
