@@ -48,7 +48,9 @@ def examples(told, tmp_path_factory):
         def made(*conversations, speaks=True):
             path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
             converse = Demonstrations(environment.only, told, None).example if speaks else None
-            return to_sft_examples(load_solutions(config), told, config, tools=environment.only.described.tools, converse=converse)
+            return to_sft_examples(
+                load_solutions(config), told, config, tools=environment.only.described.tools, converse=converse
+            )
 
         yield made
 

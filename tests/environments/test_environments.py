@@ -103,7 +103,9 @@ def test_an_episode_is_what_the_template_writes(told, calculator):
         {"role": "tool", "content": json.dumps({"error": f"{ADDED} (made_tools.py, line {LINE})"})},
         {"role": "tool", "content": "7"},
     ]
-    whole = told.apply_chat_template(chat, tools=list(calculator.only.described.tools), tokenize=False, add_generation_prompt=True)
+    whole = told.apply_chat_template(
+        chat, tools=list(calculator.only.described.tools), tokenize=False, add_generation_prompt=True
+    )
     assert told.decode(ids) == whole
     assert (episode.turns, episode.calls, episode.failures, episode.reward) == (3, 3, 1, 3.0)
 

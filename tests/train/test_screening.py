@@ -96,7 +96,7 @@ class ScriptedEngine:
     def awake(self, snapshot):
         yield self
 
-    def groups(self, prompts, sampling, *, stream, pace):
+    def groups(self, prompts, sampling, *, stream, pace, talks):
         self.stream, in_flight = stream, []
         for position, prompt in enumerate(prompts):
             while not pace.may_start(len(in_flight)):
@@ -129,7 +129,7 @@ def open_run(tmp_path, monkeypatch):
             policy=SimpleNamespace(snapshot=lambda: None), watch=Stopwatch(), state=State(), folder=folder,
             budget=Budget(hours=hours, steps=4, started=0.0, now=lambda: engine.now),
             console=SimpleNamespace(status=str, count=lambda *counted: None),
-            announce=folder.event, with_smaller_cache_if_needed=lambda work: work(),
+            announce=folder.event, with_smaller_cache_if_needed=lambda work: work(), environment=None,
         )  # fmt: skip
 
     yield make
