@@ -10,8 +10,8 @@ from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import ToolsOf, messages, no_tools, render, to_prompt
+from microrl.environments.conversation import Environment
 from microrl.environments.length import schema_tokens
-from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.models import driver
 from microrl.plan import here, make
@@ -77,7 +77,7 @@ def _tools(config: RunConfig, tokenizer: Any) -> ToolsOf:
     with closing(Environment(config.env)) as environment:
         environment.start()
         if tokenizer is not None:
-            environment.speak(tokenizer, config.data)
+            environment.use_template(tokenizer, config.data)
         return environment.tools
 
 

@@ -19,7 +19,7 @@ from microrl.config import RunConfig
 from microrl.config.schema import EngineConfig
 from microrl.data.load import Question
 from microrl.data.prompts import ToolsOf, no_tools, none_fits, render_all
-from microrl.environments.talk import Environment
+from microrl.environments.conversation import Environment
 from microrl.errors import UserError
 from microrl.evaluation.benchmark import Benchmark
 from microrl.evaluation.evaluate import evaluate
@@ -156,7 +156,7 @@ def _carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], 
         for number, (task, sampled) in enumerate(zip(job.tasks, todo, strict=True)):
             update = BASE if task.weights.adapter is None else snapshot
             if environment is not None:  # each benchmark has a system message and a limit of its own
-                environment.speak(tokenizer, task.prepared.benchmark.config.data, stop_tokens(model, tokenizer))
+                environment.use_template(tokenizer, task.prepared.benchmark.config.data, stop_tokens(model, tokenizer))
             on_measured(_evaluate(sampled, engine, update, job.share_s(number), console, environment))
 
 
@@ -205,7 +205,7 @@ def _evaluate(
     snapshot: AdapterSnapshot,
     share_s: float | None,
     console: RunConsole,
-    talks: Environment | None,
+    environment: Environment | None,
 ) -> Measured:
     """Evaluate within `share_s` seconds. Raises UserError where they are too short for a single question."""
     benchmark, prompts = task.prepared.benchmark, task.prompts
@@ -244,7 +244,7 @@ def _evaluate(
             on_progress=lambda done, total: console.status(f"evaluating {label}: {done}/{total} problems"),
             on_scored=keep,
             journal=journal,
-            talks=talks,
+            environment=environment,
         )
     if result is None:
         raise UserError(

@@ -46,14 +46,14 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
         prompt = render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
         if environment is not None:
             prompt = replace(prompt, raw=json.dumps({data.question or "question": question}))
-            environment.speak(tokenizer, data, stop_tokens(model, tokenizer))
+            environment.use_template(tokenizer, data, stop_tokens(model, tokenizer))
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
         sides, said = {}, ""
         with opened(config, model, tokenizer, console) as engine:
             for side, weights in (("base", BASE), ("trained", snapshot)):
                 console.status(f"asking the {side} model")
                 with engine.awake(weights) as sampler:
-                    ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed), talks=environment)
+                    ((_, group),) = sampler.groups([prompt], sampling, stream=(STREAM, seed), environment=environment)
                 sides[side] = group.completions
                 after = prompt.text.rfind(question.strip()) + len(question.strip())
                 said = group.prompt.text[after : after + len(group.prompt.text) - len(prompt.text)]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from microrl.adapters.attach import attach
 from microrl.adapters.folder import read
 from microrl.config import RunConfig
-from microrl.environments.talk import Environment
+from microrl.environments.conversation import Environment
 from microrl.errors import UserError, first_line
 from microrl.models.tensors import weight_sharing_copy
 from microrl.models.ways import Ways

@@ -9,7 +9,7 @@ from typing import Any
 from microrl.answers import THINK
 from microrl.data.prompts import template_options
 from microrl.data.tokens import plain_ids
-from microrl.environments.talk import Kind
+from microrl.environments.conversation import Kind
 from microrl.environments.template import Message
 from microrl.types import Completion, SftExample
 

@@ -12,7 +12,7 @@ from microrl.evaluation.pace import DeadlinePace
 from microrl.evaluation.result import Result, by_text
 from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.engine import Sampler
-from microrl.rollout.episodes import Talks
+from microrl.rollout.episodes import EpisodeEnvironment
 from microrl.types import Group, Prompt, Sampling
 
 STREAM = 0xE7A1
@@ -46,7 +46,7 @@ def evaluate(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_scored: Callable[[Sequence[Group]], None] = lambda groups: None,
     journal: Journal | None = None,
-    talks: Talks | None = None,
+    environment: EpisodeEnvironment | None = None,
 ) -> Result | None:
     """Accuracy of the sampler's weights, question by question. An answer is right if its accuracy is 1, and not if it is less: a
     program that passes some of its tests is wrong.
@@ -57,7 +57,7 @@ def evaluate(
     With a deadline, a question starts only where it is likely to end in time. If one does not, it and those behind it are left
     out, whatever has been answered of them: to leave out that one alone would favour weights whose right answers are short, or
     quick to check. None where nothing is left. `expected_s` is how long all of it is likely to take, before anything has been
-    measured. `on_scored` gets the scored groups, in order. `talks`: the environment, as for `Sampler.groups`.
+    measured. `on_scored` gets the scored groups, in order. `environment`: the environment, as for `Sampler.groups`.
     """
     began, steps = clock.now_s(), sampler.decode_steps
     saved = dict(journal.saved()) if journal is not None else {}
@@ -69,7 +69,9 @@ def evaluate(
         done, number = len(saved), {position: number for number, position in enumerate(asked)}
         on_progress(done, len(prompts))
         todo = [prompts[position] for position in asked]
-        for position, group in sampler.groups(todo, sampling, stream=(STREAM, seed), positions=asked, pace=pace, talks=talks):
+        for position, group in sampler.groups(
+            todo, sampling, stream=(STREAM, seed), positions=asked, pace=pace, environment=environment
+        ):
             if pace is not None:
                 pace.finished(number[position])
             if journal is not None:

@@ -19,7 +19,7 @@ from microrl.data import arithmetic
 from microrl.data.prompts import render
 from microrl.data.sft_examples import sft_example
 from microrl.data.tokens import plain_ids
-from microrl.environments.talk import Environment
+from microrl.environments.conversation import Environment
 from microrl.models import tiny
 from microrl.types import Prompt, SftExample
 
@@ -63,7 +63,7 @@ class Calling(Working):
         """Its model's tokenizer, with the calculator at hand."""
         tokenizer = tiny.build_tokenizer(calls=True)
         with closing(Environment(EnvironmentConfig(target="calculator"))) as self.environment:
-            self.environment.speak(tokenizer, resolve((), {}).data)
+            self.environment.use_template(tokenizer, resolve((), {}).data)
             self._calculator = self.environment.only
             yield tokenizer
 

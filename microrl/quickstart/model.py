@@ -115,7 +115,7 @@ def _make(doing: str, lesson: Working, tokenizer: Any, console: RunConsole) -> P
         engine, sampling = TransformersEngine(candidate, tokenizer, max_kv_gb=1.0), Sampling(SAMPLES, lesson.max_tokens)
         with engine.awake(BASE) as sampler:
             result = evaluate(
-                sampler, scorer, validation, sampling, seed=SETTINGS.seed, pass_k=(), talks=lesson.environment
+                sampler, scorer, validation, sampling, seed=SETTINGS.seed, pass_k=(), environment=lesson.environment
             )  # fmt: skip
         assert result is not None
         return result.accuracy().mean

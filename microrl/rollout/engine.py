@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from microrl.rollout.episodes import Talks, episodes
+from microrl.rollout.episodes import EpisodeEnvironment, episodes
 from microrl.rollout.requests import Pace, Queue, Request
 from microrl.types import AdapterSnapshot, Completion, Group, Prompt, Sampling
 
@@ -70,16 +70,16 @@ class Sampler(ABC):
         stream: tuple[int, ...],
         positions: Sequence[int] | None = None,
         pace: Pace | None = None,
-        talks: Talks | None = None,
+        environment: EpisodeEnvironment | None = None,
     ) -> Iterator[tuple[int, Group]]:
         """Each prompt's completions, as soon as the last of them is finished, with the prompt's position.
 
         The randomness of a completion follows from (*stream, position, number) alone. `positions` are the prompts' numbers;
-        None: 0, 1, 2, ... `talks`: the environment that answers to each turn; None: a completion is a single one.
+        None: 0, 1, 2, ... `environment`: the environment that answers to each turn; None: a completion is a single one.
         """
         asked = dict(zip(range(len(prompts)) if positions is None else positions, prompts, strict=True))
-        if talks is not None:
-            yield from episodes(self.complete, asked, sampling, stream=stream, pace=pace, talks=talks)
+        if environment is not None:
+            yield from episodes(self.complete, asked, sampling, stream=stream, pace=pace, environment=environment)
             return
         requests = (Request((*stream, position), prompt.token_ids, sampling.group_size) for position, prompt in asked.items())
         queue = Queue(requests, stream=stream, pace=pace)

@@ -18,7 +18,7 @@ THREADS = 128
 Complete = Callable[[Queue, Sampling], Iterator[tuple[Request, int, Completion]]]
 
 
-class Talk(Protocol):
+class EpisodeConversation(Protocol):
     """The environment's side of one episode."""
 
     prompt: Prompt
@@ -41,10 +41,10 @@ class Talk(Protocol):
         ...
 
 
-class Talks(Protocol):
+class EpisodeEnvironment(Protocol):
     """An environment."""
 
-    def begin(self, prompt: Prompt) -> Talk:
+    def begin(self, prompt: Prompt) -> EpisodeConversation:
         """Begin an episode with this prompt. Called from many threads."""
         ...
 
@@ -57,14 +57,14 @@ class Talks(Protocol):
         ...
 
 
-class Talking:
+class EpisodeInProgress:
     """One episode in progress. Its tokens are appended and never changed: what was drawn, then what was answered, token by token.
 
     It works in one thread at a time.
     """
 
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+    def __init__(self, conversation: EpisodeConversation) -> None:
+        self._conversation = conversation
         self._turns: list[Completion] = []
         self._replies: list[tuple[int, ...]] = []
         self.completion: Completion | None = None
@@ -78,11 +78,13 @@ class Talking:
         self._turns.append(turn)
         written = sum(len(ids) for ids, _ in self._parts())
         if turn.finish == "stop":
-            reply = self._talk.reply(turn, limit - written)
+            reply = self._conversation.reply(turn, limit - written)
             if reply is not None and written + len(reply) < limit:
                 self._replies.append(tuple(reply))
                 token_ids = tuple(chain.from_iterable(ids for ids, _ in self._parts()))
-                return Request((*key, len(self._turns)), self._talk.prompt.token_ids + token_ids, 1, written=len(token_ids))
+                return Request(
+                    (*key, len(self._turns)), self._conversation.prompt.token_ids + token_ids, 1, written=len(token_ids)
+                )
             if reply is not None:
                 self._turns[-1] = replace(turn, finish="length")
         self.completion = self._whole()
@@ -99,7 +101,7 @@ class Talking:
         """Its text is the last turn's: what a tool has said is no answer of the policy's."""
         last, parts = self._turns[-1], list(self._parts())
         token_ids = tuple(chain.from_iterable(ids for ids, _ in parts))
-        whole = replace(last, episode=self._talk.ended())
+        whole = replace(last, episode=self._conversation.ended())
         if not self._replies:
             return whole
         return replace(
@@ -107,7 +109,7 @@ class Talking:
             token_ids=token_ids,
             logprobs=tuple(chain.from_iterable((0.0,) * len(ids) if drawn is None else drawn for ids, drawn in parts)),
             drawn=tuple(chain.from_iterable((drawn is not None,) * len(ids) for ids, drawn in parts)),
-            transcript=self._talk.text(token_ids),
+            transcript=self._conversation.text(token_ids),
         )
 
 
@@ -118,7 +120,7 @@ def episodes(
     *,
     stream: tuple[int, ...],
     pace: Pace | None,
-    talks: Talks,
+    environment: EpisodeEnvironment,
 ) -> Iterator[tuple[int, Group]]:
     """As `Sampler.groups`, by position. The randomness of a turn follows from (*stream, position, number, turn).
 
@@ -127,13 +129,13 @@ def episodes(
     size, depth = sampling.group_size, len(stream)
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
     try:
-        begun = {position: [pool.submit(talks.begin, prompt) for _ in range(size)] for position, prompt in asked.items()}
+        begun = {position: [pool.submit(environment.begin, prompt) for _ in range(size)] for position, prompt in asked.items()}
         prompts: dict[int, Prompt] = {}
-        talking: dict[int, list[Talking]] = {}
+        in_progress: dict[int, list[EpisodeInProgress]] = {}
         for position, futures in begun.items():
             group = [future.result() for future in futures]
             prompts[position] = _shared(group)
-            talking[position] = [Talking(talk) for talk in group]
+            in_progress[position] = [EpisodeInProgress(conversation) for conversation in group]
         requests = (Request((*stream, position), prompt.token_ids, size) for position, prompt in prompts.items())
         queue = Queue(requests, stream=stream, pace=pace)
 
@@ -143,16 +145,16 @@ def episodes(
         def over() -> Iterator[tuple[int, Group]]:
             while answered:
                 position = answered.popleft()
-                completions = tuple(one.completion for one in talking.get(position, ()) if one.completion is not None)
+                completions = tuple(one.completion for one in in_progress.get(position, ()) if one.completion is not None)
                 if len(completions) == size:
-                    del talking[position]
+                    del in_progress[position]
                     queue.finished()
                     yield position, Group(prompts[position], completions)
 
         def go_on(turn: Completion, episode: tuple[int, ...]) -> Request | None:
             position, number = episode[depth:]
             try:
-                return talking[position][number].go_on(turn, episode, sampling.max_tokens)
+                return in_progress[position][number].go_on(turn, episode, sampling.max_tokens)
             finally:
                 answered.append(position)
 
@@ -162,15 +164,15 @@ def episodes(
             yield from over()
         yield from over()
     finally:
-        talks.give_up()
+        environment.give_up()
         pool.shutdown(wait=True, cancel_futures=True)
-        talks.end()
+        environment.end()
 
 
-def _shared(group: Sequence[Talk]) -> Prompt:
+def _shared(group: Sequence[EpisodeConversation]) -> Prompt:
     """The prompt of a group's episodes. Advantages compare answers to one question, so it has to be the same."""
     first = group[0].prompt
-    if any(talk.prompt != first for talk in group):
+    if any(conversation.prompt != first for conversation in group):
         raise UserError(
             f"row {first.row}: `reset` of the environment says different things to the rollouts of one question",
             "draw what is random in it from the row, for example random.Random(row['question'])",

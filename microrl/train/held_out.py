@@ -210,7 +210,7 @@ def evaluate_snapshot(
             expected_s=expected_s,
             on_scored=on_scored,
             on_progress=lambda done, total: console.count(done, total, LABELS.get(name, name), " problems"),
-            talks=parts.environment,
+            environment=parts.environment,
         )
     if result is not None:
         result.seconds, result.question_seed = clock.now_s() - began, config.question_seed

@@ -13,8 +13,8 @@ from microrl.config import RunConfig
 from microrl.data.load import TOO_LONG, Question, Reading, load_questions, split
 from microrl.data.prompts import no_tools, none_fits, render_all
 from microrl.data.sft_examples import Solution, load_solutions, to_sft_examples
+from microrl.environments.conversation import Environment
 from microrl.environments.demonstration import Demonstrations
-from microrl.environments.talk import Environment
 from microrl.errors import UserError
 from microrl.rewards.judges.judge import refuse_unsound
 from microrl.rewards.scorer import RewardScorer

@@ -86,7 +86,7 @@ def _screen(run: Run) -> Screening:
         run.console.count(0, len(order), "first pass", " questions")
         run.scorer.reset_allowance(math.ceil(len(order) / config.sampling.prompts_per_step))
         with run.engine.awake(run.policy.snapshot()) as sampler:
-            groups = sampler.groups(order, run.sampling, stream=(STREAM, config.seed), pace=pace, talks=run.environment)
+            groups = sampler.groups(order, run.sampling, stream=(STREAM, config.seed), pace=pace, environment=run.environment)
             return run.scorer.score(_shown(run, groups), left_s=pace.left_s)
 
     with run.watch.phase(PHASE):

@@ -16,7 +16,7 @@ from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question
 from microrl.data.prompts import to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
-from microrl.environments.talk import Environment
+from microrl.environments.conversation import Environment
 from microrl.models import gpu
 from microrl.models.forward import stop_tokens
 from microrl.models.load import LoadedModel, load
@@ -104,7 +104,7 @@ def build(
         config = _with_learning_rate(config, model, console)
         targets(model, config.adapter)  # fails before the engine starts
         if environment is not None:
-            environment.speak(tokenizer, config.data, stop_tokens(model, tokenizer))
+            environment.use_template(tokenizer, config.data, stop_tokens(model, tokenizer))
         prompts = render_prompts(questions, tokenizer, config, folder, console, environment)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)

@@ -88,7 +88,7 @@ def sample_groups(parts: Components, step: int, show: Show, may_refill: MayRefil
         while asked := rounds.next_round():
             prompts = parts.prompts.draw(asked)
             stream = (parts.config.seed, step, rounds.count)
-            decoding = sampler.groups(prompts, parts.sampling, stream=stream, talks=parts.environment)
+            decoding = sampler.groups(prompts, parts.sampling, stream=stream, environment=parts.environment)
             scored = parts.scorer.score(show(timer.decoding(decoding), len(prompts)))
             rounds.add(scored, timer.round_ended())
     timer.ended(parts.engine.report)

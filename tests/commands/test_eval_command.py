@@ -382,7 +382,7 @@ class ScriptedEngine:
     def close(self):
         pass
 
-    def groups(self, prompts, sampling, *, stream, positions, pace, talks=None):
+    def groups(self, prompts, sampling, *, stream, positions, pace, environment=None):
         for position, prompt in zip(positions, prompts, strict=True):
             draws = np.random.default_rng((*stream, position)).random(sampling.group_size)
             rate = float(prompt.question.rpartition(" ")[2])

@@ -19,7 +19,7 @@ from microrl.commands.cheats.tools import simplest, try_tools
 from microrl.config import resolve
 from microrl.config.environment import EnvironmentConfig
 from microrl.data.load import Question
-from microrl.environments.talk import Environment
+from microrl.environments.conversation import Environment
 from microrl.environments.transcript import as_text, turns
 from microrl.evaluation.record import FileJournal
 from microrl.report.completions import sample
@@ -124,8 +124,8 @@ def test_a_sample_is_shown_as_a_conversation(called, calling):
     assert told["said"] == "" and len(told["turns"]["base"]) == 3
     for side in ("base", "trained"):
         assert [one[-1]["text"] for one in told["turns"][side]] == told[side]
-        talks = [[turn["who"] for turn in one] for one in told["turns"][side]]
-        assert ["call", "tool", "model"] in talks and all(one[-1] == "model" for one in talks)
+        speakers = [[turn["who"] for turn in one] for one in told["turns"][side]]
+        assert ["call", "tool", "model"] in speakers and all(one[-1] == "model" for one in speakers)
     told = json.loads(in_process(*asked, "--env", "made_tools:Suggests", cwd=HELPERS).stdout)
     assert told["said"] == " Use the tool for 'What is 47 + 38?'."
 
@@ -242,9 +242,9 @@ def test_an_episode_whose_model_never_stops_calling_ends_at_the_limit(told_folde
 
     config = resolve((), {"env.target": "made_tools:Calculator", "env.path": str(HELPERS)})
     with closing(Environment(config.env)) as environment:
-        environment.speak(tokenizer, config.data)
+        environment.use_template(tokenizer, config.data)
         prompt = Prompt("q", "1", "q", (1,), 1, "{}")
-        ((_, group),) = Caller().groups([prompt], Sampling(2, 500), stream=(0,), talks=environment)
+        ((_, group),) = Caller().groups([prompt], Sampling(2, 500), stream=(0,), environment=environment)
     for one in group.completions:
         assert one.finish == "length" and 300 < len(one.token_ids) <= 500 and one.episode.calls >= 4
 

@@ -13,8 +13,8 @@ from tool_templates import GOOD
 from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.data.sft_examples import load_solutions, to_sft_examples
+from microrl.environments.conversation import Environment
 from microrl.environments.demonstration import Demonstrations
-from microrl.environments.talk import Environment
 from microrl.policy.sft import sft_step
 from microrl.types import Prompt, SftExample
 
@@ -43,7 +43,7 @@ def examples(told, tmp_path_factory):
             "data.held_out": 0.0, "data.validation": 0.0, "data.max_prompt_tokens": 2000}  # fmt: skip
     config = resolve((), {key: str(value) if key == "env.path" else value for key, value in sets.items()})
     with closing(Environment(config.env)) as environment:
-        environment.speak(told, config.data)
+        environment.use_template(told, config.data)
 
         def made(*conversations, speaks=True):
             path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))

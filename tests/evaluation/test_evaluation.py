@@ -36,7 +36,7 @@ class Simulated:
     def __init__(self, clock, lengths):
         self.clock, self.lengths, self.decode_steps, self.keys = clock, lengths, 0, {}
 
-    def groups(self, prompts, sampling, *, stream, positions, pace, talks=None):
+    def groups(self, prompts, sampling, *, stream, positions, pace, environment=None):
         waiting, in_flight = list(zip(positions, prompts, strict=True)), {}
         while not (pace and pace.is_over()):
             while waiting and (pace is None or pace.may_start(len(in_flight))):

@@ -15,7 +15,7 @@ from hostile_tools import MISDEEDS, REWARDS
 from tool_templates import GOOD
 
 from microrl.config import resolve
-from microrl.environments.talk import Environment
+from microrl.environments.conversation import Environment
 from microrl.models.tiny import build_tokenizer
 from microrl.sandbox import levels
 from microrl.types import Completion, Prompt
@@ -94,7 +94,7 @@ def test_hostile_episodes_end_alone(count, told, monkeypatch):
     before, own = len(os.listdir("/proc/self/fd")), psutil.Process()
     began = time.monotonic()
     with closing(Environment(config.env)) as environment, ThreadPoolExecutor(16) as pool:
-        environment.speak(told, config.data)
+        environment.use_template(told, config.data)
         environment.only.deadline_s = DEADLINE_S  # of tools and rewards; on a busy machine, a fork may take longer to begin
         warm = [*pool.map(lambda number: episode(environment, told, number), range(count // 3))]
         memory = own.memory_info().rss
@@ -137,7 +137,7 @@ def test_hostile_programs_end_alone(told):
     """In the built-in interpreter. None: the episode ends."""
     config = resolve((), {"env.target": "python", "env.deadline_s": DEADLINE_S})
     with closing(Environment(config.env)) as environment:
-        environment.speak(told, config.data)
+        environment.use_template(told, config.data)
         for code, said in PROGRAMS.items():
             talk = environment.begin(Prompt("?", "1", "?", (5,), 1, "{}"))
             text = f"<tool_call>{json.dumps({'name': 'run', 'arguments': {'code': code}})}</tool_call>"

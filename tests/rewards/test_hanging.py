@@ -381,7 +381,7 @@ class Scripted:
 
     decode_steps = 0
 
-    def groups(self, prompts, sampling, *, stream, positions, pace, talks=None):
+    def groups(self, prompts, sampling, *, stream, positions, pace, environment=None):
         for position, prompt in zip(positions, prompts, strict=True):
             if pace:
                 pace.may_start(0)

@@ -60,9 +60,9 @@ def engine_on(model, tokenizer, max_kv_gb=1):
     return engine
 
 
-def sample(engine, snapshot, sampling, talks, stream=(0, 0)):
+def sample(engine, snapshot, sampling, environment, stream=(0, 0)):
     with engine.awake(snapshot) as sampler:
-        found = sampler.groups(PROMPTS, sampling, stream=stream, talks=talks)
+        found = sampler.groups(PROMPTS, sampling, stream=stream, environment=environment)
         return [group for _, group in sorted(found, key=lambda item: item[0])]
 
 
@@ -130,7 +130,7 @@ def test_every_turn_has_random_numbers_of_its_own(tokenizer):
                     for number in range(request.count):
                         yield request, number, Completion((9, 2), (0.0, 0.0), "stop", 0, "hello")
 
-    groups = dict(Parrot().groups(PROMPTS[:2], Sampling(2, 40), stream=(7,), positions=[3, 5], talks=Echoes()))
+    groups = dict(Parrot().groups(PROMPTS[:2], Sampling(2, 40), stream=(7,), positions=[3, 5], environment=Echoes()))
     assert [request.key for request in asked[:2]] == [(7, 3), (7, 5)]
     assert sorted(request.key for request in asked[2:]) == [(7, p, n, turn) for p in (3, 5) for n in (0, 1) for turn in (1, 2)]
     whole = {p: group.prompt.token_ids + group.completions[0].token_ids for p, group in groups.items()}
@@ -248,7 +248,7 @@ def test_an_episode_does_not_wait_for_others_of_its_group(tokenizer):
 
     engine = engine_on(random_model("qwen2"), tokenizer)
     with engine.awake(BASE) as sampler:
-        list(sampler.groups(PROMPTS[:1], Sampling(24, 200), stream=(0, 0), talks=All()))
+        list(sampler.groups(PROMPTS[:1], Sampling(24, 200), stream=(0, 0), environment=All()))
     assert turns.index(2) < len(turns) - 1 - turns[::-1].index(1)
 
 

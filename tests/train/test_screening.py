@@ -96,7 +96,7 @@ class ScriptedEngine:
     def awake(self, snapshot):
         yield self
 
-    def groups(self, prompts, sampling, *, stream, pace, talks):
+    def groups(self, prompts, sampling, *, stream, pace, environment):
         self.stream, in_flight = stream, []
         for position, prompt in enumerate(prompts):
             while not pace.may_start(len(in_flight)):

@@ -32,7 +32,7 @@ class ScriptedEngine:
     def awake(self, snapshot, *, is_training=False):
         yield self
 
-    def groups(self, prompts, sampling, *, stream, talks=None):
+    def groups(self, prompts, sampling, *, stream, environment=None):
         self.calls.append((len(prompts), stream))
         for position, prompt in reversed(list(enumerate(prompts))):
             texts = prompt.question.split("|")

@@ -15,10 +15,10 @@ from microrl.commands.bench import scripted_tool, synthetic
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
 from microrl.environments.calls import Call
-from microrl.environments.talk import Environment
+from microrl.environments.conversation import Environment
 from microrl.models.threads import use_sensible_threads
 from microrl.models.tiny import CHAT_TEMPLATE, build_tokenizer
-from microrl.rollout.episodes import Talks
+from microrl.rollout.episodes import EpisodeEnvironment
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import BASE, Completion, Episode, Prompt, Sampling
 
@@ -61,15 +61,18 @@ def episodes(
         answer = environment.only.continuation.ids([("wait", "done")])
         single = (Sampling(group, sampled, min_tokens=sampled), None)
         several = Sampling(group, sampled + (turns - 1) * len(answer), min_tokens=length - 1)
-        sides: dict[str, tuple[Sampling, Talks | None]] = {"single_s": single, "episodes_s": (several, _Instant(answer))}
+        sides: dict[str, tuple[Sampling, EpisodeEnvironment | None]] = {
+            "single_s": single,
+            "episodes_s": (several, _Instant(answer)),
+        }
         if tool_seconds is not None:
             sides["tool_s"] = (several, environment)
 
         def seconds(side: str, number: int) -> float:
-            sampling, talks = sides[side]
+            sampling, environment = sides[side]
             began = clock.now_s()
             with engine.awake(BASE) as sampler:
-                groups = [group for _, group in sampler.groups(asked, sampling, stream=(number,), talks=talks)]
+                groups = [group for _, group in sampler.groups(asked, sampling, stream=(number,), environment=environment)]
             took = clock.now_s() - began
             lengths = {completion.length for group in groups for completion in group.completions}
             assert lengths == {sampled}, lengths
@@ -136,7 +139,7 @@ def _environment(tokenizer: Any, tool_seconds: float) -> Iterator[Environment]:
     """A real environment, but for what it reads in a turn: always a call of the tool that takes these seconds."""
     environment = Environment(EnvironmentConfig(target=f"{scripted_tool.__name__}:{scripted_tool.Tool.__name__}"))
     try:
-        environment.speak(tokenizer, DataConfig())
+        environment.use_template(tokenizer, DataConfig())
         environment.only.parse = lambda turn: [Call("wait", {"seconds": tool_seconds})]
         yield environment
     finally:

@@ -52,23 +52,23 @@ class Environment:
         """The JSON schemas of a row's tools. Raises UserError for a row that names no environment, where there are several."""
         return self.kinds[self._config.name_for(row)].described.tools
 
-    def speak(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
+    def use_template(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
         """Take over the words of a model's chat template. `stops` as for `Continuation`. Raises UserError for a template that
         cannot continue a conversation."""
         for kind in self.kinds.values():
-            kind.speak(tokenizer, data, stops)
+            kind.use_template(tokenizer, data, stops)
 
     def begin(self, prompt: Prompt) -> Conversation:
-        """See `Talks.begin`. Raises UserError where `reset` fails."""
+        """See `EpisodeEnvironment.begin`. Raises UserError where `reset` fails."""
         return self.kinds[self._config.name_for(prompt)].begin(prompt)
 
     def give_up(self) -> None:
-        """See `Talks.give_up`."""
+        """See `EpisodeEnvironment.give_up`."""
         for kind in self.kinds.values():
             kind.give_up()
 
     def end(self) -> None:
-        """See `Talks.end`."""
+        """See `EpisodeEnvironment.end`."""
         for kind in self.kinds.values():
             kind.end()
 
@@ -94,7 +94,7 @@ class Kind:
         """What its class offers; asking for it first takes seconds. Raises UserError for a class that cannot be used."""
         return self._instances.describe()
 
-    def speak(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
+    def use_template(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
         """See `Environment.speak`."""
         self.tokenizer = tokenizer
         self.continuation = Continuation(tokenizer, self.described.tools, data.thinking, stops)
@@ -139,11 +139,11 @@ class Kind:
         return replace(prompt, text=rendered.text, token_ids=rendered.token_ids)
 
     def give_up(self) -> None:
-        """See `Talks.give_up`."""
+        """See `EpisodeEnvironment.give_up`."""
         self._given_up += 1
 
     def end(self) -> None:
-        """See `Talks.end`."""
+        """See `EpisodeEnvironment.end`."""
         for instance in [*self._open]:
             self.closed(instance)
 
@@ -161,7 +161,7 @@ class Kind:
 
 
 class Conversation:
-    """See `Talk`. `gone()`: nobody waits any more."""
+    """See `EpisodeConversation`. `gone()`: nobody waits any more."""
 
     def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, gone: Callable[[], bool]) -> None:
         self.prompt = prompt
@@ -170,7 +170,8 @@ class Conversation:
         self._turns = self._calls = self._failures = 0
 
     def reply(self, turn: Completion, room: int) -> Sequence[int] | None:
-        """See `Talk.reply`. All the calls of a turn have one deadline; at it, the instance is killed and the episode ends."""
+        """See `EpisodeConversation.reply`. All the calls of a turn have one deadline; at it, the instance is killed and the episode
+        ends."""
         environment = self._environment
         self._turns += 1
         # Only where a turn ends as the template ends it, what follows can be written behind it.
@@ -208,7 +209,7 @@ class Conversation:
             return {"error": error.why or f"it took longer than {self._environment.deadline_s:g} s"}
 
     def ended(self) -> Episode:
-        """See `Talk.ended`."""
+        """See `EpisodeConversation.ended`."""
         reward: float | None = 0.0
         if self._environment.described.rewards:
             given = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
@@ -217,5 +218,5 @@ class Conversation:
         return Episode(self._turns, self._calls, self._failures, reward)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """See `Talk.text`."""
+        """See `EpisodeConversation.text`."""
         return str(self._environment.tokenizer.decode(token_ids))
