@@ -95,7 +95,7 @@ class Kind:
         return self._instances.describe()
 
     def use_template(self, tokenizer: Any, data: DataConfig, stops: Collection[int] | None = None) -> None:
-        """See `Environment.speak`."""
+        """See `Environment.use_template`."""
         self.tokenizer = tokenizer
         self.continuation = Continuation(tokenizer, self.described.tools, data.thinking, stops)
         self.parse = parser(tokenizer, self.continuation.opening, self.continuation.call, self.described.tools)
@@ -170,8 +170,8 @@ class Conversation:
         self._turns = self._calls = self._failures = 0
 
     def reply(self, turn: Completion, room: int) -> Sequence[int] | None:
-        """See `EpisodeConversation.reply`. All the calls of a turn have one deadline; at it, the instance is killed and the episode
-        ends."""
+        """See `EpisodeConversation.reply`. All the calls of a turn have one deadline. At it, the instance is killed and the
+        episode ends."""
         environment = self._environment
         self._turns += 1
         # Only where a turn ends as the template ends it, what follows can be written behind it.

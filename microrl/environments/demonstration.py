@@ -21,7 +21,7 @@ class Unusable(Exception):
 
 
 class Demonstrations:
-    """Makes examples of conversations for an environment that speaks the model's words (`Kind.speak`).
+    """Makes examples of conversations for an environment that uses the model's template (`Kind.use_template`).
 
     Turns are written as the chat template writes them, or where it leaves out the calls, as Qwen and Hermes do; and the tools'
     answers as in an episode. So an example has the tokens that an episode with the same turns would have.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import inspect
 import json
 import os
@@ -28,7 +29,7 @@ from glob import glob
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from microrl.sandbox import Limits, confine, memory_folder
-from microrl.sandbox.confine import levels_in_force, libraries
+from microrl.sandbox.confine import levels_in_force, libraries, rules
 from microrl.sandbox.landlock import libc
 
 if TYPE_CHECKING:
@@ -114,18 +115,22 @@ def serve(
     helpers, new_loop = _children(), _loops(environment)
     _adopt()
     is_in_memory: bool | None = None
+    made: int | None = None
+    gc.freeze()  # else the first collection in a fork copies the memory that it shares
     for line in requests:
         request = json.loads(line)
         if "end" in request:
             # Else it was the fork of a process before this one, and the number may be another's now.
             status = _end(request["end"], forks, helpers) if request["end"] in forks else None
-            _write(replies, {"status": status})
+            if request["asks"]:
+                _write(replies, {"status": status})
             continue
         descriptor, bounds = request["start"], Bounds(*request["bounds"])
         with socket.socket(fileno=os.dup(descriptor)) as channel:
             _, pipes, _, _ = socket.recv_fds(channel, 1, 2)
         if bounds.confined and is_in_memory is None:
-            libraries()  # before the fork
+            libraries()  # before the fork, as is what they may read
+            made = rules() if bounds.folder is None else None
             is_in_memory = bounds.folder is not None and memory_folder.enter(bounds.folder)
         folder = _folder(bounds.folder) if bounds.folder is not None and is_in_memory else None
         owner = os.getpid()
@@ -136,7 +141,7 @@ def serve(
                 _adopt()
                 for inherited in (requests.fileno(), replies, descriptor):
                     os.close(inherited)
-                _Instance(environment, described, partial(_hold, bounds, folder, owner, (*pipes,), new_loop)).run(*pipes)
+                _Instance(environment, described, partial(_hold, bounds, folder, made, owner, (*pipes,), new_loop)).run(*pipes)
             finally:
                 os._exit(0)
         forks[pid] = folder
@@ -199,7 +204,12 @@ def _loops(environment: type) -> Callable[[], AbstractEventLoop] | None:
 
 
 def _hold(
-    bounds: Bounds, folder: str | None, owner: int, pipes: tuple[int, ...], new_loop: Callable[[], AbstractEventLoop] | None
+    bounds: Bounds,
+    folder: str | None,
+    made: int | None,
+    owner: int,
+    pipes: tuple[int, ...],
+    new_loop: Callable[[], AbstractEventLoop] | None,
 ) -> AbstractEventLoop | None:
     """Put the bounds on this process. Returns an event loop if one is needed: a confined process cannot make one. Raises
     OSError."""
@@ -211,7 +221,7 @@ def _hold(
             memory = int(pages.read().split()[0]) * resource.getpagesize() + bounds.memory_bytes
     if bounds.confined:
         limits = Limits(memory, file_bytes=FOLDER_BYTES if folder else 0)
-        confine(owner, limits, folder=folder, keep=(*pipes, *(_descriptors() - before)))
+        confine(owner, limits, folder=folder, keep=(*pipes, *(_descriptors() - before)), made=made)
         if bounds.strict and not (levels := levels_in_force()).is_tight:
             raise OSError(f"it could not be confined; in force: {levels}")
         return loop

@@ -73,7 +73,7 @@ class Instances(CustomProcess):
         if self._process is None:
             self._channel, theirs = socket.socketpair()
             self._theirs = theirs.fileno()
-            if self._bounds.confined:
+            if self._bounds.strict:  # the others that are confined come with microrl, and write nothing
                 folder, self._folder_lock = folders.make()
                 self._bounds = self._bounds._replace(folder=folder)
             with theirs:
@@ -125,9 +125,15 @@ class Instances(CustomProcess):
         """Kill a fork and what it has started. Says how it had ended, where it had."""
         with self._lock, suppress(NoReply):  # it was killed together with its forks
             if self._process is not None:
-                status = self.call({"end": pid}, START_S, never)["status"]
+                status = self.call({"end": pid, "asks": True}, START_S, never)["status"]
                 return "its process has ended" if status is None else _in_words(os.waitstatus_to_exitcode(status))
         return "its process has ended"
+
+    def forget(self, pid: int) -> None:
+        """`end` it, without waiting for that."""
+        with self._lock, suppress(NoReply):
+            if self._process is not None:
+                self._lines.send({"end": pid, "asks": False}, now_s() + START_S, never)
 
     def kill(self) -> None:
         """Kill the process; its forks die with it."""
@@ -181,4 +187,5 @@ class Instance:
             os.close(descriptor)
         self._pipes = ()
         if self._runs:
-            self._kill()
+            self._runs = False
+            self._owner.forget(self._pid)

@@ -55,7 +55,7 @@ class Working:
 class Calling(Working):
     """That of `quickstart-tools`: a calculator is called, or the sum is guessed."""
 
-    max_tokens, validation = 48, 128
+    max_tokens, validation = 48, 64
     words = (tiny.WORDS, tiny.TOOL_TEMPLATE, tiny.TOOL_MARKUP)
 
     @contextmanager

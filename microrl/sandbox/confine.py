@@ -66,19 +66,35 @@ class Levels:
         return ", ".join([*(name for name, holds in names.items() if holds), "resource limits"])
 
 
-def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tuple[int, ...] = (), packages: bool = True) -> None:
+def rules() -> int | None:
+    """Landlock's rules for processes without a folder, to be made before they are forked; None: this kernel makes none."""
+    try:
+        return landlock.ruleset(read=(*libraries(), *DEVICES)) if landlock.version() else None
+    except OSError:
+        return None
+
+
+def confine(
+    owner: int,
+    limits: Limits,
+    *,
+    folder: str | None = None,
+    keep: tuple[int, ...] = (),
+    packages: bool = True,
+    made: int | None = None,
+) -> None:
     """Lock this process in. It was just forked from `owner`, dies with it, and keeps only the descriptors of `keep` and 0 to 2.
 
     `folder`: the only one that it may write to, and its working directory. `packages`: whether it may read installed packages,
-    rather than only the standard library; some of them hold the tests of benchmarks. What this kernel cannot give is left out:
-    see `levels_in_force`.
+    rather than only the standard library; some of them hold the tests of benchmarks. `made`: what `rules` returned, in place of
+    `folder` and `packages`. What this kernel cannot give is left out: see `levels_in_force`.
     """
     with contextlib.suppress(AttributeError):
         landlock.libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != owner:
         os._exit(0)
     signal.set_wakeup_fd(-1)
-    _close_all_but({0, 1, 2, *keep})
+    _close_all_but({0, 1, 2, *keep, *([] if made is None else [made])})
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where the machine runs out of memory, this process goes first, and not the run
     os.environ.clear()
@@ -93,7 +109,11 @@ def confine(owner: int, limits: Limits, *, folder: str | None = None, keep: tupl
     _drop_capabilities()
     if landlock.version():
         with contextlib.suppress(OSError):
-            landlock.restrict(read=(*libraries(packages), *DEVICES), write=(folder,) if folder else ())
+            if made is None:
+                landlock.restrict(read=(*libraries(packages), *DEVICES), write=(folder,) if folder else ())
+            else:
+                landlock.enter(made)
+                os.close(made)
     if seccomp.is_available():
         with contextlib.suppress(OSError):
             seccomp.install()

@@ -52,6 +52,16 @@ def restrict(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
 
     Paths that do not exist are passed over. Descriptors that are open already stay usable.
     """
+    rules = ruleset(read=read, write=write)
+    try:
+        enter(rules)
+    finally:
+        os.close(rules)
+
+
+def ruleset(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> int:
+    """The rules of `restrict` as a descriptor, for processes that are forked and `enter` them: making them takes longer than all
+    the rest of a sandbox. Raises OSError where the kernel refuses."""
     have = version()
     files = 0
     for since, rights in _FILE_RIGHTS.items():
@@ -68,10 +78,16 @@ def restrict(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
         for paths, rights in ((read, READ_FILE | READ_DIR), (write, files & ~EXECUTE)):
             for path in paths:
                 _allow(rules, path, rights)
-        no_new_privileges()
-        _syscall(_RESTRICT_SELF, rules, 0)
-    finally:
+    except OSError:
         os.close(rules)
+        raise
+    return rules
+
+
+def enter(rules: int) -> None:
+    """Put this process under a `ruleset`, for good. Raises OSError where the kernel refuses."""
+    no_new_privileges()
+    _syscall(_RESTRICT_SELF, rules, 0)
 
 
 def no_new_privileges() -> None:

@@ -137,7 +137,7 @@ def render_prompts(
     environment: Environment | None = None,
 ) -> Prompts:
     """Render the questions with the chat template; held-out and validation questions up to their configured numbers. Every prompt
-    tells of the tools of the environment, which speaks the model's words."""
+    tells of the tools of the environment, which uses the model's template."""
     tools = no_tools if environment is None else environment.tools
     progress = partial(console.progress, total=len(questions.training), label="rendering prompts")
     training = render_all(questions.training, tokenizer, config.data, progress, tools)

@@ -238,7 +238,8 @@ def test_an_episode_whose_model_never_stops_calling_ends_at_the_limit(told_folde
                 for request in ready:
                     said = ids[: sampling.max_tokens - request.written]
                     finish = "stop" if said == ids else "length"
-                    yield request, (Completion(said, (0.0,) * len(said), finish, 0, text),) * request.count
+                    for number in range(request.count):
+                        yield request, number, Completion(said, (0.0,) * len(said), finish, 0, text)
 
     config = resolve((), {"env.target": "made_tools:Calculator", "env.path": str(HELPERS)})
     with closing(Environment(config.env)) as environment:
