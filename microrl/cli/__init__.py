@@ -100,11 +100,12 @@ COMMANDS = {
 
 for panel, commands in COMMANDS.items():
     for name, (module, line) in commands.items():
+        epilog = getattr(module, "EXAMPLES", "").replace("\n", "\n\n") or None  # each example a paragraph
         if isinstance(group := getattr(module, "group", None), typer.Typer):
-            app.add_typer(group, name=name, short_help=line, rich_help_panel=panel)
+            app.add_typer(group, name=name, short_help=line, rich_help_panel=panel, epilog=epilog)
         else:  # the function with the file's name
             function = getattr(module, module.__name__.rpartition(".")[2])
-            app.command(name, short_help=line, rich_help_panel=panel, epilog=getattr(module, "EXAMPLES", None))(function)
+            app.command(name, short_help=line, rich_help_panel=panel, epilog=epilog)(function)
 
 
 def main() -> None:

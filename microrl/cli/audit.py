@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl audit quickstart                         [dim]seconds, without a model[/]
-
   microrl audit micro-r64 --data problems.jsonl --reward my_rewards:brevity=0.5
-
   microrl audit ortho-code --data humaneval        [dim]programs, in the sandbox: a minute[/]
-
   microrl audit runs/mine --json
 """
 

@@ -19,15 +19,10 @@ Rank = Annotated[int, typer.Option(min=1, help="Adapter rank.")]
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl bench step --model ./SmolLM2-135M-Instruct --rank 64 --steps 2 --json
-
   microrl bench peer --peer ENV/bin/python --model ./SmolLM2-135M-Instruct
-
   microrl bench rollout --sync swap --pairs 5      [dim]needs vLLM[/]
-
   microrl bench rollout --turns 3 --tokens 96 --tool-seconds 0.2
-
   microrl bench sync --adapters lora,dora          [dim]needs vLLM[/]
 """
 
@@ -332,9 +327,7 @@ def sync(
 
 
 group = typer.Typer(
-    help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
-    no_args_is_help=True,
-    epilog=EXAMPLES,
+    help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.", no_args_is_help=True
 )
 for command in (step, peer, rollout, sync, logprob):
     group.command(command.__name__)(command)

@@ -23,13 +23,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl compare runs/seed-0 runs/seed-1          [dim]one method, two seeds[/]
-
   microrl compare runs/mine runs/warm --as markdown
-
   microrl compare runs/mine/best runs/warm/best --as latex --no-published
-
   microrl compare runs/study                       [dim]a sweep, by setting[/]
 """
 HEAD = (

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl diff                                     [dim]the newest run: answers that became right or wrong[/]
-
   microrl diff runs/mine --only wrong --count 20
-
   microrl diff runs/mine --json > answers.json
 """
 NARROW = 70

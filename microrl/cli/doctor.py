@@ -17,9 +17,7 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("p
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl doctor
-
   microrl doctor --measure                         [dim]15 to 25 minutes expected on a GPU (not measured), 2 on a CPU[/]
 """
 

@@ -12,15 +12,10 @@ from microrl.cli.output import emit, say
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl eval --pass-k 16                         [dim]the newest run, on its held-out problems[/]
-
   microrl eval runs/mine --bench math500,aime24 --samples 16 --pass-k 1,8,16
-
   microrl eval runs/mine/best --protocol ortho --base DeepSeek-R1-Distill-Qwen-1.5B --hours 3
-
   microrl eval --base Qwen2.5-1.5B-Instruct --max-tokens 3584,16384   [dim]the gain at two limits[/]
-
   microrl eval Qwen2.5-1.5B-Instruct --data problems.jsonl --temperature 0 --dry-run
 """
 

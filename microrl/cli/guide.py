@@ -10,11 +10,8 @@ from microrl.cli.output import say
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl guide                                    [dim]list the pages[/]
-
   microrl guide budget
-
   microrl guide adapters > adapters.md             [dim]into a pipe or file: plain Markdown[/]
 """
 

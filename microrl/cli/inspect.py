@@ -13,13 +13,9 @@ from microrl.cli.output import emit, say
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl inspect                                  [dim]the newest run: its final adapter[/]
-
   microrl inspect runs/mine/best --layers 0,14,27 --projections q_proj,down_proj --json
-
   microrl inspect runs/mine --html                 [dim]also writes the report, with the figures in it[/]
-
   microrl inspect kl-bound --seeds 20              [dim]theorem 1 of "LoRA as an implicit KL regulariser"[/]
 """
 KL_BOUND = "kl-bound"

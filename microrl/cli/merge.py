@@ -12,13 +12,9 @@ from microrl.cli.output import emit, say
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl merge --out my-adapter                   [dim]the newest run; a LoRA if the update is low-rank[/]
-
   microrl merge --as full --out my-model && vllm serve my-model
-
   microrl merge runs/mine/best --out best --json
-
   microrl merge some-peft-adapter --model Qwen2.5-1.5B-Instruct --as full --out my-model
 """
 

@@ -20,17 +20,11 @@ GPUS = "t4, l4, a10g, 3090, 4090, 5090, a40, a6000, l40s, rtx6000ada, a100-40gb,
 """The names in `plan.devices.DEVICES`, which is not imported for a help text."""
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl plan --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24 --gpu a40
-
   microrl plan micro-r64 budget-6h                 [dim]one row per GPU[/]
-
   microrl plan ortho-7b --gpu h100 --price 2.50 --json
-
   microrl plan --starts --hours 24 --gpu a40       [dim]which model to start from[/]
-
   microrl plan micro-r64 --fetch                   [dim]also download what the run needs[/]
-
   microrl plan micro-r64 --gpu a40 --detect 0.03   [dim]problems and samples to detect a gain of 3 points[/]
 """
 

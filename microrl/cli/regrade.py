@@ -9,11 +9,8 @@ from microrl.cli.output import emit, say
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl regrade                                  [dim]the newest run, by the checker of this version[/]
-
   microrl regrade runs/mine --reward my_rewards:brevity=0.5
-
   microrl regrade runs/mine --set reward.normalise=apart --json
 """
 

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl report                                   [dim]the newest run; writes report.html into its folder[/]
-
   microrl report runs/mine runs/warm --out both.html
-
   microrl report runs/mine --figures figures       [dim]also as PNG and SVG, as wide as a paper's column[/]
 """
 

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl sample 'What is 47 + 38?'                [dim]the newest run[/]
-
   microrl sample runs/mine 'What is 47 + 38?'
 """
 

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl sweep quickstart --ranks 2,4,8 --seeds 0,1,2     [dim]nine runs, each with the preset's limits[/]
-
   microrl sweep micro-r64 --ranks 8,64,256 --alpha fixed,rank --seeds 0,1,2 --hours 24 --out runs/study
-
   microrl sweep quickstart --vary optim.lr=5e-5,1e-4,2e-4 --vary loss.beta=0,0.05 --hours 1 --dry-run
-
   microrl sweep --resume runs/study                        [dim]after it was interrupted or killed[/]
 """
 

@@ -12,11 +12,8 @@ from microrl.cli.output import say
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl track runs/mine --to wandb               [dim]follows the run until it ends; a finished one is sent at once[/]
-
   WANDB_MODE=offline microrl track --to wandb      [dim]the newest run, written to local files[/]
-
   microrl track --to tensorboard                   [dim]then: tensorboard --logdir runs[/]
 """
 

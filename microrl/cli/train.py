@@ -22,19 +22,12 @@ AUTO = "auto"
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl train quickstart                         [dim]no GPU, no network: a minute on two CPU cores[/]
-
   microrl train --model Qwen2.5-1.5B-Instruct --rank 256 --hours 24
-
   microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
-
   microrl train micro-r64 --data problems.jsonl --reward my_rewards:brevity=0.5 --hours 6
-
   microrl train --model Qwen/Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]SFT first[/]
-
   microrl train micro-r64 --data problems.jsonl --hours 6 --control shuffle   [dim]12 hours: is it the rewards?[/]
-
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
 """
 

@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 [bold]Examples[/]
-
   microrl warmup Qwen/Qwen2.5-0.5B --data traces.jsonl --hours 0.5 --rank 64 --out runs/warm
   microrl train --model Qwen/Qwen2.5-0.5B --data problems.jsonl --rank 64 --hours 6 --init runs/warm
-
   microrl warmup quickstart --steps 20             [dim]no GPU, no network[/]
-
   microrl warmup --resume runs/warm --hours 1
 """
 
