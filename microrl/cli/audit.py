@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,9 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import OK, USAGE, emit, say
+from microrl.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from microrl.config import RunConfig
 
 EXAMPLES = """
@@ -83,7 +83,6 @@ def configured(target: str | None, flags: options.Flags, sets: Sequence[str]) ->
     from microrl.cli.target import run_of
     from microrl.config import presets, resolve
     from microrl.config.resolve import override
-    from microrl.errors import UserError, did_you_mean
     from microrl.run.folder import RunFolder
 
     if target is None and flags["data.name"] is not None:

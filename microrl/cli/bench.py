@@ -9,7 +9,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
-from microrl.commands.bench.synthetic import Device, Dtype, Shape, work
+from microrl.commands.bench.synthetic import ARCHITECTURES, Device, Dtype, Shape, check_name, work
 from microrl.errors import UserError
 
 Prompts = Annotated[int, typer.Option(min=1, help="Prompts per step.")]
@@ -205,7 +205,6 @@ def rollout(
     Needs vLLM, except with --turns. The comparison uses the same engine, requests and settings, and a model with random weights.
     """
     from microrl.cli.sweep_values import values
-    from microrl.commands.bench.synthetic import ARCHITECTURES, check_name
     from microrl.rollout.preflight import require_vllm
 
     names = values("--arch", arch)
@@ -305,7 +304,6 @@ def sync(
     Needs vLLM. The sync check is not timed. The model has random weights.
     """
     from microrl.cli.sweep_values import values
-    from microrl.commands.bench.synthetic import check_name
     from microrl.config.adapters import KINDS
     from microrl.plan.show import print_lines
     from microrl.rollout.preflight import require_vllm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,10 +13,9 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
+from microrl.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from microrl.commands.compare import Row
     from microrl.evaluation.intervals import Estimate
     from microrl.sweep.contrast import Contrast
@@ -54,7 +54,6 @@ def compare(
     from rich.console import Console
 
     from microrl.cli.target import find_adapter
-    from microrl.errors import UserError
 
     forms: dict[str, Callable[[Sequence[Row]], str]] = {"table": _table, "markdown": _markdown, "csv": _csv, "latex": _latex}
     from microrl.commands.compare import Entry, answer_to, varied

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
 
 from microrl.cli.output import emit, say
+from microrl.config import RunConfig
 from microrl.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from microrl.config import RunConfig
-    from microrl.evaluation.power import Study
-    from microrl.plan import Device, Shape
+from microrl.evaluation.power import MOST, POWER, Study, power, questions_needed
+from microrl.plan import Device, Shape, make
+from microrl.plan.show import as_text, table
 
 SAMPLES = (1, 4, 16)
 SEEDS = (1, 3, 5)
@@ -20,8 +21,6 @@ SEEDS = (1, 3, 5)
 
 def study_of(gain: float, accuracy: float) -> Study:
     """Raises UserError for a gain or an accuracy that no evaluation could have."""
-    from microrl.evaluation.power import MOST, Study, questions_needed
-
     if not 0 < gain < 1:
         raise UserError(f"--detect {gain:g} is not between 0 and 1", "a gain of three percentage points is --detect 0.03")
     if not 0 < accuracy < 1:
@@ -40,10 +39,6 @@ def show(config: RunConfig, shape: Shape, study: Study, devices: list[Device], *
     """Print the designs, and their cost on each device."""
     found = [_design(config, shape, study, devices, samples, seeds) for seeds in SEEDS for samples in SAMPLES]
     if as_json:
-        from dataclasses import asdict
-
-        from microrl.evaluation.power import POWER
-
         emit({"detect": study.gain, "power": POWER, "assumptions": asdict(study), "designs": found})
         return
     print(_page(study, found, devices))
@@ -51,8 +46,6 @@ def show(config: RunConfig, shape: Shape, study: Study, devices: list[Device], *
 
 
 def _design(config: RunConfig, shape: Shape, study: Study, devices: list[Device], samples: int, seeds: int) -> dict[str, Any]:
-    from microrl.evaluation.power import power, questions_needed
-
     questions = questions_needed(study, samples=samples, seeds=seeds)
     design: dict[str, Any] = {"seeds": seeds, "samples": samples, "questions": questions}
     if questions is not None:
@@ -64,8 +57,6 @@ def _design(config: RunConfig, shape: Shape, study: Study, devices: list[Device]
 
 def _cost(config: RunConfig, shape: Shape, device: Device, questions: int, samples: int, seeds: int) -> dict[str, float]:
     """Hours and US dollars of evaluating the untouched model and `seeds` trained ones."""
-    from microrl.plan import make
-
     evaluation = config.evaluation.model_copy(update={"problems": questions, "samples": samples, "pass_k": ()})
     plan = make(config.model_copy(update={"evaluation": evaluation}), shape, device)
     hours = (1 + seeds) * plan.evaluation_s / 3600
@@ -73,11 +64,6 @@ def _cost(config: RunConfig, shape: Shape, device: Device, questions: int, sampl
 
 
 def _page(study: Study, designs: list[dict[str, Any]], devices: list[Device]) -> str:
-    from rich.console import Group
-
-    from microrl.evaluation.power import POWER
-    from microrl.plan.show import as_text, table
-
     alone = devices[0].name if len(devices) == 1 else None
     columns = (">seeds", ">samples", ">questions", ">completions", *((f">hours on {alone}", ">$") if alone else ()))
     rows = []
@@ -103,8 +89,6 @@ def _page(study: Study, designs: list[dict[str, Any]], devices: list[Device]) ->
 
 def _cards(designs: list[dict[str, Any]], devices: list[Device]) -> Table:
     """The cost of one design on every card; those of the others are in proportion to their completions, nearly."""
-    from microrl.plan.show import table
-
     one = next(design for design in designs if design["seeds"] == 1 and design["samples"] == max(SAMPLES))
     rows = [(device.name, *_hours_and_dollars(one["cards"][device.name])) for device in devices]
     return table((f"{one['seeds']} seed, {one['samples']} samples on", ">hours", ">$"), rows)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
+from microrl.errors import UserError, did_you_mean
+from microrl.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from microrl.report.transcripts import Pair
 
 EXAMPLES = """
@@ -45,9 +46,7 @@ def diff(
 ) -> None:  # fmt: skip
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
     from microrl.cli.target import run_of
-    from microrl.errors import UserError, did_you_mean
     from microrl.report import transcripts
-    from microrl.terminal import printable
 
     kinds = {
         "turned": (transcripts.RIGHT, transcripts.WRONG), "right": (transcripts.RIGHT,), "wrong": (transcripts.WRONG,),
@@ -90,8 +89,6 @@ def _show(pairs: Sequence[Pair]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from microrl.terminal import printable
 
     console = Console(highlight=False)
     is_wide = console.width >= NARROW

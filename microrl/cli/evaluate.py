@@ -9,6 +9,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
+from microrl.errors import UserError
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -122,7 +123,6 @@ def evaluate(
     from microrl.cli.benchmarks import label, resolve_benchmarks
     from microrl.cli.sweep_values import numbers
     from microrl.cli.target import find_weights, prepare_hub
-    from microrl.errors import UserError
 
     if hours is not None and not hours > 0:
         raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")

@@ -10,6 +10,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
+from microrl.errors import UserError
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -58,7 +59,6 @@ def inspect(
         emit(found) if as_json else _show_kl_bound(found)
         return
     from microrl.cli.target import find_adapter, prepare_hub
-    from microrl.errors import UserError
 
     chosen = find_adapter(target)
     folder = chosen.adapter_folder()
@@ -93,7 +93,6 @@ def inspect(
 
 def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
     """Raises UserError where the folder cannot be written."""
-    from microrl.errors import UserError
 
     try:
         written = write(folder)
@@ -105,7 +104,6 @@ def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
 
 
 def _kl_bound(ranks: list[int], seeds: int, clip: Clip) -> dict[str, Any]:
-    from microrl.errors import UserError
 
     try:
         import sklearn  # noqa: F401

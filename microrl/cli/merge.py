@@ -9,6 +9,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
+from microrl.errors import UserError
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -46,7 +47,6 @@ def merge(
     """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
     from microrl.cli.target import find_adapter, prepare_hub
     from microrl.config.paths import expanded
-    from microrl.errors import UserError
 
     if dtype is not None and form == "lora":
         raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")

@@ -10,6 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.terminal import printable
 
 if TYPE_CHECKING:
     from microrl.sweep.folder import SweepFolder
@@ -50,7 +51,6 @@ def report(
     from microrl.report.verdict import judge
     from microrl.sweep.contrast import accuracies
     from microrl.sweep.folder import SweepFolder
-    from microrl.terminal import printable
 
     given = [Path(target) for target in targets or ()] or [run_of(None).path]
     sweeps = {path: SweepFolder.open(path) for path in given if SweepFolder.is_one(path)}

@@ -10,6 +10,8 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit
+from microrl.errors import UserError
+from microrl.terminal import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -52,7 +54,6 @@ def sample(
     from microrl.cli.target import prepare_hub
     from microrl.config.resolve import override
     from microrl.data.load import is_torn
-    from microrl.errors import UserError
 
     run, question = _asked(words)
     if is_torn(question):
@@ -82,8 +83,6 @@ def sample(
     from rich.table import Table
     from rich.text import Text
 
-    from microrl.terminal import printable
-
     table = Table(*sides, title=Text(printable(question + said)), show_lines=True, expand=True)
     if config.env.target is None:
         for pair in zip(*sides.values(), strict=True):
@@ -106,7 +105,6 @@ def _said(turn: Turn) -> Text:
 def _asked(words: list[str]) -> tuple[RunFolder, str]:
     """(run, question). One argument alone is a question, unless it can only be a run. Raises UserError."""
     from microrl.cli.target import is_path, run_of
-    from microrl.errors import UserError
     from microrl.run.folder import RunFolder
 
     hint = "microrl sample [RUN] 'your question'; without RUN, the newest run answers"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
+
+from rich.console import Group
 
 from microrl.cli.output import emit, say
-from microrl.plan.starting_models import LIMIT, PROMPTS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from microrl.config import RunConfig
-    from microrl.plan import Device
-    from microrl.plan.starting_models import Start, Starts
+from microrl.commands import published
+from microrl.config import RunConfig, known_models
+from microrl.plan import Device
+from microrl.plan.show import WIDE, as_text, caution, table
+from microrl.plan.starting_models import LIMIT, MIN_STEPS, PROMPTS, PROMPTS_TRIED, Start, Starts, first_that_fits, starts
 
 SORTED_BY = "aime24"
 
@@ -22,9 +22,6 @@ def show(
     config: RunConfig, device: Device, free_gb: float | None, keep: Collection[str], words: list[str], *, as_json: bool
 ) -> None:
     """Print the known models that fit, the best published one first, and a command that repeats `words`."""
-    from microrl.commands import published
-    from microrl.plan.starting_models import MIN_STEPS, starts
-
     budget = config.budget.model_copy(update={"steps": None})  # steps are what is asked for
     compared = starts(config.model_copy(update={"budget": budget}), device, free_gb=free_gb, keep=keep)
     compared.fitting.sort(key=lambda one: -(published.best(one.model.name, SORTED_BY) or -1.0))
@@ -46,8 +43,6 @@ def _command(start: Start, words: list[str], keep: Collection[str]) -> str:
 
 
 def _to_json(starts: Starts, device: Device) -> dict[str, Any]:
-    from microrl.commands import published
-
     rows = [
         {
             "model": one.model.name, "hub_id": one.model.hub_id, "licence": one.model.licence, "thinking": one.model.thinking,
@@ -65,12 +60,6 @@ def _to_json(starts: Starts, device: Device) -> dict[str, Any]:
 
 
 def _page(config: RunConfig, starts: Starts, device: Device) -> str:
-    from rich.console import Group
-
-    from microrl.commands import published
-    from microrl.plan.show import WIDE, as_text, caution, table
-    from microrl.plan.starting_models import MIN_STEPS, PROMPTS_TRIED
-
     results = [line for one in starts.fitting for line in published.untrained(one.model.name)]
     limits = [one.model.limit for one in starts.fitting if one.has_known_limit]
     sources = {limit.paper: limit.source for limit in limits if limit is not None}
@@ -102,8 +91,6 @@ def _page(config: RunConfig, starts: Starts, device: Device) -> str:
 
 
 def _row(start: Start) -> list[str]:
-    from microrl.commands import published
-
     model, sampling, plan = start.model, start.config.sampling, start.plan
     return [
         model.name, model.licence or "not known", *published.cells(published.untrained(model.name)),
@@ -115,10 +102,6 @@ def _row(start: Start) -> list[str]:
 
 def suggest(config: RunConfig, device: Device, free_gb: float | None) -> None:
     """Say it where a known model with a better published accuracy fits the same card and budget."""
-    from microrl.commands import published
-    from microrl.config import known_models
-    from microrl.plan.starting_models import first_that_fits
-
     own = known_models.find(config.model.name)
     score = None if own is None else published.best(own.name, SORTED_BY)
     if own is None or score is None or config.budget.hours is None or config.data.answer_kind != "math":

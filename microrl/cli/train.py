@@ -14,6 +14,7 @@ from microrl.cli import options
 from microrl.cli.attempts import carry_out
 from microrl.cli.output import OK, say
 from microrl.errors import UserError
+from microrl.terminal import printable
 
 if TYPE_CHECKING:
     from microrl.run.folder import RunFolder
@@ -89,7 +90,6 @@ def train(
         machine.check(config, path)
         early.refuse(config)
         from microrl.commands.dry_run import preview
-        from microrl.terminal import printable
 
         print(printable(preview(config)))
         if control:
