@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from microrl.cli import options
+from microrl.cli.attempts import carry_out
 from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.cli.sweep_display import Display, duration
+from microrl.cli.train import go_on
 from microrl.errors import UserError
 from microrl.terminal import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from microrl.config import RunConfig
     from microrl.sweep.folder import SweepFolder
     from microrl.sweep.grid import Grid, Trial
 
@@ -154,7 +155,7 @@ def _refuse_places(on: str | None, cpus: int | None) -> None:
 
 def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
     """The trials in the order in which they begin. Raises UserError where they cannot be made, or their strategy cannot be."""
-    from microrl.sweep.grid import SEED
+    from microrl.sweep.grid import setting_of
 
     trials = grid.trials()
     for trial in trials:
@@ -165,7 +166,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
                 f"`budget.hours` cannot be set here: the sweep's {hours:g} hours are divided among its trials",
                 "pass only --hours, and remove budget.hours from --set or --vary",
             )
-    settings = [{axis: value for axis, value in trial.values.items() if axis != SEED} for trial in trials]
+    settings = [setting_of(trial.values) for trial in trials]
     if strategy == "seeds-first":
         order = sorted(range(len(trials)), key=lambda number: settings.index(settings[number]))
         return [trials[number] for number in order]
@@ -181,7 +182,8 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
 
 def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json: bool) -> int:
     from microrl.plan.show import print_lines
-    from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit, rounds
+    from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
+    from microrl.sweep.grid import rounds
 
     found = forecasts(trials, strategy, hours)
     refuse_what_does_not_fit(found, hours)
@@ -204,7 +206,7 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
     ]
     print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows)
     said = counted(len(found), "trial")
-    parts = rounds(trials, strategy)
+    parts = rounds((one.values for one in trials), strategy)
     if parts > 1:
         said = f"round 1 of {parts}: {said}"
     if len(plans) == len(found):
@@ -215,31 +217,22 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
     return OK
 
 
-class _Work:
+def _train(path: Path, hours: float | None, is_fresh: bool) -> int:
     """A trial in the process that was made for it."""
+    from microrl.run.folder import RunFolder
 
-    def train(self, path: Path, hours: float | None, *, is_fresh: bool) -> int:
-        from microrl.cli.attempts import carry_out
-        from microrl.cli.train import go_on
-        from microrl.run.folder import RunFolder
+    def work() -> int:
+        folder = RunFolder.open(path)
+        tree = folder.config()
+        if is_fresh:
+            return carry_out(folder, tree, resume=False)
+        return go_on(folder, None if tree["budget"]["hours"] == hours else hours, None)
 
-        def work() -> int:
-            folder = RunFolder.open(path)
-            tree = folder.config()
-            if is_fresh:
-                return carry_out(folder, tree, resume=False)
-            return go_on(folder, None if tree["budget"]["hours"] == hours else hours, None)
-
-        return guarded(work)
-
-    def evaluate_base(self, path: Path, config: RunConfig) -> int:
-        return evaluate_base(str(path), config.model_dump_json())
+    return guarded(work)
 
 
 def evaluate_base(path: str, config: str) -> int:
     """Evaluate the untouched model anew into a run folder; `config` is JSON. Returns an exit status."""
-    import json
-
     from microrl import clock, files
     from microrl.cli import early
     from microrl.config import check
@@ -285,7 +278,7 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
         else:
             if not any(fallback.may_be_needed(folder.config(trial)) for trial in folder.plan.trials):
                 import microrl.train.loop  # noqa: F401 - once, for all the processes that are forked from this one
-            local.carry_out(folder, _Work(), show, started=clock.process_started_s())
+            local.carry_out(folder, local.Work(_train, evaluate_base), show, started=clock.process_started_s())
     except KeyboardInterrupt:
         show.close()
         say(f"resume with: microrl sweep --resume {folder.path}{where}")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from microrl.errors import UserError
 from microrl.evaluation.answer import Answer
@@ -20,9 +20,8 @@ from microrl.sweep.grid import SEED, key_name
 from microrl.sweep.table import Line, label, lines, method
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A trial that has ended and was evaluated after training."""
+class _Ended(NamedTuple):
+    """A trial that has ended, and its evaluation after training."""
 
     line: Line
     result: Result
@@ -60,8 +59,8 @@ def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
     Raises UserError for a damaged evaluation.
     """
     by_setting: dict[str, list[Result]] = {}
-    for _, one in _ended(folder):
-        by_setting.setdefault(method(folder, one.line.trial), []).append(one.result)
+    for line, result in _ended(folder):
+        by_setting.setdefault(method(folder, line.trial), []).append(result)
     return [(name, found) for name, results in by_setting.items() if (found := accuracy_of(results)) is not None]
 
 
@@ -71,9 +70,8 @@ def answer_of(folder: SweepFolder) -> Answer | None:
     Raises UserError for a damaged evaluation.
     """
     runs = [
-        (method(folder, trial), trial.values[SEED], one.result, History.load(folder.trial(trial.name)))
-        for _, one in _ended(folder)
-        for trial in [one.line.trial]
+        (method(folder, line.trial), line.trial.values[SEED], result, History.load(folder.trial(line.trial.name)))
+        for line, result in _ended(folder)
     ]
     return several.answer_of(runs, "trial", planned=Counter(method(folder, trial) for trial in folder.plan.trials))
 
@@ -83,7 +81,7 @@ def contrasts(folder: SweepFolder) -> list[Contrast]:
 
     Raises UserError for a damaged evaluation.
     """
-    ended = [(values, one) for combinations, one in _ended(folder) for values in combinations]
+    ended = [(values, one) for one in _ended(folder) for values in (one.line.trial.values, *one.line.trial.also)]
     planned = [values for trial in folder.plan.trials for values in (trial.values, *trial.also)]
     axes = dict.fromkeys(axis for values in planned for axis in values if axis != SEED)
     found: list[Contrast] = []
@@ -119,9 +117,8 @@ def _contrast(
     return Contrast(key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), found[0], minutes, found[1])
 
 
-def _ended(folder: SweepFolder) -> list[tuple[tuple[Mapping[str, Any], ...], _Ended]]:
-    """(combinations that come to this trial, trial) of those that have ended."""
-    found: list[tuple[tuple[Mapping[str, Any], ...], _Ended]] = []
+def _ended(folder: SweepFolder) -> list[_Ended]:
+    found: list[_Ended] = []
     for line in lines(folder):
         path = folder.trial(line.trial.name) / "eval" / "held-out-after.json"
         if line.status in ("done", "stopped") and line.summary is not None and path.is_file():
@@ -132,5 +129,5 @@ def _ended(folder: SweepFolder) -> list[tuple[tuple[Mapping[str, Any], ...], _En
                     f"{path} is damaged", f"delete {path.parent.parent}, then: microrl sweep --resume {folder.path}"
                 ) from None
             if result.right:
-                found.append(((line.trial.values, *line.trial.also), _Ended(line, result)))
+                found.append(_Ended(line, result))
     return found

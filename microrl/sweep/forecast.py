@@ -13,7 +13,7 @@ from microrl.limits import MIN_EVALUATION, exit_reserve_s
 from microrl.plan import here, make
 from microrl.plan.plan import Plan
 from microrl.plan.source import shape_of
-from microrl.sweep.grid import SEED, Trial, of_trial
+from microrl.sweep.grid import Trial, of_trial, rounds
 from microrl.terminal import counted
 
 
@@ -35,7 +35,7 @@ class Forecast:
 
 def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[Forecast]:
     """A forecast of every trial, with equal parts of `hours`; for halving, those of its first round."""
-    share = None if hours is None else hours / len(trials) / rounds(trials, strategy)
+    share = None if hours is None else hours / len(trials) / rounds((one.values for one in trials), strategy)
     if share == 0:
         raise UserError(f"{hours:g} hours are too short to be divided", "pass more --hours")
     plans: dict[str, Plan | None] = {}
@@ -51,12 +51,6 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
                 raise of_trial(trial.name, error) from None
         found.append(Forecast(trial, share if share is not None else budget.hours, plans[key]))
     return found
-
-
-def rounds(trials: Sequence[Trial], strategy: str) -> int:
-    """In how many rounds the trials are made: with halving, until one setting is left."""
-    settings = len({tuple((axis, str(value)) for axis, value in one.values.items() if axis != SEED) for one in trials})
-    return math.ceil(math.log2(settings)) + 1 if strategy == "halving" else 1
 
 
 def plan_of(config: RunConfig) -> Plan | None:

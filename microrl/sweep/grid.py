@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -219,6 +221,16 @@ class Grid:
             elif rule != "fixed":
                 sets.append(f"{AXES['alpha']}={rule}")  # over an alpha that is set, which is the one of `fixed`
         return applied, override(below, flags, sets)
+
+
+def setting_of(values: Mapping[str, Any]) -> str:
+    """What trials that differ in their seeds alone have in common."""
+    return json.dumps({axis: value for axis, value in values.items() if axis != SEED}, sort_keys=True, default=str)
+
+
+def rounds(trials: Iterable[Mapping[str, Any]], strategy: str) -> int:
+    """In how many rounds trials of these values are made: with halving, until one setting is left."""
+    return math.ceil(math.log2(len(set(map(setting_of, trials))))) + 1 if strategy == "halving" else 1
 
 
 def of_trial(name: str, error: UserError) -> UserError:

@@ -7,7 +7,6 @@ many as it takes to halve the settings down to one; all its rungs take equally l
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from statistics import fmean
 
 from microrl.run import follow, heartbeat
 from microrl.sweep.folder import BASES, LOST, OVER, PlannedTrial, SweepFolder
-from microrl.sweep.grid import SEED
+from microrl.sweep.grid import rounds, setting_of
 
 SPARE = 1.05
 """A trial gets at most so many equal shares, where others have ended early: trials are compared at equal time."""
@@ -92,9 +91,7 @@ def _rung(folder: SweepFolder) -> _Rung | None:
 
 def rungs(folder: SweepFolder) -> int:
     """How many rungs the strategy has."""
-    if folder.plan.strategy != "halving":
-        return 1
-    return math.ceil(math.log2(len({_setting(one) for one in folder.plan.trials}))) + 1
+    return rounds((one.values for one in folder.plan.trials), folder.plan.strategy)
 
 
 def _is_over(folder: SweepFolder, name: str, given: dict[str, float | None]) -> bool:
@@ -123,12 +120,12 @@ def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> li
     and a trial that the guard has stopped counts but gets no more time."""
     scores: dict[str, list[float]] = {}
     for one in alive:
-        scores.setdefault(_setting(one), [])
+        scored = scores.setdefault(setting_of(one.values), [])
         if folder.status(one.name) not in LOST and (accuracy := validation(folder, one.name)) is not None:
-            scores[_setting(one)].append(accuracy)
-    means = {setting: fmean(found) if found else -1.0 for setting, found in scores.items()}
+            scored.append(accuracy)
+    means = {setting: fmean(values) if values else -1.0 for setting, values in scores.items()}
     best = sorted(means, key=lambda setting: -means[setting])[: math.ceil(len(means) / 2)]
-    kept = [one for one in alive if _setting(one) in best]
+    kept = [one for one in alive if setting_of(one.values) in best]
     said = f"{len(best)} of {len(means)} settings go on"
     folder.event("", RUNG, said, rung=rung, kept=[one.name for one in kept], validation=means)
     return kept
@@ -139,8 +136,3 @@ def validation(folder: SweepFolder, name: str) -> float | None:
     rows = follow.Lines(folder.trial(name) / "metrics.jsonl").new()
     found = [row["validate/accuracy"] for row in rows if isinstance(row.get("validate/accuracy"), float)]
     return found[-1] if found else None
-
-
-def _setting(trial: PlannedTrial) -> str:
-    """What trials that differ in their seeds alone have in common."""
-    return json.dumps({axis: value for axis, value in trial.values.items() if axis != SEED}, sort_keys=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from microrl import clock, files
 from microrl.config import RunConfig
@@ -32,14 +32,13 @@ SHARED = ("model", "data", "evaluation", "engine", "reward", "sampling")
 """Sections that decide how the untouched model answers the held-out problems; the seed of training is not among them."""
 
 
-class Work(Protocol):
+class Work(NamedTuple):
     """What a trial's process does, as the command line has it. Both return an exit status."""
 
-    def train(self, path: Path, hours: float | None, *, is_fresh: bool) -> int:
-        """Start the run whose folder has been made, or resume it, with `hours` where they are not those it has."""
-
-    def evaluate_base(self, path: Path, config: RunConfig) -> int:
-        """Evaluate the untouched model into the run folder `path`."""
+    train: Callable[[Path, float | None, bool], int]
+    """(run folder, hours, whether it has just been made): start the run or resume it, with these hours if it has others."""
+    evaluate_base: Callable[[str, str], int]
+    """(run folder, configuration as JSON): evaluate the untouched model into it."""
 
 
 class Show(Protocol):
@@ -80,7 +79,7 @@ def _make(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Cal
     name, path = found.trial.name, folder.trial(found.trial.name)
     show.started(found, folder.status(name))
     is_fresh = make_ready(folder, found)
-    status = _in_child(folder, name, lambda: work.train(path, found.hours, is_fresh=is_fresh), on_wait)
+    status = _in_child(folder, name, lambda: work.train(path, found.hours, is_fresh), on_wait)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     end(folder, found.trial, status, "" if status in (OK, STOPPED) else last_error(folder.log(name), status), show)
@@ -242,7 +241,8 @@ def _evaluate_base(folder: SweepFolder, found: Next, work: Work, show: Show, on_
         return False
     base = bases[0]
     show.note("evaluating the base model, for all trials that share it")
-    status = _in_child(folder, base_name(base.path.name), lambda: work.evaluate_base(base.path, base.config), on_wait)
+    arguments = str(base.path), base.config.model_dump_json()
+    status = _in_child(folder, base_name(base.path.name), lambda: work.evaluate_base(*arguments), on_wait)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     end_base(folder, base, status, show)
