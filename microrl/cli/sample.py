@@ -96,8 +96,6 @@ def sample(
 def _said(turn: Turn) -> Text:
     from rich.text import Text
 
-    from microrl.terminal import printable
-
     style = {"model": "bold", "call": "bold cyan", "tool": "bold green"}[turn.who]
     return Text.assemble((f"{turn.who:<6}", style), printable(turn.text))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from microrl import clock
 from microrl.evaluation.pace import DeadlinePace
@@ -15,22 +15,13 @@ from microrl.rollout.engine import Sampler
 from microrl.rollout.episodes import EpisodeEnvironment
 from microrl.types import Group, Prompt, Sampling
 
+if TYPE_CHECKING:
+    from microrl.evaluation.record import FileJournal
+
 STREAM = 0xE7A1
 """First word of the evaluation's random streams, which keeps them apart from training's."""
 QUESTIONS_A_STEP = 16
 """An evaluation may have as many hanging checks as a training step for each so many questions."""
-
-
-class Journal(Protocol):
-    """Keeps the completions of an evaluation as they come, so that a killed one can go on."""
-
-    def saved(self) -> Mapping[int, Group]:
-        """The groups of an earlier process, without scores, by position."""
-        ...
-
-    def add(self, position: int, group: Group) -> None:
-        """Keep a group that has just been sampled."""
-        ...
 
 
 def evaluate(
@@ -45,7 +36,7 @@ def evaluate(
     expected_s: float = 0.0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_scored: Callable[[Sequence[Group]], None] = lambda groups: None,
-    journal: Journal | None = None,
+    journal: FileJournal | None = None,
     environment: EpisodeEnvironment | None = None,
 ) -> Result | None:
     """Accuracy of the sampler's weights, question by question. An answer is right if its accuracy is 1, and not if it is less: a

@@ -30,6 +30,8 @@ from microrl.files import Count
 
 Outcome = Literal["right", "form", "length", "answer"]
 PARTS: tuple[Outcome, ...] = ("form", "length", "answer")
+MEANT: tuple[Outcome, ...] = ("right", "form")
+"""What is right when it is read leniently."""
 KEY = "gain_parts"
 """Of the parts in an evaluation's JSON."""
 LENIENT_KINDS = ("math", "text")
@@ -149,13 +151,16 @@ def gain_parts(
     if not keys:
         return None
     asked = _Questions(list(dict.fromkeys(question for question, _ in keys)), samples, clusters)
-    before, after = ([_Judged(side[key], side[key].outcome(right_readings or ())) for key in keys] for side in sides)
+    answers = [[side[key] for key in keys] for side in sides]
+    before, after = ([one.outcome(right_readings or ()) for one in side] for side in answers)
     changes: dict[Outcome, list[tuple[str, int]]] = {part: [] for part in PARTS}
-    for was, now in zip(before, after, strict=True):
-        if was.is_right != now.is_right:
-            changes[was.outcome if now.is_right else now.outcome].append((was.answer.question, now.is_right - was.is_right))
+    over: list[tuple[str, int]] = []
+    for (question, _), was, now in zip(keys, before, after, strict=True):
+        is_right = now == "right"
+        if is_right != (was == "right"):
+            changes[was if is_right else now].append((question, 1 if is_right else -1))
+        over.append((question, is_right - (was in MEANT)))
     has_lenient = right_readings is not None
-    over = [(was.answer.question, now.is_right - was.is_meant) for was, now in zip(before, after, strict=True)]
     return GainParts(
         questions=len(asked.names), samples=samples,
         gain=asked.change([one for part in PARTS for one in changes[part]]),
@@ -163,23 +168,9 @@ def gain_parts(
         length=asked.part(changes["length"]), answer=asked.part(changes["answer"]),
         form_and_length=asked.change([*changes["form"], *changes["length"]]),
         over_lenient=asked.change(over) if has_lenient else None,
-        base=_side(before, asked, has_lenient=has_lenient), trained=_side(after, asked, has_lenient=has_lenient),
+        base=_side(answers[0], before, asked, has_lenient=has_lenient),
+        trained=_side(answers[1], after, asked, has_lenient=has_lenient),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    answer: StoredAnswer
-    outcome: Outcome
-
-    @property
-    def is_right(self) -> bool:
-        return self.outcome == "right"
-
-    @property
-    def is_meant(self) -> bool:
-        """Whether it is right when it is read leniently."""
-        return self.outcome in ("right", "form")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +202,12 @@ class _Questions:
         return [value / self.samples for value in sums.values()]
 
 
-def _side(judged: Sequence[_Judged], asked: _Questions, *, has_lenient: bool) -> Side:
-    counts = Counter(one.outcome for one in judged)
-    well_formed = [one.is_right for one in judged if one.answer.is_read and not one.answer.is_truncated]
+def _side(answers: Sequence[StoredAnswer], outcomes: Sequence[Outcome], asked: _Questions, *, has_lenient: bool) -> Side:
+    counts = Counter(outcomes)
+    well_formed = [one.is_right for one in answers if one.is_read and not one.is_truncated]
+    meant = [(one.question, outcome in MEANT) for one, outcome in zip(answers, outcomes, strict=True)]
     return Side(
         right=counts["right"], form=counts["form"], length=counts["length"], answer=counts["answer"],
         well_formed=len(well_formed), well_formed_right=sum(well_formed),
-        lenient=asked.accuracy([(one.answer.question, one.is_meant) for one in judged]) if has_lenient else None,
+        lenient=asked.accuracy(meant) if has_lenient else None,
     )  # fmt: skip

@@ -23,7 +23,8 @@ LONGEST_LINE = 256 * 2**20
 
 
 class FileJournal:
-    """See `Journal`: one line a question in a file, which counts only for an evaluation with the same `header`.
+    """Keeps the completions of an evaluation as they come, so that a killed one can go on: one line a question in a file, which
+    counts only for an evaluation with the same `header`.
 
     A file that cannot be written is reported once to `warn`; the evaluation goes on without it.
     """
