@@ -15,6 +15,7 @@ from microrl.config import RunConfig
 from microrl.diagnostics.spectrum import Basis, similarity, spectrum
 from microrl.errors import UserError, did_you_mean
 from microrl.models.tensors import dequantize
+from microrl.report.completions import spread
 from microrl.run import checkpoint
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
@@ -114,7 +115,7 @@ def _norms(model: PreTrainedModel, snapshot: AdapterSnapshot, names: Sequence[st
 
 def _spectrum(name: str, basis: Basis, update_OI: torch.Tensor) -> dict[str, Any]:
     found = spectrum(basis, update_OI)
-    index = _spread(len(found.singular_K))
+    index = spread(range(len(found.singular_K)), POINTS)
     values = {"singular": found.singular_K, "c": found.strength_K, "p": found.share_K, "energy": found.energy_K}
     return {"module": name, "index": index, **{key: _listed(value[index]) for key, value in values.items()}}
 
@@ -146,7 +147,7 @@ def _mlp(model: PreTrainedModel, chosen: Sequence[str]) -> list[str]:
 
 def _singular(model: PreTrainedModel, name: str) -> dict[str, Any]:
     values_K = torch.linalg.svdvals(_weight(model, name))
-    index = _spread(len(values_K))
+    index = spread(range(len(values_K)), POINTS)
     return {"module": name, "index": index, "singular": _listed(values_K[index])}
 
 
@@ -167,12 +168,6 @@ def _through(
             "top": sum(one.top for one in near) / len(near) if near else None,
             "bottom": sum(one.bottom for one in near) / len(near) if near else None,
         }
-
-
-def _spread(count: int) -> list[int]:
-    if count <= POINTS:
-        return list(range(count))
-    return [round(number * (count - 1) / (POINTS - 1)) for number in range(POINTS)]
 
 
 def _listed(values_K: torch.Tensor) -> list[float]:
