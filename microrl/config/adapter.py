@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
@@ -23,15 +24,24 @@ MANY = 1e6
 """Tokens of a micro-batch, where their number is not known yet."""
 
 
-class LinearSize(Protocol):
-    """A linear layer of a network that need not exist."""
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer that every decoder layer of a network has. The network need not exist."""
+
+    path: str
+    """Its name inside a decoder layer, such as `self_attn.q_proj`."""
+    n_in: int
+    n_out: int
+    bias: bool = False
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """The name that `adapter.targets` takes."""
+        return kind_of(self.path)
+
     @property
-    def n_in(self) -> int: ...
-    @property
-    def n_out(self) -> int: ...
+    def parameters(self) -> int:
+        return self.n_in * self.n_out + (self.n_out if self.bias else 0)
 
 
 class NetworkSize(Protocol):
@@ -92,29 +102,29 @@ class BaseAdapterConfig(Section):
 
     # ---- what it takes: for the plan. `linears` are the layers of one decoder layer that it changes.
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         """Parameters that it trains for one linear layer."""
         return 0
 
-    def trained(self, network: NetworkSize, linears: Sequence[LinearSize]) -> int:
+    def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
         """Parameters that it trains in the whole network."""
         return network.layers * sum(map(self.trained_in, linears))
 
-    def frozen_in(self, linear: LinearSize) -> int:
+    def frozen_in(self, linear: Linear) -> int:
         """Elements that it keeps for one linear layer beside what it trains."""
         return 0
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         """Bytes that it keeps of one token for the backward pass, in one decoder layer, on a base of this type.
 
         What is not one product with its base keeps, in fp32: inputs (of a narrower base a copy each) and rank products.
         """
         return self._saved_inputs(network, linears, dtype_bytes) + self._saved_products(linears)
 
-    def _saved_inputs(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def _saved_inputs(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return 4 * (sum(linear.n_in for linear in linears) if dtype_bytes < 4 else network.distinct_inputs)
 
-    def _saved_products(self, linears: Sequence[LinearSize]) -> int:
+    def _saved_products(self, linears: Sequence[Linear]) -> int:
         return 4 * getattr(self, "rank", 0) * len(linears)
 
 
@@ -142,7 +152,7 @@ class RankedConfig(TargetedConfig):
     def pair_rank(self) -> int | None:
         return self.rank
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         return self.rank * (linear.n_in + linear.n_out)
 
 
@@ -170,12 +180,12 @@ class LowRankConfig(RankedConfig):
         """s, the factor of B A."""
         return self.alpha / self.rank
 
-    def is_merged(self, linear: LinearSize, tokens: float = MANY) -> bool:
+    def is_merged(self, linear: Linear, tokens: float = MANY) -> bool:
         """Whether a trainer in float32 merges the pair for its products with this many tokens."""
         can_be = self.is_one_product and self.is_ever_merged
         return can_be and merging_takes_less(tokens, linear.n_in, linear.n_out, self.extra_rank)
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         """One product with its base keeps inputs and, unless it is merged, rank products in the base's type."""
         if not self.is_one_product:
             return super().saved_bytes(network, linears, dtype_bytes)
@@ -190,7 +200,7 @@ class ResidualConfig(LowRankConfig):
     computes_pair: ClassVar[bool] = True
     start_by: ClassVar[Literal["svd", "qr", "haar"] | None] = "svd"
 
-    def frozen_in(self, linear: LinearSize) -> int:
+    def frozen_in(self, linear: Linear) -> int:
         return self.trained_in(linear)
 
     @property

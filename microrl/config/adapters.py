@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from microrl.config.adapter import (
     BaseAdapterConfig,
-    LinearSize,
+    Linear,
     LowRankConfig,
     NetworkSize,
     RankedConfig,
@@ -61,13 +61,13 @@ class LoraFaConfig(LowRankConfig):
     is_ever_merged: ClassVar[bool] = False
     kind: Literal["lora-fa"] = "lora-fa"
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         return self.rank * linear.n_out
 
-    def frozen_in(self, linear: LinearSize) -> int:
+    def frozen_in(self, linear: Linear) -> int:
         return self.rank * linear.n_in
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return dtype_bytes * self.rank * len(linears)
 
 
@@ -83,10 +83,10 @@ class DoraConfig(LowRankConfig):
     def pair_rank(self) -> int | None:
         return None
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         return super().trained_in(linear) + linear.n_out
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return super().saved_bytes(network, linears, dtype_bytes) + (dtype_bytes + 4) * sum(linear.n_out for linear in linears)
 
 
@@ -127,7 +127,7 @@ class AdaLoraConfig(LowRankConfig):
             raise ValueError("adapter.hold_first and adapter.hold_last leave no time to cut ranks", "their sum must be below 1")
         return self
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         return super().trained_in(linear) + self.rank
 
 
@@ -139,10 +139,10 @@ class MissConfig(RankedConfig):
     computes_pair: ClassVar[bool] = True
     kind: Literal["miss"] = "miss"
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         return self.rank * linear.n_out
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return self._saved_products(linears)
 
 
@@ -156,10 +156,10 @@ class VeraConfig(RankedConfig):
     d_initial: float = 0.1
     """Initial value of d."""
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         return self.rank + linear.n_out
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return self._saved_products(linears) + 4 * sum(linear.n_out for linear in linears)
 
 
@@ -172,10 +172,10 @@ class Ia3Config(TargetedConfig):
     targets: Literal["all-linear"] | tuple[str, ...] = ("k_proj", "v_proj", "down_proj")
     """Names of the linear layers whose output is rescaled; for `down_proj`, the input is."""
 
-    def trained_in(self, linear: LinearSize) -> int:
+    def trained_in(self, linear: Linear) -> int:
         return linear.n_in if linear.kind == "down_proj" else linear.n_out
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return sum(4 * linear.n_in if linear.kind == "down_proj" else dtype_bytes * linear.n_out for linear in linears)
 
 
@@ -187,10 +187,10 @@ class LnConfig(BaseAdapterConfig):
     has_linears: ClassVar[bool] = False
     kind: Literal["ln"] = "ln"
 
-    def trained(self, network: NetworkSize, linears: Sequence[LinearSize]) -> int:
+    def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
         return network.layers * network.norms_a_layer + network.hidden
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return dtype_bytes * network.norms_a_layer
 
 
@@ -202,10 +202,10 @@ class FullConfig(BaseAdapterConfig):
     trains_weights: ClassVar[bool] = True
     kind: Literal["full"] = "full"
 
-    def trained(self, network: NetworkSize, linears: Sequence[LinearSize]) -> int:
+    def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
         return network.parameters
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return dtype_bytes * network.distinct_inputs + 4 * network.norms_a_layer + (6 * network.hidden if dtype_bytes < 4 else 0)
 
 
@@ -294,13 +294,13 @@ class TinyLoraConfig(RankedConfig):
     tying: Fraction = 0.0
     """0: every layer has its own v; 1: all layers share one."""
 
-    def trained(self, network: NetworkSize, linears: Sequence[LinearSize]) -> int:
+    def trained(self, network: NetworkSize, linears: Sequence[Linear]) -> int:
         """As many vectors as PEFT deals out to the layers that share them."""
         layers = network.layers * len(linears)
         wanted = max(1, round(layers * (1 - self.tying)))
         return self.size * min((layers - 1) // max(1, layers // wanted) + 1, wanted)
 
-    def saved_bytes(self, network: NetworkSize, linears: Sequence[LinearSize], dtype_bytes: int) -> int:
+    def saved_bytes(self, network: NetworkSize, linears: Sequence[Linear], dtype_bytes: int) -> int:
         return self._saved_products(linears)
 
 

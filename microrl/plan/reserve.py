@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from microrl.config import RunConfig
+from microrl.config.adapter import Linear
 from microrl.config.engine_rules import sync_mode
 from microrl.limits import BATCHED_TOKENS, MAX_SEQUENCES, TWO_BLOCKS_TOKENS, buffer_rank
-from microrl.plan.shapes import Linear, Shape
+from microrl.plan.shapes import Shape
 from microrl.plan.workload import LENGTH_FRACTION, mean_prompt
 
 MIB = 2**20

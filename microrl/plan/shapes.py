@@ -6,30 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from microrl.config.adapter import BaseAdapterConfig, TargetedConfig, chosen, kind_of
+from microrl.config.adapter import BaseAdapterConfig, Linear, TargetedConfig, chosen
 from microrl.errors import UserError
 
 FIRST_LAYER = "model.layers.0."
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A linear layer that every decoder layer has."""
-
-    path: str
-    """Its name inside a decoder layer, such as `self_attn.q_proj`."""
-    n_in: int
-    n_out: int
-    bias: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The name that `adapter.targets` takes."""
-        return kind_of(self.path)
-
-    @property
-    def parameters(self) -> int:
-        return self.n_in * self.n_out + (self.n_out if self.bias else 0)
 
 
 @dataclass(frozen=True, slots=True)

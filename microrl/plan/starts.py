@@ -7,9 +7,9 @@ does again; the README's 23 to 30 s for SmolLM2-135M come out as 26. On a GPU th
 
 from __future__ import annotations
 
-from microrl.config.adapter import BaseAdapterConfig, RankedConfig
+from microrl.config.adapter import BaseAdapterConfig, Linear, RankedConfig
 from microrl.plan.devices import Device
-from microrl.plan.shapes import Linear, Shape
+from microrl.plan.shapes import Shape
 
 EIGEN_OPERATIONS = 20
 """An eigen-decomposition of side k takes as long as a product of this many k^3 operations: 14 (k = 1536) to 39 (k = 128)."""
