@@ -18,6 +18,8 @@ MIN_LIMIT, MIN_RANK = 256, 8
 LONG_START_S = 10.0
 """An adapter's start that takes longer is worth a note; it is the longer ones that are cached, too."""
 
+FLAGS = {"adapter.rank": "--rank", "engine.kind": "--engine"}
+"""Of keys that are not set by `--set`."""
 COMPILE_S = 47.0
 """Seconds that `optim.compile` took with SmolLM2-135M on a CPU of two cores, which were busy."""
 SAVED_ON_CPU = 0.05
@@ -25,14 +27,13 @@ SAVED_ON_CPU = 0.05
 
 
 class Fix(NamedTuple):
-    """Flags as the command line takes them, why, and the same as keys of the configuration."""
+    """Keys of the configuration with other values, and why; in words, as the command line takes them."""
 
-    flags: str
-    why: str
     values: dict[str, Any]
+    why: str
 
     def __str__(self) -> str:
-        return f"{self.flags}: {self.why}"
+        return f"{sets(self.values)}: {self.why}"
 
 
 WAYS = {
@@ -66,17 +67,14 @@ def conflicts(work: Workload) -> list[Fix]:
     if positions is not None and work.longest_row > positions:
         prompt, completion = config.data.max_prompt_tokens, work.longest_row - config.data.max_prompt_tokens
         why = f"prompts of up to {prompt} tokens and completions of up to {completion} exceed the model's {positions} positions"
-        values = shorter(config, positions)
-        found.append(Fix(sets(values), why, values))
+        found.append(Fix(shorter(config, positions), why))
     if work.dtype == "bfloat16" and work.device.auto_dtype == "float16":
-        why = f"the {work.device.label} has no bfloat16"
-        found.append(Fix("--set model.dtype=float16", why, {"model.dtype": "float16"}))
+        found.append(Fix({"model.dtype": "float16"}, f"the {work.device.label} has no bfloat16"))
     if work.has_vllm and work.dtype == "float32" and not work.merges:
-        why = "on a GPU, vLLM computes adapters in 16 bits only"
-        found.append(Fix("--set engine.sync=merge", why, {"engine.sync": "merge"}))
+        found.append(Fix({"engine.sync": "merge"}, "on a GPU, vLLM computes adapters in 16 bits only"))
     if work.has_vllm and work.merges and config.engine.sync == "swap":
         why = f"{config.adapter.name} is served {config.adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}"
-        found.append(Fix("--set engine.sync=merge", why, {"engine.sync": "merge"}))
+        found.append(Fix({"engine.sync": "merge"}, why))
     return found
 
 
@@ -132,28 +130,24 @@ def _candidates(work: Workload) -> Iterator[Fix]:
     """In the order of what they cost: first time, then what is learned."""
     config = work.config
     if config.optim.tokens_per_microbatch is not None:
-        why = "derive the micro-batch size from the memory"
-        yield Fix("--set optim.tokens_per_microbatch=none", why, {"optim.tokens_per_microbatch": None})
+        yield Fix({"optim.tokens_per_microbatch": None}, "derive the micro-batch size from the memory")
     if config.engine.max_kv_gb is not None:
-        yield Fix("--set engine.max_kv_gb=none", "derive the KV cache size from the memory", {"engine.max_kv_gb": None})
+        yield Fix({"engine.max_kv_gb": None}, "derive the KV cache size from the memory")
     if work.has_vllm and getattr(config.engine, "sleep", None) != 2:
         why = "the engine drops its weights while the trainer works; costs about a second per step"
-        yield Fix("--set engine.sleep=2", why, {"engine.sleep": 2})
+        yield Fix({"engine.sleep": 2}, why)
     if not work.checkpoints_activations:
-        why = "activation recomputation: less memory, a slower update"
-        yield Fix("--set model.gradient_checkpointing=true", why, {"model.gradient_checkpointing": True})
+        yield Fix({"model.gradient_checkpointing": True}, "activation recomputation: less memory, a slower update")
     limit = work.limit // 2
     while limit >= MIN_LIMIT:
-        values = _limit(config, limit)
-        yield Fix(sets(values), "shorter completions", values)
+        yield Fix(_limit(config, limit), "shorter completions")
         limit //= 2
     rank = getattr(config.adapter, "rank", 0) // 2
     while rank >= max(MIN_RANK, getattr(config.adapter, "target_rank", None) or 0):
-        yield Fix(f"--rank {rank}", "a smaller adapter and optimizer state", {"adapter.rank": rank})
+        yield Fix({"adapter.rank": rank}, "a smaller adapter and optimizer state")
         rank //= 2
     if work.has_vllm:
-        why = "no second copy of the weights, but slower sampling"
-        yield Fix("--engine transformers", why, {"engine.kind": "transformers"})
+        yield Fix({"engine.kind": "transformers"}, "no second copy of the weights, but slower sampling")
 
 
 def _replaces(fix: Fix, kept: Fix) -> bool:
@@ -184,7 +178,9 @@ def _limit(config: RunConfig, limit: int) -> dict[str, Any]:
 
 def sets(values: dict[str, Any]) -> str:
     """As flags."""
-    return " ".join(f"--set {key}={value}" for key, value in values.items())
+    words = {None: "none", True: "true", False: "false"}
+    shown = {key: words[value] if value is None or isinstance(value, bool) else str(value) for key, value in values.items()}
+    return " ".join(f"{FLAGS[key]} {text}" if key in FLAGS else f"--set {key}={text}" for key, text in shown.items())
 
 
 def _larger_card(work: Workload) -> str:
@@ -231,7 +227,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
             f"the configured price is ${price:.2f}/h; the {work.device.label} typically costs about ${work.device.usd_hour:.2f}/h"
         )
     if work.checkpoints_activations and not work.device.is_cpu and sizes.fits(room):
-        without = _after(work, [Fix("", "", {"model.gradient_checkpointing": False})])
+        without = _after(work, [Fix({"model.gradient_checkpointing": False}, "")])
         sizes_without = memory.estimate_memory(without, room)
         if sizes_without.fits(room):
             gain = timing.step["update"] - roofline.estimate_time(without, sizes_without).step["update"]
