@@ -11,15 +11,7 @@ INSTALL_GPU = "in your clone of microrl: pip install -e '.[gpu]'"
 """The hint where vLLM or bitsandbytes is missing."""
 
 
-Doing = Literal[
-    "importing",
-    "starting",
-    "receiving weights",
-    "sampling",
-    "going to sleep",
-    "running",
-    "hanging",
-]
+Doing = Literal["importing", "starting", "receiving weights", "sampling", "going to sleep", "running", "hanging"]
 
 
 @dataclass(frozen=True, slots=True)

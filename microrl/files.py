@@ -146,13 +146,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 """Made once a type: making one takes longer than most files do."""
 
 
-def read_json(
-    path: Path,
-    kind: type[Value],
-    *,
-    follow: bool = False,
-    is_consistent: bool = False,
-) -> Value:
+def read_json(path: Path, kind: type[Value], *, follow: bool = False, is_consistent: bool = False) -> Value:
     """A JSON file as `kind`: a pydantic model, a dataclass, or any type that pydantic knows. Raises BadFile.
 
     `is_consistent`: the defaults of dataclasses are not taken for keys that are missing.

@@ -192,10 +192,7 @@ def read_settings(folder: Path) -> AdapterSettings:
         )
     kind = _KINDS.get(header.peft_type)
     if kind is None:
-        raise UserError(
-            f"{path}: PEFT type {header.peft_type[:80]} is not supported",
-            "supported types: " + ", ".join(_KINDS),
-        )
+        raise UserError(f"{path}: PEFT type {header.peft_type[:80]} is not supported", "supported types: " + ", ".join(_KINDS))
     settings = _read(path, kind)
     extra = settings.model_extra or {}
     unknown = next((name for name, value in extra.items() if name not in UNUSED and value not in _OFF), None)

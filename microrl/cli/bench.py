@@ -290,8 +290,7 @@ def _show_rollout(result: dict[str, Any]) -> None:
 
 def sync(
     adapters: Annotated[
-        str | None,
-        typer.Option(help="Adapters, such as lora,dora; `microrl presets adapters` lists them.", show_default="all"),
+        str | None, typer.Option(help="Adapters, such as lora,dora; `microrl presets adapters` lists them.", show_default="all")
     ] = None,
     shape: ShapeOption = "tiny",
     layers: Annotated[int | None, typer.Option(min=1, help="Number of layers.", show_default="the shape's")] = None,

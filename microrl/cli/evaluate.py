@@ -35,8 +35,7 @@ def evaluate(
         typer.Option(help="Benchmarks by name, comma-separated; `microrl presets data` lists them.", show_default="none"),
     ] = None,
     protocol: Annotated[
-        str | None,
-        typer.Option(help="The benchmarks and settings of a paper: micro, peft, ortho or kl.", show_default="none"),
+        str | None, typer.Option(help="The benchmarks and settings of a paper: micro, peft, ortho or kl.", show_default="none")
     ] = None,
     data: Annotated[
         str | None,

@@ -29,11 +29,7 @@ def merge(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; must be new or empty.")],
     form: Annotated[
         Literal["lora", "full"] | None,
-        typer.Option(
-            "--as",
-            help="Write an adapter or the whole model.",
-            show_default="lora if the update is low-rank",
-        ),
+        typer.Option("--as", help="Write an adapter or the whole model.", show_default="lora if the update is low-rank"),
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,

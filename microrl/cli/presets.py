@@ -14,10 +14,7 @@ group = typer.Typer(invoke_without_command=True)
 
 
 @group.callback()
-def listing(
-    context: typer.Context,
-    as_json: options.Json = False,
-) -> None:
+def listing(context: typer.Context, as_json: options.Json = False) -> None:
     """List the presets, show one, or list the adapters, the data sets or the models."""
     if context.invoked_subcommand is not None:
         return
@@ -34,8 +31,7 @@ def listing(
 
 @group.command()
 def show(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Presets; later ones win.")],
-    as_json: options.Json = False,
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Presets; later ones win.")], as_json: options.Json = False
 ) -> None:
     """Print a preset file; with --json, the full configuration it resolves to."""
     from microrl.config import presets, resolve

@@ -19,15 +19,10 @@ WIDTH = 60
 
 
 @options.takes(
-    "reward",
-    reward=dict(help="A reward function to use instead of the run's own; repeat for several.", default="the run's"),
+    "reward", reward=dict(help="A reward function to use instead of the run's own; repeat for several.", default="the run's")
 )
 def regrade(
-    target: options.Run = None,
-    *,
-    flags: options.Flags,
-    sets: options.Sets = None,
-    as_json: options.Json = False,
+    target: options.Run = None, *, flags: options.Flags, sets: options.Sets = None, as_json: options.Json = False
 ) -> None:
     """Judge a run's rollouts again, without a model: rewards, advantages and useful groups step by step, and changed verdicts."""
     from microrl.cli.target import run_of

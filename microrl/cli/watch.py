@@ -8,9 +8,7 @@ from microrl.cli import options
 from microrl.cli.output import say
 
 
-def watch(
-    target: options.Run = None,
-) -> None:
+def watch(target: options.Run = None) -> None:
     """Watch a run in progress until it ends. Ctrl-C stops watching; the run continues."""
     from microrl.cli.target import run_of
     from microrl.report.history import History

@@ -96,12 +96,7 @@ def _vllm() -> Iterator[Finding]:
         yield Finding("vLLM", "warning" if cuda else "ok", "not installed: sampling uses transformers", do)
         return
     if not vllm.is_supported:
-        yield Finding(
-            "vLLM",
-            "problem",
-            f"{vllm.version} is not supported ({SUPPORTED} are)",
-            INSTALL_GPU,
-        )
+        yield Finding("vLLM", "problem", f"{vllm.version} is not supported ({SUPPORTED} are)", INSTALL_GPU)
         return
     lines = metadata.requires(vllm.distribution) or ()
     wanted = [requirement for line in lines if (requirement := Requirement(line)).name in TOGETHER]

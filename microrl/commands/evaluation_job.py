@@ -210,12 +210,7 @@ def _evaluate(
     """Evaluate within `share_s` seconds. Raises UserError where they are too short for a single question."""
     benchmark, prompts = task.prepared.benchmark, task.prompts
     config, sampling = benchmark.config, benchmark.sampling()
-    details = {
-        **task.about,
-        "engine": engine.name,
-        "prompts_sha256": prompts_sha256(prompts),
-        "packages": machine.packages(),
-    }
+    details = {**task.about, "engine": engine.name, "prompts_sha256": prompts_sha256(prompts), "packages": machine.packages()}
     header = {
         **details, "data": task.prepared.data["sha256"], "samples": sampling.group_size, "temperature": sampling.temperature,
         "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, "seed": config.evaluation.seed,

@@ -97,11 +97,7 @@ class _TensorBoard:
         self._writer.close()
 
 
-TRACKERS: Mapping[str, Callable[[History, str], Tracker]] = {
-    "wandb": _Wandb,
-    "trackio": _Trackio,
-    "tensorboard": _TensorBoard,
-}
+TRACKERS: Mapping[str, Callable[[History, str], Tracker]] = {"wandb": _Wandb, "trackio": _Trackio, "tensorboard": _TensorBoard}
 
 
 def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None], *, parent: int | None = None) -> int:

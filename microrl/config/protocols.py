@@ -43,10 +43,7 @@ PROTOCOLS = {
     ),
     "peft": Protocol(
         "Evaluating PEFT for RLVR, section 3",
-        {
-            **dict.fromkeys(("aime24", "aime25", "amc23", "hmmt"), _PEFT_32),
-            **dict.fromkeys(("math500", "minerva"), _PEFT_4),
-        },
+        {**dict.fromkeys(("aime24", "aime25", "amc23", "hmmt"), _PEFT_32), **dict.fromkeys(("math500", "minerva"), _PEFT_4)},
         seed=42,
     ),
     "ortho": Protocol(

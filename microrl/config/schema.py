@@ -180,7 +180,7 @@ REFUSED = {
             "remove it; training samples from the full distribution, and evaluation.top_p is free",
         )
         for name in ("top_p", "top_k", "min_p")
-    },
+    }
 }
 """Keys that somebody may look for, by what is said of them: why, and what to do."""
 

@@ -134,10 +134,7 @@ def _questions(
     for number, row in enumerate(rows, 1):
         if columns is None:
             wanted = (config.question or (known.question if known else None), config.answer or (known.answer if known else None))
-            columns = (
-                column("question", wanted[0], QUESTION_COLUMNS, row),
-                column("answer", wanted[1], ANSWER_COLUMNS, row),
-            )
+            columns = (column("question", wanted[0], QUESTION_COLUMNS, row), column("answer", wanted[1], ANSWER_COLUMNS, row))
             reading.guessed = _guessed(columns, wanted, row, config)
         question = _question(row, columns, number, config, known)
         if question is None:

@@ -1,9 +1,9 @@
 """Instances of an environment class, each in a fork of the process that has imported it. It runs in that process alone.
 
 The process itself (`rewards/custom/host.py`) only forks and kills. Its requests are `{"start": descriptor, "bounds": Bounds}`,
-where two pipes for the new instance lie ready at a Unix socket, and `{"end": pid}`. An instance answers one request at a time on
-its own pipes: what it is (`describe`), `reset` with a row, a `call` of a tool, and its `reward`. So killing one costs no import,
-and whatever an instance changes, in its module too, is gone with it.
+where two pipes for the new instance lie ready at a Unix socket, and `{"end": pid, "asks": whether to say how it ended}`. An
+instance answers one request at a time on its own pipes: what it is (`describe`), `reset` with a row, a `call` of a tool, and its
+`reward`. So killing one costs no import, and whatever an instance changes, in its module too, is gone with it.
 
 Each answer repeats the random `id` of its request. So a tool that writes into the pipe cannot answer what is asked later.
 """

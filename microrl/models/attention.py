@@ -14,14 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    LlamaModel,
-    PreTrainedModel,
-    Qwen2Model,
-    Qwen3Model,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaModel, PreTrainedModel, Qwen2Model, Qwen3Model
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 

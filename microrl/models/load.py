@@ -181,8 +181,7 @@ def _read(name: str | Path, reader: Callable[[], Any]) -> Any:
             ) from error
         if Path(name).exists():
             raise UserError(
-                f"{name} cannot be loaded: {first_line(error)}",
-                "the download may be incomplete: download it again",
+                f"{name} cannot be loaded: {first_line(error)}", "the download may be incomplete: download it again"
             ) from error
         known = known_models.find(str(name))
         hub_id = known.hub_id if known else str(name)

@@ -28,13 +28,7 @@ class InFlight:
     """
 
     def __init__(
-        self,
-        batch: DecodingBatch,
-        rows: int,
-        sampling: Sampling,
-        stops: torch.Tensor,
-        tokenizer: Any,
-        version: int,
+        self, batch: DecodingBatch, rows: int, sampling: Sampling, stops: torch.Tensor, tokenizer: Any, version: int
     ) -> None:
         self._batch, self._rows, self._sampling = batch, rows, sampling
         self._stops, self._tokenizer, self._version = stops, tokenizer, version

@@ -169,8 +169,5 @@ def _rotary_bound(config: Any) -> int | None:
     """The longest sequence up to which longrope takes its short factors. The dynamic kind is the same up to
     `max_position_embeddings`."""
     settings = getattr(config, "rope_parameters", None) or {}
-    kinds = [
-        settings,
-        *(part for part in settings.values() if isinstance(part, dict)),
-    ]  # one in all, or one a layer type
+    kinds = [settings, *(part for part in settings.values() if isinstance(part, dict))]  # one in all, or one a layer type
     return min((kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"), default=None)

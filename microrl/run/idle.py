@@ -30,10 +30,7 @@ REASONS: dict[Cause, Reason] = {
         "no completion has a reward, because a reward function gave no value",
         "repair the function, or leave it out of reward.functions",
     ),
-    "gradient": Reason(
-        "the gradient is not finite",
-        "lower {rate}, or compute in a wider type: model.dtype=float32",
-    ),
+    "gradient": Reason("the gradient is not finite", "lower {rate}, or compute in a wider type: model.dtype=float32"),
     "truncated": Reason(
         "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
         "raise sampling.max_completion_tokens (now {sampling/max_completion_tokens})",

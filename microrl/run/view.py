@@ -197,9 +197,7 @@ def _phases(row: Row, width: int, *, fancy: bool) -> Text:
 def _budget(seen: Seen, width: int) -> RenderableType:
     bar, used = Table.grid(padding=(0, 1)), seen.fraction()
     bar.add_row(
-        Text("budget", "bold"),
-        ProgressBar(total=1.0, completed=used, width=max(min(width - 14, 60), 8)),
-        Text(f"{used:.0%}"),
+        Text("budget", "bold"), ProgressBar(total=1.0, completed=used, width=max(min(width - 14, 60), 8)), Text(f"{used:.0%}")
     )
     return bar
 

@@ -27,18 +27,7 @@ from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.schedule import Next, side_by_side
-from microrl.sweep.sweep import (
-    OK,
-    STOPPED,
-    Base,
-    Show,
-    base_name,
-    bases_to_evaluate,
-    end,
-    end_base,
-    last_error,
-    make_ready,
-)
+from microrl.sweep.sweep import OK, STOPPED, Base, Show, base_name, bases_to_evaluate, end, end_base, last_error, make_ready
 
 SCHEME = "ray"
 RETRIES = 5

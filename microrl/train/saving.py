@@ -131,11 +131,7 @@ def save_checkpoint(run: Run) -> bool:
     good = [f"{path.name} is the last good one" for path in checkpoint.all_in(run.folder.path / FOLDER)[-1:]]
     what = f"checkpoints ({good[0] if good else 'there is none yet'})"
     saved = False
-    with (
-        run.console.doing("saving a checkpoint"),
-        run.watch.phase("save"),
-        run.folder.tolerate_write_errors(what, run.announce),
-    ):
+    with run.console.doing("saving a checkpoint"), run.watch.phase("save"), run.folder.tolerate_write_errors(what, run.announce):
         _retry_on_a_full_disk(run, lambda: _save(run))
         saved = True
     return saved

@@ -31,13 +31,7 @@ from microrl.train.watchdog import OnHang, Watchdog
 
 @contextmanager
 def opened(
-    config: RunConfig,
-    folder: RunFolder,
-    *,
-    started: float,
-    resume: bool,
-    is_extended: bool,
-    on_hang: OnHang = lambda error: None,
+    config: RunConfig, folder: RunFolder, *, started: float, resume: bool, is_extended: bool, on_hang: OnHang = lambda error: None
 ) -> Iterator[Run]:
     """A loaded run, restored to its last state; closed at the end of the block. Arguments and errors as in `loop.train`."""
     with ExitStack() as closing:

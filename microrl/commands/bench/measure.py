@@ -128,11 +128,7 @@ def run(stage: Stage, deadline_s: float = DEADLINE_S) -> Outcome:
     """Carry out one stage in a process of its own."""
     began = clock.now_s()
     answer = isolated.run(
-        "microrl.commands.bench.stages",
-        stage.kind,
-        json.dumps(stage.options),
-        deadline_s=deadline_s,
-        variables=stage.variables,
+        "microrl.commands.bench.stages", stage.kind, json.dumps(stage.options), deadline_s=deadline_s, variables=stage.variables
     )
     return Outcome(stage, clock.now_s() - began, answer.get("found"), answer.get("error"), answer.get("hint"))
 

@@ -44,12 +44,7 @@ class Work:
 
 
 def compare(
-    peer: str,
-    work: Work,
-    *,
-    model: str = known_models.QUICKSTART,
-    pairs: int = 5,
-    say: Callable[[str], None] = lambda text: None,
+    peer: str, work: Work, *, model: str = known_models.QUICKSTART, pairs: int = 5, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Time `pairs` pairs of processes: `microrl bench step`, and TRL in the environment of the interpreter `peer`.
 

@@ -13,18 +13,7 @@ from itertools import product, repeat
 
 from microrl.rewards.compare.expressions import Expressions
 from microrl.rewards.compare.lexer import Token, Unreadable
-from microrl.rewards.compare.nodes import (
-    Chain,
-    Group,
-    Interval,
-    Node,
-    Ratio,
-    Region,
-    Value,
-    Words,
-    is_infinite,
-    is_name,
-)
+from microrl.rewards.compare.nodes import Chain, Group, Interval, Node, Ratio, Region, Value, Words, is_infinite, is_name
 from microrl.rewards.compare.tree import Tree, nodes
 from microrl.rewards.compare.units import Unit, currency, read_unit
 

@@ -39,12 +39,7 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        settings: VllmSettings,
-        choice: SyncChoice,
-        on_event: Callable[..., None],
+        self, model: PreTrainedModel, tokenizer: Any, settings: VllmSettings, choice: SyncChoice, on_event: Callable[..., None]
     ) -> None:
         self.report = SyncReport(mode="swap")
         self.check_deadline: Callable[[], None] = lambda: None
