@@ -64,7 +64,7 @@ def audit(
     if found.tool_calls is not None:
         limit = config.sampling.max_completion_tokens
         say(
-            f"environment: {found.tool_calls} calls of tools, {len(found.holes)} findings; an episode whose model never stops "
+            f"environment: {found.tool_calls} tool calls, {len(found.holes)} findings; an episode whose model never stops "
             f"calling ends at {limit:,} tokens (sampling.max_completion_tokens)"
         )
     if found.without:

@@ -75,8 +75,8 @@ SETTINGS = {
     ),
     "env": Setting(
         "env.target", list[str], "Tools that the model may call in training: the methods of this class; or calculator, python, "
-        "higher-lower, or an entry point of the group microrl.environments. Repeat for several: a row's column `environment` "
-        "then has the NAME of its own.", "the preset's, else none", "[NAME=]MODULE:CLASS",
+        "higher-lower, or an entry point of the group microrl.environments. Repeat for several: the column `environment` "
+        "then says which NAME each row uses.", "the preset's, else none", "[NAME=]MODULE:CLASS",
     ),
     "engine": Setting(
         "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from microrl.commands.weights import environment_of, opened, trained
 from microrl.config import RunConfig
+from microrl.config.environment import COLUMN
 from microrl.data.prompts import render
 from microrl.errors import UserError
 from microrl.evaluation.evaluate import STREAM
@@ -34,7 +35,7 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
     """
     final = run.final()
     select_engine(config)  # fails before anything is loaded
-    if isinstance(config.env.target, tuple):
+    if len(config.env.each) > 1:
         raise UserError(f"the run has several environments: {config.env.label}", "name the one to use: --env MODULE:CLASS")
     with RunConsole() as console, environment_of(config) as environment:
         if (warning := data_record.warning_for_sample(run, config)) is not None:
@@ -45,7 +46,10 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
         tools = () if environment is None else environment.only.described.tools
         prompt = render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
         if environment is not None:
-            prompt = replace(prompt, raw=json.dumps({data.question or "question": question}))
+            row = {data.question or "question": question}
+            if isinstance(config.env.target, tuple):  # the only one has a name, by which a row chooses it
+                row |= dict.fromkeys([COLUMN], *config.env.each)
+            prompt = replace(prompt, raw=json.dumps(row))
             environment.use_template(tokenizer, data, stop_tokens(model, tokenizer))
         sampling = Sampling(count, config.sampling.max_completion_tokens, config.evaluation.temperature, config.evaluation.top_p)
         sides, said = {}, ""

@@ -84,7 +84,8 @@ class EnvironmentConfig(Section):
         if name is not None:
             why = f"names no environment of this run in `{COLUMN}`: {str(name)[:80]!r}"
         raise UserError(
-            f"row {row.row} {why}", f"the environments are {', '.join(names)}; for all rows the same: --env MODULE:CLASS"
+            f"row {row.row} {why}",
+            f"set the column to one of: {', '.join(names)}; or use one environment for all rows: --env MODULE:CLASS",
         )
 
     @property

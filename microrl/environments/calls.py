@@ -16,6 +16,7 @@ _FUNCTION = re.compile(r"\s*<function=([^>]*)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _LISTED = re.compile(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|$)", re.DOTALL)
 _BARE = re.compile(r"(?:<\|python_tag\|>)?\s*(?=\{)")
+NO_JSON = "the call is not valid JSON"
 _TRIED = {"count": 3, "text": "so"}
 
 
@@ -64,7 +65,7 @@ def _reader(written: Callable[[str, dict[str, Any]], str], tools: Schemas) -> Re
             return reader
     raise UserError(
         f"--env does not work with this model's chat template: it writes a tool call as {text!r}, which microrl cannot read",
-        "set the tokenizer's `response_template`, by which transformers reads calls, or take another model, such as Qwen3",
+        "set the tokenizer's `response_template`, by which transformers reads calls, or use another model, such as Qwen3",
     )
 
 
@@ -102,7 +103,7 @@ def _bare(text: str, tools: Schemas) -> Iterator[Call]:
         try:
             value, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            yield Call("", {}, "the call is no JSON")
+            yield Call("", {}, NO_JSON)
             return
         yield _call(value, "parameters")
         while place < len(text) and text[place] in "; \n":
@@ -127,7 +128,7 @@ def _json(text: str) -> Call:
     try:
         return _call(json.loads(text))
     except (ValueError, RecursionError):
-        return Call("", {}, "the call is no JSON")
+        return Call("", {}, NO_JSON)
 
 
 def _call(value: Any, key: str = "arguments") -> Call:
@@ -135,5 +136,5 @@ def _call(value: Any, key: str = "arguments") -> Call:
         return Call("", {}, 'the call has no "name"')
     arguments = value.get(key, {})
     if not isinstance(arguments, dict):
-        return Call(value["name"], {}, f'the call\'s "{key}" are no object')
+        return Call(value["name"], {}, f'"{key}" must be a JSON object, for example {{"a": 1}}')
     return Call(value["name"], arguments)

@@ -11,7 +11,7 @@ from typing import Any
 
 from microrl.clock import now_s
 from microrl.config.data import DataConfig
-from microrl.config.environment import EnvironmentConfig, Row
+from microrl.config.environment import RUNS_CODE, EnvironmentConfig, Row
 from microrl.data.prompts import Tools, render
 from microrl.environments.calls import Call, parser
 from microrl.environments.forks import LARGEST, LONGEST_ANSWER
@@ -112,13 +112,15 @@ class Kind:
             instance = self._instances.begin()
             with self._lock:
                 self._open.add(instance)
-            reply = instance.ask({"reset": json.loads(prompt.raw)}, self._config.deadline_s, gone)
+            # What runs a model's code could find the right answer in its own memory.
+            row = {} if self._config.target in RUNS_CODE else json.loads(prompt.raw)
+            reply = instance.ask({"reset": row}, self._config.deadline_s, gone)
         except NoReply as error:
             reply = {"error": error.why or f"it took longer than {self._config.deadline_s:g} s (env.deadline_s)"}
         if "error" in reply:
             raise UserError(
                 f"row {prompt.row}: `reset` of the environment `{self._config.target}` fails: {reply['error']}",
-                "it gets the columns of the row as keyword arguments",
+                "write `def reset(self, **row)`: it gets each column of the row; if it is slow, --set env.deadline_s=60",
             )
         return Conversation(self, instance, self._with(reply["said"], prompt), gone)
 
@@ -192,7 +194,7 @@ class Conversation:
             return {"error": call.bad}
         known = [tool["function"]["name"] for tool in self._environment.described.tools]
         if call.name not in known:
-            return {"error": f"there is no tool `{call.name}`, but {', '.join(known)}"}
+            return {"error": f"there is no tool `{call.name}`; the tools are: {', '.join(known)}"}
         reply = self._asked({"call": call.name, "arguments": call.arguments}, until)
         if isinstance(answer := reply.get("answer"), str):
             return {"answer": answer[:LONGEST_ANSWER], "done": reply.get("done") is True}
@@ -204,6 +206,8 @@ class Conversation:
             return {"error": "the environment has ended"}
         try:
             return self._instance.ask(request, until - now_s(), self._gone)
+        except RecursionError:  # of arguments that could just be read; nothing has been sent
+            return {"error": "the call is nested too deeply"}
         except NoReply as error:
             self._is_alive = False
             return {"error": error.why or f"it took longer than {self._environment.deadline_s:g} s"}

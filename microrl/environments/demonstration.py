@@ -13,7 +13,7 @@ from microrl.environments.conversation import Kind
 from microrl.environments.template import Message
 from microrl.types import Completion, SftExample
 
-NO_CALL = "with a call that this model's template and tools do not have"
+NO_CALL = "with a tool call that is unknown, or that the chat template cannot express"
 
 
 class Unusable(Exception):
@@ -60,7 +60,7 @@ class Demonstrations:
         calls = [_function(call) for call in message.get("tool_calls") or ()]
         content = message.get("content") or ""
         if not isinstance(content, str):
-            raise Unusable("with a turn that is no text")
+            raise Unusable("with a turn whose content is not a string")
         if not calls:
             return content
         known = {tool["function"]["name"] for tool in self._environment.described.tools}
@@ -98,7 +98,7 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[tuple[st
         elif message.get("role") == "tool" and turns and (calls := turns[-1][0].get("tool_calls")):
             answers = turns[-1][1]
             if len(answers) == len(calls):
-                raise Unusable("with more answers than calls of tools")
+                raise Unusable("with more tool messages than tool calls")
             name = message.get("name") or _function(calls[len(answers)])["name"]
             answers.append((str(name), str(message.get("content") or "")))
         else:
@@ -106,7 +106,7 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[tuple[st
     if not turns or turns[-1][1] or turns[-1][0].get("tool_calls"):
         raise Unusable("with a conversation that does not end with the model's answer")
     if any(len(answers) != len(said.get("tool_calls") or ()) for said, answers in turns):
-        raise Unusable("with a call that no tool answers")
+        raise Unusable("with a tool call that has no tool message")
     return iter(turns)
 
 

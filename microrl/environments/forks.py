@@ -54,12 +54,15 @@ def refuse_other(found: Any, unusable: Callable[..., Exception]) -> None:
     names = tool_names(found)
     if not names:
         raise unusable(
-            "it has no tool", hint="every public method but reset and get_reward is one; write: def add(self, a: int) -> int"
+            "it has no tool", hint="every public method except reset and get_reward is one; write: def add(self, a: int) -> int"
         )
     for name in names:
         lacking = _lacks(getattr(found, name))
         if lacking is not None:
-            raise unusable(f"its tool `{name}` has no {lacking[0]}, and the model is told of it by these", hint=lacking[1])
+            why = f"its tool `{name}` has no {lacking[0]}, from which the model's description of the tool is made"
+            raise unusable(why, hint=lacking[1])
+    if inspect.isfunction(getattr(found, "done", None)):
+        raise unusable("`done` is a method, which is always true", hint="write @property above `def done(self) -> bool`")
     if twice := _defined_twice(found):
         raise unusable(f"it defines `{twice}` twice: the second definition shadows the first", hint="rename one of them")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from contextlib import suppress
@@ -34,7 +35,7 @@ def refuse_unusable(config: EnvironmentConfig) -> None:
             why = "env.confine" if one.confine else f"--env {one.target} runs what the model writes"
             raise UserError(
                 f"{why}: this kernel cannot confine an environment: it lacks {levels().lacking}; in force: {levels()}",
-                "use a machine with Linux 6.2 or later" + (", or leave the key out" if one.confine else ""),
+                "use a machine with Linux 6.2 or later" + (", or remove env.confine" if one.confine else ""),
             )
         if not one.is_built_in:
             refuse_missing(
@@ -59,6 +60,8 @@ class Instances(CustomProcess):
         target = config.target
         assert isinstance(target, str), target
         # Its process finds this package as it finds a user's module, should it not be installed. It is not confined: it forks.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each episode in progress has two descriptors
         super().__init__(*((BUILT_IN[target], ROOT) if config.is_built_in else (target, config.path)))
         memory_bytes = None if config.memory_gb is None else int(config.memory_gb * 1e9)
         self._bounds = Bounds(memory_bytes, confined=config.confine or config.is_built_in, strict=config.is_strict)
@@ -91,14 +94,20 @@ class Instances(CustomProcess):
         if "error" in found:
             raise UserError(
                 f"the environment `{self._target}` cannot be used: {found['error']}",
-                "every public method but reset and get_reward is a tool: it needs type hints, and a docstring in Google style "
+                "every public method except reset and get_reward is a tool: it needs type hints, and a docstring in Google style "
                 "that describes each argument; `microrl guide environments` shows one",
             )
         return Described(tuple(found["tools"]), bool(found["rewards"]))
 
     def begin(self) -> Instance:
         """A fresh instance. Raises UserError where the class cannot be imported or is no environment, and NoReply."""
-        (asked, ask), (answers, answer) = os.pipe(), os.pipe()
+        asked, ask = os.pipe()
+        try:
+            answers, answer = os.pipe()
+        except OSError:
+            os.close(asked)
+            os.close(ask)
+            raise
         try:
             with self._lock:
                 try:
@@ -150,6 +159,9 @@ class Instances(CustomProcess):
         """End everything."""
         self._closed = True
         with self._lock:
+            if self._process is not None and self._is_ready:
+                with suppress(NoReply):  # it answers when it has ended all that it was to `forget`; there is no fork 0
+                    self.call({"end": 0, "asks": True}, START_S, never)
             self.kill()
 
 

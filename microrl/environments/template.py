@@ -11,7 +11,7 @@ from microrl.data.tokens import Masked
 from microrl.errors import UserError
 
 _ASKED, _SAID = "What?", "\ue010"
-_TRAINED = "take a model that was trained on tools"
+_TRAINED = "use a model that was trained to call tools, such as Qwen3"
 Message = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ class Continuation:
         self._options = template_options(tokenizer, thinking)
         for name in (one["function"]["name"] for one in self._tools):
             if name not in self._rendered([_message("user", _ASKED)]):
-                raise _refused(f"it does not tell the model of its tools, such as `{name}`", _TRAINED)
+                raise _refused(f"it leaves out the tools, such as `{name}`", _TRAINED)
         asked = [_message("user", _ASKED)]
         self.opening = self._rendered(asked).removeprefix(self._rendered(asked, prompts=False))
         """What the template writes before a turn."""
@@ -86,7 +86,7 @@ class Continuation:
             chat += [_message("assistant", content), {**_message("tool", answer), "name": name}]
             pieces += said + self._end + self._suffix([(name, answer)])
             if answer not in pieces:
-                raise _refused("it leaves out what a tool answers", _TRAINED)
+                raise _refused("it leaves out tool results", _TRAINED)
         whole = self._rendered(chat)
         if whole != pieces:
             shared = next(at for at, pair in enumerate(zip(whole + "\0", pieces + "\1", strict=False)) if pair[0] != pair[1])

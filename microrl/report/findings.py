@@ -24,7 +24,7 @@ FEW_USEFUL = 0.1
 """Mean fraction of useful groups below which nearly all sampling was in vain."""
 MUCH_TRUNCATED = 0.5
 OFTEN_FAILED = 0.25
-"""Fraction of the calls of tools."""
+"""Fraction of the tool calls."""
 MOSTLY = 0.5
 """Fraction of steps without an update from which the report speaks of them, or `IDLE_STEPS` at the end of the run."""
 IDLE_STEPS = 3
@@ -257,8 +257,8 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         yield Finding("truncated", said, idle.advice("truncated", history.setting, {}, history.path), is_serious=True)
     failed = history.failed_calls()
     if failed is not None and failed > OFTEN_FAILED:
-        said = f"{failed:.0%} of the calls of tools failed"
-        advice = "read what the tools answered (microrl report): wrong arguments need clearer docstrings, slow tools a longer "
+        said = f"{failed:.0%} of the tool calls failed"
+        advice = "read the tool results (microrl report); for wrong arguments, improve the docstrings; for slow tools, raise "
         yield Finding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
     useful = _mean(history, "groups/useful")
     if useful is not None and useful < FEW_USEFUL and accuracy and not few_right and start <= MOST_RIGHT:

@@ -15,6 +15,8 @@ from microrl.types import Completion, Episode, Group, Prompt, Sampling
 
 THREADS = 128
 """Environments that work at once. Their threads only wait for other processes."""
+AT_ONCE = 1024
+"""Episodes with a process each."""
 Complete = Callable[[Queue, Sampling], Iterator[tuple[Request, int, Completion]]]
 
 
@@ -124,8 +126,27 @@ def episodes(
 ) -> Iterator[tuple[int, Group]]:
     """As `Sampler.groups`, by position. The randomness of a turn follows from (*stream, position, number, turn).
 
-    A group's first turns are one request; each later turn is one of its own. Environments work while others decode.
+    At most `AT_ONCE` episodes begin together; when they are over, the next ones do.
     """
+    positions, groups = [*asked], max(AT_ONCE // sampling.group_size, 1)
+    for number, first in enumerate(range(0, len(positions), groups)):
+        if pace is not None and pace.is_over():
+            return
+        some = {position: asked[position] for position in positions[first : first + groups]}
+        yield from _begun_together(complete, some, sampling, number, stream=stream, pace=pace, environment=environment)
+
+
+def _begun_together(
+    complete: Complete,
+    asked: Mapping[int, Prompt],
+    sampling: Sampling,
+    part: int,
+    *,
+    stream: tuple[int, ...],
+    pace: Pace | None,
+    environment: EpisodeEnvironment,
+) -> Iterator[tuple[int, Group]]:
+    """A group's first turns are one request; each later turn is one of its own. Environments work while others decode."""
     size, depth = sampling.group_size, len(stream)
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
     try:
@@ -137,7 +158,8 @@ def episodes(
             prompts[position] = _shared(group)
             in_progress[position] = [EpisodeInProgress(conversation) for conversation in group]
         requests = (Request((*stream, position), prompt.token_ids, size) for position, prompt in prompts.items())
-        queue = Queue(requests, stream=stream, pace=pace)
+        # Where an engine has one seed for all that it decodes, each part has another.
+        queue = Queue(requests, stream=(*stream, part) if part else stream, pace=pace)
 
         answered: deque[int] = deque()
         """The positions of turns that have been answered, of which the group may be finished."""

@@ -21,7 +21,7 @@ _DETACH = 2
 
 
 def enter(folder: str) -> bool:
-    """Give this process, which has one thread, mounts of its own; whether it can now mount below `folder`.
+    """Give this process mounts of its own; whether it can now mount below `folder`.
 
     Tried out in a fork first: half of it, such as a new user namespace without a user, would leave the process worse off.
     """
@@ -38,7 +38,10 @@ def enter(folder: str) -> bool:
             finally:
                 os._exit(status)
         if os.waitpid(pid, 0)[1] == 0:
-            _enter(flags)
+            try:
+                _enter(flags)
+            except OSError:  # a process with several threads gets no new user namespace, and is left as it is
+                return False
             return True
     return False
 

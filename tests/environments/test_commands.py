@@ -258,8 +258,8 @@ def test_an_audit_finds_what_an_environment_gives_away(data_file):
     told = json.loads(done.stdout)
     assert done.returncode == 2 and told["tools"]["tried"] == 3 and not told["cheats"]["paid"] and not told["golds"]["unpaid"]
     found = [(one["what"], one["where"]) for one in told["tools"]["found"]]
-    assert found == [("environment pays", "get_reward")] * 3 + [("answer can be read", "peek")] * 3
-    assert re.search(r"answer can be read +peek +row \d+: it says '\d+', the right answer: The answer is", done.stderr)
+    assert found == [("unearned reward", "get_reward")] * 3 + [("answer leaks", "peek")] * 3
+    assert re.search(r"answer leaks +peek +row \d+: it says '\d+', the right answer: The answer is", done.stderr)
     assert told["cheats"]["by_kind"]["a tool's answer"] == 3, "which earned nothing"
     honest = in_process(*asked, "made_tools:Calculator", cwd=HELPERS)
     told = json.loads(honest.stdout)

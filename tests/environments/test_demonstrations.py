@@ -83,9 +83,19 @@ def test_a_single_turn_is_an_example_with_or_without_an_environment(told, exampl
 def test_what_is_no_conversation_with_these_tools_is_left_out_and_counted(examples):
     good = [ASKED, call(a=1, b=2), HEARD, ANSWER]
     bad = {
-        "with a call that this model's template and tools do not have": [ASKED, call("subtract", a=1), HEARD, ANSWER],
-        "with a call that no tool answers": [ASKED, {**call(a=1), "tool_calls": call(a=1)["tool_calls"] * 2}, HEARD, ANSWER],
-        "with more answers than calls of tools": [ASKED, call(a=1, b=2), HEARD, HEARD, ANSWER],
+        "with a tool call that is unknown, or that the chat template cannot express": [
+            ASKED,
+            call("subtract", a=1),
+            HEARD,
+            ANSWER,
+        ],
+        "with a tool call that has no tool message": [
+            ASKED,
+            {**call(a=1), "tool_calls": call(a=1)["tool_calls"] * 2},
+            HEARD,
+            ANSWER,
+        ],
+        "with more tool messages than tool calls": [ASKED, call(a=1, b=2), HEARD, HEARD, ANSWER],
         "with a conversation that does not end with the model's answer": [ASKED, call(a=1, b=2), HEARD],
         "with a conversation that is not a question, turns of the model and answers of tools": [ASKED, ANSWER, ASKED, ANSWER],
         "without a solution": [ANSWER],

@@ -21,9 +21,9 @@ from microrl.config.data import BOXED
 from microrl.config.part_weights import part_weights
 from microrl.data.load import Question
 from microrl.data.prompts import render, render_all
-from microrl.environments.calls import parser
+from microrl.environments.calls import NO_JSON, Call, parser
 from microrl.environments.conversation import Environment
-from microrl.environments.process import Instances
+from microrl.environments.process import Instance, Instances
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
 from microrl.rewards.scorer import make_scorer
@@ -158,10 +158,10 @@ def calculator_ids(calculator, answer):
         (call("reset"), "there is no tool `reset`"),
         (call("say", words="hello"), "unexpected keyword argument"),
         (call("repeat", count=1_000_000), "the answer has 1,000,000 characters"),
-        ("<tool_call>add 1 and 2</tool_call>", "the call is no JSON"),
+        ("<tool_call>add 1 and 2</tool_call>", NO_JSON),
         ('<tool_call>{"arguments": {}}</tool_call>', "has no"),
-        ('<tool_call>{"name": "say", "arguments": [1]}</tool_call>', "no object"),
-        ("<tool_call>" + "[" * 100_000, "the call is no JSON"),
+        ('<tool_call>{"name": "say", "arguments": [1]}</tool_call>', "must be a JSON object"),
+        ("<tool_call>" + "[" * 100_000, NO_JSON),
     ],
 )
 def test_what_goes_wrong_is_told_to_the_model(text, said, told, awkward):
@@ -180,6 +180,41 @@ def test_a_property_ends_the_episode(told, awkward):
     conversation = awkward.begin(prompt_for(awkward, told))
     assert conversation.reply(turn(told, call("finish")), 200) is None
     assert conversation.ended() == Episode(turns=1, calls=1, failures=0, reward=0.0)
+
+
+def test_a_call_that_is_nested_too_deeply_has_failed(told, awkward, monkeypatch):
+    """One can be read at a depth at which it cannot be written any more."""
+    deep = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    conversation = awkward.begin(prompt_for(awkward, told))
+    monkeypatch.setattr(awkward.only, "parse", lambda turn: [Call("say", {"text": deep}), Call("say", {"text": "hello"})])
+    said = told.decode(conversation.reply(turn(told, "."), 500))
+    assert "nested too deeply" in said and "hello" in said
+    assert (conversation.ended().calls, conversation._failures) == (2, 1)
+
+
+def test_what_runs_a_models_code_does_not_get_the_answer(told):
+    config = resolve((), {"env.target": "python"})
+    with closing(Environment(config.env)) as found:
+        found.use_template(told, config.data)
+        asked, ask = [], Instance.ask
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Instance, "ask", lambda self, request, *rest: asked.append(request) or ask(self, request, *rest))
+            found.begin(prompt_for(found, told, answer="4711"))
+        assert asked == [{"reset": {}}]
+
+
+def test_what_tools_have_started_ends_with_the_run(told, tmp_path):
+    """Nobody waits for the end of an episode's process, but for that of all of them."""
+    with environment("Awkward", told) as found:
+        conversations = [found.begin(prompt_for(found, told)) for _ in range(4)]
+        for number, conversation in enumerate(conversations):
+            conversation.reply(turn(told, call("begin", file=str(tmp_path / str(number)))), 500)
+            conversation.ended()
+    for number in range(4):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / str(number)).read_text()), 0)
 
 
 def test_state_does_not_leak_into_the_next_rollout(told, awkward):
@@ -246,6 +281,7 @@ def test_a_process_that_is_killed_is_started_again():
         ("NoDocstring", "hint: below `def add`, write what it does"),
         ("NoArgument", "hint: below `Args:`, write: a: What it is."),
         ("Shadows", "defines `add` twice"),
+        ("DoneMethod", "hint: write @property above"),
         ("SEEN", "no class"),
         ("Nowhere", "has no class `Nowhere`"),
     ],
@@ -325,7 +361,7 @@ def test_a_row_that_chooses_none_is_refused_before_a_model_is_loaded(tmp_path):
     environments = ("--env", "sums=made_tools:Calculator", "--env", "calculator", "--set", f"env.path={HELPERS}")
     done = in_process("train", "quickstart", "--data", data, *environments, "--steps", 1, "--out", tmp_path / "run")
     assert done.returncode == 2 and "row 2 has no column `environment`" in done.stderr
-    assert "the environments are sums, calculator" in done.stderr and "loading the model" not in done.stderr
+    assert "set the column to one of: sums, calculator" in done.stderr and "loading the model" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["sum", "Sums", 3, ["sums"]])
@@ -369,9 +405,9 @@ XML = "<tool_call><function={}><parameter={}>{}</parameter></function></tool_cal
     [
         ("qwen3.5", XML.format("say", "text", "\n12\n"), [("say", {"text": "12"}, "")]),
         ("qwen3.5", XML.format("no", "x", "[1, 2]"), [("no", {"x": [1, 2]}, "")]),
-        ("qwen3.5", XML.format("say", "text", "a<b")[:50], [("", {}, "the call is no JSON")]),
+        ("qwen3.5", XML.format("say", "text", "a<b")[:50], [("", {}, NO_JSON)]),
         ("llama3.1", '{"name": "say", "parameters": {}}; {"name": "no"}', [("say", {}, ""), ("no", {}, "")]),
-        ("llama3.1", '{"name": "say", ', [("", {}, "the call is no JSON")]),
+        ("llama3.1", '{"name": "say", ', [("", {}, NO_JSON)]),
         ("llama3.1", 'Here: {"name": "say", "parameters": {}}', []),
         ("lfm2", "<|tool_call_start|>[say(text='x'), no()]<|tool_call_end|>", [("say", {"text": "x"}, ""), ("no", {}, "")]),
         ("lfm2", "<|tool_call_start|>[say(__import__('os'))]<|tool_call_end|>", "expected"),
@@ -394,7 +430,7 @@ def test_calls_are_read_as_the_tokenizer_says(told, calculator):
     """By its response template, which sees special tokens too; where its chat template writes none, as Qwen and Hermes do."""
     plain = calculator.only.parse
     assert plain(turn(told, "words " + call("add", a=1))) == [("add", {"a": 1}, "")]
-    assert plain(turn(told, "<tool_call>{")) == [("", {}, "the call is no JSON")], "a turn that ends in mid-call"
+    assert plain(turn(told, "<tool_call>{")) == [("", {}, NO_JSON)], "a turn that ends in mid-call"
     assert plain(turn(told, "no call")) == []
     templated = copy.deepcopy(told)
     templated.response_template = {

@@ -38,9 +38,17 @@ def test_a_game_that_is_lost_pays_for_what_was_learned(game):
 
 
 def test_guesses_that_say_nothing_new_pay_nothing(game):
-    for number in (-5, 100, float("nan"), math.inf):
+    for number in (-5, 100, -5, 100):
         game.guess(number)
     assert (game.done, game.get_reward()) == (True, 0)
+
+
+@pytest.mark.parametrize("number", [10.5, 11.0, float("nan"), math.inf, True, "11", None, [11]])
+def test_what_is_no_whole_number_is_no_guess(number, game):
+    """Fractions would narrow the range to almost nothing, and the reward has its logarithm."""
+    with pytest.raises(ValueError, match="whole number"):
+        game.guess(number)
+    assert (game.allowed, game.get_reward()) == (4, 0)
 
 
 def test_its_process_offers_one_tool_and_a_reward():

@@ -105,6 +105,15 @@ class Awkward:
         time.sleep(600)
         return ""
 
+    def begin(self, file: str) -> str:
+        """Start a process.
+
+        Args:
+            file: Where to write its number.
+        """
+        Path(file).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+        return "begun"
+
     def die(self) -> str:
         """End the process."""
         os._exit(3)
@@ -143,6 +152,11 @@ class NoReset:
     def add(self, a: int) -> int:
         """Add."""
         return a
+
+
+class DoneMethod(Calculator):
+    def done(self) -> bool:
+        return False
 
 
 class NoTool:

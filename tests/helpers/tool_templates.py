@@ -14,9 +14,10 @@ BAD = {
     ),
     "treats the last message differently": (GOOD.replace("{% endfor %}{% if add", "{{ '!' if messages[-1]['role'] == 'tool' }}"
                                             "{% endfor %}{% if add"), "its earlier"),
-    "does not tell of the tools": (CHAT_TEMPLATE, "does not tell the model of its tools"),
+    "does not tell of the tools": (CHAT_TEMPLATE, "leaves out the tools"),
     "leaves out what tools answer": (
-        GOOD.replace("{% for message in messages %}", "{% for message in messages if message['role'] != 'tool' %}"), "leaves out"
+        GOOD.replace("{% for message in messages %}", "{% for message in messages if message['role'] != 'tool' %}"),
+        "leaves out tool results",
     ),
     "ends no turn": (GOOD.replace("<|im_end|>", ""), "no special token ends a turn"),
     "refuses the role": (GOOD + "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}",

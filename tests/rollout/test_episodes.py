@@ -10,7 +10,7 @@ from random_models import ARCHITECTURES, random_model, with_adapter
 from samples import PROMPTS, rows_of
 
 from microrl.errors import UserError
-from microrl.rollout import requests
+from microrl.rollout import episodes, requests
 from microrl.rollout.continuous import InFlight
 from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Sampler
@@ -319,3 +319,30 @@ def test_what_an_environment_raises_ends_the_sampling(tokenizer):
 
     with pytest.raises(UserError, match="no tokens"):
         sample(engine, BASE, Sampling(6, 60), Echoes(wait=wait))
+
+
+def test_as_many_episodes_begin_as_may_have_processes(tokenizer, monkeypatch):
+    """The others begin when these are over, and are what they would have been."""
+    engine, sampling = engine_on(random_model("qwen2"), tokenizer), Sampling(2, 40)
+    whole = sample(engine, BASE, sampling, Echoes())
+    alive, most = set(), []
+
+    class Counted(Echo):
+        def ended(self):
+            alive.discard(id(self))
+            return super().ended()
+
+    class Counts(Echoes):
+        def begin(self, prompt):
+            one = Counted(prompt)
+            kept.append(one)
+            alive.add(id(one))
+            most.append(len(alive))
+            return one
+
+    kept = []
+    monkeypatch.setattr(episodes, "AT_ONCE", 4)
+    parts = sample(engine, BASE, sampling, Counts())
+    tokens = [[[one.token_ids for one in group.completions] for group in groups] for groups in (parts, whole)]
+    assert tokens[0] == tokens[1]  # how many decode together changes the last digits of log-probabilities
+    assert max(most) == 4 and len(kept) == 2 * len(PROMPTS) > 4

@@ -16,7 +16,7 @@ from microrl.errors import UserError
 from microrl.sandbox.worker import NoReply
 
 SIMPLEST: dict[str, Any] = {"integer": 0, "number": 0.0, "string": "", "boolean": False, "array": [], "object": {}}
-READS, PAYS, FAILS = "answer can be read", "environment pays", "environment fails"
+READS, PAYS, FAILS = "answer leaks", "unearned reward", "reward fails"
 EXCERPT = 500
 
 
@@ -48,7 +48,7 @@ def try_tools(env: EnvironmentConfig, asked: Sequence[tuple[Question, str | None
                 if "error" in begun:
                     raise UserError(
                         f"row {question.row}: `reset` of the environment `{env.target}` fails: {begun['error']}",
-                        "it gets the columns of the row as keyword arguments",
+                        "write `def reset(self, **row)`: it gets each column of the row; if it is slow, --set env.deadline_s=60",
                     )
                 told |= {"reset": begun.get("said") or "", name: str(reply.get("answer", reply.get("error", "")))}
             said.append(told)
@@ -90,11 +90,9 @@ def _ask(
 def _unearned(ask: Callable[..., tuple[Any, dict[str, Any]]], question: Question) -> Iterator[Hole]:
     _, reply = ask(question, {"reward": True})
     if "error" in reply:
-        yield Hole(FAILS, "get_reward", question.row, f"without a call of a tool it fails: {reply['error']}")
+        yield Hole(FAILS, "get_reward", question.row, f"it fails without any tool call: {reply['error']}")
     elif reply["reward"] > 0:
-        yield Hole(
-            PAYS, "get_reward", question.row, f"it gives {reply['reward']:g} without a call of a tool and without an answer"
-        )
+        yield Hole(PAYS, "get_reward", question.row, f"it gives {reply['reward']:g} without any tool call or answer")
 
 
 def _leaks(asked: Sequence[tuple[Question, str | None]], said: Sequence[Mapping[str, str]]) -> Iterator[Hole]:

@@ -25,6 +25,8 @@ class HigherLower:
         Args:
             number: A whole number.
         """
+        if type(number) is not int:  # a model may send anything that JSON has, and fractions would narrow the range to nothing
+            raise ValueError("the number has to be a whole number")
         if self.allowed <= 0:
             return "no guesses are left"
         self.allowed -= 1
