@@ -59,9 +59,10 @@ class Instances(CustomProcess):
     def __init__(self, config: EnvironmentConfig) -> None:
         target = config.target
         assert isinstance(target, str), target
+        with suppress(OSError, ValueError):  # each episode in progress has two descriptors
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # Its process finds this package as it finds a user's module, should it not be installed. It is not confined: it forks.
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each episode in progress has two descriptors
         super().__init__(*((BUILT_IN[target], ROOT) if config.is_built_in else (target, config.path)))
         memory_bytes = None if config.memory_gb is None else int(config.memory_gb * 1e9)
         self._bounds = Bounds(memory_bytes, confined=config.confine or config.is_built_in, strict=config.is_strict)

@@ -20,14 +20,14 @@ from microrl.config import resolve
 from microrl.config.environment import EnvironmentConfig
 from microrl.data.load import Question
 from microrl.environments.conversation import Environment
-from microrl.environments.transcript import as_text, turns
+from microrl.environments.transcript import as_text, said, turns
 from microrl.evaluation.record import FileJournal
 from microrl.report.completions import sample
 from microrl.report.findings import findings
 from microrl.report.history import History
 from microrl.report.page import page
 from microrl.rollout.engine import Sampler
-from microrl.run import follow
+from microrl.run import follow, rollouts
 from microrl.types import Completion, Group, Prompt, Sampling
 
 
@@ -186,7 +186,8 @@ def test_a_report_and_a_diff_show_conversations(called, tmp_path):
     done = in_process("diff", called, "--only", "all", "--json")
     texts = [pair["same"] + pair["trained"]["rest"] for pair in json.loads(done.stdout)["pairs"]]
     assert any(text.startswith("call: ") and "\ntool: " in text for text in texts)
-    assert follow.completion(called, 1).startswith(("model: ", "call: ", "\\boxed", "l>"))
+    with gzip.open(called / "rollouts" / rollouts.name(1), "rt") as lines:
+        assert follow.completion(called, 1) == said(json.loads(next(lines)))
 
 
 def test_tools_that_often_fail_are_found(tmp_path):

@@ -99,7 +99,7 @@ def test_what_is_no_conversation_with_these_tools_is_left_out_and_counted(exampl
         "with a conversation that does not end with the model's answer": [ASKED, call(a=1, b=2), HEARD],
         "with a conversation that is not a question, turns of the model and answers of tools": [ASKED, ANSWER, ASKED, ANSWER],
         "without a solution": [ANSWER],
-        "with a turn that is no text": [ASKED, {"role": "assistant", "content": [{"text": "3"}]}],
+        "with a turn whose content is not a string": [ASKED, {"role": "assistant", "content": [{"text": "3"}]}],
     }
     found, left_out = examples(good, *bad.values())
     assert len(found) == 1 and left_out == dict.fromkeys(bad, 1)

@@ -36,6 +36,7 @@ from microrl.rewards.compare.tree import (
 TOLERANCE = Fraction(1, 10**6)
 """Relative to the number that has no finite decimal."""
 _POINTS = 3
+_PRIMES = (997, 991, 983, 977, 971)
 _random = random.Random()  # from the system's entropy: nobody can write an expression that vanishes at these points
 
 
@@ -238,11 +239,18 @@ def _random_points(names: frozenset[str]) -> list[dict[str, Fraction]]:
     pi / 2 and one above pi, where arcsin(sin x) and arccos(cos x) are no longer x.
     """
     ordered = sorted(names)
-    positive = [(100, 900)] * 3 + [(1700, 3100), (3200, 4700)]
-    points = [{name: Fraction(_random.randrange(*each), 997) for name in ordered} for each in positive]
-    for half, each in ((ordered, (100, 900)), (ordered[::2], (100, 900)), (ordered[1::2] or ordered, (1700, 3100))):
-        points.append({name: Fraction(_random.randrange(*each), 997) * (-1 if name in half else 1) for name in ordered})
+    positive = [(100, 900)] * 3 + [(1700, 3000), (3200, 4700)]
+    points = [{name: _coordinate(place, each) for place, name in enumerate(ordered)} for each in positive]
+    for half, each in ((ordered, (100, 900)), (ordered[::2], (100, 900)), (ordered[1::2] or ordered, (1700, 3000))):
+        signed = ((place, name, -1 if name in half else 1) for place, name in enumerate(ordered))
+        points.append({name: sign * _coordinate(place, each) for place, name, sign in signed})
     return points
+
+
+def _coordinate(place: int, numerators: tuple[int, int]) -> Fraction:
+    """Neither an integer, nor one together with another name's: a binomial coefficient, for example, has poles there."""
+    prime, number = _PRIMES[place % len(_PRIMES)], _random.randrange(*numerators)
+    return Fraction(number + (number % prime == 0), prime)
 
 
 def _equal_at_points(a: Tree, b: Tree, names: frozenset[str]) -> bool:
@@ -294,7 +302,7 @@ def _agree_far_off(a: Tree, b: Tree, names: frozenset[str]) -> bool:
         numeric.value(tree)
     size = int(numeric.large + numeric.small) + 1
     for power in (size, -size):
-        far = {name: Fraction(_random.randrange(1000, 9999), 997) * Fraction(10) ** power for name in sorted(names)}
+        far = {name: Fraction(_random.randrange(1000, 9970), 997) * Fraction(10) ** power for name in sorted(names)}
         for point in (far, {name: -value for name, value in far.items()}):
             try:
                 first, second, bound = _both(a, b, point)
