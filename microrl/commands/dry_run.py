@@ -11,7 +11,7 @@ from microrl.config.schema import DataConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import ToolsOf, messages, no_tools, render, to_prompt
 from microrl.environments.conversation import Environment
-from microrl.environments.length import schema_tokens
+from microrl.environments.length import tokens_of
 from microrl.errors import UserError
 from microrl.models import driver
 from microrl.plan import here, make
@@ -27,12 +27,12 @@ def preview(config: RunConfig) -> str:
     """The whole preview as text. Without network it shows what it can, with notes on the rest. Raises UserError, also where
     torch sees no GPU beside an NVIDIA driver, as the run would."""
     driver.require_gpu()
-    prompts = _prompts(config)
+    prompts, tool_tokens = _prompts(config)
     settings = json.dumps(config.model_dump(mode="json"), indent=2)
-    return "\n".join(["configuration", settings, "", *prompts, "", *_forecast(config)])
+    return "\n".join(["configuration", settings, "", *prompts, "", *_forecast(config, tool_tokens)])
 
 
-def _prompts(config: RunConfig) -> list[str]:
+def _prompts(config: RunConfig) -> tuple[list[str], int]:
     lines: list[str] = []
     try:
         everything = load_questions(config.data, raw=bool(config.reward.functions or config.env.target))
@@ -54,7 +54,7 @@ def _prompts(config: RunConfig) -> list[str]:
             "note: without the model's chat template, the plain messages are shown",
         ]
         tokenizer = None
-    scorer, tools = make_scorer(config), _tools(config, tokenizer)
+    scorer, (tools, tool_tokens) = make_scorer(config), _tools(config, tokenizer)
     try:
         if config.reward.functions:
             probe(scorer.custom, [to_prompt(question) for question in questions], origin)
@@ -67,18 +67,19 @@ def _prompts(config: RunConfig) -> list[str]:
             ]
     finally:
         scorer.close()
-    return ["prompts", *lines]
+    return ["prompts", *lines], tool_tokens
 
 
-def _tools(config: RunConfig, tokenizer: Any) -> ToolsOf:
-    """What the model is told of its tools. Raises UserError for a chat template that cannot continue a conversation."""
+def _tools(config: RunConfig, tokenizer: Any) -> tuple[ToolsOf, int]:
+    """What the model is told of its tools, and about how many tokens that takes at most. Raises UserError for a chat template
+    that cannot continue a conversation."""
     if config.env.target is None:
-        return no_tools
+        return no_tools, 0
     with closing(Environment(config.env)) as environment:
         environment.start()
         if tokenizer is not None:
             environment.use_template(tokenizer, config.data)
-        return environment.tools
+        return environment.tools, max(tokens_of(kind.described.tools) for kind in environment.kinds.values())
 
 
 def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: ToolsOf) -> str:
@@ -103,7 +104,7 @@ def _tokenizer(config: RunConfig) -> Any:
     return load_tokenizer(config.model)
 
 
-def _forecast(config: RunConfig) -> list[str]:
+def _forecast(config: RunConfig, tool_tokens: int) -> list[str]:
     """A short `microrl plan` for this machine's GPU, or else for the device on which the model is likely to be trained."""
     try:
         shape = shape_of(config.model.name)
@@ -112,4 +113,4 @@ def _forecast(config: RunConfig) -> list[str]:
     gpu = here.gpu()
     card, free_gb = gpu or here.instead_of_gpu(shape)
     note = [] if gpu else [f"note: no GPU was found on this machine; the forecast is for: {card.label}"]
-    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb, tool_tokens=schema_tokens(config.env)))]
+    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb, tool_tokens=tool_tokens))]

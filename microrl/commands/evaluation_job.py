@@ -124,7 +124,7 @@ def carry_out_apart(job: Job, report: Report) -> None:
 
 def carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], None]) -> None:
     """Evaluate, with one engine; `on_measured` gets each task's result as soon as it is there. Raises UserError."""
-    with environment_of(job.tasks[0].weights.config) as environment:
+    with environment_of(job.tasks[0].weights.config, console) as environment:
         _carry_out(job, console, on_measured, environment)
 
 

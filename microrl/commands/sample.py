@@ -37,7 +37,7 @@ def answers(config: RunConfig, run: RunFolder, question: str, *, count: int, see
     select_engine(config)  # fails before anything is loaded
     if len(config.env.each) > 1:
         raise UserError(f"the run has several environments: {config.env.label}", "name the one to use: --env MODULE:CLASS")
-    with RunConsole() as console, environment_of(config) as environment:
+    with RunConsole() as console, environment_of(config, console) as environment:
         if (warning := data_record.warning_for_sample(run, config)) is not None:
             console.note(f"warning: {warning}")
         model, tokenizer = load_model(config, console)

@@ -50,7 +50,7 @@ def opened(
 
 
 @contextmanager
-def environment_of(config: RunConfig) -> Iterator[Environment | None]:
+def environment_of(config: RunConfig, console: RunConsole) -> Iterator[Environment | None]:
     """The environment that answers the model's tool calls, whose processes end in the end; None where there is none.
 
     Raises UserError for a class that cannot be used, which takes seconds to find out, but no model.
@@ -59,6 +59,7 @@ def environment_of(config: RunConfig) -> Iterator[Environment | None]:
         yield None
         return
     with closing(Environment(config.env)) as environment:
+        console.status("starting the environment")
         environment.start()
         yield environment
 

@@ -6,6 +6,7 @@ import json
 from contextlib import closing
 
 from microrl.config.environment import EnvironmentConfig
+from microrl.data.prompts import Tools
 from microrl.environments.process import Instances
 
 CHARACTERS_PER_TOKEN = 4
@@ -21,5 +22,10 @@ def schema_tokens(config: EnvironmentConfig) -> int:
     tokens = [0]
     for one in config.each.values():
         with closing(Instances(one)) as instances:
-            tokens.append(sum(len(json.dumps(tool)) for tool in instances.describe().tools) // CHARACTERS_PER_TOKEN)
+            tokens.append(tokens_of(instances.describe().tools))
     return max(tokens)
+
+
+def tokens_of(tools: Tools) -> int:
+    """As `schema_tokens`, for the tools of one environment that are at hand."""
+    return sum(len(json.dumps(tool)) for tool in tools) // CHARACTERS_PER_TOKEN
