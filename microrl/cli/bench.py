@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import mean
 from typing import Annotated, Any, Literal
 
 import typer
@@ -16,6 +17,15 @@ Prompts = Annotated[int, typer.Option(min=1, help="Prompts per step.")]
 Group = Annotated[int, typer.Option(min=2, help="Completions per prompt.")]
 Tokens = Annotated[int, typer.Option(min=1, help="Tokens per completion; every completion is made exactly this long.")]
 Rank = Annotated[int, typer.Option(min=1, help="Adapter rank.")]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLASS",
+        help="Tools that the model may call: calculator, python, higher-lower or MODULE:CLASS. Completions then end where the "
+        "model ends them, and --tokens is their limit.",
+        show_default="no tools",
+    ),
+]
 ShapeOption = Annotated[Shape, typer.Option(help="Size of the model, whose weights are random; 1.5b is Qwen2.5-1.5B's.")]
 EXAMPLES = """
 [bold]Examples[/]
@@ -40,13 +50,19 @@ def step(
     rank: Rank = 64,
     steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; one untimed warm-up step precedes them.")] = 3,
     dtype: Annotated[str, typer.Option(help="Weight type: float32, bfloat16, float16 or auto.")] = "auto",
+    env: Env = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time training steps with completions of a forced length: sampling, answer checks, log-probabilities, entropy, optimizer."""
+    """Time training steps: sampling, answer checks, log-probabilities, entropy, optimizer.
+
+    Completions have a forced length, except with --env.
+    """
     from microrl.cli.target import prepare_hub
     from microrl.config import resolve
 
-    flags = {"model.name": model, "model.dtype": dtype, "budget.steps": steps + 1}
+    flags: dict[str, Any] = {"model.name": model, "model.dtype": dtype, "budget.steps": steps + 1}
+    if env is not None:
+        flags |= {"env.target": env, "env.path": "."}
     config = resolve((), flags | work(rank=rank, prompts=prompts, group=group, tokens=tokens))
     prepare_hub(config)
     from microrl.commands.bench.step import time_steps
@@ -57,7 +73,8 @@ def step(
         emit(result)
         return
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["seconds_by_phase"].items())
-    say(f"{result['tokens_per_step']} tokens per step: {phases}")
+    called = f", {result['calls']:.2f} tool calls per completion" if env is not None else ""
+    say(f"{result['tokens_per_step']} tokens per step{called}; seconds: {phases}")
     print(f"median {result['step_s_median']:.2f} s per step, peak memory of the process {result['peak_rss_gb']:.2f} GB")
 
 
@@ -118,24 +135,29 @@ def peer(
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="With --to-accuracy: time limit of each side.", show_default="10")
     ] = None,
+    env: Env = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare step time, or time to an accuracy, with TRL's, in float32 and alternating processes.
 
     Ratios are microrl's value divided by TRL's: below 1, microrl is faster or needs less memory. Memory is the peak resident
-    memory of the process, which on a GPU does not include the GPU's.
+    memory of the process, which on a GPU does not include the GPU's. With --env, the model's chat template must be one that TRL
+    knows, such as Qwen2.5's.
     """
-    from microrl.commands.bench.peer import Work, check_model, compare
+    from microrl.commands.bench.peer import Work, check_environment, check_model, compare
     from microrl.config import known_models
     from microrl.models import hub
     from microrl.plan.show import print_lines
 
     check_model(model)
+    check_environment(env)
     hub.prepare(model, local=(known_models.QUICKSTART,))
-    work = Work(prompts, group, tokens, rank, steps)
+    work = Work(prompts, group, tokens, rank, steps, env)
     if to_accuracy is None and (lr is not None or minutes is not None):
         name, why = ("lr", "does not depend on a rate") if lr is not None else ("minutes", "is that of --steps steps")
         raise UserError(f"--{name} belongs to --to-accuracy: the time compared here {why}", "remove it, or add --to-accuracy 0.6")
+    if to_accuracy is not None and env is not None:
+        raise UserError("--env belongs to the comparison of steps: --to-accuracy has no tools", "remove one of them")
     if to_accuracy is not None:
         from microrl.commands.bench import to_accuracy as trained
 
@@ -156,6 +178,10 @@ def peer(
             for number, one in enumerate(result["pairs"], start=1)
         ],
     )  # fmt: skip
+    if env is not None:
+        for side, name in (("microrl", "microrl"), ("peer", "TRL")):
+            calls, counts = ([one[side][key] for one in result["pairs"]] for key in ("calls", "tokens_per_step"))
+            print(f"{name}: {mean(calls):.2f} tool calls per completion, {mean(counts):.0f} tokens per step with tool results")
     for key in ("step_ratio", "memory_ratio"):
         low, high = result[f"{key}_range"]
         print(f"{key} {result[key]:.3f} ({low:.3f}..{high:.3f})")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import without_heavy_libraries
+from places import HELPERS
 
 from microrl import clock
 from microrl.cli import bench
@@ -50,9 +51,9 @@ def peer(tmp_path, calls):
     return write
 
 
-def answers(step_s, peak_rss_gb):
+def answers(step_s, peak_rss_gb, **more):
     """A step's result, printed below what a library prints."""
-    result = {"step_s_median": step_s, "steps_s": [9.0, step_s], "peak_rss_gb": peak_rss_gb}
+    result = {"step_s_median": step_s, "steps_s": [9.0, step_s], "peak_rss_gb": peak_rss_gb, **more}
     return f"print('{{}}'); print(json.dumps({result}))"
 
 
@@ -67,7 +68,9 @@ def ours(monkeypatch, calls):
             with calls.open("a") as file:
                 print("microrl", folder, *work.options(), file=file)
             second = left.pop(0)
-            return {"step_s_median": second, "steps_s": [9.0, second], "peak_rss_gb": 2.0, "device": "cpu", "threads": 3}
+            called = {} if work.env is None else {"tokens_per_step": 500, "calls": 0.25}
+            measured = {"step_s_median": second, "steps_s": [9.0, second], "peak_rss_gb": 2.0}
+            return {**measured, **called, "device": "cpu", "threads": 3}
 
         monkeypatch.setattr(peers, "_our_steps", steps)
 
@@ -112,6 +115,42 @@ def test_both_sides_alternate_and_do_the_same_work(inside, model_folder, peer, o
     assert set(called) == {
         f"microrl {model_folder} {work}", f"peer --model {model_folder} {work} --device cpu --threads 3"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "theirs"),
+    [
+        ("calculator", f"microrl.environments.builtin.calculator:Calculator --device cpu --threads 3 --path {peers.ROOT}"),
+        ("made_tools:Calculator", f"made_tools:Calculator --device cpu --threads 3 --path {HELPERS}"),
+    ],
+)
+def test_both_sides_have_the_same_tools(target, theirs, inside, model_folder, peer, ours, calls):
+    """The peer is told where the class is; how often it was called stands below the table, by side."""
+    ours(1.0, 3.0)
+    spoken = peer(answers(4.0, 8.0, tokens_per_step=600, calls=0.5))
+    done = inside("bench", "peer", "--peer", spoken, "--model", model_folder, "--pairs", 2, "--env", target, cwd=HELPERS)
+    assert done.returncode == 0, done.stderr
+    work = "--prompts 4 --group 8 --tokens 64 --rank 64 --steps 2 --env"
+    assert set(calls.read_text().splitlines()[1:]) == {
+        f"microrl {model_folder} {work} {target}", f"peer --model {model_folder} {work} {theirs}"
+    }  # fmt: skip
+    assert done.stdout.splitlines()[3:5] == [
+        "microrl: 0.25 tool calls per completion, 500 tokens per step with tool results",
+        "TRL: 0.50 tool calls per completion, 600 tokens per step with tool results",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--env", "calc"], "TRL needs the class itself"),
+        (["--env", "nowhere:Tools"], "there is no module `nowhere`"),
+        (["--env", "calculator", "--to-accuracy", 0.6], "--env belongs to the comparison of steps"),
+    ],
+)
+def test_tools_that_trl_cannot_be_given(words, says, inside, model_folder):
+    done = inside("bench", "peer", "--peer", "never-asked", "--model", model_folder, *words)
+    assert done.returncode == 2 and says in done.stderr
 
 
 @pytest.mark.parametrize(("given", "seen"), [(SPINS_BEFORE_SLEEP, "None"), ("7", "7")])

@@ -1,4 +1,4 @@
-"""A tiny model that has been shown how to call a calculator for sums, and how to answer without."""
+"""Tiny models that have been shown how to use tools, well or badly. What pays, reinforcement learning has to find out."""
 
 import json
 import random
@@ -8,24 +8,72 @@ from tool_templates import BRIEF
 
 from microrl.data import arithmetic
 from microrl.data.prompts import render
+from microrl.environments.builtin.higher_lower import HigherLower
 from microrl.environments.template import Continuation
 from microrl.models.tiny import build_model, build_tokenizer
 
-SCHEMA = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+SUMS = arithmetic.problems()
 CALL = '<tool_call>{{"name": "add", "arguments": {{"a": {}, "b": {}}}}}</tool_call>'
+RUN, END_RUN = '<tool_call>{"name": "run", "arguments": {"code": "', '"}}</tool_call>'
+GUESS, END_GUESS = '<tool_call>{"name": "guess", "arguments": {"number": ', "}}</tool_call>"
+GAMES = [{"question": f"Game {n}?", "low": 1 + n % 2, "high": 8 + n % 2} for n in range(10, 100)]
 
 
-def save(folder, *, steps=120, batch=16):
-    """Train it and save it with its tokenizer; about half of its completions are calls."""
+def sums(rng):
+    """A calculator is called, or the sum is guessed; about half of the completions are calls."""
+    question, answer = rng.choice(SUMS)
+    boxed = (f"\\boxed{{{answer}}}", [])
+    if rng.random() >= 0.6:
+        return question, [boxed]
+    call = CALL.format(*terms(question))
+    assert json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    return question, [(call, [("add", answer)]), boxed]
+
+
+def programs(rng):
+    """The sum becomes a variable, which the next program shows; or it is guessed, two times in three."""
+    question, answer = rng.choice(SUMS)
+    boxed = (f"\\boxed{{{answer}}}", [])
+    if rng.random() >= 1 / 3:
+        return question, [boxed]
+    first, second = f"{RUN}x={'+'.join(terms(question))}{END_RUN}", f"{RUN}x{END_RUN}"
+    return question, [(first, [("run", "(no output)")]), (second, [("run", answer)]), boxed]
+
+
+def games(rng):
+    """Any numbers of the range are guessed, without looking at the replies; two times in three, only once."""
+    game, row = HigherLower(), rng.choice(GAMES)
+    numbers = range(row["low"], row["high"] + 1)
+    game.reset(row["low"], row["high"], str(rng.choice(numbers)))
+    turns, is_keen = [], rng.random() < 1 / 3
+    while not game.is_right:
+        number = rng.choice(numbers)
+        reply = game.guess(number)
+        if game.done:
+            return row["question"], [*turns, (f"{GUESS}{number}{END_GUESS}", [])]
+        turns.append((f"{GUESS}{number}{END_GUESS}", [("guess", reply)]))
+        if not is_keen:
+            break
+    return row["question"], [*turns, (f"\\boxed{{{game.secret if game.is_right else rng.choice(numbers)}}}", [])]
+
+
+def terms(question):
+    return question.removeprefix("What is ").removesuffix("?").split(" + ")
+
+
+def save(folder, lesson=sums, *, tool="add", markup=(), steps=120, batch=16):
+    """Train a model on what the lesson draws, a question and turns with the answers to them, and save it with its tokenizer."""
     tokenizer = build_tokenizer()
     tokenizer.chat_template = BRIEF
+    tokenizer.add_tokens(list(markup))
     model = build_model(tokenizer, seed=3).train()
-    continuation, problems, rng = Continuation(tokenizer, [SCHEMA], None), arithmetic.problems(), random.Random(0)
+    schema = {"type": "function", "function": {"name": tool, "description": "", "parameters": {}}}
+    continuation, rng = Continuation(tokenizer, [schema], None), random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # two of them, on a busy machine, take ten times as long
     for step in range(steps):
-        rows = [shown(*rng.choice(problems), tokenizer, continuation, calls=rng.random() < 0.6) for _ in range(batch)]
+        rows = [shown(*lesson(rng), schema, tokenizer, continuation) for _ in range(batch)]
         width = max(len(ids) for ids, _ in rows)
         ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids, _ in rows])
         labels = torch.tensor([[*labels, *[-100] * (width - len(labels))] for _, labels in rows])
@@ -39,14 +87,13 @@ def save(folder, *, steps=120, batch=16):
     tokenizer.save_pretrained(folder)
 
 
-def shown(question, answer, tokenizer, continuation, *, calls):
+def shown(question, turns, schema, tokenizer, continuation):
     """Tokens, and those of them that the model is to write (else -100)."""
-    prompt = list(render(question, answer, tokenizer, None, tools=[SCHEMA]).token_ids)
-    boxed = tokenizer(f"\\boxed{{{answer}}}<|im_end|>")["input_ids"]
-    if not calls:
-        return prompt + boxed, [-100] * len(prompt) + boxed
-    call = tokenizer(CALL.format(*question.removeprefix("What is ").removesuffix("?").split(" + ")) + "<|im_end|>")["input_ids"]
-    tool = continuation.ids([("add", answer)])
-    ids, labels = prompt + call + tool + boxed, [-100] * len(prompt) + call + [-100] * len(tool) + boxed
-    assert len(ids) == len(labels) and json.loads(tokenizer.decode(call)[11:-22])
+    ids = list(render(question, "", tokenizer, None, tools=[schema]).token_ids)
+    labels = [-100] * len(ids)
+    for said, answers in turns:
+        turn = tokenizer(f"{said}<|im_end|>")["input_ids"]
+        heard = continuation.ids(answers) if answers else []
+        ids += turn + heard
+        labels += turn + [-100] * len(heard)
     return ids, labels

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from echoes import Echo, Echoes
 from random_models import ARCHITECTURES, random_model, with_adapter
 from samples import PROMPTS, rows_of
 
@@ -15,42 +16,7 @@ from microrl.rollout.continuous import InFlight
 from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Sampler
 from microrl.rollout.transformers import TransformersEngine
-from microrl.types import BASE, Completion, Episode, Sampling
-
-
-class Echo:
-    """Answers the first turns with tokens that depend on what was said."""
-
-    def __init__(self, prompt, turns=3, extra=2, wait=lambda: None):
-        self.prompt, self.left, self.extra, self.wait = prompt, turns - 1, extra, wait
-        self.turns = 0
-
-    def reply(self, turn, room):
-        self.turns += 1
-        self.wait()
-        if self.turns > self.left:
-            return None
-        return [100 + token % 50 for token in turn.token_ids[:7]] + [60] * self.extra
-
-    def ended(self):
-        return Episode(self.turns, 0, 0, 0.0)
-
-    def text(self, token_ids):
-        return " ".join(map(str, token_ids))
-
-
-class Echoes:
-    def __init__(self, **keys):
-        self.keys = keys
-
-    def begin(self, prompt):
-        return Echo(prompt, **self.keys)
-
-    def give_up(self):
-        pass
-
-    def end(self):
-        pass
+from microrl.types import BASE, Completion, Sampling
 
 
 def engine_on(model, tokenizer, max_kv_gb=1):

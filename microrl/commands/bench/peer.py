@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,37 @@ from typing import Any
 from microrl.commands.bench import trl_step
 from microrl.commands.isolated import last_words, printed
 from microrl.config import known_models
+from microrl.config.environment import BUILT_IN, EnvironmentConfig
 from microrl.config.paths import local_model
+from microrl.environments.process import refuse_unusable
 from microrl.errors import MachineFailure, UserError
 from microrl.limits import SPINS_BEFORE_SLEEP
 
 INSTALL = "python -m venv ENV && ENV/bin/pip install 'trl>=1.16' 'torch<2.14' peft datasets; then --peer ENV/bin/python"
+ROOT = str(Path(__file__).parents[3])
+"""Where the peer finds the environments that come with microrl; they need the standard library alone."""
 ANSWER_S = 120.0
 """Maximum seconds for the peer's interpreter to say which versions it has."""
 OURS = ("microrl", "torch", "transformers", "peft")
 DTYPE = "float32"
+KEPT = ("steps_s", "tokens_per_step", "calls", "peak_rss_gb")
+"""Of what a side prints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step does, and how many are timed; one untimed step precedes them. `tokens` is per completion, and forced."""
+    """What a step does, and how many are timed; one untimed step precedes them. `tokens` is per completion, and forced; with an
+    environment, it is the limit of a completion."""
 
     prompts: int
     group: int
     tokens: int
     rank: int
     steps: int
+    env: str | None = None
 
     def options(self) -> list[str]:
-        return [word for name, value in asdict(self).items() for word in (f"--{name}", str(value))]
+        return [word for name, value in asdict(self).items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def compare(
@@ -52,8 +60,9 @@ def compare(
     default of how long threads wait. Which side is first alternates, too. `model` is a local folder, a .gguf file or the
     quickstart's. Ratios are microrl's value divided by TRL's:
 
-    - `pairs`: for each side `step_s` (median of the timed steps), `steps_s` (with the untimed first one) and `peak_rss_gb`
-      (peak resident memory of the process, 1e9 bytes), and the pair's `step_ratio` and `memory_ratio`;
+    - `pairs`: for each side `step_s` (median of the timed steps), `steps_s` (with the untimed first one), `tokens_per_step`
+      (tool results included), with an environment `calls` (mean tool calls of a completion), and `peak_rss_gb` (peak resident
+      memory of the process, 1e9 bytes); and the pair's `step_ratio` and `memory_ratio`;
     - `step_ratio` and `memory_ratio`: the medians over the pairs, with `step_ratio_range` and `memory_ratio_range`.
 
     Raises UserError for a model that is not local and for an interpreter without TRL, MachineFailure for a side that fails.
@@ -69,9 +78,7 @@ def compare(
                     result = ours = _our_steps(folder, work)
                 else:
                     result = _peer_steps(interpreter, folder, work, ours)
-                sides[side] = {
-                    "step_s": result["step_s_median"], "steps_s": result["steps_s"], "peak_rss_gb": result["peak_rss_gb"]
-                }  # fmt: skip
+                sides[side] = {"step_s": result["step_s_median"], **{key: result[key] for key in KEPT if key in result}}
                 name = "microrl" if side == "microrl" else f"TRL {versions['trl']}"
                 say(f"pair {number + 1} of {pairs}: {name} {sides[side]['step_s']:.3g} s per step, "
                     f"{sides[side]['peak_rss_gb']:.3g} GB")  # fmt: skip
@@ -132,6 +139,15 @@ def check_model(name: str) -> None:
         )
 
 
+def check_environment(target: str | None) -> None:
+    """Raises UserError for an environment that TRL cannot be given, or whose module does not exist."""
+    if target is None or target in BUILT_IN:
+        return
+    if ":" not in target:
+        raise UserError(f"--env {target}: TRL needs the class itself", "--env MODULE:CLASS, or one of: " + ", ".join(BUILT_IN))
+    refuse_unusable(EnvironmentConfig(target=target, path=os.getcwd()))
+
+
 @contextmanager
 def local_folder(name: str, say: Callable[[str], None]) -> Iterator[Path]:
     """The model as a folder that both sides can load; a .gguf file is converted into a temporary one."""
@@ -171,6 +187,10 @@ def _our_steps(folder: Path, work: Work) -> dict[str, Any]:
 def _peer_steps(interpreter: str, folder: Path, work: Work, ours: dict[str, Any]) -> dict[str, Any]:
     """The peer's steps, on the device and with the threads that microrl's had."""
     same = ["--device", ours["device"], "--threads", str(ours["threads"])]
+    if work.env is not None:
+        one = EnvironmentConfig(target=work.env)
+        same += ["--path", ROOT if one.is_built_in else os.getcwd()]
+        work = replace(work, env=BUILT_IN.get(work.env, work.env))
     return peer_result(interpreter, "--model", str(folder), *work.options(), *same)
 
 

@@ -1,18 +1,22 @@
-"""Time training steps on a fixed amount of work, the same as in the comparison with TRL."""
+"""Time training steps on a given amount of work, the same as in the comparison with TRL."""
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from microrl import clock
 from microrl.commands.bench.trl_step import peak_rss_gb
 from microrl.config import RunConfig
-from microrl.data.prompts import render
+from microrl.data.prompts import Tools, render
 from microrl.data.sampler import PromptSampler
+from microrl.environments.conversation import Environment
+from microrl.models.forward import stop_tokens
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
 from microrl.rewards.scorer import make_scorer
@@ -21,7 +25,7 @@ from microrl.rollout.preflight import select_engine
 from microrl.run.stopwatch import Stopwatch
 from microrl.train.setup import Components
 from microrl.train.step import sample_groups, with_advantages
-from microrl.types import Group, Prompt, Sampling
+from microrl.types import Completion, Group, Prompt, Sampling
 
 RATE = 1e-5
 """Learning rate. The time does not depend on it."""
@@ -30,59 +34,75 @@ RATE = 1e-5
 def time_steps(config: RunConfig, on_step: Callable[[int, float], None] = lambda step, seconds: None) -> dict[str, Any]:
     """Median seconds of `budget.steps - 1` steps (the first is not timed), seconds by phase, and peak resident memory in GB.
 
-    `on_step` is called with the number and the seconds of every step. Raises as `load_checked` and `make_engine`.
+    Every completion has `sampling.max_completion_tokens`; with an environment, it ends where the model ends it. The result has
+    the tokens of a step, and with an environment the tool calls of a completion (`calls`, a mean).
+
+    `on_step` is called with the number and the seconds of every step. Raises as `load_checked`, `make_engine` and `Environment`.
     """
     select_engine(config)  # fails before anything is loaded
-    model, tokenizer = load_checked(config.model)
-    prompts = bench_prompts(tokenizer)
-    scorer = make_scorer(config)
-    parts = Components(
-        config,
-        engine=make_engine(config, model, tokenizer),
-        policy=Policy(model, config),
-        scorer=scorer,
-        prompts=PromptSampler(prompts, config.seed),
-        sampling=Sampling(
-            config.sampling.group_size,
-            config.sampling.max_completion_tokens,
-            config.sampling.temperature,
-            min_tokens=config.sampling.max_completion_tokens,
-        ),
-        watch=Stopwatch(),
-    )
+    with ExitStack() as closing:
+        environment = None if config.env.target is None else Environment(config.env)
+        if environment is not None:
+            closing.callback(environment.close)
+            environment.start()
+        model, tokenizer = load_checked(config.model)
+        if environment is not None:
+            environment.use_template(tokenizer, config.data, stop_tokens(model, tokenizer))
+        prompts = bench_prompts(tokenizer, () if environment is None else environment.only.described.tools)
+        scorer = make_scorer(config)
+        closing.callback(scorer.close)
+        if environment is not None:
+            scorer.expect(environment.paying)
+        limit = config.sampling.max_completion_tokens
+        sampling = Sampling(
+            config.sampling.group_size, limit, config.sampling.temperature, min_tokens=limit if environment is None else 0
+        )
+        engine = make_engine(config, model, tokenizer)
+        closing.callback(engine.close)
+        policy = Policy(model, config)
+        drawn = PromptSampler(prompts, config.seed)
+        parts = Components(config, engine, policy, scorer, drawn, sampling, Stopwatch(), environment=environment)
+        return {**_timed(parts, on_step), "device": model.device.type, "threads": policy.update_threads}
+
+
+def _timed(parts: Components, on_step: Callable[[int, float], None]) -> dict[str, Any]:
     seconds: list[float] = []
     phase_seconds: list[dict[str, float]] = []
-    try:
-        for step in range(config.budget.steps or 1):
-            began = clock.now_s()
-            groups, _ = sample_groups(parts, step, _unseen)
-            with parts.watch.phase("update"):
-                batch = with_advantages(config, [every_useful(group) for group in groups], step)
-                update = parts.policy.update(batch, RATE)
-            assert update.skipped == 0, update.reason
-            seconds.append(clock.now_s() - began)
-            phase_seconds.append(parts.watch.restart())
-            on_step(step, seconds[-1])
-    finally:
-        scorer.close()
-        parts.engine.close()
-    timed, timed_phases = (seconds[1:], phase_seconds[1:]) if len(seconds) > 1 else (seconds, phase_seconds)
-    return {
-        "step_s_median": statistics.median(timed),
+    sampled: list[list[Completion]] = []
+    for step in range(parts.config.budget.steps or 1):
+        began = clock.now_s()
+        groups, _ = sample_groups(parts, step, _unseen)
+        with parts.watch.phase("update"):
+            batch = with_advantages(parts.config, [every_useful(group) for group in groups], step)
+            update = parts.policy.update(batch, RATE)
+        assert update.skipped == 0, update.reason
+        seconds.append(clock.now_s() - began)
+        phase_seconds.append(parts.watch.restart())
+        sampled.append([completion for group in groups for completion in group.completions])
+        on_step(step, seconds[-1])
+    timed = slice(1 if len(seconds) > 1 else 0, None)
+    result = {
+        "step_s_median": statistics.median(seconds[timed]),
         "steps_s": seconds,
-        "seconds_by_phase": {name: statistics.median(one.get(name, 0.0) for one in timed_phases) for name in timed_phases[0]},
-        "tokens_per_step": len(groups) * parts.sampling.group_size * parts.sampling.max_tokens,
+        "seconds_by_phase": {
+            name: statistics.median(one.get(name, 0.0) for one in phase_seconds[timed]) for name in phase_seconds[timed][0]
+        },
+        "tokens_per_step": round(statistics.mean(sum(len(one.token_ids) for one in step) for step in sampled[timed])),
         "peak_rss_gb": peak_rss_gb(),
-        "device": model.device.type,
-        "threads": parts.policy.update_threads,
     }
+    if parts.environment is not None:
+        calls = [0 if one.episode is None else one.episode.calls for step in sampled[timed] for one in step]
+        result["calls"] = statistics.mean(calls)
+    return result
 
 
-def bench_prompts(tokenizer: Any) -> list[Prompt]:
+def bench_prompts(tokenizer: Any, tools: Tools = ()) -> list[Prompt]:
     """The questions of the benchmark: 512 sums of two-digit numbers, without system message."""
     draw = random.Random(0)
     pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(512)]
-    return [render(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y), tokenizer, None) for x, y in pairs]
+    asked = [(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y)) for x, y in pairs]
+    prompts = [render(question, answer, tokenizer, None, tools=tools) for question, answer in asked]
+    return [replace(prompt, raw=json.dumps({"question": prompt.question, "answer": prompt.answer})) for prompt in prompts]
 
 
 def every_useful(group: Group) -> Group:

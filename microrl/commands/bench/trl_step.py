@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one untimed step")
+    parser.add_argument("--env", help="a class whose methods are tools, MODULE:CLASS; completions end where the model ends them")
+    parser.add_argument("--path", help="with --env: the folder of its module")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--until", type=float, help="train until this accuracy, instead of timing steps")
@@ -63,7 +65,8 @@ def versions() -> dict[str, str | None]:
 
 
 def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
-    """Median seconds of the steps after the first, all steps' seconds, and peak resident memory in GB."""
+    """Median seconds of the steps after the first, all steps' seconds, tokens of a step, and peak resident memory in GB; with an
+    environment, the tool calls of a completion, too."""
     os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1")
     import torch
     from transformers import TrainerCallback
@@ -71,6 +74,13 @@ def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(wanted.threads)
     now_s = runpy.run_path(str(CLOCK))["now_s"]
     seconds: list[float] = []
+    tokens: list[int] = []
+    calls: list[float] = []
+
+    def paid(completions: list[Any], gold: list[str], completion_ids: list[list[int]], **more: Any) -> list[float]:
+        tokens.append(sum(map(len, completion_ids)))
+        calls.append(sum(message["role"] == "tool" for said in completions for message in said) / len(completions))
+        return reward(completions, gold)
 
     class Watch(TrainerCallback):
         """A step begins before its completions are sampled and ends after the optimizer's step."""
@@ -85,12 +95,28 @@ def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.synchronize()
             seconds.append(now_s() - self.began)
 
-    forced = {"generation_kwargs": {"min_new_tokens": wanted.tokens}, "max_steps": wanted.steps + 1}
+    options = {**same_work(wanted, 1e-5), "max_steps": wanted.steps + 1}
+    if wanted.env is None:
+        options["generation_kwargs"] = {"min_new_tokens": wanted.tokens}
+    tools = None if wanted.env is None else environment(wanted.env, wanted.path)
     with tempfile.TemporaryDirectory() as folder:
-        options = {**same_work(wanted, 1e-5), **forced}
-        trainer(wanted, folder, options, lora(wanted.rank), questions(), reward, Watch()).train()
-    assert len(seconds) == wanted.steps + 1, seconds
-    return {"step_s_median": statistics.median(seconds[1:]), "steps_s": seconds, "peak_rss_gb": peak_rss_gb()}
+        trainer(wanted, folder, options, lora(wanted.rank), questions(), paid, Watch(), tools).train()
+    assert len(seconds) == len(tokens) == wanted.steps + 1, (seconds, tokens)
+    return {
+        "step_s_median": statistics.median(seconds[1:]), "steps_s": seconds,
+        "tokens_per_step": round(statistics.mean(tokens[1:])), "peak_rss_gb": peak_rss_gb(),
+        **({} if tools is None else {"calls": statistics.mean(calls[1:])}),
+    }  # fmt: skip
+
+
+def environment(target: str, path: str) -> type:
+    """The class `MODULE:CLASS`, whose module may be in this folder."""
+    sys.path.append(path)
+    module, _, name = target.partition(":")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def train_until(wanted: argparse.Namespace) -> dict[str, Any]:
@@ -165,8 +191,9 @@ def lora(rank: int) -> Any:
 
 
 def trainer(
-    wanted: argparse.Namespace, folder: str, options: dict[str, Any], adapter: Any, rows: list[Any], reward: Any, watch: Any
-) -> Any:
+    wanted: argparse.Namespace, folder: str, options: dict[str, Any], adapter: Any, rows: list[Any], reward: Any, watch: Any,
+    tools: type | None = None,
+) -> Any:  # fmt: skip
     """TRL's trainer in float32, silent; what `options` leave out is TRL's default."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -176,7 +203,10 @@ def trainer(
         report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, **options,
     )  # fmt: skip
     rows = Dataset.from_list(rows)
-    return GRPOTrainer(wanted.model, reward, args=config, train_dataset=rows, peft_config=adapter, callbacks=[watch])
+    with_tools = {} if tools is None else {"environment_factory": tools}
+    return GRPOTrainer(
+        wanted.model, reward, args=config, train_dataset=rows, peft_config=adapter, callbacks=[watch], **with_tools
+    )
 
 
 def questions() -> list[dict[str, Any]]:
@@ -189,7 +219,7 @@ def questions() -> list[dict[str, Any]]:
 
 def reward(completions: list[list[dict[str, str]]], gold: list[str], **more: Any) -> list[float]:
     """1 for the right answer, plus a little that differs within a group, so that every completion has a gradient."""
-    texts = [completion[0]["content"] for completion in completions]
+    texts = [completion[-1]["content"] or "" for completion in completions]
     return [
         float(f"\\boxed{{{answer}}}" in text) + 0.01 * len(text) + 0.001 * number
         for number, (text, answer) in enumerate(zip(texts, gold))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -178,18 +179,17 @@ class VllmDriver:
 
     # ---- requests
 
-    def sample(self, request: Request, sampling: Sampling, stops: Sequence[int], seed: int) -> str:
-        """Queue a request's completions; returns vLLM's name for it. The n-th has the seed plus n; log-probabilities are the
-        processed ones.
+    def sample(self, request: Request, sampling: Sampling, stops: Sequence[int], seed: int) -> list[str]:
+        """Queue a request's completions, each as a request of vLLM's, whose names are returned in their order: so none waits for
+        the others, and the prefix cache shares their prefill. The n-th has the seed plus n; log-probabilities are the processed
+        ones.
 
-        At temperature 0 vLLM samples one completion and no more, which stands for all.
+        At temperature 0 there is one of them, which stands for all.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         settings = SamplingParams(
-            n=request.count if sampling.temperature else 1,
-            seed=seed if self.seeded else None,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens - request.written,
@@ -200,7 +200,12 @@ class VllmDriver:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return self._add(request.token_ids, settings)
+        names = []
+        for number in range(request.count if sampling.temperature else 1):
+            own = copy(settings)
+            own.seed = seed + number if self.seeded else None
+            names.append(self._add(request.token_ids, own))
+        return names
 
     def score(self, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """Log-probabilities of each sequence's second token to its last, temperature 1, by the path that prompts take."""

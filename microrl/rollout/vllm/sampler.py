@@ -1,4 +1,4 @@
-"""Sampling with vLLM while it is awake: requests in, whole groups out."""
+"""Sampling with vLLM while it is awake: requests in, completions out."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class VllmSampler(Sampler):
         self.tokens, self.decode_s = 0, 0.0
 
     def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, int, Completion]]:
-        """See `Sampler.complete`; those of one request come together. On a GPU's older model runner the randomness follows from
-        the stream and the whole batch."""
+        """See `Sampler.complete`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
         with self._engine.fault_named("sampling"):
             self._driver.settle()
             if not self._driver.seeded:
                 torch.cuda.manual_seed_all(_seed(queue.stream))
-        in_flight: dict[str, Request] = {}
+        in_flight: dict[str, tuple[Request, Sequence[int]]] = {}
+        """By vLLM's names: a request, and which of its completions it is."""
         while True:
             self._engine.check_deadline()
             if queue.is_over():
@@ -42,7 +42,9 @@ class VllmSampler(Sampler):
             queue.start(ready)
             with self._engine.fault_named("sampling"):
                 for request in ready:
-                    in_flight[self._driver.sample(request, sampling, self._stops, _seed(request.key))] = request
+                    names = self._driver.sample(request, sampling, self._stops, _seed(request.key))
+                    for at, name in enumerate(names):
+                        in_flight[name] = request, range(at, request.count, len(names))
             if not in_flight:
                 if queue.hurry():
                     continue
@@ -53,10 +55,10 @@ class VllmSampler(Sampler):
             self.decode_s += clock.now_s() - began
             self.decode_steps += 1
             for output in finished:
-                request = in_flight.pop(output.request_id)
-                completions = [self._completion(one) for one in output.outputs]
-                for number in range(request.count):
-                    yield request, number, completions[number % len(completions)]
+                request, numbers = in_flight.pop(output.request_id)
+                completion = self._completion(output.outputs[0])
+                for number in numbers:
+                    yield request, number, completion
 
     def _completion(self, output: Any) -> Completion:
         ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
