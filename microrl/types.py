@@ -52,13 +52,14 @@ class Episode:
     """What a completion was as an episode with an environment.
 
     `calls` of tools, of which so many were `failures`. `reward` is the environment's own, 0 where it gives none at all; None:
-    it failed to give one.
+    it failed to give one. `died`: why the environment's process ended before the episode did; None: it did not.
     """
 
     turns: int
     calls: int
     failures: int
     reward: float | None
+    died: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

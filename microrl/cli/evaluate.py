@@ -88,14 +88,7 @@ def evaluate(
         float | None,
         typer.Option(help="Time limit in hours, loading included; problems that do not fit are left out.", show_default="none"),
     ] = None,
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:CLASS",
-            help="Tools that the model may call: the methods of this class, or an entry point of the group microrl.environments.",
-            show_default="the run's, else none",
-        ),
-    ] = None,
+    env: options.Env = None,
     engine: Annotated[str, typer.Option(help="auto, vllm or transformers; need not be the training engine.")] = "auto",
     seed: Annotated[
         int | None, typer.Option(help="Seed of sampling; the problems stay the same.", show_default="the run's evaluation.seed")

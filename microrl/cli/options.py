@@ -104,6 +104,16 @@ FLAGS = {setting.key: f"--{name.replace('_', '-')}" for name, setting in SETTING
 """The flags of configuration keys."""
 Flags = dict[str, Any]
 """Configuration keys, and what was given for them; None for what was not given."""
+Env = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:CLASS",
+        help="Tools that the model may call: the methods of this class; or calculator, python, higher-lower, or an entry point "
+        "of the group microrl.environments; none: no tools.",
+        show_default="the run's, else none",
+    ),
+]
+"""Of the commands that ask a model, or a run."""
 NAME_BYTES = 120
 """Maximum length of a run folder's name without its time: file systems allow 255, and there may be many presets."""
 

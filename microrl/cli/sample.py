@@ -38,15 +38,7 @@ def sample(
         typer.Option(min=0, help="Sampling temperature; 0: greedy.", show_default="the run's evaluation.temperature"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed, the same for both models.")] = 0,
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:CLASS",
-            help="Tools that both models may call: the methods of this class, or an entry point of the group "
-            "microrl.environments.",
-            show_default="the run's, else none",
-        ),
-    ] = None,
+    env: options.Env = None,
     as_json: options.Json = False,
 ) -> None:
     """Ask a run's base model and trained model the same question, with the same random numbers."""

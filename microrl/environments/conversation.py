@@ -168,7 +168,7 @@ class Conversation:
     def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, gone: Callable[[], bool]) -> None:
         self.prompt = prompt
         self._environment, self._instance, self._gone = environment, instance, gone
-        self._is_alive = True
+        self._died: str | None = None
         self._turns = self._calls = self._failures = 0
 
     def reply(self, turn: Completion, room: int) -> Sequence[int] | None:
@@ -186,7 +186,7 @@ class Conversation:
             if answer.get("done", False):  # what is called after the end of the episode is not carried out
                 return None
             answers.append((call.name, json.dumps(answer) if "error" in answer else answer["answer"]))
-        return environment.continuation.ids(answers) if answers and self._is_alive else None
+        return environment.continuation.ids(answers) if answers and self._died is None else None
 
     def _answer(self, call: Call, until: float) -> dict[str, Any]:
         """`{"answer": text, "done": bool}`, or `{"error": why}`."""
@@ -202,15 +202,15 @@ class Conversation:
 
     def _asked(self, request: dict[str, Any], until: float) -> dict[str, Any]:
         """What the process sends, which what a model wrote may have written."""
-        if not self._is_alive:
+        if self._died is not None:
             return {"error": "the environment has ended"}
         try:
             return self._instance.ask(request, until - now_s(), self._gone)
         except RecursionError:  # of arguments that could just be read; nothing has been sent
             return {"error": "the call is nested too deeply"}
         except NoReply as error:
-            self._is_alive = False
-            return {"error": error.why or f"it took longer than {self._environment.deadline_s:g} s"}
+            self._died = error.why or f"it took longer than {self._environment.deadline_s:g} s (env.deadline_s)"
+            return {"error": self._died}
 
     def ended(self) -> Episode:
         """See `EpisodeConversation.ended`."""
@@ -219,7 +219,7 @@ class Conversation:
             given = self._asked({"reward": True}, now_s() + self._environment.deadline_s).get("reward")
             reward = given if isinstance(given, float) and abs(given) <= LARGEST else None
         self._environment.closed(self._instance)
-        return Episode(self._turns, self._calls, self._failures, reward)
+        return Episode(self._turns, self._calls, self._failures, reward, self._died)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """See `EpisodeConversation.text`."""

@@ -4,7 +4,7 @@ import calling_model
 import pytest
 from command_line import in_process
 from places import HELPERS
-from tool_templates import BRIEF
+from tool_templates import BRIEF, GOOD
 
 
 @pytest.fixture(scope="session")
@@ -12,6 +12,16 @@ def calling(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calling") / "model"
     calling_model.save(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def told():
+    """The tiny model's tokenizer, with a chat template that tells of tools in full."""
+    from microrl.models.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = GOOD
+    return tokenizer
 
 
 @pytest.fixture(scope="session")

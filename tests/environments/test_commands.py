@@ -128,6 +128,7 @@ def test_a_sample_is_shown_as_a_conversation(called, calling):
         assert ["call", "tool", "model"] in speakers and all(one[-1] == "model" for one in speakers)
     told = json.loads(in_process(*asked, "--env", "made_tools:Suggests", cwd=HELPERS).stdout)
     assert told["said"] == " Use the tool for 'What is 47 + 38?'."
+    assert "turns" not in json.loads(in_process(*asked, "--env", "none").stdout)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 from command_line import in_process
 from places import HELPERS
 from random_models import random_model, with_adapter
-from tool_templates import GOOD
 
 from microrl.algorithm.batch import Row
 from microrl.config import resolve
@@ -24,15 +23,6 @@ HEARD = {"role": "tool", "content": "3"}
 
 def call(name="add", **arguments):
     return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
-
-
-@pytest.fixture(scope="module")
-def told():
-    from microrl.models.tiny import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = GOOD
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
