@@ -209,20 +209,28 @@ def rollout(
     device: Annotated[Device | None, typer.Option(help="Where it runs.", show_default="the GPU, else the CPU")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per rollout.")] = 16,
     group: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 8,
-    tokens: Tokens = 64,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Sampled tokens per completion; every completion is made exactly this long.",
+            show_default="64; with --turns, 128 for each turn",
+        ),
+    ] = None,
     cycles: Annotated[int, typer.Option(min=1, help="Rollouts, each with a new adapter and its sync.")] = 3,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of rollouts, one of microrl and one of vLLM alone.")] = 3,
     turns: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Without vLLM, compare episodes of so many turns, with a tool, with single turns of as many sampled tokens.",
+            help="Time episodes of this many turns, with a tool, against single turns with as many sampled tokens; vLLM is not "
+            "used.",
             show_default="vLLM is measured",
         ),
     ] = None,
     tool_seconds: Annotated[
         float | None,
-        typer.Option(min=0.0, help="With --turns: also time the episodes with an environment whose tool takes so long."),
+        typer.Option(min=0.0, help="With --turns: also time the episodes with a real environment whose tool takes this long."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -237,7 +245,7 @@ def rollout(
     for name in names:
         check_name("architecture", name, ARCHITECTURES)
     if turns is not None:
-        if tokens < 2 * turns:
+        if tokens is not None and tokens < 2 * turns:
             raise UserError(f"--tokens {tokens} are too few for {turns} turns", f"--tokens {2 * turns}")
         work = {"shape": shape, "prompts": prompts, "group": group, "tokens": tokens, "pairs": pairs}
         return _compare_turns(names, {**work, "turns": turns, "tool_seconds": tool_seconds}, as_json=as_json)

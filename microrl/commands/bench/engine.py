@@ -47,15 +47,15 @@ def rollout(
     device: synthetic.Device | None = None,
     prompts: int = 16,
     group: int = 8,
-    tokens: int = 64,
+    tokens: int | None = None,
     cycles: int = 3,
     pairs: int = 3,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Sync a new adapter and sample with it `cycles` times, then sample `pairs` times with microrl and with vLLM alone.
 
-    The model has random weights, and every completion has `tokens` tokens. Without `targets` every linear layer has an adapter.
-    `sleep` counts on a GPU only. The result holds, among what was asked for:
+    The model has random weights, and every completion has `tokens` tokens (None: 64). Without `targets` every linear layer has an
+    adapter. `sleep` counts on a GPU only. The result holds, among what was asked for:
 
     - `cycles`: for each `seconds` and `tokens` of the rollout, the engine's `push_s`, `proof_s` (the sync check), `wake_s`,
       `sleep_s`, `freed_gb` and `retaken_gb` (1e9 bytes), and the check's `gap` (nats per token) and `slope`;
@@ -67,7 +67,7 @@ def rollout(
     On a GPU a process measures once: it has room for one vLLM. Raises UserError where vLLM cannot run here, and for a name that
     is not known.
     """
-    device = synthetic.find_device(device)
+    device, tokens = synthetic.find_device(device), tokens or 64
     flags: dict[str, Any] = {
         **synthetic.work(rank=rank, prompts=prompts, group=group, tokens=tokens), "engine.kind": "vllm", "engine.sync": sync,
         "adapter.targets": tuple(targets) or None, "model.head_dtype": head, "model.dtype": dtype, "data.max_prompt_tokens": 128,

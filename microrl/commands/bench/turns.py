@@ -22,6 +22,8 @@ from microrl.rollout.episodes import EpisodeEnvironment
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import BASE, Completion, Episode, Prompt, Sampling
 
+TOKENS = 128
+"""Of a turn."""
 TELLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
 
 
@@ -33,15 +35,15 @@ def episodes(
     architecture: str = "qwen2",
     prompts: int = 16,
     group: int = 8,
-    tokens: int = 64,
+    tokens: int | None = None,
     pairs: int = 3,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Sample `pairs` times with the transformers engine: episodes of `turns` turns, and single turns, in changing order.
 
-    A completion has `tokens` sampled tokens, rounded down to whole turns, less the last one. The model has random weights, but
-    always ends a turn as soon as it may, and every turn but the last is answered at once, in this process. The result holds,
-    among what was asked for:
+    A completion has `tokens` sampled tokens (None: 128 for each turn), rounded down to whole turns, less the last one. The model
+    has random weights, but always ends a turn as soon as it may, and every turn but the last is answered at once, in this
+    process. The result holds, among what was asked for:
 
     - `pairs`: of each `single_s`, `episodes_s` and `ratio`, episodes to single turns;
     - `ratio` and `ratio_range`: the median over the pairs, and their range;
@@ -54,7 +56,7 @@ def episodes(
     use_sensible_threads(model)
     engine = TransformersEngine(_that_ends_turns(model, tokenizer.eos_token_id), tokenizer, max_kv_gb=None)
     asked = [replace(prompt, raw="{}") for prompt in synthetic.prompts(tokenizer, prompts)]
-    length = tokens // turns
+    length = TOKENS if tokens is None else tokens // turns
     sampled = turns * length - 1
     measured: list[dict[str, float]] = []
     with _environment(tokenizer, tool_seconds or 0.0) as environment:
