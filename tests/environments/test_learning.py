@@ -33,7 +33,7 @@ def train(model, out, environment, *, steps, data="arithmetic", tokens=64):
 def test_a_model_learns_to_use_the_interpreter(tmp_path):
     """It cannot add, and learns to have it done: in a variable of one call, which the next call shows."""
     model = tmp_path / "model"
-    calling_model.save(model, calling_model.programs, tool="run", markup=(RUN, END_RUN), steps=300, batch=32)
+    calling_model.save(model, calling_model.programs, tool="run", markup=(RUN, END_RUN), steps=300, batch=64)
     summary, steps = train(model, tmp_path / "run", "python", steps=40)
     assert calls(steps[:5]) < 1 < 1.6 < calls(steps[-5:]), "two for each sum"
     assert summary["eval"]["paired_gain"]["ci95"][0] > 0.1, summary["eval"]
