@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 def can_fork() -> bool:
     """Whether this process may be forked: before torch is imported, whose threads and devices do not survive it."""
-    return "torch" not in sys.modules and hasattr(signal, "sigtimedwait")
+    return "torch" not in sys.modules and hasattr(os, "pidfd_open")
 
 
 def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
@@ -31,7 +32,7 @@ def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
     """
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]  # as under `nohup`
     waiting = [signal.SIGINT, signal.SIGTERM, *hangup]
-    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, [*waiting, signal.SIGCHLD])
+    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
     try:
         for stream in (sys.stdout, sys.stderr):  # what is buffered must not be written twice
             with suppress(OSError, ValueError):
@@ -40,7 +41,11 @@ def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
         if pid == 0:
             die_with(parent)
             return None
-        return _wait(pid, waiting, on_wait)
+        handle = os.pidfd_open(pid)
+        try:
+            return _wait(pid, handle, waiting, on_wait)
+        finally:
+            os.close(handle)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -50,15 +55,18 @@ def ended_by(signal_name: str) -> str:
     return f"ended by {signal_name}" + (": most likely the machine ran out of memory" if signal_name == "SIGKILL" else "")
 
 
-def _wait(pid: int, waiting: list[signal.Signals], on_wait: Callable[[], None]) -> int:
+def _wait(pid: int, handle: int, waiting: list[signal.Signals], on_wait: Callable[[], None]) -> int:
+    """`handle`: of the process; it can be read once that has ended."""
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        arrived = signal.sigtimedwait([*waiting, signal.SIGCHLD], _WAIT_S)
-        if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code < _BY_THE_KERNEL:
-            with suppress(ProcessLookupError):
-                os.kill(pid, arrived.si_signo)
+        select.select([handle], [], [], _WAIT_S)
+        # Without a time to wait: stopped and continued in it (Ctrl-Z, `fg`), CPython returns what no signal has filled.
+        while (arrived := signal.sigtimedwait(waiting, 0)) is not None:
+            if arrived.si_code < _BY_THE_KERNEL:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, arrived.si_signo)
         on_wait()
 
 

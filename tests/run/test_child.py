@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -30,9 +31,19 @@ os._exit(9)
 """
 
 
-def begun(**options) -> tuple[subprocess.Popen, int]:
-    """The script above, and its child's process id."""
-    process = subprocess.Popen([sys.executable, "-c", COUNTING], stdout=subprocess.PIPE, text=True, **options)
+TELLING = """
+import os
+kill = os.kill
+def tell(pid, number):
+    print("passed on", int(number), flush=True)
+    kill(pid, number)
+os.kill = tell
+"""
+
+
+def begun(script=COUNTING, **options) -> tuple[subprocess.Popen, int]:
+    """The script, and its child's process id."""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, **options)
     return process, int(process.stdout.readline().split()[1])
 
 
@@ -63,6 +74,19 @@ def test_a_hangup_that_was_ignored_still_is():
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=100)
     assert out.split("\n")[:2] == ["SIGTERM", "status 9"]
+
+
+def test_the_parent_may_be_stopped_and_continued():
+    """As by Ctrl-Z and `fg`: nothing is passed on but what is sent afterwards."""
+    process, _ = begun(script=TELLING + COUNTING)
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.4)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=100)
+    assert out.split("\n")[:3] == [f"passed on {int(signal.SIGTERM)}", "SIGTERM", "status 9"]
 
 
 def test_ctrl_c_reaches_the_child_once():
