@@ -9,6 +9,7 @@ import torch
 from microrl.limits import CPU_BLOCK_ELEMENTS, chunk_elements
 from microrl.models.forward import Bend, project
 from microrl.models.onednn import times
+from microrl.policy.microbatch import MicroBatch
 
 
 def chosen_logprobs(
@@ -27,6 +28,24 @@ def chosen_logprobs(
     `bend` is what the model makes of the head's output.
     """
     return _ChosenLogprobs.apply(hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head, bend)
+
+
+def of_batch(
+    hidden_BTD: torch.Tensor,
+    batch: MicroBatch,
+    head: torch.nn.Linear,
+    temperature: float,
+    *,
+    fp32_head: bool = False,
+    bend: Bend | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`chosen_logprobs` of every token that the policy drew, [B, T] each; the others hold 0."""
+    mask_BT = batch.mask_BT
+    logprobs_N, entropy_N = chosen_logprobs(
+        hidden_BTD[mask_BT], batch.completions_BT[mask_BT], head, temperature, fp32_head=fp32_head, bend=bend
+    )
+    empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
+    return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
 
 
 class _ChosenLogprobs(torch.autograd.Function):

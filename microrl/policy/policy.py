@@ -32,7 +32,7 @@ from microrl.models.threads import threads, update_threads
 from microrl.models.ways import Ways
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.compiled import Compiled
-from microrl.policy.logprobs import chosen_logprobs
+from microrl.policy.logprobs import of_batch
 from microrl.policy.microbatch import MicroBatch, drawn_mask, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
 from microrl.policy.retry import retry_with_smaller_microbatches
@@ -352,17 +352,8 @@ class Policy:
         """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0."""
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
-        mask_BT = batch.mask_BT
-        logprobs_N, entropy_N = chosen_logprobs(
-            hidden_BTD[mask_BT],
-            batch.completions_BT[mask_BT],
-            self._model.get_output_embeddings(),
-            self._temperature,
-            fp32_head=self._fp32_head,
-            bend=self._bend,
-        )
-        empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
-        return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
+        head = self._model.get_output_embeddings()
+        return of_batch(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
 
 
 def _every(count: int, rows: Sequence[Row]) -> list[Row]:

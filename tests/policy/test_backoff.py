@@ -15,6 +15,7 @@ from whole_runs import rows
 from microrl import files
 from microrl.algorithm import loss as losses
 from microrl.models.gpu import is_out_of_memory
+from microrl.policy import logprobs
 from microrl.policy import policy as policy_module
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
@@ -62,7 +63,7 @@ HOST = RuntimeError(
 UPDATE = {
     "log-probabilities before": (Policy, "logprobs", 3),
     "forward": (policy_module, "hidden_states", 9),
-    "head": (policy_module, "chosen_logprobs", 12),
+    "head": (logprobs, "chosen_logprobs", 12),
     "loss": (losses, "surrogate", 4),
     "reference": (losses, "k3", 4),
     "backward": (torch.Tensor, "backward", 5),
