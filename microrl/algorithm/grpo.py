@@ -34,6 +34,8 @@ class Tokens(NamedTuple):
     """What the policy drew, in rows that count or not: neither padding nor a tool's tokens."""
     weights_BT: torch.Tensor
     """Of `token_weights`, over the whole mini-batch."""
+    teacher_BT: torch.Tensor | None = None
+    """Under the teacher; None where there is none."""
 
 
 class PolicyLoss(NamedTuple):
@@ -91,6 +93,11 @@ class Algorithm:
     def needs_reference(self) -> bool:
         """Whether the untouched model scores the batch too, and every row that counts has a gradient."""
         return bool(self.config.beta > 0)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a teacher scores the batch too, and every row that counts has a gradient."""
+        return False
 
     def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
         """Each token's weight in the loss, over a whole mini-batch of N completions; the argument is 1 on tokens that count.

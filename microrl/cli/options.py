@@ -56,6 +56,10 @@ SETTINGS = {
         "loss.kind", str, "grpo, dapo, ...: `microrl guide losses` lists all; or a custom algorithm as MODULE:CLASS.",
         "the preset's, else grpo",
     ),
+    "teacher": Setting(
+        "distill.teacher", str, "Distil on-policy from this teacher (--loss distill): a model as for --model, or a run folder.",
+        "the preset's, else none", "MODEL|RUN",
+    ),
     "data": Setting(
         "data.name", str, "open-rs, gsm8k, mbpp, ... (`microrl presets data` lists all), arithmetic, reasoning-gym:TASK[,TASK], "
         "a Hugging Face id, or a local .jsonl, .json, .csv or .parquet file, or a folder of such files.",

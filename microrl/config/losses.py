@@ -133,6 +133,13 @@ class MaxRlConfig(ClipConfig, CommonLossConfig):
     kind: Literal["maxrl"] = "maxrl"
 
 
+class DistillLossConfig(BaseLossConfig):
+    """On-policy distillation (Agarwal et al. 2024): the advantage of a token is how much likelier the teacher finds it; mean over
+    all tokens. The section `distill` names the teacher."""
+
+    kind: Literal["distill"] = "distill"
+
+
 class CustomLossConfig(ClippedLossConfig):
     """An algorithm of another package, which inherits from `microrl.algorithm.grpo.Algorithm`."""
 
@@ -154,6 +161,15 @@ class CustomLossConfig(ClippedLossConfig):
 
 
 LossConfig = Annotated[
-    GrpoConfig | DapoConfig | DrGrpoConfig | GspoConfig | CispoConfig | SapoConfig | DppoConfig | MaxRlConfig | CustomLossConfig,
+    GrpoConfig
+    | DapoConfig
+    | DrGrpoConfig
+    | GspoConfig
+    | CispoConfig
+    | SapoConfig
+    | DppoConfig
+    | MaxRlConfig
+    | DistillLossConfig
+    | CustomLossConfig,
     Field(discriminator="kind"),
 ]

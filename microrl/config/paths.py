@@ -75,8 +75,11 @@ def absolute(config: RunConfig) -> RunConfig:
     """The configuration with every local path absolute. Raises UserError."""
     updates: dict[str, object] = {
         "data": config.data.model_copy(update={"name": _data(config.data.name, "data.name")}),
-        "model": config.model.model_copy(update={"name": _model(config.model.name)}),
+        "model": config.model.model_copy(update={"name": _model(config.model.name, "model.name")}),
     }
+    if config.distill.teacher is not None:
+        teacher = _model(config.distill.teacher, "distill.teacher")
+        updates["distill"] = config.distill.model_copy(update={"teacher": teacher})
     if config.sft.data is not None:
         updates["sft"] = config.sft.model_copy(update={"data": _data(config.sft.data, "sft.data")})
     if config.reward.functions:
@@ -99,10 +102,10 @@ def _data(name: str, key: str) -> str:
     return _absolute(found) if is_local_data(found) else name
 
 
-def _model(name: str) -> str:
+def _model(name: str, key: str) -> str:
     if (file := known_models.packaged_file(name)) is not None:
         return str(file)
-    found = expanded(name, "model.name")
+    found = expanded(name, key)
     return _absolute(found) if name not in known_models.TINY and (found.endswith(".gguf") or os.path.exists(found)) else name
 
 

@@ -50,13 +50,15 @@ def _spelled_out(above: Tree) -> Tree:
     """A layer with what its short forms stand for.
 
     One that names `auto` asks for all of it, and says so from here on; see `AutoEngineConfig.unattended`. A loss that is not one
-    of microrl's is the target of a custom one.
+    of microrl's is the target of a custom one. A teacher without a loss means distillation.
     """
-    engine, loss = above.get("engine"), above.get("loss")
+    engine, loss, distill = above.get("engine"), above.get("loss", {}), above.get("distill")
     if isinstance(engine, dict) and engine.get("kind") == "auto":
         above = {**above, "engine": {"unattended": True, **engine}}
     if isinstance(loss, dict) and _is_of_another_package(kind := loss.get("kind")):
         above = {**above, "loss": {**loss, "kind": "custom", "target": kind}}
+    elif isinstance(loss, dict) and isinstance(distill, dict) and distill.get("teacher") is not None:
+        above = {**above, "loss": {"kind": "distill", **loss}}
     return above
 
 

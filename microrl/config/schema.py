@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 from microrl.config import known_models
 from microrl.config.adapters import AdapterConfig, LoraConfig, TinyLoraConfig
 from microrl.config.data import DataConfig
+from microrl.config.distill import DistillConfig
 from microrl.config.environment import EnvironmentConfig
-from microrl.config.losses import GrpoConfig, LossConfig, MaxRlConfig
+from microrl.config.losses import DistillLossConfig, GrpoConfig, LossConfig, MaxRlConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.reward import RewardConfig
 from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
@@ -196,6 +197,7 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     adapter: AdapterConfig = LoraConfig()
     loss: LossConfig = GrpoConfig()
+    distill: DistillConfig = DistillConfig()
     engine: EngineConfig = AutoEngineConfig()
     optim: OptimConfig = OptimConfig()
     sft: SftConfig = SftConfig()
@@ -232,6 +234,20 @@ class RunConfig(Section):
         if is_open and isinstance(name, str) and known_models.instructs_in_question(name):
             return {**values, "data": {**data, "system_role": "user"}}
         return values
+
+    @model_validator(mode="after")
+    def _teacher_is_used(self) -> RunConfig:
+        if isinstance(self.loss, DistillLossConfig):
+            if self.distill.teacher is None:
+                raise ValueError("--loss distill needs a teacher", "pass --teacher MODEL, or --teacher RUN")
+            return self
+        given = next((name for name, value in DistillConfig() if getattr(self.distill, name) != value), None)
+        if given is not None:
+            raise ValueError(
+                f"distill.{given} has no effect with --loss {self.loss.kind}",
+                "remove it, or remove --loss: --teacher MODEL implies --loss distill",
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

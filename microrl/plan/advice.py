@@ -209,6 +209,11 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.note:
         found.append(work.shape.note)
     found += episodes(config, work.tool_tokens)
+    if config.distill.teacher is not None:
+        found.append(
+            "the teacher is not counted: it adds a forward pass over the batch to each update and, unless it is a run on the "
+            "same base model, the memory of its weights"
+        )
     if work.shape.model_type in SLOWER:
         apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
         found.append(f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}")

@@ -36,6 +36,7 @@ from microrl.policy.logprobs import of_batch
 from microrl.policy.microbatch import MicroBatch, drawn_mask, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
 from microrl.policy.retry import retry_with_smaller_microbatches
+from microrl.policy.teacher import Teacher
 from microrl.policy.update_metrics import Update, UpdateMetrics
 from microrl.types import AdapterSnapshot
 
@@ -56,8 +57,9 @@ class Policy:
         *,
         fresh: bool = True,
         progress: Progress = lambda items, *_: items,
+        teacher: Teacher | None = None,
     ) -> None:
-        self._algorithm = algorithm.make(config)
+        self._algorithm, self._teacher = algorithm.make(config), teacher
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
@@ -266,6 +268,10 @@ class Policy:
         self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, metrics: UpdateMetrics
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
+        teacher = None
+        if self._algorithm.needs_teacher:  # before the activations of the gradient are there
+            assert self._teacher is not None, "distillation without a teacher"
+            teacher = self._teacher.scores(batch)
         new_BT, entropy_BT = self.token_scores(batch)
         mask_BT, of = batch.mask_BT, batch.rows
         engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
@@ -282,6 +288,7 @@ class Policy:
             advantages_B=torch.tensor([rows[row].advantage for row in of], dtype=new_BT.dtype, device=new_BT.device),
             mask_BT=mask_BT,
             weights_BT=weights_NT[list(of), : mask_BT.shape[1]].to(new_BT),
+            teacher_BT=None if teacher is None else teacher.logprobs_BT.to(new_BT),
         )
         loss, clipped_BT, kl_BT = self._algorithm.loss(tokens)
         metrics.add(
@@ -291,6 +298,8 @@ class Policy:
             entropy_BT=entropy_BT,
             clipped_BT=clipped_BT,
             kl_BT=kl_BT,
+            old_BT=old_BT,
+            teacher=teacher,
             mask_BT=mask_BT,
             represents_B=torch.tensor([rows[row].represents for row in of], device=mask_BT.device),
         )
@@ -330,7 +339,8 @@ class Policy:
 
     def _carries(self, row: Row) -> bool:
         """Whether the row has a gradient. Those without are scored for their metrics alone, one of each group."""
-        return row.counts and (row.advantage != 0 or self._algorithm.needs_reference)
+        has_own_term = self._algorithm.needs_reference or self._algorithm.needs_teacher
+        return row.counts and (row.advantage != 0 or has_own_term)
 
     def planned_microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[bool, tuple[int, ...]]]:
         """The micro-batches of a mini-batch, as positions of rows: first those with a gradient (True), then the others.

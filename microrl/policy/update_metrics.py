@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from microrl.algorithm.loss import MAX_MISMATCH
+from microrl.algorithm.loss import MAX_MISMATCH, mismatch
+from microrl.policy.teacher import TeacherScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,9 @@ class Update:
     step_kl: float | None
     skipped: int
     reason: str | None
+    distill_kl: float | None = None
+    teacher_entropy: float | None = None
+    teacher_impossible: int | None = None
 
     def metrics(self, entropy_start: float) -> dict[str, Any]:
         """The metrics of these names; `entropy_start` is step 0's entropy, nats."""
@@ -39,6 +43,9 @@ class Update:
             "policy/clip_fraction": self.clip_fraction,
             "policy/grad_norm": self.grad_norm,
             "policy/step_kl": self.step_kl,
+            "distill/kl": self.distill_kl,
+            "distill/teacher_entropy": self.teacher_entropy,
+            "distill/impossible_tokens": self.teacher_impossible,
             "update/skipped": self.skipped,
             "loss": self.loss,
         }
@@ -67,6 +74,9 @@ class UpdateMetrics:
         self._mismatch = self._outside = self._clipped = 0.0
         self._impossible = 0
         self._kl: float | None = None
+        self._has_teacher = False
+        self._behind = self._teacher_entropy = 0.0
+        self._teacher_impossible = 0
         self._skipped = 0
         self.moved: float | None = None
         """How far the steps have moved the policy, nats a token; None where nothing asked for it, and nothing has moved."""
@@ -81,6 +91,8 @@ class UpdateMetrics:
         entropy_BT: torch.Tensor,
         clipped_BT: torch.Tensor,
         kl_BT: torch.Tensor | None,
+        old_BT: torch.Tensor,
+        teacher: TeacherScores | None,
         mask_BT: torch.Tensor,
         represents_B: torch.Tensor,
     ) -> None:
@@ -101,6 +113,11 @@ class UpdateMetrics:
         self._clipped += total(clipped_BT & mask_BT)
         if kl_BT is not None:
             self._kl = (self._kl or 0.0) + total(kl_BT * mask_BT)
+        if teacher is not None:
+            self._has_teacher = True
+            self._behind += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
+            self._teacher_entropy += total(teacher.entropy_BT)
+            self._teacher_impossible += int((~teacher.logprobs_BT.isfinite()).sum())
 
     def add_loss(self, penalty: torch.Tensor) -> None:
         """What an adapter adds to the loss of a mini-batch."""
@@ -123,4 +140,7 @@ class UpdateMetrics:
             step_kl=self.moved,
             skipped=self._skipped,
             reason=self.reason,
+            distill_kl=self._behind / self._tokens if self._has_teacher else None,
+            teacher_entropy=self._teacher_entropy / self._tokens if self._has_teacher else None,
+            teacher_impossible=self._teacher_impossible if self._has_teacher else None,
         )

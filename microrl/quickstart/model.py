@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from microrl import files
 from microrl.config import known_models
 from microrl.config.reward import RewardConfig
+from microrl.config.schema import ModelConfig
 from microrl.data import arithmetic
 from microrl.data.load import content_share
 from microrl.errors import MachineFailure
@@ -58,6 +59,13 @@ def ensure_model(name: str, console: RunConsole) -> Path:
         return folder
     with one_at_a_time(folder, lambda: console.status(f"waiting for the model of {name}, which another process is making")):
         return folder if (folder / "config.json").is_file() else _made(name, lesson, folder, console)
+
+
+def located(config: ModelConfig, console: RunConsole) -> ModelConfig:
+    """The model, by its folder where it is one that is made here; see `ensure_model`."""
+    if config.name not in known_models.TINY:
+        return config
+    return config.model_copy(update={"name": str(ensure_model(config.name, console))})
 
 
 def _made(name: str, lesson: Working, folder: Path, console: RunConsole) -> Path:

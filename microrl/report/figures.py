@@ -194,6 +194,8 @@ FIGURES = (
          log=True),
     Spec("kl-rank", "Mean KL divergence to the base", "nats per token", (("policy/kl_ref", ""),), 0, draw=_by_rank,
          has_own_axis=True),
+    Spec("distill", "Distillation: student and teacher", "nats per token",
+         (("distill/kl", "KL(student, teacher)"), ("distill/teacher_entropy", "entropy of the teacher"))),
     Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
     Spec("rate", "Learning rate", "rate", (("optim/lr", ""),), log=True),
     Spec("step-kl", "Size of the steps", "nats per token", (("policy/step_kl", ""),), log=True),

@@ -262,6 +262,8 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         advice = "read the tool results (microrl report); for wrong arguments, improve the docstrings; for slow tools, raise "
         yield Finding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
     useful = _mean(history, "groups/useful")
+    if _mean(history, "distill/kl") is not None:
+        return  # a teacher teaches any group
     if useful is not None and useful < FEW_USEFUL and accuracy and not few_right and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"

@@ -101,7 +101,11 @@ def _supported(vllm: Installed | None) -> Installed:
 
 def _check_bitsandbytes(config: RunConfig) -> None:
     """Raises UserError for 4-bit weights and 8-bit moments without a GPU, or without the library."""
-    wanted = {"model.quant=nf4": config.model.quant, "optim.name=adamw_8bit": config.optim.name == "adamw_8bit"}
+    wanted = {
+        "model.quant=nf4": config.model.quant,
+        "distill.quant=nf4": config.distill.quant,
+        "optim.name=adamw_8bit": config.optim.name == "adamw_8bit",
+    }
     named = next((key for key, value in wanted.items() if value), None)
     if named is None:
         return

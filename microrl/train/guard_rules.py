@@ -202,7 +202,7 @@ RULES: dict[str, Rule] = {
     ),
     "useful_groups": Rule(
         # Patient, so that a validation can roll a collapse back first.
-        lambda row, memory: row["groups/useful"],
+        lambda row, memory: row["groups/useful"] if row.get("distill/kl") is None else None,  # a teacher teaches any group
         _nothing_to_learn,
         below=True,
         patience=30,

@@ -25,7 +25,7 @@ def find(config: RunConfig) -> Path | None:
     if not RunFolder.is_one(path):
         raise not_a_run(path)
     other = RunFolder.open(path).settings()
-    if _identity(other.model.name) != _identity(config.model.name):
+    if identity(other.model.name) != identity(config.model.name):
         raise UserError(
             f"--init {path}: it was trained on {other.model.name}, but this run's model is {config.model.name}",
             f"pass --model {other.model.name}, or --init with another run",
@@ -51,7 +51,7 @@ def find(config: RunConfig) -> Path | None:
     return found
 
 
-def _identity(name: str) -> str:
+def identity(name: str) -> str:
     """A model's hub id or absolute path: the same for a short name and its hub id, and for two spellings of a path."""
     known = known_models.find(name)
     if known is not None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from microrl import algorithm
 from microrl.adapters.attach import targets
-from microrl.config import RunConfig, known_models
+from microrl.config import RunConfig
 from microrl.config.engine_rules import Mode
 from microrl.config.learning_rate import with_rate
 from microrl.data.load import Question
-from microrl.data.prompts import to_prompt
+from microrl.data.prompts import no_tools, to_prompt
 from microrl.data.sampler import CurriculumSampler, PromptSampler
 from microrl.environments.conversation import Environment
 from microrl.models import gpu
@@ -24,6 +24,7 @@ from microrl.models.ways import Ways
 from microrl.policy import compiled
 from microrl.policy.architecture import load_checked
 from microrl.policy.policy import Policy
+from microrl.policy.teacher import Teacher
 from microrl.quickstart import model as quickstart
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.judges.judge import weakness
@@ -38,6 +39,7 @@ from microrl.run.folder import RunFolder
 from microrl.run.stopwatch import Stopwatch
 from microrl.train import fallback, init_from
 from microrl.train.questions import read_questions, render_prompts
+from microrl.train.teacher import load_teacher
 from microrl.types import Prompt, Sampling, SftExample
 
 SHOWN = {"probe": "sync check", "probe calibrated": "sync check calibrated", "swap retried": "weight sync retried",
@@ -106,10 +108,12 @@ def build(
         if environment is not None:
             environment.use_template(tokenizer, config.data, stop_tokens(model, tokenizer))
         prompts = render_prompts(questions, tokenizer, config, folder, console, environment)
+        tools = no_tools if environment is None else environment.tools
+        teacher = load_teacher(config, model, tokenizer, questions.training, tools, folder, console)
         console.status("preparing the engine and the adapter")
         engine = open_engine(config, model, tokenizer, folder, console)
         undo.callback(engine.close)
-        policy = make_policy(model, config, folder, console, state, init=init, fresh=fresh)
+        policy = make_policy(model, config, folder, console, state, init=init, fresh=fresh, teacher=teacher)
         undo.pop_all()
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
     return Components(
@@ -169,6 +173,7 @@ def make_policy(
     *,
     init: Path | None = None,
     fresh: bool = True,
+    teacher: Teacher | None = None,
 ) -> Policy:
     """The adapter on the model, at its start or at that of the checkpoint `init`. `state` as in `build`."""
 
@@ -177,7 +182,8 @@ def make_policy(
         if kind == compiled.FAILED:
             console.note(f"{kind}: {message}")
 
-    policy = Policy(model, config, on_event, fresh=fresh and init is None, progress=console.progress)
+    is_fresh = fresh and init is None
+    policy = Policy(model, config, on_event, fresh=is_fresh, progress=console.progress, teacher=teacher)
     if init is not None:
         checkpoint.load_adapter(init, policy.adapter)  # with a fresh optimizer state
         folder.event("init", f"the adapter starts from {init}")
@@ -212,8 +218,6 @@ def load_model(config: RunConfig, console: RunConsole, *, check: bool = True) ->
 
     `check=False` skips the comparison of the training code paths with the model's own logits.
     """
-    model_config = config.model
-    if model_config.name in known_models.TINY:
-        model_config = model_config.model_copy(update={"name": str(quickstart.ensure_model(model_config.name, console))})
+    model_config = quickstart.located(config.model, console)
     console.status(f"loading {config.model.name}")
     return (load_checked if check else load)(model_config, console.progress)

@@ -374,6 +374,7 @@ def test_engine_and_trainer_agree_in_bfloat16(kind, tokenizer):
         (["--adapter", "pissa", "--rank", "900"], "rank 900 is above"),
         (["--adapter", "adalora", "--rank", "4", "--set", "adapter.target_rank=5"], "target_rank 5 is above"),
         (["--set", "model.quant=nf4"], "GPU"),
+        (["--teacher", "quickstart", "--set", "distill.quant=nf4"], "distill.quant=nf4 needs a GPU"),
         (["--set", "optim.name=adamw_8bit"], "GPU"),
         (["--adapter", "full", "--set", "model.quant=nf4"], "frozen"),
     ],

@@ -8,7 +8,7 @@ import sys
 import pytest
 from command_line import command_line, in_process
 from guide_pages import COMMANDS, PAGES, TEXTS
-from losses import LOSSES
+from losses import DISTILL, LOSSES
 from places import ROOT
 
 from microrl import guide
@@ -41,7 +41,8 @@ def test_every_command_parses_and_its_keys_resolve(page, command, tmp_path, monk
         group = group.commands[arguments.pop(0)]
     given = group.make_context("microrl", arguments, resilient_parsing=False).params
     presets = [name for name in given.get("presets") or () if name != "quickstart" or group.name == "train"]
-    flags = {"adapter.kind": given.get("adapter"), "loss.kind": given.get("loss"), "adapter.rank": given.get("rank")}
+    named = {"adapter.kind": "adapter", "loss.kind": "loss", "adapter.rank": "rank", "distill.teacher": "teacher"}
+    flags = {key: given.get(name) for key, name in named.items()}
     if group.name in ("train", "plan", "warmup", "eval"):
         resolve(presets, flags, given["sets"] or ())
     elif "names" in given:
@@ -120,7 +121,7 @@ def test_every_adapter_loss_preset_metric_and_model_is_named():
     from microrl.run.metrics import METRICS
 
     assert not [kind for kind in KINDS if f"| `{kind}` |" not in TEXTS["adapters"]]
-    assert "grpo" in LOSSES and not [kind for kind in LOSSES if f"| `{kind}` |" not in TEXTS["losses"]]
+    assert "grpo" in LOSSES and not [kind for kind in (*LOSSES, DISTILL) if f"| `{kind}` |" not in TEXTS["losses"]]
     assert not [name for name in METRICS if f"`{name}`" not in TEXTS["guard"]]
     assert not [name for name in available() if f"`{name}`" not in TEXTS["configuration"]]
     assert not [name for name in known_models.MODELS if f"`{name}`" not in TEXTS["data"]]

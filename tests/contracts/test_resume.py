@@ -113,6 +113,25 @@ def test_adapters_with_more_than_two_factors(microrl, learning, tmp_path, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_distillation_goes_on_with_its_teacher(microrl, learning, whole, tmp_path):
+    """A run that is no longer there is named, and the run that it taught stays as it was."""
+    teacher, meant, out = tmp_path / "teacher", tmp_path / "whole", tmp_path / "killed"
+    shutil.copytree(whole, teacher)
+    command = ["train", *learning, "--steps", "5", "--teacher", teacher]
+    assert microrl(*command, "--out", meant).returncode == 0
+    assert all(row["distill/kl"] is not None and row["update/skipped"] == 0 for row in rows(meant))
+    process = start([*command, "--out", out], place="row", count=3)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    teacher.rename(tmp_path / "gone")
+    gone = microrl("train", "--resume", out)
+    assert gone.returncode == 2 and f"the teacher {teacher}" in " ".join(gone.stderr.split()), gone.stderr
+    (tmp_path / "gone").rename(teacher)
+    resumed(microrl, out, meant)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_killed_at_random_instants(microrl, learning, whole, tmp_path, seed):
     """Each of these runs is killed four times, at an instant drawn from the seconds of its training."""

@@ -1,7 +1,12 @@
-"""The losses of this package, as the configuration lists them."""
+"""The losses of this package, as the configuration lists them; `DISTILL` apart, which needs a teacher."""
 
 from typing import get_args
 
-from microrl.config.losses import CustomLossConfig, LossConfig
+from microrl.config.losses import CustomLossConfig, DistillLossConfig, LossConfig
 
-LOSSES = tuple(one.model_fields["kind"].default for one in get_args(get_args(LossConfig)[0]) if one is not CustomLossConfig)
+DISTILL = DistillLossConfig().kind
+LOSSES = tuple(
+    one.model_fields["kind"].default
+    for one in get_args(get_args(LossConfig)[0])
+    if one not in (CustomLossConfig, DistillLossConfig)
+)

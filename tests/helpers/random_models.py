@@ -58,10 +58,10 @@ def small(architecture):
     return model
 
 
-def with_adapter(model, **flags):
+def with_adapter(model, *, teacher=None, **flags):
     """A policy on the model whose adapter is not zero."""
     config = resolve((), {"adapter.rank": 8, "adapter.alpha": 16.0, "sampling.max_completion_tokens": 16, **flags})
-    policy = Policy(model, config)
+    policy = Policy(model, config, teacher=teacher)
     generator = torch.Generator().manual_seed(1)
     for pair in policy.snapshot().pairs.values():
         pair.B_OR.copy_(torch.randn(pair.B_OR.shape, generator=generator) * 0.2)

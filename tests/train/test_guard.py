@@ -140,6 +140,13 @@ def test_a_batch_without_a_lesson_is_no_explosion(useful):
     assert found == [(3, "useful_groups", "warn"), (10, "useful_groups", "stop")]
 
 
+def test_a_teacher_teaches_groups_of_equal_rewards():
+    """Steps without an update still count."""
+    equal = {"groups/useful": 0.0, "distill/kl": 0.3}
+    assert not any(feed(started(), 90, **equal))
+    assert acted(feed(started(), 10, **IDLE | equal)) == [(3, "warn"), (10, "stop")]
+
+
 def test_a_gradient_that_is_not_finite_is_told_from_a_large_one():
     broken = {"policy/grad_norm": None, "update/skipped": 1, "loss": float("nan"), "policy/entropy": float("nan")}
     verdict = feed(started(), 4, **broken)[-1]

@@ -1,0 +1,36 @@
+"""On-policy distillation (Agarwal et al. 2024, arXiv 2306.13649; Thinking Machines 2025, "On-Policy Distillation"): the student
+samples, and each of its tokens is worth how much likelier the teacher finds it. That lowers KL(student || teacher)."""
+
+from __future__ import annotations
+
+import torch
+
+from microrl.algorithm import grpo
+from microrl.algorithm import loss as terms
+from microrl.config import RunConfig
+
+
+class Algorithm(grpo.Algorithm):
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.reward_weight = config.distill.reward_weight
+
+    @property
+    def needs_teacher(self) -> bool:
+        return True
+
+    def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
+        return terms.token_mean(counted_NT)
+
+    def objective(self, tokens: grpo.Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """-ratio * A with A = teacher - old + reward_weight * advantage of the group, and no clip. A has no gradient.
+
+        The expectation of teacher - old over the student's tokens is -KL(student || teacher). Each token gets its own term of it
+        alone: what it does to later tokens is left out, as in Thinking Machines' recipe. Both are at least -100 nats.
+        """
+        assert tokens.teacher_BT is not None, "distillation without the teacher's log-probabilities"
+        advantages_BT = terms.mismatch(tokens.teacher_BT, tokens.old_BT)
+        if self.reward_weight:
+            advantages_BT = advantages_BT + self.reward_weight * tokens.advantages_B[:, None]
+        ratio_BT = (tokens.new_BT - tokens.old_BT).exp()
+        return -ratio_BT * advantages_BT, torch.zeros_like(tokens.mask_BT)

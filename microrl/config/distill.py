@@ -1,0 +1,20 @@
+"""On-policy distillation: the teacher that the loss `distill` trains towards."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from microrl.config.section import Section
+
+
+class DistillConfig(Section):
+    teacher: str | None = None
+    """Whose log-probabilities the model is trained towards: a model as model.name, a run folder, or an adapter's folder in PEFT's
+    format; None: no teacher. Giving one sets loss.kind=distill."""
+    quant: Literal["nf4"] | None = None
+    """nf4: keep a teacher that is a second model in 4 bits, as model.quant does. One on the base model of the run uses the run's
+    base as it is."""
+    reward_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the reward's group-relative advantage, which is added to the advantage of every token; 0: the teacher alone."""

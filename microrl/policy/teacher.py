@@ -1,0 +1,58 @@
+"""The teacher of a distillation: a frozen network that scores the student's tokens, in the student's micro-batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.models.forward import Bend, lora_forward_hook
+from microrl.models.tensors import swap_parameters, updated, weight_sharing_copy
+from microrl.models.ways import Ways
+from microrl.policy.logprobs import of_batch
+from microrl.policy.microbatch import MicroBatch, hidden_states
+from microrl.types import AdapterSnapshot
+
+
+class TeacherScores(NamedTuple):
+    """Of the tokens that the student drew, in nats; the others hold 0."""
+
+    logprobs_BT: torch.Tensor
+    entropy_BT: torch.Tensor
+
+
+class Teacher:
+    """A network with its update, if any, on top of it; at the student's training temperature.
+
+    The network may be the student's own base, loaded for both: make the teacher before the student's adapter is attached. It is
+    then a second tree of modules over the same tensors, and only what the update changes takes memory.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, update: AdapterSnapshot, *, temperature: float = 1.0, fp32_head: bool = False
+    ) -> None:
+        self._model = weight_sharing_copy(model)
+        for name, pair in update.pairs.items():
+            layer = self._model.get_submodule(name)
+            layer.register_forward_hook(lora_forward_hook(pair, layer.weight.device))
+        changed = {name: updated(name, self._model.get_parameter(name), update) for name in update.merged}
+        swap_parameters(self._model, {name: torch.nn.Parameter(new, requires_grad=False) for name, new in changed.items()})
+        self._temperature, self._fp32_head, self._bend = temperature, fp32_head, Bend.of(model)
+        self._shares_prompts = Ways.of(model).update is None
+
+    @torch.no_grad()
+    def scores(self, batch: MicroBatch) -> TeacherScores:
+        """Of every token that the student drew. One beyond the teacher's vocabulary has the log-probability -inf."""
+        head = self._model.get_output_embeddings()
+        unknown_BT = batch.completions_BT >= len(head.weight)
+        batch = batch._replace(completions_BT=batch.completions_BT.masked_fill(unknown_BT, 0))
+        if not self._shares_prompts:  # each row reads a prompt of its own
+            batch = batch._replace(
+                prompts_PL=batch.prompts_PL[batch.prompt_of_B],
+                prompt_mask_PL=batch.prompt_mask_PL[batch.prompt_of_B],
+                prompt_of_B=torch.arange(len(batch.rows), device=batch.prompt_of_B.device),
+            )
+        hidden_BTD = hidden_states(self._model, batch, share_prompts=self._shares_prompts)
+        logprobs_BT, entropy_BT = of_batch(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
+        return TeacherScores(logprobs_BT.masked_fill(unknown_BT & batch.mask_BT, -torch.inf), entropy_BT)

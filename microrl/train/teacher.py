@@ -1,0 +1,103 @@
+"""`--teacher`: load the teacher of a distillation, and refuse one that reads other tokens than the student writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from microrl.adapters.folder import read
+from microrl.config import RunConfig
+from microrl.data.load import Question
+from microrl.data.prompts import ToolsOf, render_all
+from microrl.errors import UserError
+from microrl.models.load import load_tokenizer
+from microrl.models.threads import threads
+from microrl.policy.architecture import load_checked
+from microrl.policy.teacher import Teacher
+from microrl.quickstart import model as quickstart
+from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
+from microrl.run.teacher import Source, find
+from microrl.train.init_from import identity
+from microrl.types import BASE, Prompt
+
+COMPARED = 8
+"""Questions whose prompts are compared."""
+RAW = (
+    "the teacher is no run of microrl; in arXiv 2605.12483, one that had not been trained by RL lost 7.8 points of MATH and was "
+    "worse than GRPO"
+)
+
+
+def load_teacher(
+    config: RunConfig,
+    student: PreTrainedModel,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    tools: ToolsOf,
+    folder: RunFolder,
+    console: RunConsole,
+) -> Teacher | None:
+    """The teacher that `distill.teacher` names; None: the loss needs none. Call it before the student's adapter is attached.
+
+    One on the student's own base shares its weights; any other is a second model. Raises UserError for what `find`, `load` and
+    `folder.read` refuse, for another vocabulary, and where a chat template makes other tokens of the questions.
+    """
+    if config.distill.teacher is None:
+        return None
+    source, name = find(config.distill.teacher), config.distill.teacher
+    console.status(f"loading the teacher {name}")
+    base, how = student, "it shares the weights of the base model"
+    if not shares_base(source, config):
+        changes = {"name": source.model, "quant": config.distill.quant}
+        settings = quickstart.located(config.model.model_copy(update=changes), console)
+
+        def render(one: Any) -> list[Prompt]:
+            return render_all(questions[:COMPARED], one, config.data, tools=tools)
+
+        refuse_other_tokens(name, load_tokenizer(settings), tokenizer, render)
+        with threads(torch.get_num_threads()):  # loading sets those that suit the teacher
+            base = load_checked(settings, console.progress).model
+        how = f"a second model of {base.num_parameters():,} parameters"
+    update = BASE if source.update is None else read(source.update, base)
+    folder.event("teacher", f"{name}: {how}")
+    console.note(f"teacher {name}: {how}")
+    if not source.is_run:
+        folder.event("warning", RAW)
+        console.note(f"warning: {RAW}")
+    return Teacher(base, update, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32")
+
+
+def shares_base(source: Source, config: RunConfig) -> bool:
+    """Whether the teacher's base is the student's as it is loaded already."""
+    return identity(source.model) == identity(config.model.name) and config.distill.quant in (None, config.model.quant)
+
+
+def refuse_other_tokens(name: str, teacher: Any, student: Any, render: Callable[[Any], list[Prompt]]) -> None:
+    """Raise UserError unless both tokenizers have the same tokens, end a text alike, and `render` the same prompts."""
+    theirs, ours = teacher.get_vocab(), student.get_vocab()
+    differing = sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token))
+    if differing:
+        here, there = ours.get(differing[0], "none"), theirs.get(differing[0], "none")
+        raise UserError(
+            f"the teacher {name} has another vocabulary: {len(differing)} tokens differ, such as {differing[0]!a}, whose number "
+            f"is {here} for the student and {there} for the teacher",
+            "choose a teacher with the student's tokenizer, usually one of the same model family",
+        )
+    if teacher.eos_token_id != student.eos_token_id:
+        raise UserError(
+            f"the teacher {name} ends a text with {teacher.eos_token!a}, and the student with {student.eos_token!a}",
+            "choose a teacher and a student that are both base models, or both instruct models",
+        )
+    for mine, other in zip(render(student), render(teacher)):
+        if (ids := mine.token_ids) != (other_ids := other.token_ids):
+            at = next((at for at, (one, two) in enumerate(zip(ids, other_ids)) if one != two), min(len(ids), len(other_ids)))
+            here, there = student.decode(ids[at : at + 8]), teacher.decode(other_ids[at : at + 8])
+            raise UserError(
+                f"the teacher {name} has another chat template: the prompt of row {mine.row} differs from token {at} on, "
+                f"{here!a} for the student and {there!a} for the teacher",
+                "if they differ in the default system message, set one: --set data.system=TEXT; else choose another teacher",
+            )

@@ -1,0 +1,38 @@
+"""A teacher and its loss: one implies the other, and what contradicts is refused."""
+
+import pytest
+
+from microrl.config import resolve
+from microrl.errors import UserError
+
+
+def test_a_teacher_implies_the_loss_and_keeps_what_it_shares():
+    config = resolve(["ortho-1.5b"], {"distill.teacher": "Qwen2.5-7B-Instruct"}, ["loss.importance_cap=3"])
+    assert (config.loss.kind, config.loss.importance_cap, config.loss.scale_by_std) == ("distill", 3.0, True)
+    assert not config.loss.drops_equal_groups and config.distill.reward_weight == 0
+    assert resolve((), {"distill.teacher": "quickstart", "loss.kind": "distill"}).loss.kind == "distill"
+    assert resolve((), {}, ["distill={teacher='quickstart', reward_weight=2}"]).loss.kind == "distill"
+    assert resolve().loss.kind == "grpo"
+
+
+def test_a_teachers_path_is_absolute(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve((), {"distill.teacher": "runs"}).distill.teacher == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"loss.kind": "distill"}, "--loss distill needs a teacher"),
+        ({"distill.teacher": "quickstart", "loss.kind": "grpo"}, "distill.teacher has no effect with --loss grpo"),
+        ({"distill.reward_weight": 0.5}, "distill.reward_weight has no effect with --loss grpo"),
+        ({"distill.teacher": "quickstart", "distill.reward_weight": -1}, "`distill.reward_weight` cannot be `-1`"),
+        ({"distill.teacher": "quickstart", "distill.quant": "int8"}, "`distill.quant` cannot be `int8`"),
+        ({"distill.teacher": "quickstart", "loss.clip_low": 0.1}, "`loss.clip_low` cannot be set"),
+    ],
+)
+def test_what_contradicts_is_refused(flags, said):
+    with pytest.raises(UserError) as caught:
+        resolve((), flags)
+    assert said in caught.value.message and caught.value.hint

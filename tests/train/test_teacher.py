@@ -1,0 +1,135 @@
+"""`--teacher`: whose tokens it must have, where it comes from, and that a student comes closer to it."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from whole_runs import rows
+
+from microrl.adapters.folder import read
+from microrl.algorithm.batch import Row
+from microrl.config import resolve
+from microrl.data.prompts import no_tools
+from microrl.errors import UserError
+from microrl.models.tiny import build_model, build_tokenizer
+from microrl.policy.microbatch import pad
+from microrl.policy.teacher import Teacher
+from microrl.run.console import RunConsole
+from microrl.run.teacher import Source, find
+from microrl.train.teacher import RAW, load_teacher, refuse_other_tokens, shares_base
+from microrl.types import BASE, Prompt
+
+
+def render(tokenizer):
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "What is 1 + 2?"}], tokenize=False)
+    return [Prompt("", "", text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), row=4)]
+
+
+def longer(tokenizer):
+    tokenizer.add_tokens(["<another>"])
+
+
+def renumbered(tokenizer):
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(5)
+
+
+def templated(tokenizer):
+    tokenizer.chat_template = tokenizer.chat_template + "1"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (longer, "has another vocabulary: 1 tokens differ, such as '<another>', whose number is none for the student and"),
+        (renumbered, "ends a text with"),
+        (templated, "has another chat template: the prompt of row 4 differs from token"),
+    ],
+)
+def test_other_tokens_are_refused(change, said):
+    refuse_other_tokens("T", build_tokenizer(), build_tokenizer(), render)
+    other = build_tokenizer()
+    change(other)
+    with pytest.raises(UserError) as caught:
+        refuse_other_tokens("T", other, build_tokenizer(), render)
+    assert caught.value.message.startswith("the teacher T ") and said in caught.value.message and caught.value.hint
+
+
+def test_where_a_teacher_comes_from(wares, model_folder, tmp_path):
+    done, model = wares / "done", str(model_folder)
+    assert find(str(done)) == Source(model, done / "final", True)
+    assert find(str(done / "best")) == Source(model, done / "best", True)
+    assert find(str(wares / "adapter")) == Source(model, wares / "adapter", False)
+    assert find(model) == Source(model, None, False)
+    assert find("Qwen/Qwen2.5-7B-Instruct") == Source("Qwen/Qwen2.5-7B-Instruct", None, False)
+    for name, said in (
+        (str(tmp_path / "gone"), "there is no model"),
+        (str(wares / "killed"), "has no trained adapter yet"),
+        (str(tmp_path), "is not a model folder"),
+        ("gone.gguf", "there is no file"),
+    ):
+        with pytest.raises(UserError) as caught:
+            find(name)
+        assert caught.value.message.startswith(f"the teacher {name}: ") and said in caught.value.message and caught.value.hint
+
+
+def test_a_base_is_shared_where_it_is_the_same(model_folder, tmp_path):
+    source = Source(str(model_folder), None, False)
+
+    def config(**flags):
+        return resolve((), {"model.name": str(model_folder), "distill.teacher": "quickstart", **flags})
+
+    assert shares_base(source, config()) and shares_base(source, config(**{"model.quant": "nf4"}))
+    assert shares_base(source, config(**{"model.quant": "nf4", "distill.quant": "nf4"}))
+    assert not shares_base(source, config(**{"distill.quant": "nf4"}))
+    assert not shares_base(Source(str(tmp_path), None, False), config())
+
+
+def test_a_teacher_on_the_same_base_is_no_second_model(model, tokenizer, model_folder, wares, monkeypatch):
+    """It has the run's update, temperature and type of the head; nothing is loaded."""
+    monkeypatch.setattr("microrl.train.teacher.load_checked", None)
+    flags = {"model.name": str(model_folder), "distill.teacher": str(wares / "done"), "sampling.temperature": 0.5}
+    events = []
+    folder = SimpleNamespace(event=lambda kind, message: events.append(message))
+    teacher = load_teacher(resolve((), flags), model, tokenizer, (), no_tools, folder, RunConsole())
+    meant = Teacher(model, read(wares / "done" / "final", model), temperature=0.5)
+    batch = pad([Row((5, 6), (7, 8, 9), (), 0.0, True, 0)], (0,), model.device, share_prompts=True)
+    assert all(map(torch.equal, teacher.scores(batch), meant.scores(batch)))
+    assert not torch.equal(teacher.scores(batch).logprobs_BT, Teacher(model, BASE, temperature=0.5).scores(batch).logprobs_BT)
+    assert len(events) == 1 and "shares the weights of the base model" in events[0]
+
+
+@pytest.fixture(scope="module")
+def other_model(tokenizer, tmp_path_factory):
+    """Another random model with the same tokenizer."""
+    folder = tmp_path_factory.mktemp("other")
+    build_model(tokenizer, seed=4).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_teacher_with_other_tokens_ends_the_run_before_its_first_step(inside, tiny_arguments, other_model, tmp_path):
+    strange, out = tmp_path / "strange", tmp_path / "run"
+    shutil.copytree(other_model, strange)
+    tokenizer = build_tokenizer()
+    longer(tokenizer)
+    tokenizer.save_pretrained(strange)
+    done = inside("train", *tiny_arguments, "--steps", 1, "--teacher", strange, "--out", out)
+    assert done.returncode == 2 and "has another vocabulary" in " ".join(done.stderr.split()), done.stderr
+    assert not out.exists()
+    gone = inside("train", *tiny_arguments, "--steps", 1, "--teacher", tmp_path / "gone", "--out", out)
+    assert gone.returncode == 2 and f"the teacher {tmp_path / 'gone'}: " in " ".join(gone.stderr.split()), gone.stderr
+
+
+def test_a_student_comes_closer_to_another_model(inside, tiny_arguments, other_model, tmp_path):
+    """With rewards that are all equal, so that the teacher alone teaches. A random model's divergence from another is large."""
+    out = tmp_path / "run"
+    done = inside("train", *tiny_arguments, "--steps", 12, "--teacher", other_model, "--lr", 1e-2, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = rows(out)
+    divergences = [line["distill/kl"] for line in lines]
+    assert sum(divergences[-3:]) < 0.7 * sum(divergences[:3]), divergences
+    assert {line["groups/useful"] for line in lines} == {0.0} and {line["update/skipped"] for line in lines} == {0}
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert RAW in [event["message"] for event in events] and "a second model of" in " ".join(done.stderr.split())
