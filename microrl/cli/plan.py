@@ -150,11 +150,14 @@ def _fetch(config: RunConfig) -> None:
     from microrl.models import hub
     from microrl.models.download import download
     from microrl.run.console import RunConsole
+    from microrl.run.teacher import find
 
-    prepare_hub(config, reads_data=True)
+    teacher = [] if config.distill.teacher is None else [find(config.distill.teacher).model]
+    prepare_hub(config, *teacher, reads_data=True)
     examples = [] if config.sft.data is None else [DataConfig(name=config.sft.data)]
     with RunConsole() as console:
-        download(config.model.name, console.progress)
+        for name in (config.model.name, *teacher):
+            download(name, console.progress)
         for data in (config.data, *examples, *map(config.data.for_benchmark, config.data.decontaminate)):
             source = described(data)
             if source.get("hub_id") is not None and source["local"] is None:

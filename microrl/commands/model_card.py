@@ -105,7 +105,11 @@ class ModelCard:
         if quant is not None:
             took = "this model contains the same dequantised weights" if self.form == "full" else "a 16-bit base differs slightly"
             bits = f" It was trained on the 4-bit base ({quant}); {took}."
-        return f"{kind} Trained by reinforcement learning with verifiable rewards, with microrl.{bits}"
+        how, distill = "reinforcement learning with verifiable rewards", self.config.distill
+        if distill.teacher is not None:
+            rewards = " and with verifiable rewards" if distill.reward_weight else ""
+            how = f"on-policy distillation from `{shown(distill.teacher)}`{rewards}"
+        return f"{kind} Trained by {how}, with microrl.{bits}"
 
     def _training(self) -> str | None:
         """The run's settings, with the numbers of its summary if there is one."""

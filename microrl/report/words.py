@@ -49,6 +49,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "adapter": _adapter(history),
         "trained": _trained(history),
         "loss": f"{setting('loss.kind', UNKNOWN)}, beta {setting('loss.beta', '?')}, learning rate {_rate(history)}",
+        **({} if (teacher := setting("distill.teacher")) is None else {"teacher": str(teacher)}),
         **_sft(history),
         "sampling": "{} prompts x {} completions a step, at most {} tokens, temperature {}".format(*sampling),
         **_tools(history),

@@ -147,6 +147,7 @@ def numbers(row: Row, seen: Seen) -> list[tuple[str, str]]:
         ("format", _number(row["reward/format"], 3)),
         *((printable(name), _number(value, 3)) for name, value in metrics.custom_parts(row).items()),
         ("entropy", f"{_number(row['policy/entropy'], 3)} ({_change(row)} %)"),
+        *_teacher(row),
         ("length", _number(row["length/mean"], 1)),
         ("truncated", _number(row["length/truncated"], 2)),
         *_tools(row),
@@ -216,6 +217,11 @@ def _tools(row: Row) -> list[tuple[str, str]]:
     return [("turns", _number(row["turns/mean"], 2)), ("tool calls", f"{_number(row['tools/calls'], 2)}{failed}")]
 
 
+def _teacher(row: Row) -> list[tuple[str, str]]:
+    """Of a row without a teacher, or of an older version: nothing."""
+    return [] if row.get("distill/kl") is None else [("KL to teacher", _number(row["distill/kl"], 3))]
+
+
 def plain_line(row: Row, total: int | str | None) -> str:
     """A step as one line of text."""
     left = row["budget/left_s"]
@@ -226,6 +232,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
         f"format {_number(row['reward/format'], 2)}",
         *(f"{printable(name)} {_number(value, 3)}" for name, value in metrics.custom_parts(row).items()),
         f"entropy {_number(row['policy/entropy'], 3)} ({_change(row)} %)",
+        *(f"{name} {value}" for name, value in _teacher(row)),
         f"length {_number(row['length/mean'], 1)}",
         f"truncated {_number(row['length/truncated'], 2)}",
         *(f"{name} {value}" for name, value in _tools(row)),

@@ -76,6 +76,7 @@ def test_what_cannot_have_a_control_is_refused(inside, learning, tmp_path):
     for more, why in [
         (["--set", "reward.shuffle=true"], "control itself"),
         (["--set", "sft.only=true", "--set", "sft.steps=2"], "SFT alone"),
+        (["--teacher", "quickstart"], "no rewards to shuffle"),
     ]:
         done = inside(*command, *more)
         assert done.returncode == 2 and why in done.stderr and not (tmp_path / "mine").exists()
