@@ -1,5 +1,5 @@
 """On-policy distillation (Agarwal et al. 2024, arXiv 2306.13649; Thinking Machines 2025, "On-Policy Distillation"): the student
-samples, and each of its tokens is worth how much likelier the teacher finds it. That lowers KL(student || teacher)."""
+samples, and the advantage of a token is log p(teacher) - log p(student). That lowers KL(student || teacher)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Algorithm(grpo.Algorithm):
         """-ratio * A with A = teacher - old + reward_weight * advantage of the group, and no clip. A has no gradient.
 
         The expectation of teacher - old over the student's tokens is -KL(student || teacher). Each token gets its own term of it
-        alone: what it does to later tokens is left out, as in Thinking Machines' recipe. Both are at least -100 nats.
+        alone: its effect on later tokens is ignored, as in Thinking Machines' recipe. Both log-probabilities are clamped to at
+        least -100 nats.
         """
         assert tokens.teacher_BT is not None, "distillation without the teacher's log-probabilities"
         advantages_BT = terms.mismatch(tokens.teacher_BT, tokens.old_BT)

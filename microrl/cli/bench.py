@@ -106,7 +106,10 @@ def logprob(
 
 def peer(
     peer: Annotated[
-        str, typer.Option(metavar="PYTHON", help="Python interpreter of an environment that has TRL, peft and datasets.")
+        str,
+        typer.Option(
+            metavar="PYTHON", help="Python of a virtual environment with TRL, peft and datasets; see `microrl guide speed`."
+        ),
     ],
     model: Annotated[str, typer.Option(help="Local folder, .gguf file, or quickstart.")] = "quickstart",
     prompts: Prompts = 4,
@@ -128,7 +131,7 @@ def peer(
         float | None,
         typer.Option(
             min=0.0,
-            help="With --to-accuracy: learning rate; if set, both sides use it and the options above.",
+            help="With --to-accuracy: learning rate of both sides, which then also use --prompts, --group, --tokens and --rank.",
             show_default="each side has its own defaults",
         ),
     ] = None,
@@ -138,7 +141,7 @@ def peer(
     env: Env = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare step time, or time to an accuracy, with TRL's, in float32 and alternating processes.
+    """Compare microrl with TRL in float32: seconds per step, or time to an accuracy. Processes of the two alternate.
 
     Ratios are microrl's value divided by TRL's: below 1, microrl is faster or needs less memory. Memory is the peak resident
     memory of the process, which on a GPU does not include the GPU's. With --env, the model's chat template must be one that TRL
@@ -154,10 +157,10 @@ def peer(
     hub.prepare(model, local=(known_models.QUICKSTART,))
     work = Work(prompts, group, tokens, rank, steps, env)
     if to_accuracy is None and (lr is not None or minutes is not None):
-        name, why = ("lr", "does not depend on a rate") if lr is not None else ("minutes", "is that of --steps steps")
-        raise UserError(f"--{name} belongs to --to-accuracy: the time compared here {why}", "remove it, or add --to-accuracy 0.6")
+        name = "lr" if lr is not None else "minutes"
+        raise UserError(f"--{name} has no effect without --to-accuracy", "remove it, or add --to-accuracy 0.6")
     if to_accuracy is not None and env is not None:
-        raise UserError("--env belongs to the comparison of steps: --to-accuracy has no tools", "remove one of them")
+        raise UserError("--env cannot be combined with --to-accuracy, which trains without tools", "remove one of them")
     if to_accuracy is not None:
         from microrl.commands.bench import to_accuracy as trained
 
@@ -218,7 +221,9 @@ def rollout(
         ),
     ] = None,
     cycles: Annotated[int, typer.Option(min=1, help="Rollouts, each with a new adapter and its sync.")] = 3,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of rollouts, one of microrl and one of vLLM alone.")] = 3,
+    pairs: Annotated[
+        int, typer.Option(min=1, help="Pairs of rollouts: microrl and vLLM alone, or with --turns, episodes and single turns.")
+    ] = 3,
     turns: Annotated[
         int | None,
         typer.Option(
@@ -246,11 +251,18 @@ def rollout(
         check_name("architecture", name, ARCHITECTURES)
     if turns is not None:
         if tokens is not None and tokens < 2 * turns:
-            raise UserError(f"--tokens {tokens} are too few for {turns} turns", f"--tokens {2 * turns}")
+            raise UserError(
+                f"--tokens {tokens} is too small for {turns} turns, which need at least 2 tokens each",
+                f"pass --tokens {2 * turns}",
+            )
+        unused = {"rank": rank != 64, "targets": targets, "sync": sync != "swap", "sleep": sleep != "auto", "dtype": dtype,
+                  "head": head != "model", "device": device, "cycles": cycles != 3}  # fmt: skip
+        if option := next((option for option, is_set in unused.items() if is_set), None):
+            raise UserError(f"--{option} has no effect with --turns", "remove it, or remove --turns")
         work = {"shape": shape, "prompts": prompts, "group": group, "tokens": tokens, "pairs": pairs}
         return _compare_turns(names, {**work, "turns": turns, "tool_seconds": tool_seconds}, as_json=as_json)
     if tool_seconds is not None:
-        raise UserError("--tool-seconds belongs to --turns", "add --turns 2")
+        raise UserError("--tool-seconds has no effect without --turns", "add --turns 2")
     require_vllm("bench rollout")
     from microrl.run import apart
 
@@ -282,7 +294,8 @@ def _compare_turns(names: list[str], given: dict[str, Any], *, as_json: bool) ->
         return
     for one in results:
         low, high = one["ratio_range"]
-        print(f"{one['arch']}: {one['turns']} turns take {one['ratio']:.2f} ({low:.2f}..{high:.2f}) times as long as one")
+        times = f"{one['ratio']:.2f} ({low:.2f}..{high:.2f})"
+        print(f"{one['arch']}: episodes of {one['turns']} turns take {times} times as long as one turn of as many sampled tokens")
         if "added_s" in one:
             low, high = one["added_s_range"]
             print(f"{one['arch']}: a tool of {one['tool_seconds']:g} s adds {one['added_s']:.2f} s ({low:.2f}..{high:.2f})")

@@ -57,7 +57,8 @@ SETTINGS = {
         "the preset's, else grpo",
     ),
     "teacher": Setting(
-        "distill.teacher", str, "Distil on-policy from this teacher (--loss distill): a model as for --model, or a run folder.",
+        "distill.teacher", str, "Distil on-policy from this teacher (sets --loss distill): a model, a run, its best/, or an "
+        "adapter folder in PEFT's format.",
         "the preset's, else none", "MODEL|RUN",
     ),
     "data": Setting(
@@ -78,9 +79,9 @@ SETTINGS = {
         "several.", "the preset's, else none", "MODULE:FUNCTION[=WEIGHT]",
     ),
     "env": Setting(
-        "env.target", list[str], "Tools that the model may call in training: the methods of this class; or calculator, python, "
-        "higher-lower, or an entry point of the group microrl.environments. Repeat for several: the column `environment` "
-        "then says which NAME each row uses.", "the preset's, else none", "[NAME=]MODULE:CLASS",
+        "env.target", list[str], "Tools that the model may call, in training and evaluation: the methods of this class; or "
+        "calculator, python, higher-lower, or an entry point of the group microrl.environments. Repeat for several: the column "
+        "`environment` then says which NAME each row uses.", "the preset's, else none", "[NAME=]MODULE:CLASS",
     ),
     "engine": Setting(
         "engine.kind", str, "auto (vLLM on a GPU where it is installed, else transformers), vllm or transformers.",

@@ -14,7 +14,7 @@ class DistillConfig(Section):
     """Whose log-probabilities the model is trained towards: a model as model.name, a run folder, or an adapter's folder in PEFT's
     format; None: no teacher. Giving one sets loss.kind=distill."""
     quant: Literal["nf4"] | None = None
-    """nf4: keep a teacher that is a second model in 4 bits, as model.quant does. One on the base model of the run uses the run's
-    base as it is."""
+    """nf4: load the teacher in 4 bits, as model.quant does; unless the student's base is in 4 bits, too, it is then a second
+    model. None: as the teacher was trained, and the student's base where that is the same."""
     reward_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the reward's group-relative advantage, which is added to the advantage of every token; 0: the teacher alone."""

@@ -244,7 +244,7 @@ class RunConfig(Section):
         given = next((name for name, value in DistillConfig() if getattr(self.distill, name) != value), None)
         if given is not None:
             raise ValueError(
-                f"distill.{given} has no effect with --loss {self.loss.kind}",
+                f"{'--teacher' if given == 'teacher' else f'distill.{given}'} has no effect with --loss {self.loss.kind}",
                 "remove it, or remove --loss: --teacher MODEL implies --loss distill",
             )
         return self

@@ -16,14 +16,14 @@ from microrl.types import AdapterSnapshot
 
 
 class TeacherScores(NamedTuple):
-    """Of the tokens that the student drew, in nats; the others hold 0."""
+    """Log-probability and entropy of each token that the student drew, nats; 0 elsewhere."""
 
     logprobs_BT: torch.Tensor
     entropy_BT: torch.Tensor
 
 
 class Teacher:
-    """A network with its update, if any, on top of it; at the student's training temperature.
+    """A frozen model, with an adapter's update if it has one, at the student's training temperature.
 
     The network may be the student's own base, loaded for both: make the teacher before the student's adapter is attached. It is
     then a second tree of modules over the same tensors, and only what the update changes takes memory.
@@ -43,7 +43,7 @@ class Teacher:
 
     @torch.no_grad()
     def scores(self, batch: MicroBatch) -> TeacherScores:
-        """Of every token that the student drew. One beyond the teacher's vocabulary has the log-probability -inf."""
+        """Score every token that the student drew. One beyond the teacher's vocabulary has the log-probability -inf."""
         head = self._model.get_output_embeddings()
         unknown_BT = batch.completions_BT >= len(head.weight)
         batch = batch._replace(completions_BT=batch.completions_BT.masked_fill(unknown_BT, 0))

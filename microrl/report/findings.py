@@ -48,7 +48,8 @@ EVENTS: dict[str, str] = {
     "evaluation cut": "give the run more time (--hours), or ask less: evaluation.problems, evaluation.samples, or "
     "sampling.prompts_per_step if a step takes long",
     "checks killed": "allow answers more time (reward.deadline_s), or look at what hangs: microrl regrade",
-    "episodes ended": "make the tools faster or raise env.deadline_s; where memory ran out, raise env.memory_gb",
+    "episodes cut short": "after a timeout, make the tools faster or raise env.deadline_s; after signal 9, lower env.memory_gb "
+    "or free memory; else run the tool by itself to see why it exits",
     "reward failed": "repair the reward function; call it by itself on the row that the message names",
     "update skipped": "",
     "not compiled": "install what the message names, such as a C++ compiler, or set optim.compile=false",

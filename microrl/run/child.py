@@ -1,4 +1,4 @@
-"""Carry out a command in a child process, so that the command survives what kills the process: an engine that aborts, say."""
+"""Do a command's work in a forked child, so that the parent survives a crash, such as an abort of vLLM."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ _BY_THE_KERNEL = 128
 _PR_SET_PDEATHSIG = 1
 _WAIT_S = 0.2
 DEADLY = ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-"""Signals that others send. An engine dies of SIGABRT or SIGSEGV."""
+"""Signals that are sent from outside. An engine dies of SIGABRT or SIGSEGV."""
 
 
 def can_fork() -> bool:
-    """Whether this process may be forked: before torch is imported, whose threads and devices do not survive it."""
+    """Whether forking is safe here: torch must not be imported yet, because its threads and devices do not survive a fork."""
     return "torch" not in sys.modules and hasattr(os, "pidfd_open")
 
 
 def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
-    """Fork. In the child this returns None at once; in the parent the child's exit status when it has ended, as
-    `os.waitstatus_to_exitcode` has it: -N for a child that died of signal N.
+    """Fork. Returns None in the child; in the parent it waits, and returns the child's exit status: -N if signal N has killed it.
 
     Until then the parent passes on the signals that end a run, and calls `on_wait` a few times a second. The child dies with its
     parent.
@@ -56,7 +55,7 @@ def ended_by(signal_name: str) -> str:
 
 
 def _wait(pid: int, handle: int, waiting: list[signal.Signals], on_wait: Callable[[], None]) -> int:
-    """`handle`: of the process; it can be read once that has ended."""
+    """`handle`: the child's pidfd, which is readable once it has ended."""
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

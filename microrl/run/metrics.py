@@ -27,7 +27,7 @@ METRICS = {
     "turns/mean": "mean number of turns of a completion; null without an environment",
     "tools/calls": "mean number of tool calls of a completion; null without an environment",
     "tools/failures": "fraction of the tool calls that failed; null where there was none",
-    "tools/deaths": "fraction of completions that ended because the environment's process did; null without an environment",
+    "tools/deaths": "fraction of completions cut short by a death of the environment's process; null without an environment",
     "policy/entropy": "exact entropy over the vocabulary, nats, mean over a completion's tokens, then over completions",
     "policy/entropy_change_pct": "change of the entropy since step 0, per cent",
     "policy/kl_sampler": "KL(engine, trainer) by k3, nats per token; a token counts for at most exp(10)",
@@ -137,7 +137,7 @@ def _of_episodes(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def deaths(groups: Sequence[Group]) -> Counter[str]:
-    """Why environments ended before their episodes did, and how often."""
+    """Why environments' processes were killed or exited before their episodes were over, and how often."""
     episodes = (completion.episode for group in groups for completion in group.completions)
     return Counter(episode.died for episode in episodes if episode is not None and episode.died is not None)
 

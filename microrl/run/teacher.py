@@ -1,9 +1,9 @@
-"""What `distill.teacher` names, found without torch: a model, or a run's or a stranger's adapter on top of one."""
+"""What `distill.teacher` names, found without torch: a model, or an adapter on top of one, of a run or in PEFT's format."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from microrl.adapters.settings import SETTINGS, base_of
 from microrl.config.paths import expanded, local_model
@@ -18,24 +18,27 @@ class Source(NamedTuple):
     """Its base, as `model.name`."""
     update: Path | None
     """Folder of what is trained on top of it; None: nothing."""
-    is_run: bool
+    is_run: bool = False
     """Whether microrl has trained it."""
+    quant: Literal["nf4"] | None = None
+    """The type of the base that it was trained on, as `model.quant`."""
 
 
 def find(name: str) -> Source:
-    """The teacher of this name. Raises UserError where there is none: it is looked for again when a run is resumed."""
+    """The teacher of this name. Raises UserError if it does not exist; a run that is resumed looks for it again."""
     path = Path(expanded(name, "distill.teacher"))
     run = path if RunFolder.is_one(path) else run_above(path) if path.is_dir() else None
     try:
         if run is not None:
             folder = RunFolder.open(run)
-            source = Source(folder.settings().model.name, folder.final() if path == run else path, True)
+            base = folder.settings().model
+            source = Source(base.name, folder.final() if path == run else path, True, base.quant)
         elif (path / SETTINGS).is_file() and not (path / "config.json").is_file():
-            if (base := base_of(path)) is None:
-                raise UserError("it does not name its base model", f"name it in its {SETTINGS}: base_model_name_or_path")
-            source = Source(base, path, False)
+            if (named := base_of(path)) is None:
+                raise UserError("the adapter does not name its base model", f"set base_model_name_or_path in its {SETTINGS}")
+            source = Source(named, path)
         else:
-            source = Source(name, None, False)
+            source = Source(name, None)
         local_model(source.model)
     except UserError as error:
         raise UserError(f"the teacher {name}: {error.message}", error.hint) from None

@@ -171,8 +171,9 @@ def record(
         if row["reward/killed"]:
             folder.event("checks killed", run.scorer.why_killed(row["reward/killed"]), step=step)
         for why, count in metrics.deaths(sampled).most_common():
-            said = f"{count} of {sum(len(group.completions) for group in sampled)} episodes ended with their environment: {why}"
-            folder.event("episodes ended", said, step=step, count=count)
+            number = f"{count} of {sum(len(group.completions) for group in sampled)} episodes"
+            said = f"{number} were cut short because the environment's process was killed or exited: {why}"
+            folder.event("episodes cut short", said, step=step, count=count)
             run.console.note_once(f"warning: {said}")
         for lack in run.scorer.custom.missing.values():
             why = f"`{lack.name}` gave no value for {lack.count} completions, which are left out; row {lack.row}: {lack.why}"

@@ -1,4 +1,4 @@
-"""`--teacher`: load the teacher of a distillation, and refuse one that reads other tokens than the student writes."""
+"""`--teacher`: load the teacher of a distillation, and refuse one whose tokenizer differs from the student's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from microrl.types import BASE, Prompt
 COMPARED = 8
 """Questions whose prompts are compared."""
 RAW = (
-    "the teacher is no run of microrl; in arXiv 2605.12483, one that had not been trained by RL lost 7.8 points of MATH and was "
-    "worse than GRPO"
+    "the teacher is not a microrl run, so it may not have been trained by RL on this task; in arXiv 2605.12483, distilling from "
+    "such a teacher ended below GRPO"
 )
 
 
@@ -44,7 +44,7 @@ def load_teacher(
     """The teacher that `distill.teacher` names; None: the loss needs none. Call it before the student's adapter is attached.
 
     One on the student's own base shares its weights; any other is a second model. Raises UserError for what `find`, `load` and
-    `folder.read` refuse, for another vocabulary, and where a chat template makes other tokens of the questions.
+    `folder.read` refuse, and if vocabulary, end-of-text token or rendered prompts differ.
     """
     if config.distill.teacher is None:
         return None
@@ -52,7 +52,7 @@ def load_teacher(
     console.status(f"loading the teacher {name}")
     base, how = student, "it shares the weights of the base model"
     if not shares_base(source, config):
-        changes = {"name": source.model, "quant": config.distill.quant}
+        changes = {"name": source.model, "quant": config.distill.quant or source.quant}
         settings = quickstart.located(config.model.model_copy(update=changes), console)
 
         def render(one: Any) -> list[Prompt]:
@@ -72,8 +72,10 @@ def load_teacher(
 
 
 def shares_base(source: Source, config: RunConfig) -> bool:
-    """Whether the teacher's base is the student's as it is loaded already."""
-    return identity(source.model) == identity(config.model.name) and config.distill.quant in (None, config.model.quant)
+    """Whether the teacher's base is the student's as it is loaded already. A run's update belongs to the base that it was trained
+    on, in 4 bits or not."""
+    wanted = config.distill.quant or (source.quant if source.is_run else config.model.quant)
+    return identity(source.model) == identity(config.model.name) and wanted == config.model.quant
 
 
 def refuse_other_tokens(name: str, teacher: Any, student: Any, render: Callable[[Any], list[Prompt]]) -> None:
@@ -81,23 +83,23 @@ def refuse_other_tokens(name: str, teacher: Any, student: Any, render: Callable[
     theirs, ours = teacher.get_vocab(), student.get_vocab()
     differing = sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token))
     if differing:
-        here, there = ours.get(differing[0], "none"), theirs.get(differing[0], "none")
+        here, there = (f"has the id {ids[differing[0]]}" if differing[0] in ids else "does not exist" for ids in (ours, theirs))
         raise UserError(
-            f"the teacher {name} has another vocabulary: {len(differing)} tokens differ, such as {differing[0]!a}, whose number "
-            f"is {here} for the student and {there} for the teacher",
+            f"the teacher {name} has a different vocabulary: {len(differing)} tokens differ; for example, {differing[0]!a} "
+            f"{here} in the student's and {there} in the teacher's",
             "choose a teacher with the student's tokenizer, usually one of the same model family",
         )
     if teacher.eos_token_id != student.eos_token_id:
         raise UserError(
-            f"the teacher {name} ends a text with {teacher.eos_token!a}, and the student with {student.eos_token!a}",
-            "choose a teacher and a student that are both base models, or both instruct models",
+            f"the teacher {name} has a different end-of-text token: {teacher.eos_token!a} instead of {student.eos_token!a}",
+            "choose a teacher and a student of one family that are both base models, or both instruct models",
         )
     for mine, other in zip(render(student), render(teacher)):
         if (ids := mine.token_ids) != (other_ids := other.token_ids):
             at = next((at for at, (one, two) in enumerate(zip(ids, other_ids)) if one != two), min(len(ids), len(other_ids)))
             here, there = student.decode(ids[at : at + 8]), teacher.decode(other_ids[at : at + 8])
             raise UserError(
-                f"the teacher {name} has another chat template: the prompt of row {mine.row} differs from token {at} on, "
-                f"{here!a} for the student and {there!a} for the teacher",
+                f"the teacher {name} has a different chat template: it renders row {mine.row} differently from token {at} on, as "
+                f"{there!a} instead of {here!a}",
                 "if they differ in the default system message, set one: --set data.system=TEXT; else choose another teacher",
             )

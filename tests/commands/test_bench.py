@@ -143,9 +143,9 @@ def test_both_sides_have_the_same_tools(target, theirs, inside, model_folder, pe
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--env", "calc"], "TRL needs the class itself"),
+        (["--env", "calc"], "bench peer takes no entry point"),
         (["--env", "nowhere:Tools"], "there is no module `nowhere`"),
-        (["--env", "calculator", "--to-accuracy", 0.6], "--env belongs to the comparison of steps"),
+        (["--env", "calculator", "--to-accuracy", 0.6], "--env cannot be combined with --to-accuracy"),
     ],
 )
 def test_tools_that_trl_cannot_be_given(words, says, inside, model_folder):
@@ -287,7 +287,12 @@ def test_turns_are_measured_without_vllm(inside, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(("--turns", 3, "--tokens", 5), "too few for 3 turns"), (("--tool-seconds", 1), "belongs to --turns")]
+    ("words", "says"),
+    [
+        (("--turns", 3, "--tokens", 5), "too small for 3 turns"),
+        (("--tool-seconds", 1), "has no effect without --turns"),
+        (("--turns", 3, "--rank", 8), "--rank has no effect with --turns"),
+    ],
 )
 def test_turns_that_cannot_be_measured_are_refused(inside, words, says):
     done = inside("bench", "rollout", *words)
@@ -426,4 +431,4 @@ def test_our_training_ends_at_the_goal_or_with_its_time(model_folder, tmp_path, 
 def test_what_belongs_to_an_accuracy_is_refused_without_one(inside, model_folder):
     for option, value in (("--lr", 1e-3), ("--minutes", 1)):
         done = inside("bench", "peer", "--peer", "never-asked", "--model", model_folder, option, value)
-        assert done.returncode == 2 and f"{option} belongs to --to-accuracy" in done.stderr and "hint:" in done.stderr
+        assert done.returncode == 2 and f"{option} has no effect without --to-accuracy" in done.stderr and "hint:" in done.stderr

@@ -25,7 +25,7 @@ def test_a_teachers_path_is_absolute(tmp_path, monkeypatch):
     ("flags", "said"),
     [
         ({"loss.kind": "distill"}, "--loss distill needs a teacher"),
-        ({"distill.teacher": "quickstart", "loss.kind": "grpo"}, "distill.teacher has no effect with --loss grpo"),
+        ({"distill.teacher": "quickstart", "loss.kind": "grpo"}, "--teacher has no effect with --loss grpo"),
         ({"distill.reward_weight": 0.5}, "distill.reward_weight has no effect with --loss grpo"),
         ({"distill.teacher": "quickstart", "distill.reward_weight": -1}, "`distill.reward_weight` cannot be `-1`"),
         ({"distill.teacher": "quickstart", "distill.quant": "int8"}, "`distill.quant` cannot be `int8`"),

@@ -42,9 +42,9 @@ def templated(tokenizer):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (longer, "has another vocabulary: 1 tokens differ, such as '<another>', whose number is none for the student and"),
-        (renumbered, "ends a text with"),
-        (templated, "has another chat template: the prompt of row 4 differs from token"),
+        (longer, "has a different vocabulary: 1 tokens differ; for example, '<another>' does not exist in the student's and"),
+        (renumbered, "has a different end-of-text token"),
+        (templated, "has a different chat template: it renders row 4 differently from token"),
     ],
 )
 def test_other_tokens_are_refused(change, said):
@@ -116,7 +116,7 @@ def test_a_teacher_with_other_tokens_ends_the_run_before_its_first_step(inside, 
     longer(tokenizer)
     tokenizer.save_pretrained(strange)
     done = inside("train", *tiny_arguments, "--steps", 1, "--teacher", strange, "--out", out)
-    assert done.returncode == 2 and "has another vocabulary" in " ".join(done.stderr.split()), done.stderr
+    assert done.returncode == 2 and "has a different vocabulary" in " ".join(done.stderr.split()), done.stderr
     assert not out.exists()
     gone = inside("train", *tiny_arguments, "--steps", 1, "--teacher", tmp_path / "gone", "--out", out)
     assert gone.returncode == 2 and f"the teacher {tmp_path / 'gone'}: " in " ".join(gone.stderr.split()), gone.stderr

@@ -144,7 +144,9 @@ def check_environment(target: str | None) -> None:
     if target is None or target in BUILT_IN:
         return
     if ":" not in target:
-        raise UserError(f"--env {target}: TRL needs the class itself", "--env MODULE:CLASS, or one of: " + ", ".join(BUILT_IN))
+        raise UserError(
+            f"--env {target}: bench peer takes no entry point", "pass --env MODULE:CLASS, or one of: " + ", ".join(BUILT_IN)
+        )
     refuse_unusable(EnvironmentConfig(target=target, path=os.getcwd()))
 
 

@@ -180,11 +180,10 @@ class VllmDriver:
     # ---- requests
 
     def sample(self, request: Request, sampling: Sampling, stops: Sequence[int], seed: int) -> list[str]:
-        """Queue a request's completions, each as a request of vLLM's, whose names are returned in their order: so none waits for
-        the others, and the prefix cache shares their prefill. The n-th has the seed plus n; log-probabilities are the processed
-        ones.
+        """Queue each completion as a vLLM request of its own, and return the names of these in order. They finish independently,
+        and the prefix cache shares their prefill. Completion n has the seed plus n, if the engine is `seeded`.
 
-        At temperature 0 there is one of them, which stands for all.
+        At temperature 0 one request serves all.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind

@@ -27,7 +27,7 @@ class VllmSampler(Sampler):
         self.tokens, self.decode_s = 0, 0.0
 
     def complete(self, queue: Queue, sampling: Sampling) -> Iterator[tuple[Request, int, Completion]]:
-        """See `Sampler.complete`. On a GPU's older model runner the randomness follows from the stream and the whole batch."""
+        """See `Sampler.complete`, but on a GPU's older model runner samples also depend on what else is in the batch."""
         with self._engine.fault_named("sampling"):
             self._driver.settle()
             if not self._driver.seeded:
