@@ -10,7 +10,7 @@ from microrl.config.section import Section
 
 
 class DistillConfig(Section):
-    teacher: str | None = None
+    teacher: Annotated[str, Field(min_length=1)] | None = None
     """Whose log-probabilities the model is trained towards: a model as model.name, a run folder, or an adapter's folder in PEFT's
     format; None: no teacher. Giving one sets loss.kind=distill."""
     quant: Literal["nf4"] | None = None

@@ -240,6 +240,14 @@ class RunConfig(Section):
         if isinstance(self.loss, DistillLossConfig):
             if self.distill.teacher is None:
                 raise ValueError("--loss distill needs a teacher", "pass --teacher MODEL, or --teacher RUN")
+            if self.sft.only:
+                raise ValueError("--teacher has no effect in a run of SFT alone", "remove it, or remove sft.only")
+            if not self.distill.reward_weight and (self.data.curriculum or self.data.screen_minutes):
+                key = "curriculum" if self.data.curriculum else "screen_minutes"
+                raise ValueError(
+                    f"data.{key} chooses questions by their rewards, of which this distillation makes no use",
+                    f"remove it, or set distill.reward_weight: --set data.{key}={'false' if key == 'curriculum' else 'none'}",
+                )
             return self
         given = next((name for name, value in DistillConfig() if getattr(self.distill, name) != value), None)
         if given is not None:

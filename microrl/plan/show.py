@@ -200,10 +200,12 @@ def _budget(config: RunConfig, plan: Plan) -> str:
 
 def _groups(plan: Plan) -> str:
     """What the steps are worth."""
+    groups = f"about {plan.groups_hour:,.0f} groups (the completions of one prompt) per hour of training steps"
+    if plan.useful_share == 1:
+        return f"{groups}; all of them give a gradient"
     return (
-        f"about {plan.groups_hour:,.0f} groups (the completions of one prompt) per hour of training steps; "
-        f"{plan.useful_groups_hour:,.0f} of them give a gradient, assuming that {plan.useful_share:.0%} of the groups have "
-        "unequal rewards"
+        f"{groups}; {plan.useful_groups_hour:,.0f} of them give a gradient, assuming that {plan.useful_share:.0%} of the groups "
+        "have unequal rewards"
     )
 
 

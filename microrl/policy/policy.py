@@ -60,6 +60,8 @@ class Policy:
         teacher: Teacher | None = None,
     ) -> None:
         self._algorithm, self._teacher = algorithm.make(config), teacher
+        if self._algorithm.needs_teacher and teacher is None:
+            raise UserError("this loss needs a teacher, which a custom one cannot have", "use --loss distill with --teacher")
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
@@ -269,8 +271,7 @@ class Policy:
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
         teacher = None
-        if self._algorithm.needs_teacher:  # before the activations of the gradient are there
-            assert self._teacher is not None, "distillation without a teacher"
+        if self._teacher is not None:  # before the activations of the gradient are there
             teacher = self._teacher.scores(batch)
         new_BT, entropy_BT = self.token_scores(batch)
         mask_BT, of = batch.mask_BT, batch.rows

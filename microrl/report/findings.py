@@ -239,7 +239,8 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     causes = Counter(_cause(history, row) for row in history.rows)
     if not history.rows or not causes[None]:
         return
-    counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0))
+    has_teacher = _mean(history, "distill/kl") is not None  # who teaches any group, whatever its rewards are
+    counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0)) and not has_teacher
     accuracy = _mean(history, "reward/accuracy")
     few_right = counts_accuracy and accuracy is not None and accuracy < FEW_RIGHT and not is_clear
     if few_right:
@@ -263,9 +264,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         advice = "read the tool results (microrl report); for wrong arguments, improve the docstrings; for slow tools, raise "
         yield Finding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
     useful = _mean(history, "groups/useful")
-    if _mean(history, "distill/kl") is not None:
-        return  # a teacher teaches any group
-    if useful is not None and useful < FEW_USEFUL and accuracy and not few_right and start <= MOST_RIGHT:
+    if useful is not None and useful < FEW_USEFUL and accuracy and not (has_teacher or few_right) and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
         advice = idle.advice(cause, history.setting, {}, history.path)

@@ -40,11 +40,12 @@ def in_child(on_wait: Callable[[], None] = lambda: None) -> int | None:
         if pid == 0:
             die_with(parent)
             return None
-        handle = os.pidfd_open(pid)
+        handles = _handles(pid)
         try:
-            return _wait(pid, handle, waiting, on_wait)
+            return _wait(pid, handles, waiting, on_wait)
         finally:
-            os.close(handle)
+            for handle in handles:
+                os.close(handle)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -54,13 +55,19 @@ def ended_by(signal_name: str) -> str:
     return f"ended by {signal_name}" + (": most likely the machine ran out of memory" if signal_name == "SIGKILL" else "")
 
 
-def _wait(pid: int, handle: int, waiting: list[signal.Signals], on_wait: Callable[[], None]) -> int:
-    """`handle`: the child's pidfd, which is readable once it has ended."""
+def _handles(pid: int) -> list[int]:
+    """The child's pidfd, readable once it has ended; nothing where the kernel or a container forbids it."""
+    with suppress(OSError):
+        return [os.pidfd_open(pid)]
+    return []
+
+
+def _wait(pid: int, handles: list[int], waiting: list[signal.Signals], on_wait: Callable[[], None]) -> int:
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        select.select([handle], [], [], _WAIT_S)
+        select.select(handles, [], [], _WAIT_S)
         # Without a time to wait: stopped and continued in it (Ctrl-Z, `fg`), CPython returns what no signal has filled.
         while (arrived := signal.sigtimedwait(waiting, 0)) is not None:
             if arrived.si_code < _BY_THE_KERNEL:

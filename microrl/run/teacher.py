@@ -18,8 +18,8 @@ class Source(NamedTuple):
     """Its base, as `model.name`."""
     update: Path | None
     """Folder of what is trained on top of it; None: nothing."""
-    is_run: bool = False
-    """Whether microrl has trained it."""
+    is_rl: bool = False
+    """Whether microrl has trained it by reinforcement learning."""
     quant: Literal["nf4"] | None = None
     """The type of the base that it was trained on, as `model.quant`."""
 
@@ -31,12 +31,15 @@ def find(name: str) -> Source:
     try:
         if run is not None:
             folder = RunFolder.open(run)
-            base = folder.settings().model
-            source = Source(base.name, folder.final() if path == run else path, True, base.quant)
+            config = folder.settings()
+            update = folder.final() if path == run else path
+            source = Source(config.model.name, update, not config.sft.only, config.model.quant)
         elif (path / SETTINGS).is_file() and not (path / "config.json").is_file():
             if (named := base_of(path)) is None:
                 raise UserError("the adapter does not name its base model", f"set base_model_name_or_path in its {SETTINGS}")
             source = Source(named, path)
+        elif not path.exists() and (path.is_absolute() or path.parent.name == "runs"):
+            raise UserError("there is no such run or folder", f"put it back, or look for it: ls {path.parent}")
         else:
             source = Source(name, None)
         local_model(source.model)

@@ -13,6 +13,7 @@ from microrl.config import RunConfig
 from microrl.data.load import Question
 from microrl.data.prompts import ToolsOf, render_all
 from microrl.errors import UserError
+from microrl.evaluation.record import folder_sha256
 from microrl.models.load import load_tokenizer
 from microrl.models.threads import threads
 from microrl.policy.architecture import load_checked
@@ -24,6 +25,8 @@ from microrl.run.teacher import Source, find
 from microrl.train.init_from import identity
 from microrl.types import BASE, Prompt
 
+RECORD = "teacher.json"
+"""Of the teacher's update, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
 RAW = (
@@ -49,6 +52,12 @@ def load_teacher(
     if config.distill.teacher is None:
         return None
     source, name = find(config.distill.teacher), config.distill.teacher
+    starts_alike = source.update is None and config.init is None and not config.sft.is_on and shares_base(source, config)
+    if starts_alike and not config.distill.reward_weight:
+        raise UserError(
+            f"the teacher {name} is the model that this run starts from: there is nothing to learn from it",
+            "pass a trained one: --teacher RUN",
+        )
     console.status(f"loading the teacher {name}")
     base, how = student, "it shares the weights of the base model"
     if not shares_base(source, config):
@@ -63,18 +72,29 @@ def load_teacher(
             base = load_checked(settings, console.progress).model
         how = f"a second model of {base.num_parameters():,} parameters"
     update = BASE if source.update is None else read(source.update, base)
+    if source.update is not None:
+        _hold(name, folder_sha256(source.update), folder)
     folder.event("teacher", f"{name}: {how}")
     console.note(f"teacher {name}: {how}")
-    if not source.is_run:
+    if not source.is_rl:
         folder.event("warning", RAW)
         console.note(f"warning: {RAW}")
     return Teacher(base, update, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32")
 
 
+def _hold(name: str, sha256: str, folder: RunFolder) -> None:
+    """Record the teacher's update. Raises UserError where it is not the one that this run began with."""
+    recorded = folder.read_if_there(RECORD, dict[str, str])
+    if recorded is None:
+        folder.write_json(RECORD, {"teacher": name, "sha256": sha256})
+    elif recorded.get("sha256") != sha256:
+        raise UserError(f"the teacher {name} has changed since this run began", "restore it, or start a new run")
+
+
 def shares_base(source: Source, config: RunConfig) -> bool:
     """Whether the teacher's base is the student's as it is loaded already. A run's update belongs to the base that it was trained
     on, in 4 bits or not."""
-    wanted = config.distill.quant or (source.quant if source.is_run else config.model.quant)
+    wanted = config.distill.quant or (config.model.quant if source.update is None else source.quant)
     return identity(source.model) == identity(config.model.name) and wanted == config.model.quant
 
 

@@ -30,6 +30,9 @@ def test_a_teachers_path_is_absolute(tmp_path, monkeypatch):
         ({"distill.teacher": "quickstart", "distill.reward_weight": -1}, "`distill.reward_weight` cannot be `-1`"),
         ({"distill.teacher": "quickstart", "distill.quant": "int8"}, "`distill.quant` cannot be `int8`"),
         ({"distill.teacher": "quickstart", "loss.clip_low": 0.1}, "`loss.clip_low` cannot be set"),
+        ({"distill.teacher": ""}, "`distill.teacher` cannot be"),
+        ({"distill.teacher": "quickstart", "sft.only": True, "sft.steps": 1}, "no effect in a run of SFT alone"),
+        ({"distill.teacher": "quickstart", "data.curriculum": True}, "data.curriculum chooses questions by their rewards"),
     ],
 )
 def test_what_contradicts_is_refused(flags, said):

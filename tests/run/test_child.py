@@ -113,6 +113,14 @@ def test_a_child_that_dies_of_a_signal_is_known_by_it(number):
     assert out == f"status {-number}\n"
 
 
+def test_a_kernel_without_pidfds_will_do():
+    refusing = "import errno, os\ndef refuse(pid):\n    raise OSError(errno.ENOSYS, 'no')\nos.pidfd_open = refuse\n"
+    process, _ = begun(script=refusing + COUNTING)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=100)
+    assert out.split("\n")[:2] == ["SIGTERM", "status 9"]
+
+
 def test_the_child_dies_with_its_parent():
     process, child = begun()
     handle = os.pidfd_open(child)

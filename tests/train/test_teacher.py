@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from microrl.models.tiny import build_model, build_tokenizer
 from microrl.policy.microbatch import pad
 from microrl.policy.teacher import Teacher
 from microrl.run.console import RunConsole
+from microrl.run.folder import RunFolder
 from microrl.run.teacher import Source, find
 from microrl.train.teacher import RAW, load_teacher, refuse_other_tokens, shares_base
 from microrl.types import BASE, Prompt
@@ -64,7 +64,8 @@ def test_where_a_teacher_comes_from(wares, model_folder, tmp_path):
     assert find(model) == Source(model, None, False)
     assert find("Qwen/Qwen2.5-7B-Instruct") == Source("Qwen/Qwen2.5-7B-Instruct", None, False)
     for name, said in (
-        (str(tmp_path / "gone"), "there is no model"),
+        (str(tmp_path / "gone"), "there is no such run or folder"),
+        ("runs/none", "there is no such run or folder"),
         (str(wares / "killed"), "has no trained adapter yet"),
         (str(tmp_path), "is not a model folder"),
         ("gone.gguf", "there is no file"),
@@ -84,20 +85,39 @@ def test_a_base_is_shared_where_it_is_the_same(model_folder, tmp_path):
     assert shares_base(source, config(**{"model.quant": "nf4", "distill.quant": "nf4"}))
     assert not shares_base(source, config(**{"distill.quant": "nf4"}))
     assert not shares_base(Source(str(tmp_path), None, False), config())
+    run = Source(str(model_folder), tmp_path, True, "nf4")
+    assert shares_base(run, config(**{"model.quant": "nf4"})) and not shares_base(run, config())
 
 
-def test_a_teacher_on_the_same_base_is_no_second_model(model, tokenizer, model_folder, wares, monkeypatch):
+def test_a_teacher_on_the_same_base_is_no_second_model(model, tokenizer, model_folder, wares, monkeypatch, tmp_path):
     """It has the run's update, temperature and type of the head; nothing is loaded."""
     monkeypatch.setattr("microrl.train.teacher.load_checked", None)
     flags = {"model.name": str(model_folder), "distill.teacher": str(wares / "done"), "sampling.temperature": 0.5}
-    events = []
-    folder = SimpleNamespace(event=lambda kind, message: events.append(message))
-    teacher = load_teacher(resolve((), flags), model, tokenizer, (), no_tools, folder, RunConsole())
+    folder = RunFolder.create(tmp_path / "run", {})
+    given = resolve((), flags), model, tokenizer, (), no_tools, folder, RunConsole()
+    teacher = load_teacher(*given)
     meant = Teacher(model, read(wares / "done" / "final", model), temperature=0.5)
     batch = pad([Row((5, 6), (7, 8, 9), (), 0.0, True, 0)], (0,), model.device, share_prompts=True)
     assert all(map(torch.equal, teacher.scores(batch), meant.scores(batch)))
     assert not torch.equal(teacher.scores(batch).logprobs_BT, Teacher(model, BASE, temperature=0.5).scores(batch).logprobs_BT)
-    assert len(events) == 1 and "shares the weights of the base model" in events[0]
+    (event,) = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert "shares the weights of the base model" in event
+    assert load_teacher(*given) is not None, "as on resuming"
+    monkeypatch.setattr("microrl.train.teacher.folder_sha256", lambda folder: "another")
+    with pytest.raises(UserError, match="has changed since this run began"):
+        load_teacher(*given)
+
+
+def test_a_teacher_that_is_the_student_teaches_nothing(model, tokenizer, model_folder, tmp_path):
+    def load(**flags):
+        config = resolve((), {"model.name": str(model_folder), "distill.teacher": str(model_folder), **flags})
+        return load_teacher(
+            config, model, tokenizer, (), no_tools, RunFolder.create(tmp_path / str(len(flags)), {}), RunConsole()
+        )
+
+    with pytest.raises(UserError, match="there is nothing to learn from it"):
+        load()
+    assert load(**{"distill.reward_weight": 1.0}) is not None
 
 
 @pytest.fixture(scope="module")
