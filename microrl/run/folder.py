@@ -22,7 +22,8 @@ LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
 """The last is in the folder of a sweep, which has a run folder for each trial."""
 FOLDERS = ("checkpoints", "best", "final", "eval", "rollouts")
 FILES = (LOCK, "config.json", "environment.json", "metrics.jsonl", "events.jsonl", "sft.jsonl", "summary.json",
-         "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json", "inspect.json", "report.html",
+         "heartbeat.json", "sync.json", "engine.json", "data.json", "screening.json", "teacher.json", "inspect.json",
+         "report.html",
          "metrics.jsonl.before", "crash.log", LOG, f"{LOG}.1", ".gitignore")  # fmt: skip
 
 
