@@ -78,7 +78,8 @@ class ModelCard:
         return Path(self.base).is_absolute()
 
     def _front(self) -> str:
-        tags = ["reinforcement-learning", "rlvr", "microrl"]
+        has_rewards = self.config.distill.teacher is None or self.config.distill.reward_weight
+        tags = [*(["reinforcement-learning", "rlvr"] if has_rewards else ["distillation"]), "microrl"]
         if self.run is not None:
             tags[:0] = [self.config.loss.kind]
         if self.form == "lora":

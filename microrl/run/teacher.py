@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from microrl.adapters.settings import SETTINGS, base_of
+from microrl.config import RunConfig
 from microrl.config.paths import expanded, local_model
 from microrl.errors import UserError
 from microrl.run.folder import RunFolder, run_above
@@ -18,10 +19,26 @@ class Source(NamedTuple):
     """Its base, as `model.name`."""
     update: Path | None
     """Folder of what is trained on top of it; None: nothing."""
-    is_rl: bool = False
-    """Whether microrl has trained it by reinforcement learning."""
-    quant: Literal["nf4"] | None = None
-    """The type of the base that it was trained on, as `model.quant`."""
+    config: RunConfig | None = None
+    """Of the run of microrl that trained it; None: another's, or not trained."""
+
+    @property
+    def is_rl(self) -> bool:
+        """Whether microrl has trained it by more than SFT."""
+        return self.config is not None and not self.config.sft.only
+
+    @property
+    def quant(self) -> Literal["nf4"] | None:
+        """The type of the base that a run trained on, as `model.quant`."""
+        return None if self.config is None else self.config.model.quant
+
+    def other_prompts(self, config: RunConfig) -> str:
+        """The keys that make its run's prompts differ from this run's; empty: none, or they are not known."""
+        if self.config is None:
+            return ""
+        keys = ("system", "system_role", "thinking")
+        differing = [f"data.{key}" for key in keys if getattr(self.config.data, key) != getattr(config.data, key)]
+        return ", ".join(differing + ["env.target"] * (self.config.env.target != config.env.target))
 
 
 def find(name: str) -> Source:
@@ -31,9 +48,10 @@ def find(name: str) -> Source:
     try:
         if run is not None:
             folder = RunFolder.open(run)
-            config = folder.settings()
-            update = folder.final() if path == run else path
-            source = Source(config.model.name, update, not config.sft.only, config.model.quant)
+            config, update = folder.settings(), folder.final() if path == run else path
+            if not any((update / file).is_file() for file in (SETTINGS, "config.json")):
+                raise UserError("it is neither an adapter nor a model", f"pass the run: --teacher {run}")
+            source = Source(config.model.name, update, config)
         elif (path / SETTINGS).is_file() and not (path / "config.json").is_file():
             if (named := base_of(path)) is None:
                 raise UserError("the adapter does not name its base model", f"set base_model_name_or_path in its {SETTINGS}")

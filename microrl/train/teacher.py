@@ -74,11 +74,15 @@ def load_teacher(
     update = BASE if source.update is None else read(source.update, base)
     if source.update is not None:
         _hold(name, folder_sha256(source.update), folder)
+    if update.merged and base is student:
+        how += f", except the {len(update.merged)} tensors that it has changed"
     folder.event("teacher", f"{name}: {how}")
     console.note(f"teacher {name}: {how}")
-    if not source.is_rl:
-        folder.event("warning", RAW)
-        console.note(f"warning: {RAW}")
+    others = source.other_prompts(config)
+    for said in (RAW if not source.is_rl else "", f"the teacher was trained on other prompts: {others} differ" if others else ""):
+        if said:
+            folder.event("warning", said)
+            console.note(f"warning: {said}")
     return Teacher(base, update, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32")
 
 

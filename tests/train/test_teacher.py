@@ -58,16 +58,18 @@ def test_other_tokens_are_refused(change, said):
 
 def test_where_a_teacher_comes_from(wares, model_folder, tmp_path):
     done, model = wares / "done", str(model_folder)
-    assert find(str(done)) == Source(model, done / "final", True)
-    assert find(str(done / "best")) == Source(model, done / "best", True)
-    assert find(str(wares / "adapter")) == Source(model, wares / "adapter", False)
-    assert find(model) == Source(model, None, False)
-    assert find("Qwen/Qwen2.5-7B-Instruct") == Source("Qwen/Qwen2.5-7B-Instruct", None, False)
+    own = RunFolder.open(done).settings()
+    assert find(str(done)) == Source(model, done / "final", own) and find(str(done)).is_rl
+    assert find(str(done / "best")) == Source(model, done / "best", own)
+    assert find(str(wares / "adapter")) == Source(model, wares / "adapter") and not find(str(wares / "adapter")).is_rl
+    assert find(model) == Source(model, None)
+    assert find("Qwen/Qwen2.5-7B-Instruct") == Source("Qwen/Qwen2.5-7B-Instruct", None)
     for name, said in (
         (str(tmp_path / "gone"), "there is no such run or folder"),
         ("runs/none", "there is no such run or folder"),
         (str(wares / "killed"), "has no trained adapter yet"),
         (str(tmp_path), "is not a model folder"),
+        (str(done / "rollouts"), "it is neither an adapter nor a model"),
         ("gone.gguf", "there is no file"),
     ):
         with pytest.raises(UserError) as caught:
@@ -76,7 +78,7 @@ def test_where_a_teacher_comes_from(wares, model_folder, tmp_path):
 
 
 def test_a_base_is_shared_where_it_is_the_same(model_folder, tmp_path):
-    source = Source(str(model_folder), None, False)
+    source = Source(str(model_folder), None)
 
     def config(**flags):
         return resolve((), {"model.name": str(model_folder), "distill.teacher": "quickstart", **flags})
@@ -84,8 +86,8 @@ def test_a_base_is_shared_where_it_is_the_same(model_folder, tmp_path):
     assert shares_base(source, config()) and shares_base(source, config(**{"model.quant": "nf4"}))
     assert shares_base(source, config(**{"model.quant": "nf4", "distill.quant": "nf4"}))
     assert not shares_base(source, config(**{"distill.quant": "nf4"}))
-    assert not shares_base(Source(str(tmp_path), None, False), config())
-    run = Source(str(model_folder), tmp_path, True, "nf4")
+    assert not shares_base(Source(str(tmp_path), None), config())
+    run = Source(str(model_folder), tmp_path, config(**{"model.quant": "nf4"}))
     assert shares_base(run, config(**{"model.quant": "nf4"})) and not shares_base(run, config())
 
 
@@ -100,7 +102,7 @@ def test_a_teacher_on_the_same_base_is_no_second_model(model, tokenizer, model_f
     batch = pad([Row((5, 6), (7, 8, 9), (), 0.0, True, 0)], (0,), model.device, share_prompts=True)
     assert all(map(torch.equal, teacher.scores(batch), meant.scores(batch)))
     assert not torch.equal(teacher.scores(batch).logprobs_BT, Teacher(model, BASE, temperature=0.5).scores(batch).logprobs_BT)
-    (event,) = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    event, *_ = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     assert "shares the weights of the base model" in event
     assert load_teacher(*given) is not None, "as on resuming"
     monkeypatch.setattr("microrl.train.teacher.folder_sha256", lambda folder: "another")
@@ -118,6 +120,15 @@ def test_a_teacher_that_is_the_student_teaches_nothing(model, tokenizer, model_f
     with pytest.raises(UserError, match="there is nothing to learn from it"):
         load()
     assert load(**{"distill.reward_weight": 1.0}) is not None
+
+
+def test_other_prompts_of_a_teachers_run_are_named():
+    def config(**flags):
+        return resolve((), {"distill.teacher": "quickstart", **flags})
+
+    source = Source("m", None, config(**{"data.system": "Be brief.", "env.target": "calculator"}))
+    assert source.other_prompts(config()) == "data.system, env.target"
+    assert source.other_prompts(source.config) == "" and Source("m", None).other_prompts(config()) == ""
 
 
 @pytest.fixture(scope="module")
@@ -155,5 +166,6 @@ def test_a_student_comes_closer_to_another_model(inside, tiny_arguments, other_m
     assert inside("merge", out, "--out", tmp_path / "merged").returncode == 0
     card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
     assert "Trained by on-policy distillation from `other" in card and "verifiable rewards" not in card
+    assert "- distillation" in card and "- rlvr" not in card
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert RAW in [event["message"] for event in events] and "a second model of" in " ".join(done.stderr.split())
