@@ -229,6 +229,9 @@ def test_a_tool_that_hangs_or_dies_ends_its_episode_alone(name, told, awkward, t
     monkeypatch.undo()
     assert good.reply(turn(told, call("seen")), 200) is not None
     if name == "hang":
+        until = time.monotonic() + 60  # nobody waits for the end of an episode's process
+        while alive(int(child.read_text())) and time.monotonic() < until:
+            time.sleep(0.05)
         assert not alive(int(child.read_text())), "what the tool has started ends with it"
 
 
