@@ -127,6 +127,10 @@ def for_algebra(rng):
     )
 
 
+STAND_IN = "/canary/that/code/would/make"
+"""For the canary's path while a text is drawn: mutations are drawn by a text's length."""
+
+
 def code(rng, canary):
     command = f"open({canary!r}, 'w').close()"
     shell = f"__import__('os').system('touch {canary}')"
@@ -232,16 +236,16 @@ def mutated(rng, text, other):
 
 
 def completion(rng, number, canary):
-    """A text of a completion, the same for the same state of `rng`."""
+    """A text of a completion, the same for the same state of `rng`, whatever the canary's path."""
     kinds = [towers, factorials, deep, for_our_patterns, costly, for_algebra, for_algebra, noise, long_words, small]
     if number % BIG_EVERY == 0:
         answer = big(rng)
     else:
-        answer = code(rng, canary) if rng.random() < 0.1 else rng.choice(kinds)(rng)
+        answer = code(rng, STAND_IN) if rng.random() < 0.1 else rng.choice(kinds)(rng)
         while rng.random() < 0.5:
             answer = mutated(rng, answer, rng.choice(kinds)(rng))
     thought = rng.choice(["x", "", "8675309", r"\boxed{8675309}", noise(rng), "<think>", "</think>"])
-    return rng.choice(
+    text = rng.choice(
         [
             f"<think>{thought}</think> \\boxed{{{answer}}}",
             f"<think>{thought}</think> \\boxed{{{answer}}} and \\boxed{{{small(rng)}",
@@ -254,3 +258,4 @@ def completion(rng, number, canary):
             answer,
         ]
     )
+    return text.replace(STAND_IN, canary)

@@ -48,8 +48,7 @@ def test_hostile_completions(count, tmp_path, capsys):
         print(f"\n{report['completions'] / report['scoring_s']:.0f} completions a second of processor time: {told}")
     assert report["completions"] == count
     assert report["accepted"] == []
-    # One in 36 or so; what is drawn depends on the length of the canary's path, too.
-    assert report["for_algebra"] > count / 100, "the computer algebra system is tried, too"
+    assert report["for_algebra"] > count / 50, "the computer algebra system is tried, too"
     assert report["slowest_s"]["plain"] < PLAIN_S and report["slowest_s"]["algebra"] < ALGEBRA_S, report["slow"]
     assert report["peak_mb"] < PARENT_MB and report["child_mb"] < CHILD_MB
     assert report["ended_mb"] - report["began_mb"] < 100
