@@ -238,7 +238,7 @@ def test_a_tool_that_hangs_or_dies_ends_its_episode_alone(name, told, awkward, t
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
         return False
 
 
