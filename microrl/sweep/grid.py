@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,8 @@ ALPHA = ("fixed", "rank", "2rank", "rslora")
 """Rules of how the scale follows from the rank: alpha as configured, alpha = r, alpha = 2 r; alpha as configured and the scale
 alpha / sqrt(r)."""
 SEED = "seed"
+SETTING = "setting"
+"""The axis of the settings that a preset names: each sets several keys at once."""
 AXES = {"model": "model.name", "adapter": "adapter.kind", "rank": "adapter.rank", "alpha": "adapter.alpha", "loss": "loss.kind"}
 """The axes that have options of their own, in the order in which they vary, and their keys."""
 MOST = 2_000
@@ -38,6 +40,16 @@ class Quoted(str):
     """A value that is a string whatever it looks like. Other text stands for what `--set` makes of it: a number, a list, text."""
 
 
+class Named(str):
+    """The name of a setting, with what it sets by the configuration's keys; `{seed}` in text stands for the trial's seed."""
+
+    sets: Mapping[str, Any]
+
+    def of_seed(self, seed: int) -> dict[str, Any]:
+        """Its values in the trial of this seed."""
+        return {key: value.replace("{seed}", str(seed)) if isinstance(value, str) else value for key, value in self.sets.items()}
+
+
 class Study(BaseModel):
     """The section `sweep` of a preset: what `microrl sweep` varies unless its options say otherwise."""
 
@@ -51,6 +63,8 @@ class Study(BaseModel):
     alpha: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     seeds: tuple[Whole, ...] = ()
+    settings: dict[str, dict[str, Any]] = {}
+    """Tables of keys by the name of the setting."""
     vary: dict[str, tuple[Any, ...]] = {}
     """Values by configuration keys. An empty list, here and above: what a preset below varies is not varied."""
     strategy: Strategy | None = None
@@ -96,6 +110,7 @@ class Study(BaseModel):
     def axes(self) -> dict[str, Sequence[Any]]:
         """As in `Grid`."""
         found = {
+            SETTING: [_named(name, keys) for name, keys in self.settings.items()],
             "model": self.models, "adapter": self.adapters, "rank": self.ranks, "alpha": self.alpha, "loss": self.losses,
             **self.vary, SEED: self.seeds,
         }  # fmt: skip
@@ -121,7 +136,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is varied: values by axis. An axis is one of AXES, `seed`, or a dotted key of the configuration."""
+    """What is varied: values by axis. An axis is one of AXES, `setting`, `seed`, or a dotted key of the configuration."""
 
     presets: Sequence[str] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -161,7 +176,8 @@ class Grid:
     def _refuse_overlaps(self) -> None:
         """Raise UserError where one setting would hide another: a key that is set and varied, or varied twice, or its section."""
         given = keys_set(self.sets) | {key for key, value in self.flags.items() if value is not None}
-        keys = {axis: AXES.get(axis, axis) for axis in self.axes}
+        keys = {axis: AXES.get(axis, axis) for axis in [*self.axes, SEED] if axis != SETTING}
+        keys |= {f"sweep.settings: {key}": key for setting in self.axes.get(SETTING, ()) for key in setting.sets}
         for axis, key in keys.items():
             for other in given if axis != "alpha" else ():  # alpha as it is set is the one of the rule `fixed`
                 if other == key:
@@ -190,7 +206,9 @@ class Grid:
         flags = {**self.flags, "seed": values[SEED]}
         sets = list(self.sets)
         for key, value in values.items():
-            if key in AXES or key == SEED:
+            if isinstance(value, Named):
+                flags |= value.of_seed(values[SEED])
+            if key in AXES or key in (SEED, SETTING):
                 continue
             if isinstance(value, str) and not isinstance(value, Quoted):
                 sets.append(f"{key}={value}")
@@ -221,6 +239,21 @@ class Grid:
             elif rule != "fixed":
                 sets.append(f"{AXES['alpha']}={rule}")  # over an alpha that is set, which is the one of `fixed`
         return applied, override(below, flags, sets)
+
+
+def _named(name: str, keys: Mapping[str, Any]) -> Named:
+    named = Named(name)
+    named.sets = dict(_leaves(keys))
+    return named
+
+
+def _leaves(keys: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """(full key, value) of what nested tables set."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{section}{key}.")
+        else:
+            yield f"{section}{key}", value
 
 
 def setting_of(values: Mapping[str, Any]) -> str:
@@ -267,7 +300,7 @@ def _name(values: Mapping[str, Any]) -> str:
         if axis == SEED:
             continue
         text = str(value).rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # of a path, its last part
-        short = {"rank": f"r{text}", "alpha": f"alpha-{text}", "model": text, "adapter": text, "loss": text}
+        short = {"rank": f"r{text}", "alpha": f"alpha-{text}", **dict.fromkeys((SETTING, "model", "adapter", "loss"), text)}
         parts.append(short.get(axis, f"{key_name(axis)}-{text}"))
     return "-".join([*(["-".join(map(_safe, parts))[:LONGEST_NAME].strip(".")] if parts else []), f"{SEED}{values[SEED]}"])
 

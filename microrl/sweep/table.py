@@ -14,7 +14,7 @@ from microrl.files import BadFile
 from microrl.report.history import History, finite
 from microrl.run.summary import NAME, Summary, read_if_there
 from microrl.sweep.folder import LOST, PlannedTrial, Status, SweepFolder
-from microrl.sweep.grid import SEED, key_name
+from microrl.sweep.grid import SEED, SETTING, key_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,9 @@ def label(folder: SweepFolder, values: Mapping[str, Any], trial: PlannedTrial, *
     kind = adapter.kind if without == "rank" else "" if without == "adapter" else adapter.name
     if without == "adapter" and "rank" in values:
         kind = f"rank {values['rank']}"
-    return ", ".join(filter(None, [kind, *(f"{key_name(axis)} {value}" for axis, value in own.items())]))
+    return ", ".join(
+        filter(None, [kind, *(str(value) if axis == SETTING else f"{key_name(axis)} {value}" for axis, value in own.items())])
+    )
 
 
 def settings(folder: SweepFolder) -> list[Setting]:

@@ -1,6 +1,7 @@
 """`microrl sweep` and `compare`: studies that say something wrong, and folders of sweeps that are damaged."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -169,3 +170,40 @@ def test_a_trial_without_an_evaluation_is_left_out_and_named(made):
     (made.trial("r2-seed0") / "eval" / "held-out-before.json").write_text("{}")
     said, hint = table.left_out(made)
     assert not table.ended(made) and "r2-seed0 (not evaluated)" in said and "microrl eval" in hint
+
+
+SETTINGS = """
+seeds = [3, 4]
+[sweep.settings]
+plain = {}
+steered = { optim.step_kl = 1e-4, loss.kind = "dapo" }
+[sweep.settings.other]
+data.name = "numbers-{seed}.jsonl"
+"adapter.rank" = 2
+"""
+
+
+def test_a_named_setting_sets_several_keys_at_once(tmp_path):
+    names, found = study(tmp_path, f"base = ['quickstart']\n{SETTINGS}")
+    trials = {trial.name: trial.config for trial in Grid(names, {}, [], found.axes()).trials()}
+    plain, steered, other = (trials[f"{name}-seed4"] for name in ("plain", "steered", "other"))
+    assert [*trials] == [f"{name}-seed{seed}" for seed in (3, 4) for name in ("plain", "steered", "other")]
+    assert (steered.loss.kind, steered.optim.step_kl, steered.adapter) == ("dapo", 1e-4, plain.adapter)
+    assert (Path(other.data.name).name, other.adapter.rank, other.loss) == ("numbers-4.jsonl", 2, plain.loss)
+    assert Path(trials["other-seed3"].data.name).name == "numbers-3.jsonl" and plain.loss.kind == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "said"),
+    [
+        ("one = { optim.lr = 1e-4 }", ["optim.lr=1e-3"], "optim.lr is both set and varied"),
+        ("one = { adapter.rank = 2 }\n[sweep.vary]\n'adapter.rank' = [4, 8]", [], "adapter.rank is varied twice"),
+        ("one = { seed = 3 }", [], "seed is varied twice"),
+        ("one = { optim.rate = 1e-4 }", [], "trial seed0: unknown key `optim.rate`"),
+    ],
+)
+def test_a_setting_that_contradicts_the_rest_is_refused(tmp_path, text, sets, said):
+    names, found = study(tmp_path, f"base = ['quickstart']\n[sweep.settings]\n{text}")
+    with pytest.raises(UserError) as raised:
+        Grid(names, {}, sets, found.axes()).trials()
+    assert said in raised.value.message
