@@ -30,7 +30,7 @@ WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """Of PEFT's names for tensors."""
 INCOMPLETE = "the file may be incomplete or made for another model: save or download it again"
-ANOTHER = "pass the model that it was trained for (microrl merge: --model BASE; microrl eval: --set model.name=BASE)"
+ANOTHER = "pass the model that it was trained for (microrl export: --model BASE; microrl eval: --set model.name=BASE)"
 MAX_CLAIMED, FEW_NUMBERS = 16, 2**26
 """An adapter is made room for before its missing tensors can be named: up to so many times what its file holds."""
 
@@ -200,7 +200,7 @@ def _refuse_overflow(folder: Path, model: PreTrainedModel, snapshot: AdapterSnap
         if is_changed and not_finite({name: tensor}) is not None:
             raise UserError(
                 f"{folder}: with this update `{name}` is not finite in {str(tensor.dtype).removeprefix('torch.')}",
-                "large values overflow in float16: try float32 (microrl merge: --dtype float32)",
+                "large values overflow in float16: try float32 (microrl export: --dtype float32)",
             )
 
 

@@ -20,9 +20,9 @@ from microrl.cli import (
     diff,
     doctor,
     evaluate,
+    export,
     guide,
     inspect,
-    merge,
     plan,
     presets,
     regrade,
@@ -35,12 +35,13 @@ from microrl.cli import (
     watch,
 )
 from microrl.cli.output import FAILED, guarded
+from microrl.cli.welcome import ABOUT, first_screen
 from microrl.limits import SPINS_BEFORE_SLEEP
+from microrl.terminal import printable
 
 app = typer.Typer(
     name="microrl",
-    help="Reinforcement learning with verifiable rewards for small language models, within a wall-clock budget.",
-    no_args_is_help=True,
+    help=f"{ABOUT[0].upper()}{ABOUT[1:]}.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -54,13 +55,15 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(printable(first_screen()))
 
 
 COMMANDS = {
@@ -87,7 +90,7 @@ COMMANDS = {
         "inspect": (inspect, "Measure what training has done to the weights."),
     },
     "Share": {
-        "merge": (merge, "Export the adapter, or the whole model, with a model card."),
+        "export": (export, "Export the adapter, or the whole model, with a model card."),
         "track": (track, "Send a run's metrics to wandb, Trackio or TensorBoard."),
     },
     "Machine": {
@@ -106,6 +109,7 @@ for panel, commands in COMMANDS.items():
         else:  # the function with the file's name
             function = getattr(module, module.__name__.rpartition(".")[2])
             app.command(name, short_help=line, rich_help_panel=panel, epilog=epilog)(function)
+app.command("merge", hidden=True)(export.export)  # what it was called before
 
 
 def main() -> None:

@@ -171,7 +171,7 @@ def report(summary: dict[str, Any], path: Path) -> None:
     if found.outcome == "worse" and (best := summary["best"]) is not None:
         say(
             f"warning: the trained model is worse than the untouched one. {path / 'best'} is from step {best['step']}, with "
-            f"validation accuracy {best['accuracy']:.3f}; use it: microrl merge {path / 'best'} --out DIR"
+            f"validation accuracy {best['accuracy']:.3f}; use it: microrl export {path / 'best'} --out DIR"
         )
     if summary["status"] == "stopped":
         back = summary["hours_given_back"]

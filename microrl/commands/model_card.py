@@ -168,10 +168,10 @@ class ModelCard:
             if self.dtype == "float32" and self.form == "full":
                 parts += ["(By default, vLLM computes a float32 model in 16 bits; add `--dtype float32` to change that.)"]
         elif self._is_gguf:
-            parts += ["For vLLM, merge the run into a whole model: `microrl merge RUN --as full --out DIR`."]
+            parts += ["For vLLM, merge the run into a whole model: `microrl export RUN --as full --out DIR`."]
         else:
             limit = f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, but this one has rank {self.rank}"
-            parts += [f"{limit}. Merge the run into a whole model instead: `microrl merge RUN --as full --out DIR`."]
+            parts += [f"{limit}. Merge the run into a whole model instead: `microrl export RUN --as full --out DIR`."]
         return "\n\n".join(parts)
 
     def _messages(self) -> list[dict[str, str]]:

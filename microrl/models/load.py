@@ -135,7 +135,7 @@ def _load_pretrained(name: str, path: Path, dtype: torch.dtype) -> LoadedModel:
     if _read(name, lambda: find_adapter_config_file(source)) is not None:  # which transformers would load, by PEFT's own rules
         raise UserError(
             f"{name} contains an adapter next to the model (adapter_config.json)",
-            f"merge it first: microrl merge {name} --model BASE",
+            f"merge it first: microrl export {name} --model BASE",
         )
     tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source, **NO_CODE))
     # Of safetensors alone: other files are pickles.

@@ -89,7 +89,7 @@ def test_every_adapter_can_be_inspected(inside, trained, kind, tmp_path):
 
 @pytest.mark.slow
 def test_an_adapter_in_pefts_format(inside, trained, tmp_path):
-    done = inside("merge", trained("lora"), "--out", tmp_path / "mine")
+    done = inside("export", trained("lora"), "--out", tmp_path / "mine")
     assert done.returncode == 0, done.stderr
     found = inspected(inside, tmp_path / "mine", "--projections", "q_proj,down_proj", "--layers", "0")
     assert [row["module"].rpartition(".")[2] for row in found["spectra"]] == ["q_proj", "down_proj"]

@@ -45,7 +45,7 @@ def test_without_a_name_every_command_takes_the_newest_run(inside, place, run):
     assert json.loads(sampled.stdout)["question"] == "What is 47 + 38?"
     named = inside("sample", run, "What is 47 + 38?", "--json")
     assert named.stdout == sampled.stdout
-    merged = inside("merge", "--out", "my-adapter", cwd=place)
+    merged = inside("export", "--out", "my-adapter", cwd=place)
     assert merged.returncode == 0 and run.name in merged.stderr, merged.stderr
     assert (place / "my-adapter" / "adapter_config.json").is_file()
     assert inside("eval", "--pass-k", 2, "--problems", 2, cwd=place).returncode == 0

@@ -175,7 +175,7 @@ def test_answers_on_a_terminal_are_safe(inside, place):
 
 
 def test_a_model_card_names_the_file_and_not_the_folders_that_it_lies_in(inside, place):
-    done = inside("merge", place / "run", "--out", place / "published")
+    done = inside("export", place / "run", "--out", place / "published")
     assert done.returncode == 0, done.stderr
     card = (place / "published" / "README.md").read_text()
     assert "`sums.jsonl`" in card and str(place / "sums.jsonl") not in card and "enable_thinking" not in card
@@ -184,7 +184,7 @@ def test_a_model_card_names_the_file_and_not_the_folders_that_it_lies_in(inside,
 def test_a_model_card_asks_the_model_to_think_as_in_training(inside, place):
     config = place / "run" / "config.json"
     config.write_text(config.read_text().replace('"thinking": null', '"thinking": false'))
-    done = inside("merge", place / "run", "--out", place / "published")
+    done = inside("export", place / "run", "--out", place / "published")
     assert done.returncode == 0, done.stderr
     card = (place / "published" / "README.md").read_text()
     assert "add_generation_prompt=True, enable_thinking=False, return_tensors" in card

@@ -404,7 +404,7 @@ def test_a_damaged_record_is_said_by_merge_and_no_folder_is_left(inside, wares, 
     for name, key, value in changes:
         kept = (run / name).read_text()
         change(run / name, key, value)
-        done = inside("merge", run, "--out", "merged", cwd=tmp_path)
+        done = inside("export", run, "--out", "merged", cwd=tmp_path)
         assert done.returncode == 2 and f"{run / name} is damaged" in done.stderr, (key, value, done.stderr)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
         (run / name).write_text(kept)

@@ -181,7 +181,7 @@ def test_a_hybrid_trains_resumes_is_evaluated_and_merged(microrl, tokenizer, dat
     assert len(steps) == 2 and all(step["policy/grad_norm"] > 0 and step["policy/kl_sampler"] < 1e-9 for step in steps)
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert kinds.count("slower") == 4, "both ways, in both processes"
-    done = microrl("merge", tmp_path / "run", "--as", "full", "--out", tmp_path / "merged")
+    done = microrl("export", tmp_path / "run", "--as", "full", "--out", tmp_path / "merged")
     assert done.returncode == 0, done.stderr
     base, merged = (load(ModelConfig(name=str(folder))).model for folder in (model, tmp_path / "merged"))
     ids = torch.tensor([[5, 6, 7, 8]])

@@ -163,7 +163,7 @@ def test_a_student_comes_closer_to_another_model(inside, tiny_arguments, other_m
     assert sum(divergences[-3:]) < 0.7 * sum(divergences[:3]), divergences
     assert {line["groups/useful"] for line in lines} == {0.0} and {line["update/skipped"] for line in lines} == {0}
     assert f"KL to teacher {divergences[0]:.3f}" in done.stderr
-    assert inside("merge", out, "--out", tmp_path / "merged").returncode == 0
+    assert inside("export", out, "--out", tmp_path / "merged").returncode == 0
     card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
     assert "Trained by on-policy distillation from `other" in card and "verifiable rewards" not in card
     assert "- distillation" in card and "- rlvr" not in card

@@ -1,4 +1,4 @@
-"""`microrl merge`: export a trained adapter, or the model with the adapter merged, for transformers, PEFT and vLLM."""
+"""`microrl export`: export a trained adapter, or the model with the adapter merged, for transformers, PEFT and vLLM."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from microrl.errors import UserError
 
 EXAMPLES = """
 [bold]Examples[/]
-  microrl merge --out my-adapter                   [dim]the newest run; a LoRA if the update is low-rank[/]
-  microrl merge --as full --out my-model && vllm serve my-model
-  microrl merge runs/mine/best --out best --json
-  microrl merge some-peft-adapter --model Qwen2.5-1.5B-Instruct --as full --out my-model
+  microrl export --out my-adapter                   [dim]the newest run; a LoRA if the update is low-rank[/]
+  microrl export --as full --out my-model && vllm serve my-model
+  microrl export runs/mine/best --out best --json
+  microrl export some-peft-adapter --model Qwen2.5-1.5B-Instruct --as full --out my-model
 """
 
 
-def merge(
+def export(
     run: Annotated[
         str | None,
         typer.Argument(metavar="RUN", help="A run folder, its best/, or an adapter folder.", show_default="the newest run"),

@@ -1,4 +1,4 @@
-"""`microrl merge`: what it writes computes what was trained, and plain transformers, PEFT and vLLM load it as it is."""
+"""`microrl export`: what it writes computes what was trained, and plain transformers, PEFT and vLLM load it as it is."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def run_of(inside, model_folder, data_file, tmp_path, tmp_path_factory, made):
 
 
 def merged(inside, *arguments):
-    done = inside("merge", *arguments, "--json")
+    done = inside("export", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -101,7 +101,7 @@ def test_both_forms_compute_what_was_trained(kind, inside, run_of, model_folder,
     assert type(whole).__name__ == "Qwen2ForCausalLM" and whole.config.tie_word_embeddings
     assert (logits(whole, ids) - trained).abs().max() < 1e-4
     assert AutoTokenizer.from_pretrained(full).chat_template == tokenizer.chat_template
-    lora = inside("merge", run, "--as", "lora", "--out", tmp_path / "lora")
+    lora = inside("export", run, "--as", "lora", "--out", tmp_path / "lora")
     if kind in MERGED:
         assert (
             lora.returncode == 2
@@ -207,12 +207,12 @@ def test_what_cannot_be_is_refused_with_a_hint(inside, run_of, tmp_path, tokeniz
         ([run], "--out"),
     ]
     for arguments, said in cases:
-        done = inside("merge", *arguments)
+        done = inside("export", *arguments)
         assert done.returncode == 2 and said in done.stderr and "hint:" in done.stderr, (arguments, done.stderr)
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*"))
     assert (tmp_path / "taken" / "file").read_text() == "mine"
     (run / "final").rename(run / "elsewhere")
-    done = inside("merge", run, *out)
+    done = inside("export", run, *out)
     assert done.returncode == 2 and f"--resume {run}" in done.stderr and str(run / "best") in done.stderr
 
 
@@ -222,7 +222,7 @@ def test_the_newest_run_and_an_unfinished_one(inside, run_of, tmp_path):
     (run / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
     (tmp_path / "runs").mkdir()
     run.rename(tmp_path / "runs" / "one")
-    done = inside("merge", "--out", "made", cwd=tmp_path)
+    done = inside("export", "--out", "made", cwd=tmp_path)
     assert done.returncode == 0 and "not finished" in done.stderr and "vllm serve" in done.stderr, done.stderr
     assert "(the run was interrupted)" in (tmp_path / "made" / "README.md").read_text()
     assert json.loads((tmp_path / "made" / "adapter_config.json").read_text())["r"] == 8

@@ -1,0 +1,58 @@
+"""Bare `microrl`, and the command that is still known by its former name."""
+
+import json
+import subprocess
+import sys
+
+import made_run
+import pytest
+
+from microrl.cli import welcome
+
+
+def test_six_lines_say_what_to_type(tmp_path):
+    program = (
+        "import sys; from microrl.cli import app; app([], standalone_mode=False)\n"
+        "assert not {'torch', 'transformers', 'datasets'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    about, *begin, machine, newest = done.stdout.splitlines()
+    assert done.returncode == 0 and "reinforcement learning with verifiable rewards" in about, done.stderr
+    assert [line.split("  ")[1].strip() for line in begin] == [command for command, _ in welcome.BEGIN] and len(begin) == 3
+    assert machine.startswith("This machine: ") and "cores" in machine
+    assert newest == "Newest run: none in runs/ yet; begin with the quickstart"
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ({}, "accuracy 0.25 -> 0.50, gain +0.25 [+0.20, +0.30]: microrl report, microrl sample"),
+        ({"eval": {}}, "not evaluated before and after: microrl report"),
+        ({"steps": "no number"}, "but its summary cannot be read: microrl report"),
+        (None, "not finished: microrl train --resume runs/mine"),
+    ],
+)
+def test_the_newest_run_is_named_with_what_to_do_next(tmp_path, monkeypatch, summary, said):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "runs" / "mine"
+    made_run.make(path, steps=1)
+    stored = json.loads((path / "summary.json").read_text())
+    stored["eval"]["paired_gain"] |= {"before": 0.25, "after": 0.5}
+    if summary is None:
+        (path / "summary.json").unlink()
+        monkeypatch.setattr("microrl.run.follow.ALIVE_S", 0)
+    else:
+        (path / "summary.json").write_text(json.dumps({**stored, **summary}))
+    assert welcome.first_screen().splitlines()[-1] == f"Newest run: runs/mine, {said}"
+
+
+def test_a_run_in_progress_is_to_be_watched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_run.make(tmp_path / "runs" / "mine", steps=1)
+    (tmp_path / "runs" / "mine" / "summary.json").unlink()
+    assert welcome.first_screen().endswith("Newest run: runs/mine, in progress: microrl watch")
+
+
+def test_export_is_known_by_its_former_name(inside, tmp_path):
+    old, new = (inside(name, tmp_path / "none", "--out", tmp_path / "out") for name in ("merge", "export"))
+    assert old.returncode == new.returncode == 2 and old.stderr == new.stderr
