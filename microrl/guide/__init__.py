@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parent
 ORDER = (
     "quickstart", "data", "rewards", "custom-rewards", "environments", "episodes", "configuration", "budget", "plan",
     "evaluation", "sweeps", "studies", "report", "guard", "warmup", "adapters", "losses", "distillation", "engine",
-    "speed", "contributing", "reading",
+    "speed", "changes", "contributing", "reading",
 )  # fmt: skip
 """The pages, in the order in which a new user needs them."""
 
