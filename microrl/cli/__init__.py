@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import sys
@@ -118,8 +117,6 @@ def main() -> None:
     # process wants a core, spinning ones make a step several times slower. It is read when torch is first imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS_BEFORE_SLEEP)
-    # At import it warns of a CPU kernel that it could not load; 4-bit weights are used on a GPU only.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     status = FAILED
 
     def leave() -> None:

@@ -34,7 +34,15 @@ def guide(
     from rich.markdown import Markdown
 
     console = Console()
-    if console.is_terminal:
-        console.print(Markdown(page))
-    else:
+    if not console.is_terminal:
         print(page, end="")
+        return
+    with console.capture() as captured:
+        console.print(Markdown(page))
+    shown = captured.get()
+    if shown.count("\n") < console.height:
+        console.file.write(shown)
+    else:
+        import click
+
+        click.echo_via_pager(shown, color=console.color_system is not None)  # from its top

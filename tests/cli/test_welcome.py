@@ -1,8 +1,12 @@
-"""Bare `microrl`, and the command that is still known by its former name."""
+"""What a newcomer sees: bare `microrl`, the guide in a terminal, a command by its former name, no warnings of others."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 
 import made_run
 import pytest
@@ -56,3 +60,30 @@ def test_a_run_in_progress_is_to_be_watched(tmp_path, monkeypatch):
 def test_export_is_known_by_its_former_name(inside, tmp_path):
     old, new = (inside(name, tmp_path / "none", "--out", tmp_path / "out") for name in ("merge", "export"))
     assert old.returncode == new.returncode == 2 and old.stderr == new.stderr
+
+
+def test_a_long_guide_page_opens_in_a_pager_at_its_top(tmp_path):
+    pager = tmp_path / "pager"
+    pager.write_text("#!/bin/sh\necho paged; head -n 1\n")
+    pager.chmod(0o755)
+    shown, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (20, 80))
+    environment = {**os.environ, "PAGER": str(pager), "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "microrl", "guide", "budget"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        text = b""
+        with suppress(OSError):  # at the end of a terminal
+            while read := os.read(shown, 4096):
+                text += read
+    os.close(shown)
+    first, second, *rest = text.decode().splitlines()
+    assert process.returncode == 0 and first == "paged" and "Budget: time, money and memory" in second and not rest
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_as_a_library_it_does_not_pass_on_a_warning_about_4_bits_on_a_cpu():
+    done = subprocess.run([sys.executable, "-c", "import microrl, bitsandbytes"], capture_output=True, text=True)
+    assert done.returncode == 0 and "gemm_4bit_forward" not in done.stderr
