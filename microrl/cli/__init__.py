@@ -24,6 +24,7 @@ from microrl.cli import (
     inspect,
     plan,
     presets,
+    push,
     regrade,
     report,
     sample,
@@ -90,6 +91,7 @@ COMMANDS = {
     },
     "Share": {
         "export": (export, "Export the adapter, or the whole model, with a model card."),
+        "push": (push, "Upload it to the Hugging Face Hub, with its model card."),
         "track": (track, "Send a run's metrics to wandb, Trackio or TensorBoard."),
     },
     "Machine": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,32 +20,37 @@ EXAMPLES = """
 """
 
 
+Trained = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="A run folder, its best/, or an adapter folder.", show_default="the newest run"),
+]
+Form = Annotated[
+    Literal["lora", "full"] | None,
+    typer.Option("--as", help="Write an adapter or the whole model.", show_default="lora if the update is low-rank"),
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Weight type of a whole model; float32 is lossless.", show_default="the base model's type"),
+]
+Base = Annotated[
+    str | None, typer.Option(help="Base model of the adapter.", show_default="the one that the run or adapter names")
+]
+
+
 def export(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="A run folder, its best/, or an adapter folder.", show_default="the newest run"),
-    ] = None,
+    run: Trained = None,
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder; must be new or empty.")],
-    form: Annotated[
-        Literal["lora", "full"] | None,
-        typer.Option("--as", help="Write an adapter or the whole model.", show_default="lora if the update is low-rank"),
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Weight type of a whole model; float32 is lossless.", show_default="the base model's type"),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Base model of the adapter.", show_default="the one that the run or adapter names")
-    ] = None,
+    form: Form = None,
+    dtype: Dtype = None,
+    model: Base = None,
     as_json: options.Json = False,
 ) -> None:
     """Export a trained adapter, with a model card, to a folder that transformers and vLLM can load."""
     from microrl.cli.target import find_adapter, prepare_hub
     from microrl.config.paths import expanded
 
-    if dtype is not None and form == "lora":
-        raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
+    refuse_type(form, dtype)
     expanded(str(out), "--out")
     config, folder, adapter = find_adapter(run, model)
     prepare_hub(config)
@@ -55,8 +60,19 @@ def export(
     if as_json:
         emit(found)
         return
-    is_lora = found["as"] == "lora"
-    what = f"a LoRA of rank {found['rank']} for {found['base']}" if is_lora else f"a whole model in {found['dtype']}"
-    say(f"{out}: {what}, {found['bytes'] / 1e6:,.1f} MB in {len(found['files'])} files; see its README.md for how to load it")
+    say(f"{out}: {described(found)}; see its README.md for how to load it")
     if found["serve"] is not None:
         say(f"to serve it: {found['serve']}")
+
+
+def refuse_type(form: str | None, dtype: str | None) -> None:
+    """Raise UserError for a weight type that an adapter cannot have."""
+    if dtype is not None and form == "lora":
+        raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
+
+
+def described(found: dict[str, Any]) -> str:
+    """What was written."""
+    is_lora = found["as"] == "lora"
+    what = f"a LoRA of rank {found['rank']} for {found['base']}" if is_lora else f"a whole model in {found['dtype']}"
+    return f"{what}, {found['bytes'] / 1e6:,.1f} MB in {len(found['files'])} files"

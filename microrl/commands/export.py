@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from microrl.adapters.folder import write_pairs
 from microrl.commands.model_card import ModelCard
 from microrl.commands.weights import trained
 from microrl.config import RunConfig, known_models
-from microrl.errors import MachineFailure, UserError
+from microrl.errors import MachineFailure, UserError, first_line
 from microrl.models.load import NO_CODE
 from microrl.models.tensors import weights
 from microrl.run.console import RunConsole
@@ -25,15 +26,24 @@ from microrl.train.setup import load_model
 from microrl.types import AdapterSnapshot
 
 TYPES = ("float32", "bfloat16", "float16")
+LOG_IN = "log in with a token that may write there: hf auth login, or set HF_TOKEN"
 
 
 def merge(
-    config: RunConfig, run: RunFolder | None, adapter: Path | None, out: Path, *, form: str | None, dtype: str | None
+    config: RunConfig,
+    run: RunFolder | None,
+    adapter: Path | None,
+    out: Path,
+    *,
+    form: str | None,
+    dtype: str | None,
+    hub_id: str | None = None,
 ) -> dict[str, Any]:
     """Write the folder `out` and describe it: `{"folder", "as", "base", "dtype", "rank", "files", "bytes", "serve"}`.
 
     `adapter`: a folder with an adapter for the model in `config`; None: the final adapter of `run`. `form`: lora or full; None:
-    lora if the update is low-rank. `dtype`: weight type of a whole model; None: the type in which the base is stored.
+    lora if the update is low-rank. `dtype`: weight type of a whole model; None: the type in which the base is stored. `hub_id`:
+    what the model card calls it; None: by its folder.
     Raises UserError if `out` is not empty, the adapter is for another model, or the update is not low-rank but `form` is lora;
     MachineFailure if the disk is full.
     """
@@ -57,7 +67,7 @@ def merge(
         rank = max((len(pair.A_RI) for pair in snapshot.pairs.values()), default=None)
         stored = str(model.dtype).removeprefix("torch.")
         has_template = tokenizer.chat_template is not None
-        card = ModelCard(form, base, target, config, run, source, rank, stored, has_template)
+        card = ModelCard(form, base, target if hub_id is None else Path(hub_id), config, run, source, rank, stored, has_template)
         with _whole(target) as temporary:
             if form == "lora":
                 write_pairs(temporary, snapshot.pairs, base)
@@ -78,6 +88,45 @@ def merge(
         "bytes": sum(path.stat().st_size for path in written),
         "serve": card.serve(),
     }
+
+
+def push(
+    config: RunConfig,
+    run: RunFolder | None,
+    adapter: Path | None,
+    hub_id: str,
+    *,
+    form: str | None,
+    dtype: str | None,
+    private: bool,
+) -> dict[str, Any]:
+    """Export, as `merge` does, to a new commit of the hub's repository `hub_id`, which is created if there is none.
+
+    Describes it: as `merge`, without the folder, and `{"hub_id", "url"}`, the commit's. Raises UserError where the hub refuses
+    it, and for an adapter of a local base, which nobody else could load.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    try:
+        api.whoami()  # before the weights are written
+        with TemporaryDirectory() as above:
+            folder = Path(above) / "export"
+            found = merge(config, run, adapter, folder, form=form, dtype=dtype, hub_id=hub_id)
+            if found["as"] == "lora" and Path(found["base"]).is_absolute():
+                raise UserError(
+                    f"the adapter's base is local ({found['base']}): nobody could load it from the hub",
+                    "push the whole model: --as full",
+                )
+            api.create_repo(hub_id, private=private, exist_ok=True)
+            commit = api.upload_folder(repo_id=hub_id, folder_path=folder, commit_message="Upload by microrl")
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        raise UserError(
+            f"the hub refused {hub_id}: status {status}, {error.server_message or first_line(error)}", LOG_IN
+        ) from error
+    return {"hub_id": hub_id, "url": str(commit.commit_url), **{key: value for key, value in found.items() if key != "folder"}}
 
 
 def _final(run: RunFolder | None) -> Path:

@@ -41,6 +41,7 @@ class ModelCard:
     base: str
     """A hub id, or a path."""
     folder: Path
+    """Where it lies; of what is on the hub, its id."""
     config: RunConfig
     run: RunFolder | None
     source: Path
@@ -95,12 +96,13 @@ class ModelCard:
         return "\n".join(["---", *lines, "---"])
 
     def _what(self) -> str:
+        base = Path(self.base).name if self._is_local else self.base
         if self.form == "full":
-            kind = f"The whole model: the weights of `{self.base}` with the trained update merged, in {self.dtype}."
+            kind = f"The whole model: the weights of `{base}` with the trained update merged, in {self.dtype}."
         else:
-            kind = f"A LoRA adapter of rank {self.rank} for `{self.base}`, relative to its original weights."
+            kind = f"A LoRA adapter of rank {self.rank} for `{base}`, relative to its original weights."
         if self.run is None:
-            return f"{kind} Written by microrl from `{self.source}`."
+            return f"{kind} Written by microrl from `{self.source.name}`."
         quant = self.config.model.quant
         bits = ""
         if quant is not None:

@@ -1,0 +1,62 @@
+"""`microrl push`: upload a trained adapter, or the model with it merged, to the Hugging Face Hub, with its model card."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from microrl.cli import options
+from microrl.cli.export import Base, Dtype, Form, described, refuse_type
+from microrl.cli.output import emit, say
+from microrl.errors import UserError, invalid_value
+
+EXAMPLES = """
+[bold]Examples[/]
+  microrl push me/my-adapter                       [dim]the newest run[/]
+  microrl push me/my-model runs/mine/best --as full --dtype bfloat16 --private
+"""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+def push(
+    hub_id: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub; created if there is none.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="A run folder, its best/, or an adapter folder.", show_default="the newest run"),
+    ] = None,
+    *,
+    form: Form = None,
+    dtype: Dtype = None,
+    model: Base = None,
+    private: Annotated[bool, typer.Option("--private", metavar="", help="Create the repository as a private one.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Upload a trained adapter, with its model card, to the Hugging Face Hub."""
+    from microrl.cli.target import find_adapter
+    from microrl.models import hub
+
+    if HUB_ID.fullmatch(hub_id) is None:
+        raise invalid_value("OWNER/NAME", hub_id, "for example: microrl push me/my-adapter RUN")
+    refuse_type(form, dtype)
+    config, folder, adapter = find_adapter(run, model)
+    if not hub.reachable():
+        raise UserError(f"the hub cannot be reached at {hub.endpoint()}", "check the network, or unset HF_HUB_OFFLINE")
+    if not (os.environ.get("HF_TOKEN") or _token_file().is_file()):
+        raise UserError("there is no token for the hub", "hf auth login, or set HF_TOKEN")
+    from microrl.commands.export import push
+
+    found = push(config, folder, adapter, hub_id, form=form, dtype=dtype, private=private)
+    if as_json:
+        emit(found)
+        return
+    say(f"{found['url']}: {described(found)}")
+
+
+def _token_file() -> Path:
+    """Where the hub's library keeps the token of `hf auth login`."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()

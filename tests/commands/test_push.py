@@ -1,0 +1,69 @@
+"""`microrl push`: a run's export arrives at the hub as a whole, with a card that names no path of this machine."""
+
+import json
+
+import pytest
+from uploads import Uploads, taking
+
+
+@pytest.fixture(scope="module")
+def run(microrl, tmp_path_factory):
+    """One step of the quickstart."""
+    out = tmp_path_factory.mktemp("pushed") / "runs" / "mine"
+    done = microrl("train", "quickstart", "--steps", 1, "--out", out, "--set", "evaluation.problems=4")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
+    uploads = Uploads("hf_secret")
+    with taking(uploads) as address:
+        environment = {
+            "HF_ENDPOINT": address,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "none"),
+        }
+        words = ["push", "me/adapter", run, "--as", "full", "--json"]
+        done = microrl(*words, HF_TOKEN="hf_secret", **environment)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["hub_id"] == "me/adapter" and found["url"].endswith("/commit/" + "1" * 40)
+        assert [one["name"] for one in uploads.created] == ["adapter"] and {*found["files"]} == uploads.files.keys()
+        assert sum(map(len, uploads.files.values())) == found["bytes"]
+        card = uploads.files["README.md"].decode()
+        assert 'from_pretrained("me/adapter")' in card and "vllm serve me/adapter" in card and "# adapter\n" in card
+        assert str(tmp_path.parents[1]) not in card and "/tmp" not in card and str(run) not in card
+        refused = microrl(*words, HF_TOKEN="hf_other", **environment)
+        assert (
+            refused.returncode == 2
+            and "the hub refused me/adapter: status 401, " in refused.stderr
+            and "hf auth login" in refused.stderr
+        )
+        without = microrl(*words, **environment, HF_TOKEN="")
+        assert without.returncode == 2 and "there is no token" in without.stderr
+        local = microrl("push", "me/adapter", run, HF_TOKEN="hf_secret", **environment)
+        assert local.returncode == 2 and "nobody could load it" in local.stderr and "--as full" in local.stderr
+
+
+@pytest.mark.parametrize("name", ["adapter", "me/", "me/a b", "me/../x", "https://huggingface.co/me/x"])
+def test_a_name_that_no_repository_has_is_refused(inside, name):
+    done = inside("push", name)
+    assert done.returncode == 2 and "for example: microrl push me/my-adapter" in done.stderr
+
+
+def test_without_a_network_it_says_so(inside, run_folder, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = inside("push", "me/adapter", run_folder)
+    assert done.returncode == 2 and "the hub cannot be reached" in done.stderr
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    import made_run
+
+    path = tmp_path / "runs" / "mine"
+    made_run.make(path, steps=1)
+    return path
