@@ -235,11 +235,28 @@ class RunConfig(Section):
             return {**values, "data": {**data, "system_role": "user"}}
         return values
 
+    @property
+    def has_stored_teacher(self) -> bool:
+        """Whether the teacher is a folder of `microrl teach`, whose scores are the soft targets of the supervised phase."""
+        return self.distill.teacher is not None and self.distill.teacher == self.sft.data
+
+    @property
+    def asked_teacher(self) -> str | None:
+        """The teacher that is in memory, and asked in every update; None: there is none."""
+        return None if self.has_stored_teacher else self.distill.teacher
+
     @model_validator(mode="after")
     def _teacher_is_used(self) -> RunConfig:
+        if self.has_stored_teacher and not self.sft.is_on:
+            raise ValueError(
+                "a teacher's stored scores are learned by SFT, and there is none", "--sft-minutes M, or remove sft.only=false"
+            )
         if isinstance(self.loss, DistillLossConfig):
-            if self.distill.teacher is None:
-                raise ValueError("--loss distill needs a teacher", "pass --teacher MODEL, or --teacher RUN")
+            if self.asked_teacher is None:
+                raise ValueError(
+                    "--loss distill needs a teacher" + (" in memory, not stored scores" if self.has_stored_teacher else ""),
+                    "remove --loss" if self.has_stored_teacher else "pass --teacher MODEL, or --teacher RUN",
+                )
             if self.sft.only:
                 raise ValueError("--teacher has no effect in a run of SFT alone", "remove it, or remove sft.only")
             if not self.distill.reward_weight and (self.data.curriculum or self.data.screen_minutes):
@@ -250,7 +267,7 @@ class RunConfig(Section):
                 )
             return self
         given = next((name for name, value in DistillConfig() if getattr(self.distill, name) != value), None)
-        if given is not None:
+        if given is not None and not (given == "teacher" and self.has_stored_teacher):
             raise ValueError(
                 f"{'--teacher' if given == 'teacher' else f'distill.{given}'} has no effect with --loss {self.loss.kind}",
                 "remove it, or remove --loss: --teacher MODEL implies --loss distill",

@@ -209,7 +209,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.note:
         found.append(work.shape.note)
     found += episodes(config, work.tool_tokens)
-    if config.distill.teacher is not None:
+    if config.asked_teacher is not None:
         found.append(
             "the teacher is not counted: it adds a forward pass over the batch to each update and, unless it is a run on the "
             "same base model, the memory of its weights"
