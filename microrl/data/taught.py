@@ -157,7 +157,7 @@ def read_record(folder: Path) -> Record:
 
 
 def chat_of(config: RunConfig) -> Chat:
-    return Chat(system=config.data.system, system_role=config.data.system_role, thinking=config.data.thinking)
+    return Chat(system=config.data.system or None, system_role=config.data.system_role, thinking=config.data.thinking)
 
 
 def tokenizer_of(tokenizer: Any) -> Tokenizer:
