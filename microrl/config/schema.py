@@ -266,8 +266,11 @@ class RunConfig(Section):
                     f"remove it, or set distill.reward_weight: --set data.{key}={'false' if key == 'curriculum' else 'none'}",
                 )
             return self
-        given = next((name for name, value in DistillConfig() if getattr(self.distill, name) != value), None)
-        if given is not None and not (given == "teacher" and self.has_stored_teacher):
+        known = {"teacher"} if self.has_stored_teacher else set()
+        given = next(
+            (name for name, value in DistillConfig() if getattr(self.distill, name) != value and name not in known), None
+        )
+        if given is not None:
             raise ValueError(
                 f"{'--teacher' if given == 'teacher' else f'distill.{given}'} has no effect with --loss {self.loss.kind}",
                 "remove it, or remove --loss: --teacher MODEL implies --loss distill",
