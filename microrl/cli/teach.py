@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import emit, say
-from microrl.errors import UserError
+from microrl.errors import Explained, UserError
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -83,6 +84,7 @@ def teach(
     from microrl import clock
     from microrl.cli import machine
     from microrl.cli.target import prepare_hub
+    from microrl.config.paths import TEACH
     from microrl.data import taught
 
     if hours is not None and not hours > 0:
@@ -129,8 +131,12 @@ def teach(
         record = command.teach(
             config, name, adapter, folder, top_k=top_k, only_right=only_right, until_s=until_s, is_resumed=resume is not None
         )
-    except KeyboardInterrupt:
-        say(f"finished parts are kept; to go on: microrl teach --resume {folder}")
+    except (KeyboardInterrupt, Explained):
+        if (folder / TEACH).is_file():
+            say(f"finished parts are kept; to go on: microrl teach --resume {folder}")
+        else:
+            with suppress(OSError):
+                folder.rmdir()
         raise
     seconds = clock.now_s() - clock.process_started_s()
     _tell(record, folder, config.model.name, seconds, as_json=as_json)

@@ -136,6 +136,8 @@ class _Teaching:
     def _part(self, number: int, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> Part:
         groups = self._sampled(prompts, engine, scorer)
         scores = [score for group in groups for score in group.scores]
+        if killed := sum(score.killed for score in scores):
+            self.console.note(f"warning: {scorer.why_killed(killed)}")
         lines = [
             Line(
                 row=group.prompt.row, question=group.prompt.question, prompt_ids=group.prompt.token_ids, sample=sample,
@@ -201,7 +203,7 @@ def _intact(folder: Path) -> list[Part]:
 
 def _refuse_another(folder: Path, record: Record) -> None:
     """Raise UserError where the teacher, its questions or its prompts are not those that the folder was begun with."""
-    before, now = (one.model_dump(exclude={"parts", "is_done"}) for one in (taught.read_record(folder), record))
+    before, now = (one.model_dump(exclude={"parts", "is_done", "config"}) for one in (taught.read_record(folder), record))
     if differing := [key for key, value in now.items() if value != before[key]]:
         raise UserError(
             f"{folder} cannot be gone on with: its record has another {' and '.join(differing)}",

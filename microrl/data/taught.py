@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -207,8 +208,7 @@ def refuse_other_settings(folder: Path, config: RunConfig) -> None:
         if (own := getattr(ours, key)) != given:
             raise UserError(
                 f"{folder}: the teacher was asked with data.{key}={given!r}, and this run asks with {own!r}",
-                f"--set data.{key}={'none' if given is None else given!r}, or let the teacher answer this run's prompts: "
-                "microrl teach --set ...",
+                f"{_as_set(key, given)}, or let the teacher answer this run's prompts: {NEW} {_as_set(key, own)}",
             )
     if config.has_stored_teacher and record.top_k and record.scored_at != config.sampling.temperature:
         raise UserError(
@@ -216,6 +216,13 @@ def refuse_other_settings(folder: Path, config: RunConfig) -> None:
             f"{config.sampling.temperature:g}",
             f"--set sampling.temperature={record.scored_at:g}, or --sft-data {folder} to learn the tokens alone",
         )
+
+
+def _as_set(key: str, value: Any) -> str:
+    """What sets a key of `data` to this value."""
+    return shlex.quote(
+        f"--set=data.{key}={'none' if value is None else str(value).lower() if isinstance(value, bool) else value}"
+    )
 
 
 def other_data(folder: Path, sha256: str) -> str | None:

@@ -242,3 +242,17 @@ def test_where_nothing_is_right_an_error_says_so(inside, wares, tmp_path):
 def test_a_name_is_that_of_a_folder_of_completions(taught, wares, tmp_path):
     assert is_taught(str(taught[0])) and not is_taught(str(wares / "done")) and not is_taught(str(tmp_path / "none"))
     assert not is_taught("x" * 5000) and not is_taught("\0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "drawn", "scored"), [(["--temperature", 0.5], 0.5, 1.0), (["--set", "sampling.temperature=0.6"], 0.6, 0.6)]
+)
+def test_scores_are_at_the_training_temperature(wares, model, inside, tmp_path, flags, drawn, scored):
+    done = inside("teach", "--teacher", wares / "done", "--samples", 1, "--problems", 3, *flags, "--out", tmp_path / "out")
+    record = folders.read_record(tmp_path / "out")
+    assert done.returncode == 0 and (record.sampling.temperature, record.scored_at) == (drawn, scored)
+    (line, *_), scores = lines_of(tmp_path / "out"), load_file(tmp_path / "out" / "part-00001.safetensors")
+    row = Row(tuple(line["prompt_ids"]), tuple(line["token_ids"]), (), 0.0, True, 0)
+    meant = Teacher(model, read(wares / "done" / "final", model), temperature=scored)
+    logprobs_T = meant.scores(pad([row], (0,), model.device, share_prompts=True)).logprobs_BT[0]
+    assert torch.allclose(scores["logprobs"][: row.length], logprobs_T, atol=1e-4)

@@ -146,7 +146,7 @@ def unknown_top(folder):
         (empty, "has no completion", "make a new one"),
         (changed, "part-00001.safetensors is not what the record says", "restore the file"),
         (fewer_scores, "part-00001.safetensors has not the scores of", "restore"),
-        (other_system, "the teacher was asked with data.system='Be brief.', and this run asks with None", "data.system='Be"),
+        (other_system, "was asked with data.system='Be brief.', and this run asks with None", "--set=data.system=Be brief."),
         (other_vocabulary, "the teacher has a different vocabulary, of 7 tokens", "one of the same model family"),
         (other_end, "the teacher ends a text with the token", "both base models, or both instruct models"),
         (other_prompts, "the teacher was asked in another way: the prompt of the question", "the same chat template"),
@@ -235,6 +235,13 @@ def test_a_teacher_that_has_changed_does_not_go_on(folder, inside, wares, tmp_pa
     shutil.rmtree(run)
     done = inside("teach", "--resume", folder)
     assert done.returncode == 2 and "is gone: there is no folder" in " ".join(done.stderr.split())
+
+
+def test_a_start_that_fails_leaves_no_folder(wares, inside, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"question": "What is 1 + 1?", "answer": "2 +* ("}\n')
+    done = inside("teach", "--teacher", wares / "done", "--data", bad, "--set", "data.held_out=0", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "does not parse as mathematics" in done.stderr and not (tmp_path / "out").exists()
 
 
 def test_a_student_with_another_template_is_refused(folder, inside, model_folder, wares, tmp_path):
