@@ -9,8 +9,13 @@ import pytest
 from command_line import in_process
 from safetensors.numpy import load_file, save
 
+from microrl.config import resolve
+from microrl.data.sft_examples import load_solutions
 from microrl.data.taught import IDS, LOGPROBS, TOP, Content
+from microrl.errors import UserError
 from microrl.models.tiny import build_tokenizer
+from microrl.run.data_record import hold
+from microrl.run.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +257,13 @@ def test_a_student_with_another_template_is_refused(folder, inside, model_folder
     done = inside("train", wares / "preset.toml", "--model", student, "--teacher", folder, "--steps", 1, cwd=tmp_path)
     text = " ".join(done.stderr.split())
     assert done.returncode == 2 and "the teacher was asked in another way" in text and "instead of" in text
+
+
+def test_changed_scores_are_other_data_to_a_run_that_goes_on(folder, wares, tmp_path):
+    flags = {"distill.teacher": str(folder), "sft.steps": 1, "data.name": str(wares / "sums.jsonl"), "data.system": ""}
+    run, config = RunFolder.create(tmp_path / "run", {}), resolve((), flags)
+    for _ in range(2):
+        hold(run, config, [], load_solutions(config))
+    with_scores(folder, 2, TOP, lambda scores: scores.__isub__(1))
+    with pytest.raises(UserError, match=r"the SFT data of .* has changed since the run started"):
+        hold(run, config, [], load_solutions(config))
