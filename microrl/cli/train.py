@@ -79,7 +79,7 @@ def train(
     config = resolve(presets or (), flags, sets or ())
     if config.has_stored_teacher and config.sft.only:  # a preset's steps are training steps; this run has none
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})
-    elif config.budget.hours is None and config.budget.steps is None:
+    elif not config.is_bounded:
         raise UserError("no budget given", "pass --hours H or --steps N")
     if flags["sft.data"] is not None and not config.sft.is_on:
         raise UserError("--sft-data has no effect without SFT", "add --sft-minutes M, or --set sft.steps=N")

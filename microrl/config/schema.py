@@ -236,6 +236,12 @@ class RunConfig(Section):
         return values
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether a limit of time or steps ends it."""
+        own = (self.sft.minutes, self.sft.steps) if self.sft.only else (self.budget.steps,)
+        return any(limit is not None for limit in (self.budget.hours, *own))
+
+    @property
     def has_stored_teacher(self) -> bool:
         """Whether the teacher is a folder of `microrl teach`, whose scores are the soft targets of the supervised phase."""
         return self.distill.teacher is not None and self.distill.teacher == self.sft.data
@@ -307,7 +313,7 @@ class RunConfig(Section):
                     "--set loss.scale_by_std=true, or --set reward.normalise=together",
                 )
         hours, minutes = self.budget.hours, self.sft.minutes
-        if self.sft.only and hours is None and minutes is None and self.sft.steps is None:
+        if self.sft.only and not self.is_bounded:
             raise ValueError("no budget given for SFT", "pass --hours H or --steps N")
         if hours is not None and minutes is not None and minutes >= hours * 60:
             raise ValueError(

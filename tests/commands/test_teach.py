@@ -256,3 +256,19 @@ def test_scores_are_at_the_training_temperature(wares, model, inside, tmp_path, 
     meant = Teacher(model, read(wares / "done" / "final", model), temperature=scored)
     logprobs_T = meant.scores(pad([row], (0,), model.device, share_prompts=True)).logprobs_BT[0]
     assert torch.allclose(scores["logprobs"][: row.length], logprobs_T, atol=1e-4)
+
+
+def test_a_plan_and_a_sweep_know_that_no_teacher_is_in_memory(other_taught, wares, inside, tmp_path):
+    planned = " ".join(inside("plan", wares / "preset.toml", "--teacher", other_taught).stdout.split())
+    assert "the teacher is not counted" not in planned and "the budget is too small" not in planned
+    flags = ["--ranks", "2,4", "--steps", 3, "--set", f"distill.teacher={other_taught}", "--out", tmp_path / "sweep"]
+    done = inside("sweep", wares / "preset.toml", *flags)
+    assert done.returncode == 0, done.stderr
+    for rank in (2, 4):
+        (path,) = (tmp_path / "sweep").glob(f"r{rank}-*/sft.jsonl")
+        assert len(path.read_text().splitlines()) == 3
+    (other_taught / "part-00001.jsonl").rename(tmp_path / "part")
+    gone = inside("sweep", wares / "preset.toml", *flags[:-1], tmp_path / "none")
+    (tmp_path / "part").rename(other_taught / "part-00001.jsonl")
+    assert gone.returncode == 2 and "part-00001.jsonl is missing" in " ".join(gone.stderr.split())
+    assert not (tmp_path / "none").exists()
