@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 Finish = Literal["stop", "length"]
@@ -38,13 +39,23 @@ class Prompt:
     cluster: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftTargets:
+    """A teacher's K likeliest tokens at each position of a completion, and their log-probabilities (nats, float32), [T, K]."""
+
+    ids_TK: np.ndarray
+    logprobs_TK: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """A solution to fine-tune on: token ids, including the end of sequence. `drawn`: as for `Completion`, in a conversation."""
+    """A solution to fine-tune on: token ids, including the end of sequence. `drawn`: as for `Completion`, in a conversation.
+    `targets`: what a teacher says of each token; None: the tokens alone are learned."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]
     drawn: tuple[bool, ...] | None = None
+    targets: SoftTargets | None = None
 
 
 @dataclass(frozen=True, slots=True)

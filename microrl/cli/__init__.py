@@ -29,6 +29,7 @@ from microrl.cli import (
     report,
     sample,
     sweep,
+    teach,
     track,
     train,
     warmup,
@@ -74,6 +75,7 @@ COMMANDS = {
     },
     "Train": {
         "warmup": (warmup, "Fine-tune on worked solutions, before reinforcement learning."),
+        "teach": (teach, "Let a teacher answer training questions, to distil from later."),
         "sweep": (sweep, "Train every combination of settings and seeds."),
         "presets": (presets, "List presets, adapters and data sets."),
     },

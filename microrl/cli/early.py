@@ -14,9 +14,10 @@ from microrl.config.custom_rewards import parse_functions
 from microrl.config.data import DataConfig
 from microrl.config.environment import EnvironmentConfig
 from microrl.config.losses import CustomLossConfig, LossConfig
-from microrl.config.paths import local_model
+from microrl.config.paths import is_taught, local_model
 from microrl.config.plugins import ALGORITHMS, refuse_missing
 from microrl.config.reward import RewardConfig
+from microrl.data import taught
 from microrl.data.load import check_source, first_questions, split
 from microrl.data.prompts import to_prompt
 from microrl.environments import process as environment_process
@@ -40,7 +41,7 @@ IMPORT_S = 5.0
 def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = False) -> None:
     """Raise UserError for names that cannot be, for bad data, for programs that nothing would confine, and for reward functions
     that cannot be used. What only the start of a run needs is not asked of one that is resumed."""
-    teacher = [] if config.distill.teacher is None or not loads_model else [find_teacher(config.distill.teacher).model]
+    teacher = [] if config.asked_teacher is None or not loads_model else [find_teacher(config.asked_teacher).model]
     target.prepare_hub(config, *teacher, reads_data=True, loads_model=loads_model)
     refuse_unconfined(config)
     refuse_unusable(config.reward)
@@ -51,6 +52,7 @@ def refuse(config: RunConfig, *, loads_model: bool = True, is_resumed: bool = Fa
     if loads_model:
         _refuse_init(config.init)
         _refuse_sft(_sft_data(config))
+        _refuse_other_settings(config)
     _try_rewards(config.data, config.reward)
 
 
@@ -73,7 +75,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
     teacher = cache(find_teacher)
     for trial in trials:
         config = trial.config
-        named = config.distill.teacher
+        named = config.asked_teacher
         used = _as_probed(config.reward)
         try:
             model(config.model.name)
@@ -83,6 +85,7 @@ def refuse_trials(trials: Iterable[Trial], *, are_here: bool) -> None:
                 teacher(named)
             environment_process.refuse_unusable(config.env)
             sft(_sft_data(config))
+            _refuse_other_settings(config)
             if isinstance(config.loss, CustomLossConfig):
                 algorithm(config.loss.target, config.loss.path)
             if are_here:
@@ -127,8 +130,15 @@ def _sft_data(config: RunConfig) -> str | None:
 
 def _refuse_sft(data: str | None) -> None:
     """The columns are not asked for: not every row needs a solution, and only the first is read."""
-    if data is not None:
+    if data is not None and is_taught(data):
+        taught.refuse_cut_short(Path(data))
+    elif data is not None:
         check_source(DataConfig(name=data), columns=False)
+
+
+def _refuse_other_settings(config: RunConfig) -> None:
+    if (data := _sft_data(config)) is not None and is_taught(data):
+        taught.refuse_other_settings(Path(data), config)
 
 
 def _try_rewards(data: DataConfig, reward: RewardConfig) -> None:

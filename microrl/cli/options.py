@@ -58,8 +58,9 @@ SETTINGS = {
     ),
     "teacher": Setting(
         "distill.teacher", str, "Distil on-policy from this teacher (sets --loss distill): a model, a run, its best/, or an "
-        "adapter folder in PEFT's format.",
-        "the preset's, else none", "MODEL|RUN",
+        "adapter folder in PEFT's format. Or from the stored scores in a folder of `microrl teach`, without --sft-minutes by SFT "
+        "alone.",
+        "the preset's, else none", "MODEL|RUN|FOLDER",
     ),
     "data": Setting(
         "data.name", str, "open-rs, gsm8k, mbpp, ... (`microrl presets data` lists all), arithmetic, reasoning-gym:TASK[,TASK], "
@@ -95,6 +96,10 @@ SETTINGS = {
     "sft_minutes": Setting(
         "sft.minutes", float, "Start with supervised fine-tuning (SFT), for at most this many minutes of --hours; needs worked "
         "solutions.", "the preset's, else none",
+    ),
+    "sft_data": Setting(
+        "sft.data", str, "What the SFT learns from: data as for --data, with worked solutions, or a folder of `microrl teach`.",
+        "the preset's, else the run's data", "FOLDER|FILE",
     ),
     "init": Setting(
         "init", str, "Start from the adapter in this run's newest checkpoint; needs the same model and adapter settings.",

@@ -152,7 +152,7 @@ def _fetch(config: RunConfig) -> None:
     from microrl.run.console import RunConsole
     from microrl.run.teacher import find
 
-    teacher = [] if config.distill.teacher is None else [find(config.distill.teacher).model]
+    teacher = [] if config.asked_teacher is None else [find(config.asked_teacher).model]
     prepare_hub(config, *teacher, reads_data=True)
     examples = [] if config.sft.data is None else [DataConfig(name=config.sft.data)]
     with RunConsole() as console:

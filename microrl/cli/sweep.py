@@ -159,7 +159,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
 
     trials = grid.trials()
     for trial in trials:
-        if trial.config.budget.hours is None and trial.config.budget.steps is None:
+        if not trial.config.is_bounded:
             raise UserError("no budget given", "pass --hours H for all trials together, or --steps N for each")
         if hours is not None and trial.config.budget.hours != hours:
             raise UserError(

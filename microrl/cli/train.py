@@ -77,8 +77,12 @@ def train(
         return resumed(RunFolder.open(Path(resume)), *bounds, flags["engine.kind"])
     refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
-    if config.budget.hours is None and config.budget.steps is None:
+    if config.has_stored_teacher and config.sft.only:  # a preset's steps are training steps; this run has none
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})
+    elif not config.is_bounded:
         raise UserError("no budget given", "pass --hours H or --steps N")
+    if flags["sft.data"] is not None and not config.sft.is_on:
+        raise UserError("--sft-data has no effect without SFT", "add --sft-minutes M, or --set sft.steps=N")
     if config.track is not None:
         from microrl.run import tracking
 

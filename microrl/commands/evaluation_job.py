@@ -150,7 +150,7 @@ def _carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], 
             own = {**about, "prompts_sha256": prompts_sha256(prompts), "data": one.data["sha256"]}
             one.stem = free_stem(job.place, one.benchmark.stem, own)
         todo.append(_Sampled(weights.name, one, prompts, job.place, one.stem + ("-base" if task.is_base else ""), about))
-    config = _for_all(first.config, [task.prepared.benchmark for task in job.tasks], list(rendered.values()))
+    config = for_all(first.config, [task.prepared.benchmark for task in job.tasks], list(rendered.values()))
     config = awake_throughout(config.model_copy(update={"engine": job.engine}))
     with opened(config, model, tokenizer, console) as engine:
         for number, (task, sampled) in enumerate(zip(job.tasks, todo, strict=True)):
@@ -170,7 +170,7 @@ def _rendered(prepared: Sequence[Prepared], tokenizer: PreTrainedTokenizerBase, 
     return rendered
 
 
-def _for_all(config: RunConfig, benchmarks: Sequence[Benchmark], prompts: Sequence[Sequence[Prompt]]) -> RunConfig:
+def for_all(config: RunConfig, benchmarks: Sequence[Benchmark], prompts: Sequence[Sequence[Prompt]]) -> RunConfig:
     """The configuration from which an engine gets the lengths and the rows of the largest benchmark."""
     longest = max(len(prompt.token_ids) for some in prompts for prompt in some)
     if config.env.target is not None:  # which may add to each of them

@@ -79,7 +79,8 @@ class ModelCard:
         return Path(self.base).is_absolute()
 
     def _front(self) -> str:
-        has_rewards = self.config.distill.teacher is None or self.config.distill.reward_weight
+        has_rewards = self.config.asked_teacher is None or self.config.distill.reward_weight
+        has_rewards = has_rewards and not (self.config.has_stored_teacher and self.config.sft.only)
         tags = [*(["reinforcement-learning", "rlvr"] if has_rewards else ["distillation"]), "microrl"]
         if self.run is not None:
             tags[:0] = [self.config.loss.kind]
@@ -109,7 +110,10 @@ class ModelCard:
             took = "this model contains the same dequantised weights" if self.form == "full" else "a 16-bit base differs slightly"
             bits = f" It was trained on the 4-bit base ({quant}); {took}."
         how, distill = "reinforcement learning with verifiable rewards", self.config.distill
-        if distill.teacher is not None:
+        if self.config.has_stored_teacher:
+            then = "" if self.config.sft.only else f", and then {how}"
+            how = f"distillation from the stored scores in `{shown(str(distill.teacher))}`{then}"
+        elif distill.teacher is not None:
             rewards = " and with verifiable rewards" if distill.reward_weight else ""
             how = f"on-policy distillation from `{shown(distill.teacher)}`{rewards}"
         return f"{kind} Trained by {how}, with microrl.{bits}"

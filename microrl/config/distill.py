@@ -1,4 +1,4 @@
-"""On-policy distillation: the teacher that the loss `distill` trains towards."""
+"""Distillation: the teacher that the loss `distill` trains towards, or whose scores are stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from microrl.config.section import Section
 class DistillConfig(Section):
     teacher: Annotated[str, Field(min_length=1)] | None = None
     """Whose log-probabilities the model is trained towards: a model as model.name, a run folder, or an adapter's folder in PEFT's
-    format; None: no teacher. Giving one sets loss.kind=distill."""
+    format; None: no teacher. Giving one sets loss.kind=distill. Or a folder of `microrl teach`: its scores are learned in the
+    supervised phase, as sft.data, and unless sft.minutes or sft.steps is given, there is no reinforcement learning."""
     quant: Literal["nf4"] | None = None
     """nf4: load the teacher in 4 bits, as model.quant does; unless the student's base is in 4 bits, too, it is then a second
     model. None: as the teacher was trained, and the student's base where that is the same."""

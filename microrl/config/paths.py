@@ -11,6 +11,8 @@ from microrl.config.losses import CustomLossConfig
 from microrl.config.schema import RunConfig
 from microrl.errors import UserError
 
+TEACH = "teach.json"
+"""The record in a folder of `microrl teach`."""
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 """Linux limits, in bytes."""
@@ -64,6 +66,15 @@ def is_local_data(name: str) -> bool:
     """Whether a data set's name is a local file, by its suffix, or an existing folder. A known name is neither: no folder of that
     name hides it."""
     return catalogue.find(name) is None and (is_data_file(name) or os.path.isdir(name))
+
+
+def is_taught(name: str) -> bool:
+    """Whether a name is that of a folder of `microrl teach`, of which the record may be lost."""
+    path = Path(os.path.expanduser(name))
+    try:
+        return (path / TEACH).is_file() or next(path.glob("part-*.safetensors"), None) is not None
+    except (OSError, ValueError):  # no name of a file
+        return False
 
 
 def shown(name: str) -> str:

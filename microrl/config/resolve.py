@@ -50,16 +50,34 @@ def _spelled_out(above: Tree) -> Tree:
     """A layer with what its short forms stand for.
 
     One that names `auto` asks for all of it, and says so from here on; see `AutoEngineConfig.unattended`. A loss that is not one
-    of microrl's is the target of a custom one. A teacher without a loss means distillation.
+    of microrl's is the target of a custom one. A teacher without a loss means distillation; for stored scores see `_stored`.
     """
     engine, loss, distill = above.get("engine"), above.get("loss", {}), above.get("distill")
     if isinstance(engine, dict) and engine.get("kind") == "auto":
         above = {**above, "engine": {"unattended": True, **engine}}
     if isinstance(loss, dict) and _is_of_another_package(kind := loss.get("kind")):
         above = {**above, "loss": {**loss, "kind": "custom", "target": kind}}
-    elif isinstance(loss, dict) and isinstance(distill, dict) and distill.get("teacher") is not None:
+    elif isinstance(loss, dict) and isinstance(distill, dict) and (teacher := distill.get("teacher")) is not None:
+        if isinstance(teacher, str) and paths.is_taught(teacher):
+            return _stored(above, teacher)
         above = {**above, "loss": {"kind": "distill", **loss}}
     return above
+
+
+def _stored(above: Tree, teacher: str) -> Tree:
+    """A layer whose teacher is a folder of `microrl teach`: the data of SFT with soft targets. There is no reinforcement learning
+    unless it bounds the SFT itself; its steps are otherwise those of the SFT. Raises UserError where it names other SFT data."""
+    sft, budget = ({**above.get(name, {})} if isinstance(above.get(name, {}), dict) else {} for name in ("sft", "budget"))
+    if sft.setdefault("data", teacher) != teacher:
+        raise UserError(
+            f"--teacher {teacher} is a folder of completions to learn, and --sft-data names another: {sft['data']}",
+            "leave one of them out: --teacher learns from the stored scores, and --sft-data from the tokens alone",
+        )
+    if not {"minutes", "steps", "only"} & sft.keys():
+        sft["only"] = True
+        if budget.get("steps") is not None:
+            sft["steps"], budget = budget["steps"], {"hours": None, **budget, "steps": None}
+    return {**above, "sft": sft, "budget": budget}
 
 
 def _is_of_another_package(kind: object) -> bool:

@@ -235,11 +235,34 @@ class RunConfig(Section):
             return {**values, "data": {**data, "system_role": "user"}}
         return values
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a limit of time or steps ends it."""
+        own = (self.sft.minutes, self.sft.steps) if self.sft.only else (self.budget.steps,)
+        return any(limit is not None for limit in (self.budget.hours, *own))
+
+    @property
+    def has_stored_teacher(self) -> bool:
+        """Whether the teacher is a folder of `microrl teach`, whose scores are the soft targets of the supervised phase."""
+        return self.distill.teacher is not None and self.distill.teacher == self.sft.data
+
+    @property
+    def asked_teacher(self) -> str | None:
+        """The teacher that is in memory, and asked in every update; None: there is none."""
+        return None if self.has_stored_teacher else self.distill.teacher
+
     @model_validator(mode="after")
     def _teacher_is_used(self) -> RunConfig:
+        if self.has_stored_teacher and not self.sft.is_on:
+            raise ValueError(
+                "a teacher's stored scores are learned by SFT, and there is none", "--sft-minutes M, or remove sft.only=false"
+            )
         if isinstance(self.loss, DistillLossConfig):
-            if self.distill.teacher is None:
-                raise ValueError("--loss distill needs a teacher", "pass --teacher MODEL, or --teacher RUN")
+            if self.asked_teacher is None:
+                raise ValueError(
+                    "--loss distill needs a teacher" + (" in memory, not stored scores" if self.has_stored_teacher else ""),
+                    "remove --loss" if self.has_stored_teacher else "pass --teacher MODEL, or --teacher RUN",
+                )
             if self.sft.only:
                 raise ValueError("--teacher has no effect in a run of SFT alone", "remove it, or remove sft.only")
             if not self.distill.reward_weight and (self.data.curriculum or self.data.screen_minutes):
@@ -249,7 +272,10 @@ class RunConfig(Section):
                     f"remove it, or set distill.reward_weight: --set data.{key}={'false' if key == 'curriculum' else 'none'}",
                 )
             return self
-        given = next((name for name, value in DistillConfig() if getattr(self.distill, name) != value), None)
+        known = {"teacher"} if self.has_stored_teacher else set()
+        given = next(
+            (name for name, value in DistillConfig() if getattr(self.distill, name) != value and name not in known), None
+        )
         if given is not None:
             raise ValueError(
                 f"{'--teacher' if given == 'teacher' else f'distill.{given}'} has no effect with --loss {self.loss.kind}",
@@ -287,7 +313,7 @@ class RunConfig(Section):
                     "--set loss.scale_by_std=true, or --set reward.normalise=together",
                 )
         hours, minutes = self.budget.hours, self.sft.minutes
-        if self.sft.only and hours is None and minutes is None and self.sft.steps is None:
+        if self.sft.only and not self.is_bounded:
             raise ValueError("no budget given for SFT", "pass --hours H or --steps N")
         if hours is not None and minutes is not None and minutes >= hours * 60:
             raise ValueError(

@@ -17,7 +17,8 @@ class SftConfig(Section):
     only: bool = False
     """SFT without reinforcement learning (`microrl warmup`)."""
     data: str | None = None
-    """Data set with worked solutions, as data.name; None: the run's data. Held-out and validation questions are never used."""
+    """Data set with worked solutions, as data.name, or a folder of `microrl teach`, whose tokens are learned as they are; None:
+    the run's data. Held-out and validation questions are never used."""
     solution: str | None = None
     """Column of the solution, reasoning included; None tries the usual names."""
     lr: Annotated[float, Field(ge=0)] | None = None

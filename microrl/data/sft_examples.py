@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from microrl.config import RunConfig, catalogue
 from microrl.config.data import GYM, DataConfig
-from microrl.data import arithmetic, code, gym
+from microrl.config.paths import is_taught
+from microrl.data import arithmetic, code, gym, taught
 from microrl.data.cells import NotText, as_json, as_text
 from microrl.data.load import (
     ARITHMETIC,
@@ -38,11 +41,18 @@ Converse = Callable[[SftExample, Sequence[dict[str, Any]]], SftExample | str]
 
 
 class Solution(NamedTuple):
-    """A question's worked solution, as text; or `messages`, the turns of a conversation behind the question."""
+    """A question's worked solution, as text; or `messages`, the turns of a conversation behind the question; or a `stored` one,
+    as tokens."""
 
     question: str
     text: str
     messages: tuple[dict[str, Any], ...] = ()
+    stored: taught.Stored | None = None
+
+    @property
+    def identity(self) -> str:
+        """What tells it from other solutions of the question."""
+        return self.stored.key if self.stored else self.text or (json.dumps(self.messages) if self.messages else "")
 
 
 class Examples(NamedTuple):
@@ -55,6 +65,8 @@ class Examples(NamedTuple):
 def load_solutions(config: RunConfig) -> list[Solution]:
     """Every row of the SFT data, with an empty text if it has no solution. Raises UserError."""
     settings, data = config.sft, config.data
+    if settings.data is not None and is_taught(settings.data):
+        return [Solution(line.question, line.text, stored=one) for line, one in taught.stored(Path(settings.data), config)]
     if settings.data is not None and settings.data != data.name:
         # In another data set, only the question column may have the same name.
         data = DataConfig(name=settings.data, question=data.question)  # of another kind, perhaps
@@ -106,7 +118,7 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def to_sft_examples(
-    solutions: Iterable[Solution],
+    solutions: Sequence[Solution],
     tokenizer: Any,
     config: RunConfig,
     progress: Callable[[Iterable], Iterable] = iter,
@@ -121,10 +133,16 @@ def to_sft_examples(
     """
     data, found, left_out = config.data, [], Counter[str]()
     is_held_out = _held_out(data)
+    stored = _as_stored(solutions[0].stored, tokenizer, config) if solutions and solutions[0].stored else None
+
+    @lru_cache(maxsize=1)  # a teacher's completions of a question lie side by side
+    def asked(question: str) -> Prompt:
+        return render(question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
+
     for solution in progress(solutions):
         if converse is None and solution.messages:
             solution = _single(solution)
-        if not solution.question or not (solution.text or solution.messages) or is_torn(_all_text(solution)):
+        if not solution.question or not solution.identity or is_torn(_all_text(solution)):
             left_out["without a solution"] += 1
         elif is_far_too_long(solution.question, data):
             left_out["with a prompt that is too long"] += 1
@@ -133,9 +151,12 @@ def to_sft_examples(
         elif is_held_out(solution.question):
             left_out["held out"] += 1
         else:
-            prompt = render(solution.question, "", tokenizer, data.system, data.system_role, thinking=data.thinking, tools=tools)
-            made = sft_example(prompt, solution.text, tokenizer)
-            one = converse(made, solution.messages) if converse is not None and solution.messages else made
+            prompt = asked(solution.question)
+            if stored is not None and solution.stored is not None:
+                one = stored(prompt, solution.stored)
+            else:
+                made = sft_example(prompt, solution.text, tokenizer)
+                one = converse(made, solution.messages) if converse is not None and solution.messages else made
             if isinstance(one, str):
                 left_out[one] += 1
             elif len(one.prompt.token_ids) > data.max_prompt_tokens:
@@ -150,9 +171,25 @@ def to_sft_examples(
             f"no usable solution in {config.sft.data or data.name}: {why}",
             f"if solutions are too long: --set sampling.max_completion_tokens=N (now {config.sampling.max_completion_tokens}); "
             f"if prompts are: --set data.max_prompt_tokens=N (now {data.max_prompt_tokens}); if all are held out: lower "
-            f"data.held_out (now {data.held_out}) or data.validation (now {data.validation})",
+            f"data.held_out (now {data.held_out}) or data.validation (now {data.validation})"
+            + (f"; if scores are broken: make the folder again, {taught.NEW}" if stored is not None else ""),
         )
     return Examples(found, dict(left_out))
+
+
+def _as_stored(first: taught.Stored, tokenizer: Any, config: RunConfig) -> Callable[[Prompt, taught.Stored], SftExample | str]:
+    """Makes an example of a teacher's completion as it is; or says why there is none, as the end of a sentence. Raises UserError
+    where the teacher's tokens or prompts are not those of this run."""
+    taught.refuse_other_tokens(str(config.sft.data), first.tokenizer, tokenizer)
+    beyond = max(tokenizer.get_vocab().values()) + 1
+
+    def example(prompt: Prompt, one: taught.Stored) -> SftExample | str:
+        if len(prompt.token_ids) <= config.data.max_prompt_tokens:
+            taught.refuse_other_prompt(str(config.sft.data), one, prompt, tokenizer)
+        taught.refuse_unknown_tokens(str(config.sft.data), one, prompt, beyond)
+        return taught.BROKEN if one.is_broken else SftExample(prompt, one.token_ids, targets=one.targets)
+
+    return example
 
 
 def _single(solution: Solution) -> Solution:

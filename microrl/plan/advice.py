@@ -209,7 +209,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.note:
         found.append(work.shape.note)
     found += episodes(config, work.tool_tokens)
-    if config.distill.teacher is not None:
+    if config.asked_teacher is not None:
         found.append(
             "the teacher is not counted: it adds a forward pass over the batch to each update and, unless it is a run on the "
             "same base model, the memory of its weights"
@@ -217,7 +217,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.model_type in SLOWER:
         apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
         found.append(f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}")
-    if steps == 0 and sizes.fits(room):
+    if steps == 0 and not config.sft.only and sizes.fits(room):
         found.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:
         found.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")

@@ -359,12 +359,13 @@ class Policy:
         for carries, positions in self.planned_microbatches(rows):
             yield carries, pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
 
-    def token_scores(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0."""
+    def token_scores(self, batch: MicroBatch, score: Callable[..., Any] = of_batch) -> Any:
+        """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0. Or what another
+        `score` with the arguments of `of_batch` gives."""
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
         head = self._model.get_output_embeddings()
-        return of_batch(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
+        return score(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
 
 
 def _every(count: int, rows: Sequence[Row]) -> list[Row]:

@@ -12,6 +12,7 @@ from microrl.models.tensors import swap_parameters, updated, weight_sharing_copy
 from microrl.models.ways import Ways
 from microrl.policy.logprobs import of_batch
 from microrl.policy.microbatch import MicroBatch, hidden_states
+from microrl.policy.soft_targets import TopScores, top_scores
 from microrl.types import AdapterSnapshot
 
 
@@ -47,12 +48,28 @@ class Teacher:
         head = self._model.get_output_embeddings()
         unknown_BT = batch.completions_BT >= len(head.weight)
         batch = batch._replace(completions_BT=batch.completions_BT.masked_fill(unknown_BT, 0))
+        hidden_BTD = self._states(batch)
+        logprobs_BT, entropy_BT = of_batch(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
+        return TeacherScores(logprobs_BT.masked_fill(unknown_BT & batch.mask_BT, -torch.inf), entropy_BT)
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @torch.no_grad()
+    def top(self, batch: MicroBatch, count: int, vocabulary: int) -> TopScores:
+        """Score its own tokens; arguments as for `top_scores`."""
+        head = self._model.get_output_embeddings()
+        return top_scores(
+            self._states(batch), batch, head, self._temperature,
+            count=count, vocabulary=vocabulary, fp32_head=self._fp32_head, bend=self._bend,
+        )  # fmt: skip
+
+    def _states(self, batch: MicroBatch) -> torch.Tensor:
         if not self._shares_prompts:  # each row reads a prompt of its own
             batch = batch._replace(
                 prompts_PL=batch.prompts_PL[batch.prompt_of_B],
                 prompt_mask_PL=batch.prompt_mask_PL[batch.prompt_of_B],
                 prompt_of_B=torch.arange(len(batch.rows), device=batch.prompt_of_B.device),
             )
-        hidden_BTD = hidden_states(self._model, batch, share_prompts=self._shares_prompts)
-        logprobs_BT, entropy_BT = of_batch(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
-        return TeacherScores(logprobs_BT.masked_fill(unknown_BT & batch.mask_BT, -torch.inf), entropy_BT)
+        return hidden_states(self._model, batch, share_prompts=self._shares_prompts)

@@ -53,13 +53,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class SftUpdate:
-    """What a supervised step did. `loss` is the mean cross-entropy before it, nats a token."""
+    """What a supervised step did. `loss` is the mean cross-entropy before it, nats a token; with soft targets it is `kl`."""
 
     loss: float
     tokens: int
     grad_norm: float | None
     reason: str | None
     """Why the step was skipped; None: it was not."""
+    kl: float | None = None
+    """Mean of `kl_to_top`, nats a token; None without soft targets."""
 
 
 class UpdateMetrics:

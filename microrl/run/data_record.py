@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -70,8 +69,7 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
     found = of_questions(config.data, questions)
     sft = None
     if solutions is not None:
-        pairs = ((one.question, one.text or (json.dumps(one.messages) if one.messages else "")) for one in solutions)
-        sft = fingerprint(config.sft.data or config.data.name, pairs)
+        sft = fingerprint(config.sft.data or config.data.name, ((one.question, one.identity) for one in solutions))
     record = recorded(folder)
     if record is None and not _has_results(folder):
         folder.write_json(RECORD, Record(data=found, sft=sft).model_dump())

@@ -179,7 +179,7 @@ class SweepFolder:
             raise BadFile(f"{where}: {error.message}", error.hint or UNREADABLE) from None
         if (missing := _missing(trial.config, found.model_dump())) is not None:
             raise BadFile(f"{where} has no `{missing}`: {files.OF_ANOTHER_VERSION}", UNREADABLE)
-        if self.plan.hours is None and found.budget.hours is None and found.budget.steps is None:
+        if self.plan.hours is None and not found.is_bounded:
             raise BadFile(f"{where} has neither hours nor steps", UNREADABLE)
         return found
 

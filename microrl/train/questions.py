@@ -6,10 +6,13 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from microrl.answers import as_integer
 from microrl.config import RunConfig
+from microrl.config.paths import is_taught
+from microrl.data import taught
 from microrl.data.load import TOO_LONG, Question, Reading, load_questions, split
 from microrl.data.prompts import no_tools, none_fits, render_all
 from microrl.data.sft_examples import Solution, load_solutions, to_sft_examples
@@ -70,6 +73,11 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
         config.env.name_for(question)
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
     data_record.hold(folder, config, everything, solutions)
+    if solutions is not None and config.sft.data is not None and is_taught(config.sft.data):
+        other = taught.other_data(Path(config.sft.data), data_record.of_questions(config.data, everything).sha256)
+        if other is not None:
+            folder.event("other questions", other)
+            console.note(f"note: {other}")
     if config.data.answer_kind == "gym":
         refuse_unsound([question.answer for question in everything], console.progress)
     left_out = {"data": reading.left_out}

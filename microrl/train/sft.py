@@ -106,7 +106,7 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
         loss = found.loss if math.isfinite(found.loss) else None
         row = {
             "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
-            "seconds": clock.now_s() - began,
+            "seconds": clock.now_s() - began, **({} if found.kl is None else {"kl": loss}),
         }  # fmt: skip
         run.folder.append(saving.SFT, row)
         if found.reason:

@@ -44,14 +44,14 @@ def load_teacher(
     folder: RunFolder,
     console: RunConsole,
 ) -> Teacher | None:
-    """The teacher that `distill.teacher` names; None: the loss needs none. Call it before the student's adapter is attached.
+    """The teacher that `distill.teacher` names; None: none is asked. Call it before the student's adapter is attached.
 
     One on the student's own base shares its weights; any other is a second model. Raises UserError for what `find`, `load` and
     `folder.read` refuse, and if vocabulary, end-of-text token or rendered prompts differ.
     """
-    if config.distill.teacher is None:
+    if (name := config.asked_teacher) is None:
         return None
-    source, name = find(config.distill.teacher), config.distill.teacher
+    source = find(name)
     starts_alike = source.update is None and config.init is None and not config.sft.is_on and shares_base(source, config)
     if starts_alike and not config.distill.reward_weight:
         raise UserError(

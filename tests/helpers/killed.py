@@ -5,6 +5,7 @@ import signal
 import sys
 
 from microrl import files
+from microrl.commands import teach
 from microrl.evaluation import record
 from microrl.policy import policy, sft
 from microrl.rollout import decoding, transformers
@@ -32,6 +33,8 @@ PLACES = {
     "final": (saving, "save_final"),
     "answers": (transformers._Sampler, "groups"),
     "journal": (record.FileJournal, "add"),
+    "a teacher's file": (teach, "_written"),
+    "a teacher's record": (teach, "_write_record"),
 }
 
 

@@ -1,0 +1,204 @@
+"""`microrl teach`: a teacher's completions with its scores, to learn from without the teacher in memory."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from microrl.cli import options
+from microrl.cli.output import emit, say
+from microrl.errors import Explained, UserError
+
+EXAMPLES = """
+[bold]Examples[/]
+  microrl teach --teacher Qwen2.5-7B-Instruct --data gsm8k --samples 4 --only-right --out runs/taught
+  microrl train --model Qwen2.5-1.5B-Instruct --data gsm8k --teacher runs/taught --hours 2
+  microrl teach --teacher runs/mine --samples 8 --problems 1000
+  microrl teach --resume runs/taught
+"""
+ALL = 10**9
+
+
+def teach(
+    *,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL|RUN",
+            help="Who answers: a model, a run, a part of it (RUN/best, RUN/step-000100), or an adapter's folder.",
+            show_default="with --resume: the folder's",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose training questions are asked: as for `microrl train`; the held-out part is left out.",
+            show_default="the run's data; for a model open-rs, or its generated sums",
+        ),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Completions per question.", show_default="4")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Maximum number of questions.", show_default="all")] = None,
+    only_right: Annotated[
+        bool, typer.Option("--only-right", metavar="", help="Keep only completions with an accuracy of 1.")
+    ] = False,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Keep the log-probabilities of so many of the likeliest tokens at each position, as soft targets; 0: of the "
+            "sampled token alone.",
+            show_default="16",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Completion limit in tokens.", show_default="the run's limit, else 3584")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Sampling temperature; 0: greedy. Scores are always at the training temperature, sampling.temperature.",
+            show_default="the training temperature",
+        ),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(help="Time limit in hours, loading included; looked at after every 512 completions.", show_default="none"),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, vllm or transformers; need not be the training engine.", show_default="auto")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for the completions.", show_default="runs/teach-NAME-TIME")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with this folder; only --hours can be given with it.")
+    ] = None,
+    as_json: options.Json = False,
+    sets: options.Sets = None,
+) -> None:
+    """Let a teacher answer training questions, for SFT (`train --sft-data`) or distillation (`train --teacher FOLDER`)."""
+    from microrl import clock
+    from microrl.cli import machine
+    from microrl.cli.target import prepare_hub
+    from microrl.config.paths import TEACH
+    from microrl.data import taught
+
+    if hours is not None and not hours > 0:
+        raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")
+    until_s = None if hours is None else clock.process_started_s() + hours * 3600
+    if resume is not None:
+        given = {
+            "--teacher": teacher, "--data": data, "--samples": samples, "--problems": problems, "--top-k": top_k,
+            "--max-tokens": max_tokens, "--temperature": temperature, "--engine": engine, "--out": out, "--set": sets,
+            "--only-right": only_right or None,
+        }  # fmt: skip
+        if named := [name for name, value in given.items() if value is not None]:
+            raise UserError(
+                f"--resume uses the settings of the folder; it cannot be combined with {', '.join(named)}",
+                f"with --resume, only --hours can be given: microrl teach --resume {resume}",
+            )
+        from microrl.config import check
+
+        record, folder = taught.read_record(resume), resume
+        config, name, top_k, only_right = check(record.config), record.teacher.name, record.top_k, record.only_right
+        adapter = None if record.adapter is None else Path(record.adapter)
+        if adapter is not None and not adapter.is_dir():
+            raise UserError(f"the teacher of {resume} is gone: there is no folder {adapter}", "put it back, or make a new folder")
+    else:
+        if teacher is None:
+            raise UserError("no teacher given", "microrl teach --teacher MODEL, or --teacher RUN, or --resume FOLDER")
+        name, top_k = teacher, 16 if top_k is None else top_k
+        config, adapter = _asked(
+            teacher, sets or [],
+            {
+                "data.name": data, "evaluation.samples": samples or 4, "evaluation.problems": problems or ALL,
+                "evaluation.temperature": temperature, "sampling.max_completion_tokens": max_tokens,
+                "engine.kind": engine or "auto",
+            },
+        )  # fmt: skip
+        folder = out or options.run_folder(f"teach-{options.run_name(None, teacher)}")
+    machine.check(config, folder)
+    prepare_hub(config, reads_data=True)
+    if resume is None:
+        _make(folder)
+    from microrl.commands import teach as command
+
+    try:
+        record = command.teach(
+            config, name, adapter, folder, top_k=top_k, only_right=only_right, until_s=until_s, is_resumed=resume is not None
+        )
+    except (KeyboardInterrupt, Explained):
+        if (folder / TEACH).is_file():
+            say(f"finished parts are kept; to go on: microrl teach --resume {folder}")
+        else:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+    seconds = clock.now_s() - clock.process_started_s()
+    _tell(record, folder, config.model.name, seconds, as_json=as_json)
+
+
+def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, Path | None]:
+    """The configuration of the teacher's run, or of a model, with what is asked of it; and the folder of its update."""
+    from microrl.cli.target import find_weights
+    from microrl.config.resolve import override
+    from microrl.config.schema import RunConfig
+
+    found = find_weights(teacher)
+    given, plain = found.config.model_dump(), RunConfig().model_dump()
+    # How its run was trained is no matter here.
+    tree = {**given, **{key: plain[key] for key in ("init", "loss", "distill", "sft", "track")}}
+    tree |= {"reward": given["reward"] | {"functions": ()}, "evaluation": given["evaluation"] | {"max_completion_tokens": None}}
+    trained_at = override(tree, {}, sets).sampling.temperature
+    flags["evaluation.temperature"] = trained_at if flags["evaluation.temperature"] is None else flags["evaluation.temperature"]
+    fixed = {"evaluation.pass_k": (1,), "evaluation.top_p": 1.0}
+    config = override(tree, {**flags, **fixed}, sets)
+    if config.env.target is not None:
+        raise UserError(
+            f"{teacher} calls tools, and `microrl teach` keeps single answers alone",
+            "choose another teacher, or --set env.target=none",
+        )
+    if config.evaluation.temperature == 0 and config.evaluation.samples > 1:
+        raise UserError("at temperature 0, all samples of a question are equal", "add --samples 1, or raise --temperature")
+    adapter = found.adapter_folder()
+    return config, None if adapter is None else adapter.absolute()
+
+
+def _make(folder: Path) -> None:
+    from microrl import files
+
+    try:
+        files.make_folder(folder)
+    except FileExistsError:
+        raise UserError(
+            f"{folder} already exists", f"to go on with it: microrl teach --resume {folder}; else choose another: --out DIR"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror or error}", "choose another: --out DIR") from None
+
+
+def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: bool) -> None:
+    from microrl.config import known_models
+    from microrl.data import taught
+
+    sums = {key: sum(getattr(part, key) for part in record.parts) for key in ("questions", "sampled", "right", "kept", "tokens")}
+    if not sums["kept"]:
+        raise UserError(
+            f"{folder} has no completion" + taught.none_right(record),
+            "leave out --only-right, ask easier questions, or choose a better teacher",
+        )
+    student = "quickstart" if model == known_models.QUICKSTART else "--model MODEL"
+    data = "" if model == known_models.QUICKSTART else f" --data {record.data.name}"
+    following = f"microrl train {student}{data} --teacher {folder} --hours H"
+    if as_json:
+        return emit({"folder": str(folder), **sums, "seconds": round(seconds, 1), "next": following})
+    print(
+        f"{sums['sampled']:,} completions of {sums['questions']:,} questions, {sums['right'] / sums['sampled']:.0%} right; "
+        f"{sums['kept']:,} kept, with {sums['tokens']:,} tokens"
+    )
+    print(f"written to {folder} in {seconds:.0f} s")
+    print(f"next: {following}")

@@ -1,0 +1,224 @@
+"""A teacher's completions of training questions, judged and scored (`microrl teach`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from microrl import clock, files
+from microrl.algorithm.batch import Row
+from microrl.commands.evaluation_job import for_all
+from microrl.commands.weights import opened, trained
+from microrl.config import RunConfig
+from microrl.config.paths import TEACH
+from microrl.data import taught
+from microrl.data.load import load_questions, split
+from microrl.data.prompts import none_fits, render_all
+from microrl.data.taught import Content, Line, Part, Record
+from microrl.errors import UserError
+from microrl.evaluation.benchmark import Benchmark, sampling_of
+from microrl.evaluation.evaluate import QUESTIONS_A_STEP
+from microrl.evaluation.record import folder_sha256, prompts_sha256
+from microrl.policy.microbatch import pad, plan
+from microrl.policy.teacher import Teacher
+from microrl.rewards.judges.judge import weakness
+from microrl.rewards.scorer import RewardScorer, make_scorer
+from microrl.rollout.engine import Engine
+from microrl.rollout.preflight import select_engine
+from microrl.run import data_record
+from microrl.run.console import RunConsole
+from microrl.train.questions import check_golds, pick_questions
+from microrl.train.setup import load_model
+from microrl.types import BASE, AdapterSnapshot, Group, Prompt
+
+STREAM = 0x7EAC
+"""First word of the random streams, which keeps them apart from training's and the evaluation's."""
+PART = 512
+"""Completions that are sampled, scored and written together."""
+MICROBATCH = 4096
+"""Tokens that are scored at once."""
+
+
+def teach(
+    config: RunConfig,
+    name: str,
+    adapter: Path | None,
+    folder: Path,
+    *,
+    top_k: int,
+    only_right: bool,
+    until_s: float | None,
+    is_resumed: bool,
+) -> Record:
+    """Write a teacher's completions into a folder; returns its record.
+
+    The teacher is the model of `config` with the update in the folder `adapter`, if any; `name` is what was given for it.
+    `config.evaluation` says how many questions are asked and how; the scores are at the training temperature. No part begins that
+    is likely to end after `until_s`, but the first is always written. Raises UserError.
+    """
+    engine_name = select_engine(config)  # fails before anything is loaded
+    with RunConsole() as console, closing(make_scorer(config)) as scorer:
+        if (weak := weakness()) is not None:
+            console.note(f"warning: {weak}")
+        console.status("reading the data")
+        everything = load_questions(config.data)
+        pool = split(everything, config.data.held_out, config.data.validation).training
+        questions = check_golds(pick_questions(pool, config.evaluation.problems, config.seed), scorer, config, None, console)
+        model, tokenizer = load_model(config, console)
+        snapshot = BASE if adapter is None else trained(adapter, config, model)
+        prompts = render_all(questions, tokenizer, config.data)
+        if not prompts:
+            raise none_fits(config.data)
+        sampling = sampling_of(config)
+        size = max(PART // sampling.group_size, 1)
+        parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+        record = Record(
+            teacher=taught.Teacher(name=name, model=config.model.name, sha256=adapter and folder_sha256(adapter)),
+            data=taught.Data(**data_record.of_questions(config.data, everything).model_dump()),
+            chat=taught.chat_of(config),
+            tokenizer=taught.tokenizer_of(tokenizer),
+            sampling=taught.Sampled(
+                samples=sampling.group_size, temperature=sampling.temperature, top_p=sampling.top_p,
+                max_tokens=sampling.max_tokens, seed=config.seed, engine=engine_name,
+            ),
+            scored_at=config.sampling.temperature, top_k=top_k, only_right=only_right, questions=len(prompts),
+            prompts_sha256=prompts_sha256(prompts), is_done=False, parts=_intact(folder) if is_resumed else [],
+            config=config.model_dump(mode="json"), adapter=adapter and str(adapter),
+        )  # fmt: skip
+        if is_resumed:
+            _refuse_another(folder, record)
+        _write_record(folder, record)
+        one = Teacher(
+            model, snapshot, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32"
+        )  # before an engine changes the model
+        with opened(for_all(config, [Benchmark(name, "", config)], parts), model, tokenizer, console) as engine:
+            teaching = _Teaching(folder, record, config, snapshot, one, max(tokenizer.get_vocab().values()) + 1, console)
+            teaching.go_on(parts, engine, scorer, until_s)
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class _Teaching:
+    """What writes the parts. The scored tokens have ids below `vocabulary`."""
+
+    folder: Path
+    record: Record
+    config: RunConfig
+    snapshot: AdapterSnapshot
+    teacher: Teacher
+    vocabulary: int
+    console: RunConsole
+
+    def go_on(self, parts: Sequence[Sequence[Prompt]], engine: Engine, scorer: RewardScorer, until_s: float | None) -> None:
+        """Write the missing parts; the record names each as soon as it is there."""
+        longest_s = 0.0
+        for number in range(len(self.record.parts), len(parts)):
+            began = clock.now_s()
+            if self.record.parts and until_s is not None and began + longest_s > until_s:
+                self.console.note(f"the time is up: {number} of {len(parts)} parts are written")
+                break
+            self.record.parts.append(self._part(number, parts[number], engine, scorer))
+            _write_record(self.folder, self.record)
+            longest_s = max(longest_s, clock.now_s() - began)
+        self.record.is_done = True
+        _write_record(self.folder, self.record)
+
+    def _part(self, number: int, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> Part:
+        groups = self._sampled(prompts, engine, scorer)
+        scores = [score for group in groups for score in group.scores]
+        if killed := sum(score.killed for score in scores):
+            self.console.note(f"warning: {scorer.why_killed(killed)}")
+        lines = [
+            Line(
+                row=group.prompt.row, question=group.prompt.question, prompt_ids=group.prompt.token_ids, sample=sample,
+                token_ids=one.token_ids, text=one.text, accuracy=score.accuracy, format=score.format, extracted=score.extracted,
+                finish=one.finish,
+            )
+            for group in groups
+            for sample, (one, score) in enumerate(zip(group.completions, group.scores, strict=True))
+            if score.accuracy == 1 or not self.record.only_right
+        ]  # fmt: skip
+        content = "".join(json.dumps(line.model_dump(), ensure_ascii=False) + "\n" for line in lines)
+        of_lines, of_scores = taught.part_files(self.folder, number)
+        return Part(
+            questions=len(groups),
+            sampled=len(scores),
+            right=sum(score.accuracy == 1 for score in scores),
+            kept=len(lines),
+            tokens=sum(len(line.token_ids) for line in lines),
+            lines=_written(of_lines, content.encode()),
+            scores=_written(of_scores, self._scored(lines)),
+        )
+
+    def _sampled(self, prompts: Sequence[Prompt], engine: Engine, scorer: RewardScorer) -> list[Group]:
+        """The scored groups of a part. A question's random numbers follow from the seed and its place among all of them."""
+        first = sum(part.questions for part in self.record.parts)
+        scorer.reset_allowance(math.ceil(len(prompts) / QUESTIONS_A_STEP))
+
+        def shown(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
+            for done, group in enumerate(groups, first + 1):
+                yield group
+                self.console.count(done, self.record.questions, "questions answered")
+
+        with engine.awake(self.snapshot) as sampler:
+            groups = sampler.groups(
+                prompts, sampling_of(self.config), stream=(STREAM, self.config.seed),
+                positions=range(first, first + len(prompts)),
+            )  # fmt: skip
+            return scorer.score(shown(groups), accuracy_only=True)
+
+    def _scored(self, lines: Sequence[Line]) -> bytes:
+        """The teacher's scores as a file's content. The micro-batches follow from the lines alone, and so do the last bits."""
+        self.console.status(f"scoring {len(lines)} completions")
+        rows = [Row(line.prompt_ids, line.token_ids, (), 0.0, True, number) for number, line in enumerate(lines)]
+        found: dict[int, tuple[torch.Tensor, ...]] = {}
+        for positions in plan(rows, MICROBATCH, share_prompts=True):
+            scores = self.teacher.top(
+                pad(rows, positions, self.teacher.device, share_prompts=True), self.record.top_k, self.vocabulary
+            )
+            lengths = [rows[position].length for position in positions]
+            found |= zip(positions, zip(*(tensor.cpu().split(lengths) for tensor in scores), strict=True), strict=True)
+        if not rows:
+            found = {0: (torch.zeros(0), torch.zeros(0, self.record.top_k), torch.zeros(0, self.record.top_k))}
+        logprobs, ids, top = (torch.cat(parts) for parts in zip(*(found[number] for number in sorted(found)), strict=True))
+        has_top = {taught.IDS: ids.int(), taught.TOP: top.float()} if self.record.top_k else {}
+        return save({taught.LOGPROBS: logprobs.float(), **has_top})
+
+
+def _intact(folder: Path) -> list[Part]:
+    """The parts up to the first that is not whole: it and those behind it are written again."""
+    parts = enumerate(taught.read_record(folder).parts)
+    return [part for _, part in takewhile(lambda numbered: taught.cut_short(folder, *numbered) is None, parts)]
+
+
+def _refuse_another(folder: Path, record: Record) -> None:
+    """Raise UserError where the teacher, its questions or its prompts are not those that the folder was begun with."""
+    before, now = (one.model_dump(exclude={"parts", "is_done", "config"}) for one in (taught.read_record(folder), record))
+    if differing := [key for key, value in now.items() if value != before[key]]:
+        raise UserError(
+            f"{folder} cannot be gone on with: its record has another {' and '.join(differing)}",
+            "restore what has changed since, or begin a new folder: microrl teach --out DIR",
+        )
+
+
+def _write_record(folder: Path, record: Record) -> None:
+    files.write_json(folder / TEACH, record.model_dump(mode="json"))
+
+
+def _written(path: Path, content: bytes) -> Content:
+    """Write a file under a temporary name, flush it and rename it. Raises OSError."""
+    with files.written_whole(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return Content(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())

@@ -1,0 +1,275 @@
+"""`microrl teach`: what it stores, that it goes on where it was killed, and what can be learned from it."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+from command_line import in_process
+from safetensors.torch import load_file
+from whole_runs import rows, start
+
+from microrl.adapters.folder import read
+from microrl.algorithm.batch import Row
+from microrl.config import resolve
+from microrl.config.paths import is_taught
+from microrl.data import taught as folders
+from microrl.data.load import content_share
+from microrl.data.sft_examples import load_solutions, to_sft_examples
+from microrl.models.load import load_tokenizer
+from microrl.models.tiny import build_model, build_tokenizer
+from microrl.policy.microbatch import pad
+from microrl.policy.teacher import Teacher
+
+ADAPTER = "final/adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def asked(wares):
+    """Arguments: the teacher is a run, which asks without a system message."""
+    return ["teach", "--teacher", wares / "done", "--samples", 3, "--top-k", 5]
+
+
+@pytest.fixture(scope="module")
+def taught(asked, tmp_path_factory):
+    out = tmp_path_factory.mktemp("teach") / "taught"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("microrl.commands.teach.PART", 30)
+        done = in_process(*asked, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+@pytest.fixture(scope="module")
+def other_taught(model_folder, wares, tmp_path_factory):
+    """By a random model that is far from the student."""
+    folder = tmp_path_factory.mktemp("other")
+    tokenizer = build_tokenizer()
+    build_model(tokenizer, seed=4).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    sets = ["--set", "data.system=", "--set", "data.held_out=0.2", "--max-tokens", 16]
+    done = in_process(
+        "teach", "--teacher", folder / "model", "--data", wares / "sums.jsonl", *sets, "--samples", 2, "--out", folder / "taught"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "taught"
+
+
+@pytest.fixture(scope="module")
+def loaded(model_folder):
+    """The student's tokenizer, as runs load it."""
+    return load_tokenizer(resolve((), {"model.name": str(model_folder)}).model)
+
+
+def lines_of(folder):
+    return [json.loads(line) for path in sorted(folder.glob("part-*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def student(wares, tokenizer, folder, *, key="distill.teacher", **flags):
+    """The examples that a run learns."""
+    flags = {"data.name": str(wares / "sums.jsonl"), "data.system": "", key: str(folder), "sft.steps": 2, **flags}
+    config = resolve((), {"data.held_out": 0.2, "sampling.max_completion_tokens": 40, **flags})
+    return to_sft_examples(load_solutions(config), tokenizer, config)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_what_a_teacher_leaves(taught, wares, model, tokenizer):
+    """Its scores are those of the run's weights, at the training temperature; questions held out are not asked."""
+    out, said = taught
+    record, lines = folders.read_record(out), lines_of(out)
+    assert [part.questions for part in record.parts][:-1] == [10] * (len(record.parts) - 1) and len(record.parts) > 2
+    assert len(lines) == 3 * record.questions and record.is_done and record.scored_at == 1
+    assert record.teacher.sha256 is not None and record.chat.system is None and record.tokenizer.end == tokenizer.eos_token_id
+    held_out = resolve([str(wares / "preset.toml")]).data.held_out
+    assert all(content_share(line["question"]) >= held_out for line in lines) and len({line["row"] for line in lines}) > 20
+    assert {line["sample"] for line in lines} == {0, 1, 2} and {line["accuracy"] for line in lines} == {0.0}
+    meant, number = Teacher(model, read(wares / "done" / "final", model)), 0
+    for part in range(len(record.parts)):
+        scores = load_file(folders.part_files(out, part)[1])
+        assert scores["top_ids"].shape == (record.parts[part].tokens, 5)
+        assert torch.equal(scores["top_logprobs"], scores["top_logprobs"].sort(1, descending=True)[0])
+        start = 0
+        for line in lines[number : number + record.parts[part].kept]:
+            assert tokenizer.decode(line["token_ids"], skip_special_tokens=True) == line["text"]
+            row = Row(tuple(line["prompt_ids"]), tuple(line["token_ids"]), (), 0.0, True, 0)
+            logprobs_T = meant.scores(pad([row], (0,), model.device, share_prompts=True)).logprobs_BT[0]
+            assert torch.allclose(scores["logprobs"][start : start + row.length], logprobs_T, atol=1e-4)
+            start += row.length
+        number += record.parts[part].kept
+    assert f"{len(lines)} completions of {record.questions} questions, 0% right; {len(lines)} kept" in said
+    assert f"--teacher {out} --hours H" in said
+
+
+def test_parts_that_are_lost_are_written_again_with_the_same_bits(taught, inside, tmp_path, monkeypatch):
+    monkeypatch.setattr("microrl.commands.teach.PART", 30)
+    whole, out = content(taught[0]), tmp_path / "out"
+    shutil.copytree(taught[0], out)
+    (out / "part-00002.jsonl").write_bytes(whole["part-00002.jsonl"][:-40])
+    assert inside("teach", "--resume", out).returncode == 0 and content(out) == whole
+    calls = []
+    monkeypatch.setattr("microrl.commands.teach._Teaching._part", lambda *given: calls.append(given))
+    assert inside("teach", "--resume", out).returncode == 0 and content(out) == whole and not calls
+
+
+def test_the_limit_of_time_ends_it_between_two_parts(asked, inside, tmp_path, monkeypatch):
+    """What is there can be learned from, and more is added later."""
+    monkeypatch.setattr("microrl.commands.teach.PART", 30)
+    out = tmp_path / "out"
+    done = inside(*asked, "--hours", 1e-9, "--out", out)
+    record = folders.read_record(out)
+    assert done.returncode == 0 and len(record.parts) == 1 and record.is_done and "the time is up: 1 of" in done.stderr
+    assert folders.refuse_cut_short(out) == record
+    assert inside("teach", "--resume", out).returncode == 0
+    assert sum(part.questions for part in folders.read_record(out).parts) == record.questions
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+@pytest.mark.parametrize(("place", "count"), [("a teacher's file", 4), ("a teacher's record", 2)])
+def test_killed_inside(microrl, wares, tmp_path, place, count):
+    """With 48 samples a part has ten questions: it is killed between the two files of a part, and behind the record of one."""
+    command = ["teach", "--teacher", wares / "done", "--samples", 48]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    done = microrl(*command, "--out", whole)
+    assert done.returncode == 0, done.stderr
+    process = start([*command, "--out", out], place=place, count=count)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, errors
+    refused = microrl("train", "--teacher", out, "--hours", 1, "--data", wares / "sums.jsonl", "--set", "data.system=")
+    assert refused.returncode == 2 and f"microrl teach --resume {out}" in " ".join(refused.stderr.split()), refused.stderr
+    assert microrl("teach", "--resume", out).returncode == 0
+    assert content(out) == content(whole) and len(content(whole)) > 5
+
+
+def test_the_stored_tokens_are_learned_as_they_are(taught, wares, loaded):
+    lines = {(line["question"], line["sample"]): line for line in lines_of(taught[0])}
+    for key, is_soft in (("sft.data", False), ("distill.teacher", True)):
+        examples, left_out = student(wares, loaded, taught[0], key=key)
+        assert len(examples) + sum(left_out.values()) == len(lines) and len(examples) > 60
+        learned = {(one.prompt.token_ids, one.token_ids) for one in examples}
+        assert learned <= {(tuple(line["prompt_ids"]), tuple(line["token_ids"])) for line in lines.values()}
+        assert all((one.targets is not None) == is_soft for one in examples)
+    scores = load_file(folders.part_files(taught[0], 0)[1])
+    one = examples[0]
+    assert torch.equal(torch.tensor(one.targets.logprobs_TK), scores["top_logprobs"][: len(one.token_ids)])
+    assert torch.equal(torch.tensor(one.targets.ids_TK), scores["top_ids"][: len(one.token_ids)])
+    fewer, left_out = student(wares, loaded, taught[0], **{"data.held_out": 0.5})
+    assert left_out["held out"] > 0 and len(fewer) + sum(left_out.values()) == len(lines)
+
+
+def arguments(wares, folder):
+    return ["train", wares / "preset.toml", "--teacher", folder]
+
+
+def test_a_run_distils_and_a_run_goes_on_by_reinforcement(other_taught, wares, inside, tmp_path):
+    """Steps are those of the SFT where it is all; with a bound of its own, reinforcement learning follows in the same run."""
+    out, both = tmp_path / "out", tmp_path / "both"
+    done = inside(*arguments(wares, other_taught), "--steps", 8, "--lr", 1e-2, "--out", out)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in (out / "sft.jsonl").read_text().splitlines()]
+    assert len(found) == 8 and all(row["kl"] == row["loss"] for row in found) and found[-1]["kl"] < 0.8 * found[0]["kl"]
+    config = resolve((), {}).__class__.model_validate(json.loads((out / "config.json").read_text()))
+    assert config.has_stored_teacher and config.asked_teacher is None and config.loss.kind == "grpo" and config.sft.only
+    assert not (out / "metrics.jsonl").exists() or not rows(out)
+    assert "distillation from the stored scores in `taught`" in merged(inside, out, tmp_path)
+    done = inside(*arguments(wares, other_taught), "--steps", 2, "--set", "sft.steps=1", "--out", both)
+    assert done.returncode == 0 and len(rows(both)) == 2, done.stderr
+    assert len((both / "sft.jsonl").read_text().splitlines()) == 1
+    assert "`taught`, and then reinforcement learning with verifiable rewards" in merged(inside, both, tmp_path)
+
+
+def merged(inside, run, folder):
+    target = folder / f"merged-{run.name}"
+    assert inside("merge", run, "--out", target).returncode == 0
+    return " ".join((target / "README.md").read_text().split())
+
+
+def test_sft_on_a_folder_needs_no_solutions(taught, tiny_arguments, inside, tmp_path):
+    out = tmp_path / "out"
+    command = ["train", *tiny_arguments, "--sft-data", taught[0], "--steps", 1]
+    done = inside(*command, "--set", "sft.steps=2", "--out", out)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in (out / "sft.jsonl").read_text().splitlines()]
+    assert len(found) == 2 and all("kl" not in row for row in found)
+    refused = inside(*command, "--out", tmp_path / "none")
+    assert refused.returncode == 2 and "--sft-data has no effect without SFT" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_distillation_that_was_killed_ends_with_the_same_bits(microrl, taught, wares, tmp_path):
+    meant, out, folder = tmp_path / "meant", tmp_path / "out", tmp_path / "folder"
+    shutil.copytree(taught[0], folder)
+    command = [*arguments(wares, folder), "--steps", 6]
+    assert microrl(*command, "--out", meant).returncode == 0
+    process = start([*command, "--out", out], place="sft_step", count=4)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert microrl("train", "--resume", out).returncode == 0
+    assert (out / ADAPTER).read_bytes() == (meant / ADAPTER).read_bytes()
+    kls = [[json.loads(line)["kl"] for line in (run / "sft.jsonl").read_text().splitlines()] for run in (out, meant)]
+    assert kls[0] == kls[1] and len(kls[0]) == 6
+
+
+@pytest.mark.slow
+def test_only_right_completions_are_kept(microrl, tmp_path):
+    out = tmp_path / "out"
+    command = ["teach", "--teacher", "quickstart", "--samples", 4, "--problems", 20, "--only-right", "--top-k", 0, "--json"]
+    done = microrl(*command, "--out", out)
+    assert done.returncode == 0, done.stderr
+    told, lines = json.loads(done.stdout), lines_of(out)
+    assert 0 < told["right"] == told["kept"] == len(lines) < told["sampled"] == 80
+    assert {line["accuracy"] for line in lines} == {1.0}
+    assert load_file(folders.part_files(out, 0)[1]).keys() == {"logprobs"}
+    assert microrl("train", "quickstart", "--teacher", out, "--steps", 1, "--out", tmp_path / "run").returncode == 0
+    assert "kl" not in json.loads((tmp_path / "run" / "sft.jsonl").read_text())
+
+
+def test_where_nothing_is_right_an_error_says_so(inside, wares, tmp_path):
+    out = tmp_path / "out"
+    done = inside("teach", "--teacher", wares / "done", "--samples", 1, "--problems", 3, "--only-right", "--out", out)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and f"{out} has no completion: none of the teacher's 3 is right" in said
+    assert "leave out --only-right" in said
+    refused = inside("train", wares / "preset.toml", "--teacher", out, "--steps", 1)
+    assert refused.returncode == 2 and "none of the teacher's 3 is right" in " ".join(refused.stderr.split())
+
+
+def test_a_name_is_that_of_a_folder_of_completions(taught, wares, tmp_path):
+    assert is_taught(str(taught[0])) and not is_taught(str(wares / "done")) and not is_taught(str(tmp_path / "none"))
+    assert not is_taught("x" * 5000) and not is_taught("\0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "drawn", "scored"), [(["--temperature", 0.5], 0.5, 1.0), (["--set", "sampling.temperature=0.6"], 0.6, 0.6)]
+)
+def test_scores_are_at_the_training_temperature(wares, model, inside, tmp_path, flags, drawn, scored):
+    done = inside("teach", "--teacher", wares / "done", "--samples", 1, "--problems", 3, *flags, "--out", tmp_path / "out")
+    record = folders.read_record(tmp_path / "out")
+    assert done.returncode == 0 and (record.sampling.temperature, record.scored_at) == (drawn, scored)
+    (line, *_), scores = lines_of(tmp_path / "out"), load_file(tmp_path / "out" / "part-00001.safetensors")
+    row = Row(tuple(line["prompt_ids"]), tuple(line["token_ids"]), (), 0.0, True, 0)
+    meant = Teacher(model, read(wares / "done" / "final", model), temperature=scored)
+    logprobs_T = meant.scores(pad([row], (0,), model.device, share_prompts=True)).logprobs_BT[0]
+    assert torch.allclose(scores["logprobs"][: row.length], logprobs_T, atol=1e-4)
+
+
+def test_a_plan_and_a_sweep_know_that_no_teacher_is_in_memory(other_taught, wares, inside, tmp_path):
+    plan = inside("plan", wares / "preset.toml", "--gpu", "h100", "--hours", 1, "--teacher", other_taught)
+    planned = " ".join(plan.stdout.split())
+    assert plan.returncode == 0 and "note: " not in planned, planned
+    flags = ["--ranks", "2,4", "--steps", 3, "--set", f"distill.teacher={other_taught}", "--out", tmp_path / "sweep"]
+    done = inside("sweep", wares / "preset.toml", *flags)
+    assert done.returncode == 0, done.stderr
+    for rank in (2, 4):
+        (path,) = (tmp_path / "sweep").glob(f"r{rank}-*/sft.jsonl")
+        assert len(path.read_text().splitlines()) == 3
+    (other_taught / "part-00001.jsonl").rename(tmp_path / "part")
+    gone = inside("sweep", wares / "preset.toml", *flags[:-1], tmp_path / "none")
+    (tmp_path / "part").rename(other_taught / "part-00001.jsonl")
+    assert gone.returncode == 2 and "part-00001.jsonl is missing" in " ".join(gone.stderr.split())
+    assert not (tmp_path / "none").exists()
