@@ -32,6 +32,7 @@ from microrl.models.threads import threads, update_threads
 from microrl.models.ways import Ways
 from microrl.policy.activations import ActivationBudget, can_recompute, recompute
 from microrl.policy.compiled import Compiled
+from microrl.policy.divergence import Comparison
 from microrl.policy.logprobs import of_batch
 from microrl.policy.microbatch import MicroBatch, drawn_mask, hidden_states, pad, plan, stack
 from microrl.policy.optimizer import build_optimizer
@@ -61,7 +62,7 @@ class Policy:
     ) -> None:
         self._algorithm, self._teacher = algorithm.make(config), teacher
         if self._algorithm.needs_teacher and teacher is None:
-            raise UserError("this loss needs a teacher, which a custom one cannot have", "use --loss distill with --teacher")
+            raise UserError("this loss needs a teacher", "pass --teacher MODEL, or --teacher RUN")
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
@@ -270,11 +271,12 @@ class Policy:
         self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, metrics: UpdateMetrics
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
-        teacher = None
-        if self._teacher is not None:  # before the activations of the gradient are there
-            teacher = self._teacher.scores(batch)
-        new_BT, entropy_BT = self.token_scores(batch)
         mask_BT, of = batch.mask_BT, batch.rows
+        compared = None
+        if self._teacher is not None:  # before the activations of the gradient are there
+            compared = self._teacher.compared(batch, self._algorithm.top_k, self._algorithm.has_policy_gradient)
+        new_BT, entropy_BT = self.token_scores(batch, compared)
+        teacher = None if compared is None else compared.scores(mask_BT)
         engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
         old_BT = stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
         ref_BT = None
@@ -290,6 +292,7 @@ class Policy:
             mask_BT=mask_BT,
             weights_BT=weights_NT[list(of), : mask_BT.shape[1]].to(new_BT),
             teacher_BT=None if teacher is None else teacher.logprobs_BT.to(new_BT),
+            divergence_BT=None if compared is None else compared.divergence(mask_BT),
         )
         loss, clipped_BT, kl_BT = self._algorithm.loss(tokens)
         metrics.add(
@@ -301,6 +304,7 @@ class Policy:
             kl_BT=kl_BT,
             old_BT=old_BT,
             teacher=teacher,
+            agrees_BT=None if compared is None else compared.agrees(mask_BT),
             mask_BT=mask_BT,
             represents_B=torch.tensor([rows[row].represents for row in of], device=mask_BT.device),
         )
@@ -359,12 +363,13 @@ class Policy:
         for carries, positions in self.planned_microbatches(rows):
             yield carries, pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
 
-    def token_scores(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def token_scores(self, batch: MicroBatch, compared: Comparison | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0."""
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
         head = self._model.get_output_embeddings()
-        return of_batch(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
+        settings: Any = {"fp32_head": self._fp32_head, "bend": self._bend, "compared": compared}
+        return of_batch(hidden_BTD, batch, head, self._temperature, **settings)
 
 
 def _every(count: int, rows: Sequence[Row]) -> list[Row]:

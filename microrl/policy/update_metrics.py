@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from microrl.algorithm.loss import MAX_MISMATCH, mismatch
-from microrl.policy.teacher import TeacherScores
+from microrl.policy.divergence import TeacherScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Update:
     distill_kl: float | None = None
     teacher_entropy: float | None = None
     teacher_impossible: int | None = None
+    agreement: float | None = None
 
     def metrics(self, entropy_start: float) -> dict[str, Any]:
         """The metrics of these names; `entropy_start` is step 0's entropy, nats."""
@@ -45,6 +46,7 @@ class Update:
             "policy/step_kl": self.step_kl,
             "distill/kl": self.distill_kl,
             "distill/teacher_entropy": self.teacher_entropy,
+            "distill/agreement": self.agreement,
             "distill/impossible_tokens": self.teacher_impossible,
             "update/skipped": self.skipped,
             "loss": self.loss,
@@ -77,6 +79,7 @@ class UpdateMetrics:
         self._has_teacher = False
         self._behind = self._teacher_entropy = 0.0
         self._teacher_impossible = 0
+        self._agrees: float | None = None
         self._skipped = 0
         self.moved: float | None = None
         """How far the steps have moved the policy, nats a token; None where nothing asked for it, and nothing has moved."""
@@ -93,6 +96,7 @@ class UpdateMetrics:
         kl_BT: torch.Tensor | None,
         old_BT: torch.Tensor,
         teacher: TeacherScores | None,
+        agrees_BT: torch.Tensor | None,
         mask_BT: torch.Tensor,
         represents_B: torch.Tensor,
     ) -> None:
@@ -118,6 +122,8 @@ class UpdateMetrics:
             self._behind += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
             self._teacher_entropy += total(teacher.entropy_BT)
             self._teacher_impossible += int((~teacher.logprobs_BT.isfinite()).sum())
+        if agrees_BT is not None:
+            self._agrees = (self._agrees or 0.0) + total(agrees_BT)
 
     def add_loss(self, penalty: torch.Tensor) -> None:
         """What an adapter adds to the loss of a mini-batch."""
@@ -143,4 +149,5 @@ class UpdateMetrics:
             distill_kl=self._behind / self._tokens if self._has_teacher else None,
             teacher_entropy=self._teacher_entropy / self._tokens if self._has_teacher else None,
             teacher_impossible=self._teacher_impossible if self._has_teacher else None,
+            agreement=None if self._agrees is None else self._agrees / self._tokens,
         )
