@@ -58,7 +58,7 @@ SETTINGS = {
     ),
     "teacher": Setting(
         "distill.teacher", str, "Distil on-policy from this teacher (sets --loss distill): a model, a run, its best/, or an "
-        "adapter folder in PEFT's format.",
+        "adapter folder in PEFT's format; none: no teacher.",
         "the preset's, else none", "MODEL|RUN",
     ),
     "data": Setting(

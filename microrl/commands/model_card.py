@@ -77,9 +77,13 @@ class ModelCard:
     def _is_local(self) -> bool:
         return Path(self.base).is_absolute()
 
+    @property
+    def _has_rewards(self) -> bool:
+        """Whether rewards trained it; a custom loss may use them as it likes."""
+        return self.config.distill.teacher is None or self.config.distill.reward_weight > 0 or self.config.loss.kind == "custom"
+
     def _front(self) -> str:
-        has_rewards = self.config.distill.teacher is None or self.config.distill.reward_weight
-        tags = [*(["reinforcement-learning", "rlvr"] if has_rewards else ["distillation"]), "microrl"]
+        tags = [*(["reinforcement-learning", "rlvr"] if self._has_rewards else ["distillation"]), "microrl"]
         if self.run is not None:
             tags[:0] = [self.config.loss.kind]
         if self.form == "lora":
@@ -108,7 +112,7 @@ class ModelCard:
             bits = f" It was trained on the 4-bit base ({quant}); {took}."
         how, distill = "reinforcement learning with verifiable rewards", self.config.distill
         if distill.teacher is not None:
-            rewards = " and with verifiable rewards" if distill.reward_weight else ""
+            rewards = " and with verifiable rewards" if self._has_rewards else ""
             how = f"on-policy distillation from `{shown(distill.teacher)}`{rewards}"
         return f"{kind} Trained by {how}, with microrl.{bits}"
 

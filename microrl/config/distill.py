@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from microrl.config.section import Section
 
@@ -22,3 +22,9 @@ class DistillConfig(Section):
     with a policy gradient."""
     reward_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the reward's group-relative advantage, which is added to the advantage of every token; 0: the teacher alone."""
+
+    @field_validator("teacher", mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        """`none` is None, as with `--set`."""
+        return None if value == "none" else value

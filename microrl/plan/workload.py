@@ -147,7 +147,7 @@ class Workload:
     def useful_share(self) -> float:
         """Of the groups that a step trains on, those expected to have different rewards."""
         data = self.config.data
-        if self.config.loss.drops_equal_groups or self.config.loss.kind == "distill":
+        if self.config.loss.drops_equal_groups or self.config.distill.teacher is not None:
             return 1.0
         if data.name == "arithmetic":
             return ARITHMETIC_USEFUL

@@ -61,8 +61,7 @@ class Policy:
         teacher: Teacher | None = None,
     ) -> None:
         self._algorithm, self._teacher = algorithm.make(config), teacher
-        if self._algorithm.needs_teacher and teacher is None:
-            raise UserError("this loss needs a teacher", "pass --teacher MODEL, or --teacher RUN")
+        assert teacher is not None or not self._algorithm.needs_teacher
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
@@ -254,6 +253,7 @@ class Policy:
                 if carries:
                     (loss * scale).backward()
                 del loss  # the nodes of its graph would lie between the next one's activations
+        metrics.refuse_silent_teacher()
         if has_gradient and (penalty := self.regularise(scale)) is not None:
             metrics.add_loss(penalty)
         self.optimizer_step(has_gradient, metrics, progress)

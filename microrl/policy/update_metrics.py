@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from microrl.algorithm.loss import MAX_MISMATCH, mismatch
+from microrl.errors import UserError
 from microrl.policy.divergence import TeacherScores
 
 
@@ -78,7 +79,7 @@ class UpdateMetrics:
         self._kl: float | None = None
         self._has_teacher = False
         self._behind = self._teacher_entropy = 0.0
-        self._teacher_impossible = 0
+        self._teacher_impossible = self._teacher_known = 0
         self._agrees: float | None = None
         self._skipped = 0
         self.moved: float | None = None
@@ -122,8 +123,17 @@ class UpdateMetrics:
             self._behind += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
             self._teacher_entropy += total(teacher.entropy_BT)
             self._teacher_impossible += int((~teacher.logprobs_BT.isfinite()).sum())
+            self._teacher_known += int((teacher.logprobs_BT.isfinite() & mask_BT).sum())
         if agrees_BT is not None:
             self._agrees = (self._agrees or 0.0) + total(agrees_BT)
+
+    def refuse_silent_teacher(self) -> None:
+        """Raise UserError where the teacher's log-probabilities are not finite for any token so far."""
+        if self._has_teacher and not self._teacher_known:
+            raise UserError(
+                f"the teacher's log-probabilities are not finite for any of the {self._teacher_impossible} drawn tokens",
+                "its weights may be broken: look at what it writes with microrl sample, or choose another --teacher",
+            )
 
     def add_loss(self, penalty: torch.Tensor) -> None:
         """What an adapter adds to the loss of a mini-batch."""

@@ -12,6 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
+from microrl.errors import UserError
 from microrl.models.forward import Bend
 from microrl.policy.divergence import Divergence
 from microrl.policy.logprobs import chosen_logprobs
@@ -208,3 +209,15 @@ def test_nothing_of_a_micro_batch_lives_on_where_the_head_is_trained():
         assert kept and not any(one() is not None for one in kept)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("top_k", [None, 4])
+def test_a_teacher_that_finds_no_token_possible_ends_the_update(top_k):
+    """A few impossible tokens are counted; with none that is possible there is nothing to learn, and no weight changes."""
+    broken = small("llama")
+    broken.get_output_embeddings().weight.fill_(math.nan)
+    policy = with_adapter(small("qwen2"), teacher=Teacher(broken, BASE), **FLAGS, **{"distill.top_k": top_k})
+    before = [parameter.detach().clone() for parameter in policy.parameters]
+    with pytest.raises(UserError, match="not finite for any of the 13 drawn tokens") as caught:
+        policy.update(Batch(ROWS, 2, 0), 1e-3)
+    assert caught.value.hint and all(map(torch.equal, before, policy.parameters))
