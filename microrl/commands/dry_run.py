@@ -20,7 +20,7 @@ from microrl.plan.show import brief
 from microrl.plan.source import shape_of
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import in_words, make_scorer
-from microrl.run.teacher import find
+from microrl.run.teacher import find, size
 
 SHOWN = 3
 
@@ -132,10 +132,11 @@ def _teacher(config: RunConfig, tokenizer: Any, questions: Sequence[Question], t
 def _forecast(config: RunConfig, tool_tokens: int) -> list[str]:
     """A short `microrl plan` for this machine's GPU, or else for the device on which the model is likely to be trained."""
     try:
-        shape = shape_of(config.model.name)
+        shape, teacher = shape_of(config.model.name), size(config)
     except UserError as error:
         return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "time per step: unknown without the model's size"]
     gpu = here.gpu()
     card, free_gb = gpu or here.instead_of_gpu(shape)
     note = [] if gpu else [f"note: no GPU was found on this machine; the forecast is for: {card.label}"]
-    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb, tool_tokens=tool_tokens))]
+    plan = make(config, shape, card, free_gb=free_gb, tool_tokens=tool_tokens, teacher=teacher)
+    return ["forecast", *note, *brief(config, plan)]

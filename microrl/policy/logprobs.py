@@ -136,15 +136,17 @@ class _ChosenLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden_ND), ctx.size):
             part = slice(start, start + ctx.size)
             logits_CV = project(hidden_ND[part], narrow_VD, bias_V, fp32=ctx.fp32_head, bend=ctx.bend)
+            if apart_N1 is not None:
+                apart_CV = torch.empty_like(logits_CV, dtype=given_N1.dtype)
+                ctx.compared.look(logits_CV.to(given_N1.dtype), part, ctx.temperature, ctx.bend, apart_CV)
             slope_CV = -(logits_CV.to(given_N1.dtype) / ctx.temperature).softmax(dim=1)
             slope_CV.scatter_add_(1, targets_N[part].unsqueeze(1), torch.ones_like(slope_CV[:, :1]))
             slope_CV *= given_N1[part] / ctx.temperature
             if ctx.bend is not None:
                 slope_CV *= ctx.bend.slope(logits_CV)
             if apart_N1 is not None:
-                wide_CV, apart_CV = logits_CV.to(slope_CV.dtype), torch.empty_like(slope_CV)
-                ctx.compared.look(wide_CV, part, ctx.temperature, ctx.bend, apart_CV)
-                slope_CV += apart_CV * (apart_N1[part] / ctx.temperature)
+                slope_CV += apart_CV.mul_(apart_N1[part] / ctx.temperature)
+                del apart_CV
             to_weight_VD.addmm_(slope_CV.t().to(weight_VD.dtype), hidden_ND[part].to(weight_VD.dtype))
             if to_bias_V is not None:
                 to_bias_V += slope_CV.sum(0)

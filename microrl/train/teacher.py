@@ -21,8 +21,7 @@ from microrl.policy.teacher import Teacher
 from microrl.quickstart import model as quickstart
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.teacher import Source, find
-from microrl.train.init_from import identity
+from microrl.run.teacher import Source, find, shares_base
 from microrl.types import BASE, Prompt
 
 RECORD = "teacher.json"
@@ -84,13 +83,6 @@ def _hold(name: str, sha256: str, folder: RunFolder) -> None:
         folder.write_json(RECORD, {"teacher": name, "sha256": sha256})
     elif recorded.get("sha256") != sha256:
         raise UserError(f"the teacher {name} has changed since this run began", "restore it, or start a new run")
-
-
-def shares_base(source: Source, config: RunConfig) -> bool:
-    """Whether the teacher's base is the student's as it is loaded already. A run's update belongs to the base that it was trained
-    on, in 4 bits or not."""
-    wanted = config.distill.quant or (config.model.quant if source.update is None else source.quant)
-    return identity(source.model) == identity(config.model.name) and wanted == config.model.quant
 
 
 def refuse_own_start(source: Source, config: RunConfig) -> None:
