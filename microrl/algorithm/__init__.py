@@ -27,4 +27,9 @@ def make(config: RunConfig) -> Algorithm:
     found = plugins.load(target, what="algorithm", group=plugins.ALGORITHMS, folder=config.loss.path)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UserError(f"`{target}` is no algorithm", "let the class inherit from microrl.algorithm.grpo.Algorithm")
-    return found(config)
+    algorithm = found(config)
+    if algorithm.needs_teacher and config.asked_teacher is None:
+        raise UserError(f"`{target}` needs a teacher", "pass --teacher MODEL, or --teacher RUN")
+    if config.asked_teacher is not None and not algorithm.needs_teacher:
+        raise UserError(f"--teacher has no effect with `{target}`", "remove it, or let the property needs_teacher be True")
+    return algorithm

@@ -19,6 +19,10 @@ class Algorithm(grpo.Algorithm):
     def needs_teacher(self) -> bool:
         return True
 
+    @property
+    def has_policy_gradient(self) -> bool:
+        return self.top_k is None or self.reward_weight > 0
+
     def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
         return terms.token_mean(counted_NT)
 
@@ -28,9 +32,13 @@ class Algorithm(grpo.Algorithm):
         The expectation of teacher - old over the student's tokens is -KL(student || teacher). Each token gets its own term of it
         alone: its effect on later tokens is ignored, as in Thinking Machines' recipe. Both log-probabilities are clamped to at
         least -100 nats.
+
+        With `distill.top_k`, the teacher is not in A: the KL over several outcomes is differentiated itself.
         """
         assert tokens.teacher_BT is not None, "distillation without the teacher's log-probabilities"
-        advantages_BT = terms.mismatch(tokens.teacher_BT, tokens.old_BT)
+        advantages_BT = torch.zeros_like(tokens.old_BT)
+        if self.top_k is None:
+            advantages_BT = terms.mismatch(tokens.teacher_BT, tokens.old_BT)
         if self.reward_weight:
             advantages_BT = advantages_BT + self.reward_weight * tokens.advantages_B[:, None]
         ratio_BT = (tokens.new_BT - tokens.old_BT).exp()

@@ -36,6 +36,8 @@ class Tokens(NamedTuple):
     """Of `token_weights`, over the whole mini-batch."""
     teacher_BT: torch.Tensor | None = None
     """Under the teacher; None where there is none."""
+    divergence_BT: torch.Tensor | None = None
+    """KL(policy || teacher) over `distill.top_k` outcomes, with a gradient; None: it is not computed."""
 
 
 class PolicyLoss(NamedTuple):
@@ -68,6 +70,7 @@ class Algorithm:
         self.config: Any = config.loss
         """The keys of this kind of loss."""
         self.reward, self.env, self.sampling = config.reward, config.env, config.sampling
+        self.top_k = config.distill.top_k
 
     # ---- of groups
 
@@ -99,6 +102,11 @@ class Algorithm:
         """Whether a teacher scores the batch too, and every row that counts has a gradient."""
         return False
 
+    @property
+    def has_policy_gradient(self) -> bool:
+        """Whether the loss reads `new_BT`, so that it needs a gradient."""
+        return True
+
     def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
         """Each token's weight in the loss, over a whole mini-batch of N completions; the argument is 1 on tokens that count.
 
@@ -111,7 +119,11 @@ class Algorithm:
         return self._surrogate(tokens)
 
     def loss(self, tokens: Tokens) -> PolicyLoss:
-        """The sum over tokens of weight * (importance weight * objective + beta * KL)."""
+        """The sum over tokens of weight * (importance weight * objective + beta * KL + KL to the teacher).
+
+        The KL to the teacher (where `distill.top_k` asks for it) is a position's and not the drawn token's: it has no importance
+        weight.
+        """
         terms_BT, clipped_BT = self.objective(tokens)
         if (cap := self.config.importance_cap) is not None:
             mode = self.config.importance_mode
@@ -120,6 +132,8 @@ class Algorithm:
         if tokens.ref_BT is not None:
             kl_BT = terms.k3(tokens.ref_BT, tokens.new_BT)
             terms_BT = terms_BT + self.config.beta * kl_BT
+        if tokens.divergence_BT is not None:
+            terms_BT = terms_BT + tokens.divergence_BT
         loss = (tokens.weights_BT * terms_BT).sum()
         return PolicyLoss(loss, clipped_BT, None if kl_BT is None else kl_BT.detach())
 

@@ -95,8 +95,9 @@ def plan(
         _compare(config, shape, tool_tokens, names_price=names_price, as_json=as_json)
         return
     from microrl.plan import make, show
+    from microrl.run.teacher import size
 
-    found = make(config, shape, device, free_gb=free_gb, tool_tokens=tool_tokens)
+    found = make(config, shape, device, free_gb=free_gb, tool_tokens=tool_tokens, teacher=size(config))
     if as_json:
         emit(found.to_json())
         return
@@ -202,13 +203,15 @@ def _card(name: str | None) -> tuple[Device | None, float | None]:
 def _compare(config: RunConfig, shape: Shape, tool_tokens: int, *, names_price: bool, as_json: bool) -> None:
     """Compare all devices at their typical rents. Only a price from the command line overrides it: a preset's is for one GPU."""
     from microrl.plan import advice, devices, here, make, show
+    from microrl.run.teacher import size
 
     if not names_price:
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"price": None})})
     every = (here.processor(), *devices.DEVICES.values())
-    plans = [make(config, shape, device, tool_tokens=tool_tokens) for device in every]
+    teacher = size(config)
+    plans = [make(config, shape, device, tool_tokens=tool_tokens, teacher=teacher) for device in every]
     if as_json:
-        likely = make(config, shape, here.likely(shape).device, tool_tokens=tool_tokens)
+        likely = make(config, shape, here.likely(shape).device, tool_tokens=tool_tokens, teacher=teacher)
         value: dict[str, Any] = {**likely.to_json(), "cards": {found.device.name: found.to_json() for found in plans}}
         emit(value)
         return

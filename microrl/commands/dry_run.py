@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
 from microrl.config import RunConfig, known_models
-from microrl.config.schema import DataConfig
+from microrl.config.schema import DataConfig, ModelConfig
 from microrl.data.load import ARITHMETIC, Question, load_questions, split
 from microrl.data.prompts import ToolsOf, messages, no_tools, render, to_prompt
 from microrl.environments.conversation import Environment
@@ -19,6 +20,7 @@ from microrl.plan.show import brief
 from microrl.plan.source import shape_of
 from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import in_words, make_scorer
+from microrl.run.teacher import find, size
 
 SHOWN = 3
 
@@ -44,7 +46,7 @@ def _prompts(config: RunConfig) -> tuple[list[str], int]:
         lines += [f"note: {error.message}", f"hint: {error.hint}"]
         questions, origin = load_questions(DataConfig(name=ARITHMETIC)), "generated arithmetic, as a stand-in"
     try:
-        tokenizer = _tokenizer(config)
+        tokenizer = _tokenizer(config.model)
     except UserError as error:
         if "hub cannot be reached" not in error.message:
             raise
@@ -58,6 +60,7 @@ def _prompts(config: RunConfig) -> tuple[list[str], int]:
     try:
         if config.reward.functions:
             probe(scorer.custom, [to_prompt(question) for question in questions], origin)
+        lines += _teacher(config, tokenizer, questions, tools)
         lines += [f"reward {in_words(config.reward, config.env)}"]
         for question in questions[:SHOWN]:
             parsed = "parses" if scorer.checker.parses(question.answer) else "DOES NOT PARSE"
@@ -94,23 +97,46 @@ def _shown(question: Question, tokenizer: Any, config: RunConfig, tools: ToolsOf
     return f"{prompt.text.rstrip()}\n({len(prompt.token_ids)} tokens, the limit is {data.max_prompt_tokens})"
 
 
-def _tokenizer(config: RunConfig) -> Any:
-    if config.model.name in known_models.TINY:
+def _tokenizer(model: ModelConfig) -> Any:
+    if model.name in known_models.TINY:
         from microrl.models.tiny import build_tokenizer
 
-        return build_tokenizer(calls=config.model.name == known_models.QUICKSTART_TOOLS)
+        return build_tokenizer(calls=model.name == known_models.QUICKSTART_TOOLS)
     from microrl.models.load import load_tokenizer
 
-    return load_tokenizer(config.model)
+    return load_tokenizer(model)
+
+
+def _teacher(config: RunConfig, tokenizer: Any, questions: Sequence[Question], tools: ToolsOf) -> list[str]:
+    """What can be said of the teacher without its weights. Raises UserError as the run would."""
+    if (name := config.asked_teacher) is None:
+        return []
+    from microrl.train import teacher
+
+    source = find(name)
+    teacher.refuse_own_start(source, config)
+    if teacher.shares_base(source, config):
+        return [f"teacher {name}: it shares the weights of the base model"]
+    if tokenizer is None:
+        return [f"note: without the model's tokenizer, that of the teacher {name} is not compared"]
+    try:
+        theirs = _tokenizer(config.model.model_copy(update={"name": source.model}))
+    except UserError as error:
+        if "hub cannot be reached" not in error.message:
+            raise
+        return [f"note: {error.message}", f"hint: {error.hint}"]
+    teacher.refuse_other_tokens(name, theirs, tokenizer, teacher.rendering(config, questions, tools))
+    return [f"teacher {name}: a second model, with the same tokens and prompts as the student"]
 
 
 def _forecast(config: RunConfig, tool_tokens: int) -> list[str]:
     """A short `microrl plan` for this machine's GPU, or else for the device on which the model is likely to be trained."""
     try:
-        shape = shape_of(config.model.name)
+        shape, teacher = shape_of(config.model.name), size(config)
     except UserError as error:
         return ["forecast", f"note: {error.message}", f"hint: {error.hint}", "time per step: unknown without the model's size"]
     gpu = here.gpu()
     card, free_gb = gpu or here.instead_of_gpu(shape)
     note = [] if gpu else [f"note: no GPU was found on this machine; the forecast is for: {card.label}"]
-    return ["forecast", *note, *brief(config, make(config, shape, card, free_gb=free_gb, tool_tokens=tool_tokens))]
+    plan = make(config, shape, card, free_gb=free_gb, tool_tokens=tool_tokens, teacher=teacher)
+    return ["forecast", *note, *brief(config, plan)]

@@ -78,10 +78,16 @@ class ModelCard:
     def _is_local(self) -> bool:
         return Path(self.base).is_absolute()
 
+    @property
+    def _has_rewards(self) -> bool:
+        """Whether rewards trained it; a custom loss may use them as it likes."""
+        config = self.config
+        if config.has_stored_teacher:
+            return not config.sft.only
+        return config.distill.teacher is None or config.distill.reward_weight > 0 or config.loss.kind == "custom"
+
     def _front(self) -> str:
-        has_rewards = self.config.asked_teacher is None or self.config.distill.reward_weight
-        has_rewards = has_rewards and not (self.config.has_stored_teacher and self.config.sft.only)
-        tags = [*(["reinforcement-learning", "rlvr"] if has_rewards else ["distillation"]), "microrl"]
+        tags = [*(["reinforcement-learning", "rlvr"] if self._has_rewards else ["distillation"]), "microrl"]
         if self.run is not None:
             tags[:0] = [self.config.loss.kind]
         if self.form == "lora":
@@ -114,7 +120,7 @@ class ModelCard:
             then = "" if self.config.sft.only else f", and then {how}"
             how = f"distillation from the stored scores in `{shown(str(distill.teacher))}`{then}"
         elif distill.teacher is not None:
-            rewards = " and with verifiable rewards" if distill.reward_weight else ""
+            rewards = " and with verifiable rewards" if self._has_rewards else ""
             how = f"on-policy distillation from `{shown(distill.teacher)}`{rewards}"
         return f"{kind} Trained by {how}, with microrl.{bits}"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from microrl.config.section import Section
 
@@ -17,5 +17,15 @@ class DistillConfig(Section):
     quant: Literal["nf4"] | None = None
     """nf4: load the teacher in 4 bits, as model.quant does; unless the student's base is in 4 bits, too, it is then a second
     model. None: as the teacher was trained, and the student's base where that is the same."""
+    top_k: Annotated[int, Field(gt=0)] | Literal["all"] | None = None
+    """Outcomes over which KL(student || teacher) is computed at each position, with its exact gradient: the student's top_k
+    likeliest tokens, and all others together; all: the whole vocabulary. None: the KL is estimated from the drawn token alone,
+    with a policy gradient."""
     reward_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the reward's group-relative advantage, which is added to the advantage of every token; 0: the teacher alone."""
+
+    @field_validator("teacher", mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        """`none` is None, as with `--set`."""
+        return None if value == "none" else value

@@ -76,6 +76,8 @@ class GuardConfig(Section):
     """Fraction of the first step's entropy that is lost, while less than 90 % of the answers are right."""
     entropy_rise: Limit = 3.0
     """Policy entropy as a multiple of the first step's (or of 0.1 nats if that is larger)."""
+    entropy_teacher: Limit = 0.1
+    """Minimum policy entropy as a fraction of the teacher's, in a distillation."""
     useful_groups: Limit = 0.01
     """Minimum fraction of groups whose rewards differ. If few groups ever differed, the rule only warns."""
     truncated: Limit = 0.3

@@ -130,3 +130,11 @@ def _absolute(path: str) -> str:
             f"{path} is relative to the current folder, which no longer exists: {error.strerror}",
             "change to an existing folder: cd DIR",
         ) from None
+
+
+def identity(name: str) -> str:
+    """A model's hub id or absolute path: the same for a short name and its hub id, and for two spellings of a path."""
+    known = known_models.find(name)
+    if known is not None:
+        return known.hub_id
+    return str(Path(name).resolve()) if Path(name).exists() else name

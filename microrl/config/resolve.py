@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from microrl.config import paths, presets
+from microrl.config.distill import DistillConfig
+from microrl.config.losses import DistillLossConfig, GrpoConfig
 from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
@@ -57,7 +59,7 @@ def _spelled_out(above: Tree) -> Tree:
         above = {**above, "engine": {"unattended": True, **engine}}
     if isinstance(loss, dict) and _is_of_another_package(kind := loss.get("kind")):
         above = {**above, "loss": {**loss, "kind": "custom", "target": kind}}
-    elif isinstance(loss, dict) and isinstance(distill, dict) and (teacher := distill.get("teacher")) is not None:
+    elif isinstance(loss, dict) and isinstance(distill, dict) and (teacher := distill.get("teacher")) not in NO_TEACHER:
         if isinstance(teacher, str) and paths.is_taught(teacher):
             return _stored(above, teacher)
         above = {**above, "loss": {"kind": "distill", **loss}}
@@ -88,10 +90,17 @@ def _is_of_another_package(kind: object) -> bool:
 
 REPLACED: Tree = {"budget": {"hours": None, "steps": None}, "optim": {"lr": "auto", "step_kl": None}}
 """Keys of which a layer that sets one replaces all, by section, and what becomes of the others."""
+NO_TEACHER = (None, "none")
 
 
 def _replacing_layer(below: Tree, above: Tree) -> Tree:
-    """`layer`, but where `above` has one of the keys in `REPLACED`, it replaces the others as well."""
+    """`layer`, but where `above` has one of the keys in `REPLACED`, it replaces the others as well; and where it takes a teacher
+    away, all that came with it."""
+    distill = above.get("distill")
+    if isinstance(distill, dict) and distill.get("teacher", "") in NO_TEACHER:
+        if below["loss"].get("kind") == DistillLossConfig().kind:
+            below = layer(below, {"loss": {"kind": GrpoConfig().kind}})
+        below = {**below, "distill": DistillConfig().model_dump()}
     for section, keys in REPLACED.items():
         given, old = above.get(section), below.get(section)
         if isinstance(given, dict) and isinstance(old, dict) and any(given.get(key) is not None for key in keys):

@@ -11,7 +11,7 @@ from microrl.config.adapters import AdapterConfig, LoraConfig, TinyLoraConfig
 from microrl.config.data import DataConfig
 from microrl.config.distill import DistillConfig
 from microrl.config.environment import EnvironmentConfig
-from microrl.config.losses import DistillLossConfig, GrpoConfig, LossConfig, MaxRlConfig
+from microrl.config.losses import CustomLossConfig, DistillLossConfig, GrpoConfig, LossConfig, MaxRlConfig
 from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig, ValidationConfig
 from microrl.config.reward import RewardConfig
 from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
@@ -257,14 +257,17 @@ class RunConfig(Section):
             raise ValueError(
                 "a teacher's stored scores are learned by SFT, and there is none", "--sft-minutes M, or remove sft.only=false"
             )
+        has_teacher = self.asked_teacher is not None
+        if has_teacher and self.sft.only:
+            raise ValueError("--teacher has no effect in a run of SFT alone", "remove it, or remove sft.only")
+        if has_teacher and isinstance(self.loss, CustomLossConfig):
+            return self  # its class says whether it needs one; see `microrl.algorithm.make`
         if isinstance(self.loss, DistillLossConfig):
-            if self.asked_teacher is None:
+            if not has_teacher:
                 raise ValueError(
                     "--loss distill needs a teacher" + (" in memory, not stored scores" if self.has_stored_teacher else ""),
                     "remove --loss" if self.has_stored_teacher else "pass --teacher MODEL, or --teacher RUN",
                 )
-            if self.sft.only:
-                raise ValueError("--teacher has no effect in a run of SFT alone", "remove it, or remove sft.only")
             if not self.distill.reward_weight and (self.data.curriculum or self.data.screen_minutes):
                 key = "curriculum" if self.data.curriculum else "screen_minutes"
                 raise ValueError(

@@ -164,7 +164,7 @@ def _after(work: Workload, applied: list[Fix]) -> Workload:
     for key in [key for key, value in values.items() if value is None]:  # a flag of None means that it was not given
         section, leaf = key.split(".")
         tree[section][leaf] = values.pop(key)
-    return Workload.from_config(override(tree, values, ()), work.shape, work.device, work.tool_tokens)
+    return work.changed(override(tree, values, ()))
 
 
 def _limit(config: RunConfig, limit: int) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def sets(values: dict[str, Any]) -> str:
 
 def _larger_card(work: Workload) -> str:
     for device in sorted(DEVICES.values(), key=lambda device: device.usd_hour):
-        candidate = Workload.from_config(work.config, work.shape, device, work.tool_tokens)
+        candidate = work.changed(work.config, device)
         if not conflicts(candidate) and memory.estimate_memory(candidate, device.memory_gb * GB).fits(device.memory_gb * GB):
             return f"--gpu {device.name}: no setting makes this model fit here; the cheapest GPU that fits it: {device.label}"
     return "--model SMALLER: this model does not fit on any known GPU"
@@ -209,11 +209,6 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.note:
         found.append(work.shape.note)
     found += episodes(config, work.tool_tokens)
-    if config.asked_teacher is not None:
-        found.append(
-            "the teacher is not counted: it adds a forward pass over the batch to each update and, unless it is a run on the "
-            "same base model, the memory of its weights"
-        )
     if work.shape.model_type in SLOWER:
         apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
         found.append(f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}")

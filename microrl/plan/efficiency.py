@@ -49,6 +49,9 @@ their gradients widened. (Models whose prompts and completions are two passes mo
 LOGIT_TOUCHES = 10
 """Passes over a chunk of fp32 logits: scaling, log-softmax, entropy, slopes."""
 
+DIVERGENCE_TOUCHES = 24
+"""The same where student and teacher are compared (`distill.top_k`): two log-softmaxes and their exponentials, gaps, slopes."""
+
 # What published measurements are, divided by what the plan says.
 SAMPLING_SPREAD = (0.8, 1.2)
 """Of 14 settings with at least 10 rows: 0.81 to 1.13."""

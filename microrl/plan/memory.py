@@ -33,6 +33,8 @@ MIN_TOKENS, MAX_TOKENS = 256, 32768
 """Tokens of a micro-batch. Above the most a GPU gets no faster; a CPU takes none of it, as its rule is older."""
 CHUNK_BUFFERS = 5
 """fp32 tensors of the log-probability chunk at their most: logits, their copy, probabilities, products, narrow ones."""
+DIVERGENCE_BUFFERS = {"cpu": 4, "gpu": 2}
+"""More of them with `distill.top_k`: the teacher's logits, the slopes, and what a block of both is compared with."""
 SLACK = 0.05
 """Of the card: what a derived micro-batch leaves free."""
 
@@ -142,6 +144,7 @@ def estimate_memory(work: Workload, room: float) -> Memory:
         "trainer weights": work.base_bytes,
         "adapter": 4.0 * (work.trained + work.shape.frozen(work.config.adapter)),
         "optimizer": work.moment_bytes,
+        "teacher": work.teacher.bytes(work.dtype_bytes) if work.teacher else 0.0,
     }
     handed_over = _handed_over(work)
     sampling = {**trained, "engine weights": copy, "export": _exported(work), "hand-over": handed_over}
@@ -156,7 +159,10 @@ def estimate_memory(work: Workload, room: float) -> Memory:
     updating["rounded weights"] = narrow_copy(work.config.adapter, work.trained, work.dtype_bytes)
     updating["packed weights"] = _packed(work)
     chunk = chunk_elements(work.shape.vocab, on_cpu=work.device.is_cpu)
-    updating["log-probability chunk"] = 4.0 * CHUNK_BUFFERS * min(chunk, work.rows * work.limit * work.shape.vocab)
+    buffers = CHUNK_BUFFERS + (
+        DIVERGENCE_BUFFERS["cpu" if work.device.is_cpu else "gpu"] if work.config.distill.top_k is not None else 0
+    )
+    updating["log-probability chunk"] = 4.0 * buffers * min(chunk, work.rows * work.limit * work.shape.vocab)
     tokens = _micro_batch(work, (1 - SLACK) * room - sum(updating.values()))
     updating["activations"] = _activations(work, min(tokens, work.rows * (work.prompt + work.limit)))
     updating["fragmentation"] = 0.0 if work.device.is_cpu else FRAGMENTS * updating["activations"]

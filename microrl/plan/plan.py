@@ -21,7 +21,7 @@ from microrl.plan.devices import Device
 from microrl.plan.memory import GB, Memory
 from microrl.plan.roofline import Spread, Timing
 from microrl.plan.shapes import Shape
-from microrl.plan.workload import LENGTH_FRACTION, Workload
+from microrl.plan.workload import LENGTH_FRACTION, TeacherSize, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +122,22 @@ def make(
     free_gb: float | None = None,
     load_s: float | None = None,
     tool_tokens: int = 0,
+    teacher: TeacherSize | None = None,
 ) -> Plan:
     """The plan of this run. `free_gb` is what is free of the card, `load_s` what loading has taken, where these are known.
-    `tool_tokens`: of a prompt that tell of an environment's tools.
+    `tool_tokens`: of a prompt that tell of an environment's tools. `teacher`: of a distillation (`microrl.run.teacher.size`).
 
     A run without a bound is planned for a single step. Raises UserError for a rank or targets that the network does not have.
     """
     # Kept apart: a configuration that is steered may not have a fixed rate, and the advice resolves changes of it anew.
     lr = with_rate(config, hidden=shape.hidden, model_type=shape.model_type).optim.lr
     assert not isinstance(lr, str)
-    work = Workload.from_config(config, shape, device, tool_tokens)
+    work = Workload.from_config(config, shape, device, tool_tokens, teacher)
     room = (device.memory_gb if free_gb is None else free_gb) * GB
     sizes = memory.estimate_memory(work, room)
     if config.model.gradient_checkpointing == "auto" and not device.is_cpu and not sizes.fits(room):
         model = config.model.model_copy(update={"gradient_checkpointing": True})
-        work = Workload.from_config(config.model_copy(update={"model": model}), shape, device, tool_tokens)
+        work = work.changed(config.model_copy(update={"model": model}))
         sizes = memory.estimate_memory(work, room)
     timing = roofline.estimate_time(work, sizes)
     if load_s is not None:

@@ -162,6 +162,10 @@ def _update(work: Workload, rates: Rates, sizes: Memory) -> Update:
         "optimizer": optimizer / rates.stream,
         "launches": passes * work.shape.layers * (efficiency.CPU_UPDATE_LAYER_S if on_cpu else efficiency.UPDATE_LAYER_S),
     }
+    if work.teacher is not None:
+        parts["teacher"] = _forward(replace(work, shape=work.teacher.shape), rates, work.rows)
+        if work.config.distill.top_k is not None and not on_cpu:
+            parts["teacher"] += completion * work.shape.vocab * 4 * efficiency.DIVERGENCE_TOUCHES / rates.stream
     if work.minibatches > 1:
         parts["log-probabilities before"] = _forward(work, rates, work.rows)
     if work.config.optim.step_kl is not None:  # of some rows, before and after, in some steps
@@ -247,7 +251,10 @@ def start_s(work: Workload) -> float:
 
 
 def _load(work: Workload) -> float:
-    reading = work.weight_bytes / efficiency.DISK_BYTES_S + start_s(work)
+    read = work.weight_bytes
+    if work.teacher is not None and not work.teacher.is_shared:
+        read += work.teacher.shape.parameters * work.dtype_bytes
+    reading = read / efficiency.DISK_BYTES_S + start_s(work)
     if work.device.is_cpu:
         return efficiency.CPU_IMPORTS_S + reading
     calibration = work.device.calibration

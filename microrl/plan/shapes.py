@@ -89,6 +89,11 @@ class Shape:
         return self.layers * sum(linear.parameters for linear in self.linears)
 
     @property
+    def body_weights(self) -> int:
+        """The same without biases: what 4 bits hold."""
+        return self.layers * sum(linear.n_in * linear.n_out for linear in self.linears)
+
+    @property
     def parameters(self) -> int:
         """All parameters, tied ones once."""
         norms = self.layers * self.norms_a_layer + self.hidden

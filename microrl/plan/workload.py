@@ -40,6 +40,32 @@ def mean_prompt(config: RunConfig) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class TeacherSize:
+    """What a distillation has beside the student."""
+
+    shape: Shape
+    is_shared: bool
+    """Whether it is the student's base, which is loaded for both."""
+    quant: Literal["nf4"] | None = None
+    pair_bytes: float = 0.0
+    """Of its LoRA pairs."""
+    changed: int = 0
+    """Parameters of the tensors that its update changes: it has its own, where the base is shared."""
+
+    def bytes(self, dtype_bytes: int) -> float:
+        """Of what is loaded for it alone; `dtype_bytes` of a weight that is not in 4 bits."""
+        is_copied = self.is_shared or self.quant is not None  # else they take the place of the base's
+        base = 0.0 if self.is_shared else base_bytes(self.shape, self.quant, dtype_bytes)
+        return base + self.pair_bytes + is_copied * dtype_bytes * self.changed
+
+
+def base_bytes(shape: Shape, quant: Literal["nf4"] | None, dtype_bytes: int) -> float:
+    """Bytes of a base: the embeddings and the head stay as they are where the rest is in 4 bits."""
+    whole = float(shape.parameters * dtype_bytes)
+    return whole if quant is None else whole - shape.body_weights * (dtype_bytes - NF4_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A run on a card, in numbers."""
 
@@ -51,12 +77,19 @@ class Workload:
     dtype: str
     tool_tokens: int = 0
     """Of a prompt that tell of the environment's tools."""
+    teacher: TeacherSize | None = None
 
     @classmethod
-    def from_config(cls, config: RunConfig, shape: Shape, device: Device, tool_tokens: int = 0) -> Workload:
+    def from_config(
+        cls, config: RunConfig, shape: Shape, device: Device, tool_tokens: int = 0, teacher: TeacherSize | None = None
+    ) -> Workload:
         """Raises UserError for targets and ranks that the network does not have."""
         dtype = device.auto_dtype if config.model.dtype == "auto" else config.model.dtype
-        return cls(config, shape, device, shape.trainable(config.adapter), dtype, tool_tokens)
+        return cls(config, shape, device, shape.trainable(config.adapter), dtype, tool_tokens, teacher)
+
+    def changed(self, config: RunConfig, device: Device | None = None) -> Workload:
+        """The same with another configuration, or on another card."""
+        return Workload.from_config(config, self.shape, device or self.device, self.tool_tokens, self.teacher)
 
     @property
     def dtype_bytes(self) -> int:
@@ -76,11 +109,8 @@ class Workload:
 
     @property
     def base_bytes(self) -> float:
-        """Bytes of the trainer's base: the embeddings and the head stay as they are where the rest is in 4 bits."""
-        if self.config.model.quant is None:
-            return float(self.weight_bytes)
-        linear = self.shape.layers * sum(one.n_in * one.n_out for one in self.shape.linears)
-        return self.weight_bytes - linear * (self.dtype_bytes - NF4_BYTES)
+        """Bytes of the trainer's base."""
+        return base_bytes(self.shape, self.config.model.quant, self.dtype_bytes)
 
     @property
     def moment_bytes(self) -> float:
@@ -147,7 +177,7 @@ class Workload:
     def useful_share(self) -> float:
         """Of the groups that a step trains on, those expected to have different rewards."""
         data = self.config.data
-        if self.config.loss.drops_equal_groups or self.config.loss.kind == "distill":
+        if self.config.loss.drops_equal_groups or self.config.asked_teacher is not None:
             return 1.0
         if data.name == "arithmetic":
             return ARITHMETIC_USEFUL

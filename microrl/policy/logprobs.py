@@ -9,7 +9,8 @@ import torch
 from microrl.limits import CPU_BLOCK_ELEMENTS, chunk_elements
 from microrl.models.forward import Bend, project
 from microrl.models.onednn import times
-from microrl.policy.microbatch import MicroBatch
+from microrl.policy.divergence import Comparison
+from microrl.policy.microbatch import MicroBatch, at_drawn
 
 
 def chosen_logprobs(
@@ -20,14 +21,20 @@ def chosen_logprobs(
     *,
     fp32_head: bool = False,
     bend: Bend | None = None,
+    compared: Comparison | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For each position the target's log-probability and the entropy over the whole vocabulary (nats), both [N].
 
     Entropy per position: H = -sum_v p(v) log p(v) (micro, eq. 1). It carries no gradient.
     Precision is fp32, or the hidden states' own where that is finer; with `fp32_head` the logits are not rounded before it.
-    `bend` is what the model makes of the head's output.
+    `bend` is what the model makes of the head's output. `compared` looks at the same logits, and its divergence gets a gradient.
     """
-    return _ChosenLogprobs.apply(hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head, bend)
+    logprobs_N, entropy_N, divergence_N = _ChosenLogprobs.apply(
+        hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head, bend, compared
+    )
+    if compared is not None:
+        compared.divergence_N = divergence_N
+    return logprobs_N, entropy_N
 
 
 def of_batch(
@@ -38,14 +45,14 @@ def of_batch(
     *,
     fp32_head: bool = False,
     bend: Bend | None = None,
+    compared: Comparison | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`chosen_logprobs` of every token that the policy drew, [B, T] each; the others hold 0."""
     mask_BT = batch.mask_BT
     logprobs_N, entropy_N = chosen_logprobs(
-        hidden_BTD[mask_BT], batch.completions_BT[mask_BT], head, temperature, fp32_head=fp32_head, bend=bend
+        hidden_BTD[mask_BT], batch.completions_BT[mask_BT], head, temperature, fp32_head=fp32_head, bend=bend, compared=compared
     )
-    empty_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=mask_BT.device)
-    return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropy_N)
+    return at_drawn(logprobs_N, mask_BT), at_drawn(entropy_N, mask_BT)
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -66,7 +73,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         temperature: float,
         fp32_head: bool,
         bend: Bend | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        compared: Comparison | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         trained_VD, weight_VD = weight_VD, weight_VD.to(hidden_ND.dtype)
         bias_V = None if bias_V is None else bias_V.to(hidden_ND.dtype)
@@ -74,7 +82,14 @@ class _ChosenLogprobs(torch.autograd.Function):
         count = hidden_ND.shape[0]
         logprobs_N = hidden_ND.new_empty(count, dtype=wide)
         entropy_N = hidden_ND.new_empty(count, dtype=wide)
-        slope_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
+        divergence_N = None if compared is None else compared.divergence_N
+        has_slope = ctx.needs_input_grad[0] and (compared is None or compared.has_policy_gradient)
+        slope_ND = torch.empty_like(hidden_ND) if has_slope else None
+        apart_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] and divergence_N is not None else None  # its gradient
+
+        def to_states(slope_CV: torch.Tensor) -> torch.Tensor:
+            return (times(slope_CV, weight_VD) if is_frozen else slope_CV @ weight_VD) / temperature
+
         vocab = weight_VD.shape[0]
         size = max(1, chunk_elements(vocab, on_cpu=not hidden_ND.is_cuda) // vocab)
         # The passes over a chunk's logits go by blocks that a CPU's cache holds.
@@ -82,6 +97,12 @@ class _ChosenLogprobs(torch.autograd.Function):
         for start in range(0, count, size):
             part = slice(start, start + size)
             logits_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head, bend=bend, frozen=is_frozen).to(wide)
+            if compared is not None:
+                apart_CV = None if apart_ND is None else torch.empty_like(logits_CV, dtype=weight_VD.dtype)
+                compared.look(logits_CV, part, temperature, bend, apart_CV)
+                if apart_ND is not None and apart_CV is not None:
+                    apart_ND[part] = to_states(apart_CV)
+                del apart_CV
             for first in range(0, len(logits_CV), rows):
                 block, of = slice(first, first + rows), slice(start + first, start + min(first + rows, size))
                 _score_(
@@ -90,37 +111,47 @@ class _ChosenLogprobs(torch.autograd.Function):
                 )  # fmt: skip
             if slope_ND is not None:
                 slope_CV = _in_place_of(logits_CV, weight_VD.dtype)
-                slope_ND[part] = (times(slope_CV, weight_VD) if is_frozen else slope_CV @ weight_VD) / temperature
+                slope_ND[part] = to_states(slope_CV)
                 del slope_CV
             del logits_CV  # before the next chunk's logits are there
         head = (hidden_ND, targets_N, trained_VD, bias_V) if ctx.needs_input_grad[2] else ()
-        ctx.save_for_backward(slope_ND, *head)
+        ctx.save_for_backward(slope_ND, apart_ND, *head)
         ctx.size, ctx.temperature, ctx.fp32_head, ctx.bend = size, temperature, fp32_head, bend
+        ctx.compared = compared if head else None
         ctx.mark_non_differentiable(entropy_N)
-        return logprobs_N, entropy_N
+        return logprobs_N, entropy_N, divergence_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        slope_ND, *head = ctx.saved_tensors
-        given_N1 = gradients[0].unsqueeze(1)
-        to_hidden_ND = None if slope_ND is None else (given_N1 * slope_ND).to(slope_ND.dtype)
+        slope_ND, apart_ND, *head = ctx.saved_tensors
+        given_N1, apart_N1 = (None if one is None else one.unsqueeze(1) for one in (gradients[0], gradients[2]))
+        pairs = ((given_N1, slope_ND), (apart_N1, apart_ND))
+        parts = [(given_N1 * kept_ND).to(kept_ND.dtype) for given_N1, kept_ND in pairs if kept_ND is not None]
+        to_hidden_ND = sum(parts) if parts else None
         if not head:
-            return to_hidden_ND, None, None, None, None, None, None
+            return to_hidden_ND, *[None] * 7
         hidden_ND, targets_N, weight_VD, bias_V = head
         to_weight_VD, narrow_VD = torch.zeros_like(weight_VD), weight_VD.to(hidden_ND.dtype)
         to_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         for start in range(0, len(hidden_ND), ctx.size):
             part = slice(start, start + ctx.size)
             logits_CV = project(hidden_ND[part], narrow_VD, bias_V, fp32=ctx.fp32_head, bend=ctx.bend)
+            if apart_N1 is not None:
+                apart_CV = torch.empty_like(logits_CV, dtype=given_N1.dtype)
+                ctx.compared.look(logits_CV.to(given_N1.dtype), part, ctx.temperature, ctx.bend, apart_CV)
             slope_CV = -(logits_CV.to(given_N1.dtype) / ctx.temperature).softmax(dim=1)
             slope_CV.scatter_add_(1, targets_N[part].unsqueeze(1), torch.ones_like(slope_CV[:, :1]))
             slope_CV *= given_N1[part] / ctx.temperature
             if ctx.bend is not None:
                 slope_CV *= ctx.bend.slope(logits_CV)
+            if apart_N1 is not None:
+                slope_CV += apart_CV.mul_(apart_N1[part] / ctx.temperature)
+                del apart_CV
             to_weight_VD.addmm_(slope_CV.t().to(weight_VD.dtype), hidden_ND[part].to(weight_VD.dtype))
             if to_bias_V is not None:
                 to_bias_V += slope_CV.sum(0)
-        return to_hidden_ND, None, to_weight_VD, to_bias_V, None, None, None
+        ctx.compared = None  # its divergence is an output of this node: they would keep each other alive
+        return to_hidden_ND, None, to_weight_VD, to_bias_V, *[None] * 4
 
 
 def _score_(

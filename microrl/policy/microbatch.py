@@ -190,3 +190,8 @@ def stack(parts: Sequence[torch.Tensor], like_BT: torch.Tensor) -> torch.Tensor:
     for number, part in enumerate(parts):
         stacked_BT[number, : len(part)] = part
     return stacked_BT
+
+
+def at_drawn(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Values of the drawn tokens at their places, [B, T]; 0 elsewhere."""
+    return torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=mask_BT.device).masked_scatter(mask_BT, values_N)

@@ -60,8 +60,7 @@ class Policy:
         teacher: Teacher | None = None,
     ) -> None:
         self._algorithm, self._teacher = algorithm.make(config), teacher
-        if self._algorithm.needs_teacher and teacher is None:
-            raise UserError("this loss needs a teacher, which a custom one cannot have", "use --loss distill with --teacher")
+        assert teacher is not None or not self._algorithm.needs_teacher
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
@@ -253,6 +252,7 @@ class Policy:
                 if carries:
                     (loss * scale).backward()
                 del loss  # the nodes of its graph would lie between the next one's activations
+        metrics.refuse_silent_teacher()
         if has_gradient and (penalty := self.regularise(scale)) is not None:
             metrics.add_loss(penalty)
         self.optimizer_step(has_gradient, metrics, progress)
@@ -270,11 +270,12 @@ class Policy:
         self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, metrics: UpdateMetrics
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
-        teacher = None
-        if self._teacher is not None:  # before the activations of the gradient are there
-            teacher = self._teacher.scores(batch)
-        new_BT, entropy_BT = self.token_scores(batch)
         mask_BT, of = batch.mask_BT, batch.rows
+        compared = None
+        if self._teacher is not None:  # before the activations of the gradient are there
+            compared = self._teacher.compared(batch, self._algorithm.top_k, self._algorithm.has_policy_gradient)
+        new_BT, entropy_BT = self.token_scores(batch, compared=compared)
+        teacher = None if compared is None else compared.scores(mask_BT)
         engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
         old_BT = stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
         ref_BT = None
@@ -290,6 +291,7 @@ class Policy:
             mask_BT=mask_BT,
             weights_BT=weights_NT[list(of), : mask_BT.shape[1]].to(new_BT),
             teacher_BT=None if teacher is None else teacher.logprobs_BT.to(new_BT),
+            divergence_BT=None if compared is None else compared.divergence(mask_BT),
         )
         loss, clipped_BT, kl_BT = self._algorithm.loss(tokens)
         metrics.add(
@@ -301,6 +303,7 @@ class Policy:
             kl_BT=kl_BT,
             old_BT=old_BT,
             teacher=teacher,
+            agrees_BT=None if compared is None else compared.agrees(mask_BT),
             mask_BT=mask_BT,
             represents_B=torch.tensor([rows[row].represents for row in of], device=mask_BT.device),
         )
@@ -359,13 +362,13 @@ class Policy:
         for carries, positions in self.planned_microbatches(rows):
             yield carries, pad(rows, positions, self._model.device, share_prompts=self.shares_prompts)
 
-    def token_scores(self, batch: MicroBatch, score: Callable[..., Any] = of_batch) -> Any:
+    def token_scores(self, batch: MicroBatch, score: Callable[..., Any] = of_batch, **more: Any) -> Any:
         """Log-probability and entropy of every token that the policy drew, [B, T] each; the others hold 0. Or what another
-        `score` with the arguments of `of_batch` gives."""
+        `score` with the arguments of `of_batch` gives. `more`: further arguments of it."""
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
         head = self._model.get_output_embeddings()
-        return score(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
+        return score(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend, **more)
 
 
 def _every(count: int, rows: Sequence[Row]) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -10,17 +10,11 @@ from transformers import PreTrainedModel
 from microrl.models.forward import Bend, lora_forward_hook
 from microrl.models.tensors import swap_parameters, updated, weight_sharing_copy
 from microrl.models.ways import Ways
+from microrl.policy.divergence import Comparison, Divergence, Likeliest, TeacherScores
 from microrl.policy.logprobs import of_batch
-from microrl.policy.microbatch import MicroBatch, hidden_states
+from microrl.policy.microbatch import MicroBatch, at_drawn, hidden_states
 from microrl.policy.soft_targets import TopScores, top_scores
 from microrl.types import AdapterSnapshot
-
-
-class TeacherScores(NamedTuple):
-    """Log-probability and entropy of each token that the student drew, nats; 0 elsewhere."""
-
-    logprobs_BT: torch.Tensor
-    entropy_BT: torch.Tensor
 
 
 class Teacher:
@@ -48,9 +42,24 @@ class Teacher:
         head = self._model.get_output_embeddings()
         unknown_BT = batch.completions_BT >= len(head.weight)
         batch = batch._replace(completions_BT=batch.completions_BT.masked_fill(unknown_BT, 0))
-        hidden_BTD = self._states(batch)
-        logprobs_BT, entropy_BT = of_batch(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend)
-        return TeacherScores(logprobs_BT.masked_fill(unknown_BT & batch.mask_BT, -torch.inf), entropy_BT)
+        hidden_BTD, best = self._hidden(batch), Likeliest(batch.mask_BT)
+        logprobs_BT, entropy_BT = of_batch(
+            hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend, compared=best
+        )
+        logprobs_BT = logprobs_BT.masked_fill(unknown_BT & batch.mask_BT, -torch.inf)
+        return TeacherScores(logprobs_BT, entropy_BT, at_drawn(best.best_N, batch.mask_BT))
+
+    @torch.no_grad()
+    def compared(self, batch: MicroBatch, top_k: int | Literal["all"] | None, has_policy_gradient: bool) -> Comparison:
+        """What the student's logits of this micro-batch are compared with; see `distill.top_k`."""
+        mask_BT = batch.mask_BT
+        if top_k is None:
+            scores = self.scores(batch)
+            return Comparison(scores.best_BT[mask_BT], scores)
+        return Divergence(
+            self._hidden(batch)[mask_BT], batch.completions_BT[mask_BT], self._model.get_output_embeddings(),
+            top_k=top_k, has_policy_gradient=has_policy_gradient, fp32_head=self._fp32_head, bend=self._bend,
+        )  # fmt: skip
 
     @property
     def device(self) -> torch.device:
@@ -59,13 +68,15 @@ class Teacher:
     @torch.no_grad()
     def top(self, batch: MicroBatch, count: int, vocabulary: int) -> TopScores:
         """Score its own tokens; arguments as for `top_scores`."""
-        head = self._model.get_output_embeddings()
         return top_scores(
-            self._states(batch), batch, head, self._temperature,
+            self._hidden(batch), batch, self._model.get_output_embeddings(), self._temperature,
             count=count, vocabulary=vocabulary, fp32_head=self._fp32_head, bend=self._bend,
         )  # fmt: skip
 
-    def _states(self, batch: MicroBatch) -> torch.Tensor:
+    def _hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """The states that predict each completion token, [B, T, D]; it reads the id 0 instead of one that it does not have."""
+        unknown_BT = batch.completions_BT >= self._model.get_input_embeddings().num_embeddings
+        batch = batch._replace(completions_BT=batch.completions_BT.masked_fill(unknown_BT, 0))
         if not self._shares_prompts:  # each row reads a prompt of its own
             batch = batch._replace(
                 prompts_PL=batch.prompts_PL[batch.prompt_of_B],

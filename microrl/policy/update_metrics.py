@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from microrl.algorithm.loss import MAX_MISMATCH, mismatch
-from microrl.policy.teacher import TeacherScores
+from microrl.errors import UserError
+from microrl.policy.divergence import TeacherScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Update:
     distill_kl: float | None = None
     teacher_entropy: float | None = None
     teacher_impossible: int | None = None
+    agreement: float | None = None
 
     def metrics(self, entropy_start: float) -> dict[str, Any]:
         """The metrics of these names; `entropy_start` is step 0's entropy, nats."""
@@ -45,6 +47,7 @@ class Update:
             "policy/step_kl": self.step_kl,
             "distill/kl": self.distill_kl,
             "distill/teacher_entropy": self.teacher_entropy,
+            "distill/agreement": self.agreement,
             "distill/impossible_tokens": self.teacher_impossible,
             "update/skipped": self.skipped,
             "loss": self.loss,
@@ -78,7 +81,8 @@ class UpdateMetrics:
         self._kl: float | None = None
         self._has_teacher = False
         self._behind = self._teacher_entropy = 0.0
-        self._teacher_impossible = 0
+        self._teacher_impossible = self._teacher_known = 0
+        self._agrees: float | None = None
         self._skipped = 0
         self.moved: float | None = None
         """How far the steps have moved the policy, nats a token; None where nothing asked for it, and nothing has moved."""
@@ -95,6 +99,7 @@ class UpdateMetrics:
         kl_BT: torch.Tensor | None,
         old_BT: torch.Tensor,
         teacher: TeacherScores | None,
+        agrees_BT: torch.Tensor | None,
         mask_BT: torch.Tensor,
         represents_B: torch.Tensor,
     ) -> None:
@@ -120,6 +125,17 @@ class UpdateMetrics:
             self._behind += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
             self._teacher_entropy += total(teacher.entropy_BT)
             self._teacher_impossible += int((~teacher.logprobs_BT.isfinite()).sum())
+            self._teacher_known += int((teacher.logprobs_BT.isfinite() & mask_BT).sum())
+        if agrees_BT is not None:
+            self._agrees = (self._agrees or 0.0) + total(agrees_BT)
+
+    def refuse_silent_teacher(self) -> None:
+        """Raise UserError where the teacher's log-probabilities are not finite for any token so far."""
+        if self._has_teacher and not self._teacher_known:
+            raise UserError(
+                f"the teacher's log-probabilities are not finite for any of the {self._teacher_impossible} drawn tokens",
+                "its weights may be broken: look at what it writes with microrl sample, or choose another --teacher",
+            )
 
     def add_loss(self, penalty: torch.Tensor) -> None:
         """What an adapter adds to the loss of a mini-batch."""
@@ -145,4 +161,5 @@ class UpdateMetrics:
             distill_kl=self._behind / self._tokens if self._has_teacher else None,
             teacher_entropy=self._teacher_entropy / self._tokens if self._has_teacher else None,
             teacher_impossible=self._teacher_impossible if self._has_teacher else None,
+            agreement=None if self._agrees is None else self._agrees / self._tokens,
         )

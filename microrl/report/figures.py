@@ -196,6 +196,7 @@ FIGURES = (
          has_own_axis=True),
     Spec("distill", "Distillation: student and teacher", "nats per token",
          (("distill/kl", "KL(student, teacher)"), ("distill/teacher_entropy", "entropy of the teacher"))),
+    Spec("agreement", "Distillation: likeliest tokens that agree", "fraction of positions", (("distill/agreement", ""),), 0, 1),
     Spec("gradient", "Gradient norm", "norm before clipping", (("policy/grad_norm", ""),), 0),
     Spec("rate", "Learning rate", "rate", (("optim/lr", ""),), log=True),
     Spec("step-kl", "Size of the steps", "nats per token", (("policy/step_kl", ""),), log=True),

@@ -46,13 +46,15 @@ def _workload(config: RunConfig, card: Card | None) -> Workload | None:
     from microrl.plan import here
     from microrl.plan.source import is_at_hand, shape_of
     from microrl.plan.workload import Workload
+    from microrl.run.teacher import size
 
     name = config.model.name
     if not is_at_hand(name):
         return None
     place = None if card is None else here.of_card(card)
     try:
-        return Workload.from_config(config, shape_of(name), here.processor() if place is None else place.device)
+        device = here.processor() if place is None else place.device
+        return Workload.from_config(config, shape_of(name), device, teacher=size(config, is_at_hand=True))
     except UserError:  # which loading raises too
         return None
 
@@ -62,10 +64,12 @@ def _of_memory(work: Workload, card: Card) -> Iterator[Finding]:
     if card.total_bytes is None:
         return
     copy = work.weight_bytes if preflight.starts_vllm(work.config) else 0
-    needed, free = work.base_bytes + copy, card.free_bytes if card.free_bytes is not None else card.total_bytes
+    teacher = work.teacher.bytes(work.dtype_bytes) if work.teacher is not None else 0.0
+    needed, free = work.base_bytes + copy + teacher, card.free_bytes if card.free_bytes is not None else card.total_bytes
     if needed <= free:
         return
     takes = f"{work.base_bytes / GB:.1f} GB of weights" + (f" and {copy / GB:.1f} GB for vLLM's copy" if copy else "")
+    takes += f" and {teacher / GB:.1f} GB for the teacher" if teacher else ""
     if needed <= card.total_bytes:
         free_of = f"{free / GB:.1f} of the {card.name}'s {card.total_bytes / GB:.1f} GB"
         do = "stop the other processes on this GPU (`nvidia-smi` lists them)"
@@ -107,7 +111,7 @@ def run_bytes(work: Workload) -> tuple[float, float]:
 
     adapter = 4.0 * work.trained
     checkpoint = adapter + work.moment_bytes
-    steps = plan.make(work.config, work.shape, work.device).steps
+    steps = plan.make(work.config, work.shape, work.device, teacher=work.teacher).steps
     every = work.config.checkpoints.keep_every
     kept = FULL_CHECKPOINTS + (steps // every if every else 0)
     tokens = steps * work.rows * work.limit / 2

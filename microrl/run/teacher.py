@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from microrl.adapters.settings import SETTINGS, base_of
 from microrl.config import RunConfig
-from microrl.config.paths import expanded, local_model
+from microrl.config.paths import expanded, identity, local_model
 from microrl.errors import UserError
 from microrl.run.folder import RunFolder, run_above
+
+if TYPE_CHECKING:
+    from microrl.plan.workload import TeacherSize
 
 
 class Source(NamedTuple):
@@ -64,3 +67,39 @@ def find(name: str) -> Source:
     except UserError as error:
         raise UserError(f"the teacher {name}: {error.message}", error.hint) from None
     return source
+
+
+def shares_base(source: Source, config: RunConfig) -> bool:
+    """Whether the teacher's base is the student's as it is loaded already. A run's update belongs to the base that it was trained
+    on, in 4 bits or not."""
+    wanted = config.distill.quant or (config.model.quant if source.update is None else source.quant)
+    return identity(source.model) == identity(config.model.name) and wanted == config.model.quant
+
+
+def size(config: RunConfig, *, is_at_hand: bool = False) -> TeacherSize | None:
+    """What the plan has to know of the teacher; None: there is none, or its size `is_at_hand` neither on this machine nor here.
+
+    An adapter of another origin takes as much as its files. Raises UserError as `find` and `shape_of` do.
+    """
+    from microrl.plan import source as shapes
+    from microrl.plan.workload import TeacherSize
+
+    if config.asked_teacher is None:
+        return None
+    found = find(config.asked_teacher)
+    if is_at_hand and not shapes.is_at_hand(found.model):
+        return None
+    shape, pairs, changed = shapes.shape_of(found.model), 0.0, 0
+    if found.config is not None and found.update is not None:
+        adapter = found.config.adapter
+        targets = shape.targets(adapter)
+        if adapter.pair_rank is not None:
+            pairs = 4.0 * adapter.pair_rank * shape.layers * sum(linear.n_in + linear.n_out for linear in targets)
+        elif adapter.trains_weights:
+            changed = shape.parameters
+        else:
+            changed = shape.layers * sum(linear.n_in * linear.n_out for linear in targets)
+    elif found.update is not None:
+        pairs = float(sum(path.stat().st_size for path in found.update.glob("*.safetensors")))
+    is_shared = shares_base(found, config)
+    return TeacherSize(shape, is_shared, config.distill.quant or found.quant, pairs, changed)

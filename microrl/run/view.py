@@ -219,7 +219,8 @@ def _tools(row: Row) -> list[tuple[str, str]]:
 
 def _teacher(row: Row) -> list[tuple[str, str]]:
     """Of a row without a teacher, or of an older version: nothing."""
-    return [] if row.get("distill/kl") is None else [("KL to teacher", _number(row["distill/kl"], 3))]
+    shown = {"KL to teacher": row.get("distill/kl"), "agreement": row.get("distill/agreement")}
+    return [(name, _number(value, 3)) for name, value in shown.items() if value is not None]
 
 
 def plain_line(row: Row, total: int | str | None) -> str:

@@ -13,6 +13,7 @@ from microrl.limits import MIN_EVALUATION, exit_reserve_s
 from microrl.plan import here, make
 from microrl.plan.plan import Plan
 from microrl.plan.source import shape_of
+from microrl.run.teacher import size
 from microrl.sweep.grid import Trial, of_trial, rounds
 from microrl.terminal import counted
 
@@ -56,11 +57,11 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
 def plan_of(config: RunConfig) -> Plan | None:
     """The plan of a run where it is likely to be made; None where the size of its model is not known here."""
     try:
-        shape = shape_of(config.model.name)
+        shape, teacher = shape_of(config.model.name), size(config)
     except UserError:  # not on this machine, and no network
         return None
     device, free_gb = here.likely(shape)
-    return make(config, shape, device, free_gb=free_gb)
+    return make(config, shape, device, free_gb=free_gb, teacher=teacher)
 
 
 def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> None:

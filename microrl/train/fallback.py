@@ -214,10 +214,11 @@ def _step_s(config: RunConfig) -> float | None:
     """Seconds of a step by the plan; None where the model's shape is not at hand."""
     from microrl.plan import plan
     from microrl.plan.source import shape_of
+    from microrl.run.teacher import size
     from microrl.train.planning import this_device
 
     try:
-        return plan.make(config, shape_of(config.model.name), this_device()).step_s
+        return plan.make(config, shape_of(config.model.name), this_device(), teacher=size(config)).step_s
     except UserError:
         return None
 

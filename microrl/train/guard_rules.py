@@ -22,6 +22,8 @@ LOWER_TO = 0.5
 """What a rollback leaves of the learning rate, as a fraction."""
 MOVES_NOTHING = 1e-6
 """Nats per token. At the largest rate (`policy.optimizer`), such a step would still be a fortieth of the default one."""
+LIKE_TEACHER = 0.5
+"""Fraction of the teacher's entropy from which a student is about as sure as its teacher."""
 MIN_ENTROPY = 0.1
 """Nats. A rise is measured against step 0's entropy, but at least this: a multiple of almost nothing is still small."""
 
@@ -76,8 +78,16 @@ class Rule(NamedTuple):
 
 
 def _unsolved_entropy(row: Row, memory: Memory) -> float | None:
-    """Policy entropy; None if most answers are right, when a low entropy is healthy."""
-    return None if row["reward/accuracy"] >= SOLVED else row["policy/entropy"]
+    """Policy entropy; None if most answers are right, or a teacher's is not much higher, when a low entropy is healthy."""
+    of_teacher = _of_teacher(row, memory)
+    is_healthy = row["reward/accuracy"] >= SOLVED or (of_teacher is not None and of_teacher >= LIKE_TEACHER)
+    return None if is_healthy else row["policy/entropy"]
+
+
+def _of_teacher(row: Row, memory: Memory) -> float | None:
+    """Policy entropy as a fraction of the teacher's."""
+    entropy, teacher = row["policy/entropy"], row.get("distill/teacher_entropy")
+    return None if entropy is None or not teacher else entropy / teacher
 
 
 def _entropy_drop(row: Row, memory: Memory) -> float | None:
@@ -180,6 +190,14 @@ RULES: dict[str, Rule] = {
     "entropy_low": Rule(
         _unsolved_entropy,
         _says("entropy is {value:.4f} nats: the policy no longer explores, with {row[reward/accuracy]:.0%} of its answers right"),
+        below=True,
+    ),
+    "entropy_teacher": Rule(
+        _of_teacher,
+        _says(
+            "entropy is {row[policy/entropy]:.4f} nats, {value:.2g} times the teacher's: the student repeats itself where its "
+            "teacher would not"
+        ),
         below=True,
     ),
     "accuracy": Rule(

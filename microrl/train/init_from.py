@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from microrl.config import RunConfig, known_models
+from microrl.config import RunConfig
 from microrl.config.adapters import KINDS
+from microrl.config.paths import identity
 from microrl.errors import UserError
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder, not_a_run
@@ -49,14 +50,6 @@ def find(config: RunConfig) -> Path | None:
     if found is None:
         raise UserError(f"--init {path}: it has no intact checkpoint", f"finish it first: microrl train --resume {path}")
     return found
-
-
-def identity(name: str) -> str:
-    """A model's hub id or absolute path: the same for a short name and its hub id, and for two spellings of a path."""
-    known = known_models.find(name)
-    if known is not None:
-        return known.hub_id
-    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _value(adapter: dict[str, Any], name: str) -> str:

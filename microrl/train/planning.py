@@ -14,6 +14,7 @@ from microrl.plan.devices import Device
 from microrl.plan.plan import Plan
 from microrl.plan.shapes import Shape
 from microrl.plan.source import is_at_hand, shape_of
+from microrl.run.teacher import size
 from microrl.train.setup import Components
 
 
@@ -23,7 +24,7 @@ def of_model(components: Components, load_s: float) -> Plan:
     if components.engine.name == "transformers":  # on a GPU, `auto` would mean vLLM
         config = config.model_copy(update={"engine": TransformersEngineConfig(max_kv_gb=config.engine.max_kv_gb)})
     shape = Shape.from_config(components.policy.adapter.model.config.to_dict())
-    return plan.make(config, shape, this_device(), load_s=load_s)
+    return plan.make(config, shape, this_device(), load_s=load_s, teacher=size(config, is_at_hand=True))
 
 
 def expected_s(config: RunConfig) -> float | None:
@@ -32,7 +33,7 @@ def expected_s(config: RunConfig) -> float | None:
     if not is_at_hand(name):
         return None
     try:
-        return plan.make(config, shape_of(name), this_device()).hours * 3600
+        return plan.make(config, shape_of(name), this_device(), teacher=size(config, is_at_hand=True)).hours * 3600
     except UserError:  # which loading raises too
         return None
 

@@ -21,8 +21,7 @@ from microrl.policy.teacher import Teacher
 from microrl.quickstart import model as quickstart
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
-from microrl.run.teacher import Source, find
-from microrl.train.init_from import identity
+from microrl.run.teacher import Source, find, shares_base
 from microrl.types import BASE, Prompt
 
 RECORD = "teacher.json"
@@ -52,22 +51,13 @@ def load_teacher(
     if (name := config.asked_teacher) is None:
         return None
     source = find(name)
-    starts_alike = source.update is None and config.init is None and not config.sft.is_on and shares_base(source, config)
-    if starts_alike and not config.distill.reward_weight:
-        raise UserError(
-            f"the teacher {name} is the model that this run starts from: there is nothing to learn from it",
-            "pass a trained one: --teacher RUN",
-        )
+    refuse_own_start(source, config)
     console.status(f"loading the teacher {name}")
     base, how = student, "it shares the weights of the base model"
     if not shares_base(source, config):
         changes = {"name": source.model, "quant": config.distill.quant or source.quant}
         settings = quickstart.located(config.model.model_copy(update=changes), console)
-
-        def render(one: Any) -> list[Prompt]:
-            return render_all(questions[:COMPARED], one, config.data, tools=tools)
-
-        refuse_other_tokens(name, load_tokenizer(settings), tokenizer, render)
+        refuse_other_tokens(name, load_tokenizer(settings), tokenizer, rendering(config, questions, tools))
         with threads(torch.get_num_threads()):  # loading sets those that suit the teacher
             base = load_checked(settings, console.progress).model
         how = f"a second model of {base.num_parameters():,} parameters"
@@ -95,11 +85,19 @@ def _hold(name: str, sha256: str, folder: RunFolder) -> None:
         raise UserError(f"the teacher {name} has changed since this run began", "restore it, or start a new run")
 
 
-def shares_base(source: Source, config: RunConfig) -> bool:
-    """Whether the teacher's base is the student's as it is loaded already. A run's update belongs to the base that it was trained
-    on, in 4 bits or not."""
-    wanted = config.distill.quant or (config.model.quant if source.update is None else source.quant)
-    return identity(source.model) == identity(config.model.name) and wanted == config.model.quant
+def refuse_own_start(source: Source, config: RunConfig) -> None:
+    """Raise UserError where the teacher is the model that the run starts from, and there is no reward to learn from."""
+    starts_alike = source.update is None and config.init is None and not config.sft.is_on and shares_base(source, config)
+    if starts_alike and config.loss.kind == "distill" and not config.distill.reward_weight:
+        raise UserError(
+            f"the teacher {config.distill.teacher} is the model that this run starts from: there is nothing to learn from it",
+            "pass a trained one: --teacher RUN",
+        )
+
+
+def rendering(config: RunConfig, questions: Sequence[Question], tools: ToolsOf) -> Callable[[Any], list[Prompt]]:
+    """From a tokenizer to the first prompts of a run."""
+    return lambda tokenizer: render_all(questions[:COMPARED], tokenizer, config.data, tools=tools)
 
 
 def refuse_other_tokens(name: str, teacher: Any, student: Any, render: Callable[[Any], list[Prompt]]) -> None:

@@ -21,6 +21,17 @@ def test_a_teachers_path_is_absolute(tmp_path, monkeypatch):
     assert resolve((), {"distill.teacher": "runs"}).distill.teacher == str(tmp_path / "runs")
 
 
+@pytest.mark.parametrize("given", [{"flags": {"distill.teacher": "none"}}, {"sets": ["distill.teacher=none"]}])
+def test_a_presets_teacher_can_be_taken_away(given, tmp_path):
+    """With its loss and all keys of `distill`; the keys that losses share stay."""
+    preset = tmp_path / "towards.toml"
+    preset.write_text("[distill]\nteacher = 'quickstart'\nreward_weight = 0.5\ntop_k = 8\n[loss]\nimportance_cap = 3.0\n")
+    assert resolve([str(preset)]).loss.kind == "distill"
+    config = resolve([str(preset)], **given)
+    assert (config.loss.kind, config.loss.importance_cap, config.distill) == ("grpo", 3.0, resolve().distill)
+    assert resolve((), {"distill.teacher": "none"}) == resolve()
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -28,6 +39,10 @@ def test_a_teachers_path_is_absolute(tmp_path, monkeypatch):
         ({"distill.teacher": "quickstart", "loss.kind": "grpo"}, "--teacher has no effect with --loss grpo"),
         ({"distill.reward_weight": 0.5}, "distill.reward_weight has no effect with --loss grpo"),
         ({"distill.teacher": "quickstart", "distill.reward_weight": -1}, "`distill.reward_weight` cannot be `-1`"),
+        ({"distill.teacher": "quickstart", "distill.top_k": 0}, "`distill.top_k` cannot be `0`"),
+        ({"distill.teacher": "quickstart", "distill.top_k": "most"}, "`distill.top_k` cannot be `most`"),
+        ({"distill.top_k": 8}, "distill.top_k has no effect with --loss grpo"),
+        ({"distill.teacher": "none", "loss.kind": "distill"}, "--loss distill needs a teacher"),
         ({"distill.teacher": "quickstart", "distill.quant": "int8"}, "`distill.quant` cannot be `int8`"),
         ({"distill.teacher": "quickstart", "loss.clip_low": 0.1}, "`loss.clip_low` cannot be set"),
         ({"distill.teacher": ""}, "`distill.teacher` cannot be"),

@@ -14,6 +14,7 @@ from killed import PLACES
 from whole_runs import rows, start
 
 from microrl.config import resolve
+from microrl.models.tiny import build_model
 from microrl.report.findings import findings
 from microrl.report.history import CHANGED, History
 from microrl.run.folder import RunFolder
@@ -113,12 +114,20 @@ def test_adapters_with_more_than_two_factors(microrl, learning, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
-def test_a_distillation_goes_on_with_its_teacher(microrl, learning, whole, tmp_path):
-    """A run that is no longer there is named, and the run that it taught stays as it was."""
+@pytest.mark.cases(one_of_each=1)
+@pytest.mark.parametrize("kind", ["own base", "second model", "top_k"])
+def test_a_distillation_goes_on_with_its_teacher(microrl, learning, whole, tokenizer, tmp_path, kind):
+    """With two optimizer steps per batch. A teacher that is no longer there is named, and the run that it taught stays as it
+    was."""
     teacher, meant, out = tmp_path / "teacher", tmp_path / "whole", tmp_path / "killed"
-    shutil.copytree(whole, teacher)
-    command = ["train", *learning, "--steps", "5", "--teacher", teacher]
+    if kind == "own base":
+        shutil.copytree(whole, teacher)
+    else:
+        build_model(tokenizer, seed=4).save_pretrained(teacher)
+        tokenizer.save_pretrained(teacher)
+    sets = ["--set", "distill.top_k=8", "--set", "distill.reward_weight=0.5"] if kind == "top_k" else []
+    assert "optim.prompts_per_update=2" in learning
+    command = ["train", *learning, "--steps", "5", "--teacher", teacher, *sets]
     assert microrl(*command, "--out", meant).returncode == 0
     assert all(row["distill/kl"] is not None and row["update/skipped"] == 0 for row in rows(meant))
     process = start([*command, "--out", out], place="row", count=3)
@@ -128,6 +137,7 @@ def test_a_distillation_goes_on_with_its_teacher(microrl, learning, whole, tmp_p
     gone = microrl("train", "--resume", out)
     assert gone.returncode == 2 and f"the teacher {teacher}" in " ".join(gone.stderr.split()), gone.stderr
     (tmp_path / "gone").rename(teacher)
+    assert ("a second model of" in (out / "events.jsonl").read_text()) is (kind != "own base")
     resumed(microrl, out, meant)
 
 

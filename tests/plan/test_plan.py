@@ -775,8 +775,3 @@ def test_the_quickstart_is_forecast_as_it_runs_here():
         advice.conflicts(workload.Workload.from_config(resolve(["quickstart"]), shape_of("quickstart"), devices.cpu(2, 24.0)))
         == []
     )
-
-
-def test_a_teacher_that_is_not_counted_is_said():
-    assert any("the teacher is not counted" in note for note in planned(**{"distill.teacher": "Qwen2.5-7B-Instruct"}).notes)
-    assert not any("teacher" in note for note in planned().notes)

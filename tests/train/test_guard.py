@@ -22,6 +22,13 @@ AT_THE_LIMIT = [
     ("entropy_low", {"policy/entropy": 0.0029}, {"policy/entropy": 0.0031}, "rollback", 8),
     ("entropy_drop", {"policy/entropy": 0.0149}, {"policy/entropy": 0.0151}, "warn", 8),
     ("entropy_rise", {"policy/entropy": 0.91}, {"policy/entropy": 0.89}, "rollback", 8),
+    (
+        "entropy_teacher",
+        {"policy/entropy": 0.029, "distill/teacher_entropy": 0.3},
+        {"policy/entropy": 0.031, "distill/teacher_entropy": 0.3},
+        "rollback",
+        8,
+    ),
     ("useful_groups", {"groups/useful": 0.009}, {"groups/useful": 0.011}, "stop", 30),
     ("truncated", {"length/truncated": 0.41}, {"length/truncated": 0.39}, "rollback", 8),
     ("length_drift", {"length/mean": 601.0}, {"length/mean": 599.0}, "warn", 8),
@@ -68,7 +75,7 @@ def test_a_rate_that_climbs_is_seen_after_rollbacks_have_lowered_it():
 def test_a_rule_triggers_when_its_patience_is_spent_and_not_before(rule, past, short_of, action, patience):
     guard = started(**({} if rule == "useful_groups" else {"useful_groups": None}))
     assert feed(guard, patience - 1, **past) == [None] * (patience - 1)
-    feed(guard)  # one good step, and the count starts again
+    feed(guard, **short_of)  # one good step, and the count starts again
     assert feed(guard, patience - 1, **past) == [None] * (patience - 1)
     verdict = guard.check(row(**past))
     assert (verdict.rule, verdict.action) == (rule, action)
@@ -145,6 +152,14 @@ def test_a_teacher_teaches_groups_of_equal_rewards():
     equal = {"groups/useful": 0.0, "distill/kl": 0.3}
     assert not any(feed(started(), 90, **equal))
     assert acted(feed(started(), 10, **IDLE | equal)) == [(3, "warn"), (10, "stop")]
+
+
+def test_a_student_may_be_as_sure_as_its_teacher():
+    """An entropy that would be a collapse by itself is none where the teacher's is at most twice it."""
+    low = {"policy/entropy": 0.002, "distill/kl": 0.01}
+    assert not any(feed(started(), 90, **low, **{"distill/teacher_entropy": 0.004}))
+    rules = {verdict.rule for verdict in feed(started(), 8, **low, **{"distill/teacher_entropy": 0.005}) if verdict}
+    assert rules == {"entropy_low"}
 
 
 def test_a_gradient_that_is_not_finite_is_told_from_a_large_one():
@@ -375,6 +390,19 @@ def test_a_rate_far_too_high_is_seen_at_rank_4_too(microrl, tmp_path, rate):
     verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 80, "--set", f"optim.lr={rate}")
     assert min(row["reward/accuracy"] for row in rows[:40]) < 0.05
     assert verdicts and verdicts[0]["action"] == "rollback" and verdicts[0]["step"] <= 45
+
+
+@pytest.mark.slow
+@pytest.mark.one_of_each
+def test_a_student_that_runs_to_the_length_limit_is_rolled_back(microrl, tmp_path):
+    """3000 times the rate, towards a teacher of a few steps: the rule about truncated completions needs no teacher's."""
+    teacher, bounds = tmp_path / "teacher", ("--steps", 5, "--hours", 1, "--set", "evaluation.problems=0")
+    assert microrl("train", "quickstart", *bounds, "--out", teacher).returncode == 0
+    verdicts, rows = guarded_run(microrl, tmp_path / "run", "--steps", 16, "--teacher", teacher, "--lr", 0.4)
+    first = verdicts[0]
+    assert (first["rule"], first["action"]) == ("truncated", "rollback")
+    before = rows[: first["step"] + 1]
+    assert before[-1]["length/truncated"] > 0.5 and before[-1]["distill/kl"] > 5 * before[0]["distill/kl"]
 
 
 @pytest.mark.slow

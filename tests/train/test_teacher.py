@@ -149,8 +149,22 @@ def test_a_teacher_with_other_tokens_ends_the_run_before_its_first_step(inside, 
     done = inside("train", *tiny_arguments, "--steps", 1, "--teacher", strange, "--out", out)
     assert done.returncode == 2 and "has a different vocabulary" in " ".join(done.stderr.split()), done.stderr
     assert not out.exists()
+    dry = inside("train", *tiny_arguments, "--steps", 1, "--teacher", strange, "--dry-run")
+    assert dry.returncode == 2 and "has a different vocabulary" in " ".join(dry.stderr.split()), dry.stderr
     gone = inside("train", *tiny_arguments, "--steps", 1, "--teacher", tmp_path / "gone", "--out", out)
     assert gone.returncode == 2 and f"the teacher {tmp_path / 'gone'}: " in " ".join(gone.stderr.split()), gone.stderr
+
+
+def test_a_dry_run_compares_the_tokenizers(inside, tiny_arguments, other_model, model_folder, wares):
+    """Without the teacher's weights."""
+    for teacher, said in (
+        (other_model, "a second model, with the same tokens"),
+        (wares / "done", "shares the weights of the base"),
+    ):
+        done = inside("train", *tiny_arguments, "--steps", 1, "--teacher", teacher, "--dry-run")
+        assert done.returncode == 0 and said in " ".join(done.stdout.split()), done.stderr
+    same = inside("train", *tiny_arguments, "--steps", 1, "--teacher", model_folder, "--dry-run")
+    assert same.returncode == 2 and "there is nothing to learn from it" in " ".join(same.stderr.split()), same.stderr
 
 
 def test_a_student_comes_closer_to_another_model(inside, tiny_arguments, other_model, tmp_path):
