@@ -78,7 +78,8 @@ def train(
     refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
     if config.budget.hours is None and config.budget.steps is None:
-        raise UserError("no budget given", "pass --hours H or --steps N")
+        first = "" if presets else "; to try microrl first, without a GPU and in a minute: microrl train quickstart"
+        raise UserError("no budget given", f"pass --hours H or --steps N{first}")
     if config.track is not None:
         from microrl.run import tracking
 
