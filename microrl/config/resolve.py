@@ -14,7 +14,7 @@ from microrl.config import other_names, paths, presets
 from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError, did_you_mean, nearest
 
 Tree = dict[str, Any]
 LARGEST = 1e12
@@ -211,7 +211,8 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
     if error["type"] == "extra_forbidden":
         tag = model.model_fields.get("kind")
         if tag is None:
-            known = other_names.hint(".".join(path), error["input"])
+            given, is_misspelled = error["input"], nearest(path[-1], model.model_fields, cutoff=0.8)
+            known = None if isinstance(given, dict) and is_misspelled else other_names.hint(".".join(path), given)
             return UserError(f"unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
         why = f"`{tag.default}` has no `{_shown(path[-1])}`"
         union: type[BaseModel] = RunConfig

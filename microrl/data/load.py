@@ -296,11 +296,11 @@ def _both(wanted: tuple[str | None, str | None], row: Mapping[str, Any]) -> tupl
         except UserError as error:
             errors.append(error)
     if len(errors) == 2:
-        question, answer = errors
-        hints = [str(error.hint) for error in errors]
-        names = [hint.removeprefix("name it: ") for hint in hints]
-        both = f"name them: {' '.join(names)}" if all(map(str.__ne__, hints, names)) else "; ".join(dict.fromkeys(hints))
-        raise UserError(f"{answer.message.partition(';')[0]}; {question.message}", both)
+        messages, hints = [error.message for error in errors], [str(error.hint) for error in errors]
+        if all(hint.startswith("name it: ") for hint in hints):
+            message = messages[0].replace("is the question;", "is the question, and which the answer;")
+            raise UserError(message, f"name them: {' '.join(hint.removeprefix('name it: ') for hint in hints)}")
+        raise UserError("; ".join(messages), "; ".join(dict.fromkeys(hints)))
     if errors:
         raise errors[0]
     return found[0], found[1]

@@ -118,7 +118,10 @@ def test_a_preset_is_shown_by_its_name():
             "vLLM is not installed",
             marks=pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed"),
         ),
-        ("train quickstart --data columns.jsonl", "which column is the answer; cannot tell which column is the question"),
+        (
+            "train quickstart --data columns.jsonl",
+            "which column is the question, and which the answer; the columns are: ask, reply",
+        ),
         ("train --model pickled --data arithmetic --steps 1", "pytorch_model.bin alone"),
     ],
 )
