@@ -85,7 +85,16 @@ def needs_more(completions, difficulty, trainer_state, **kwargs):
     return [1.0] * len(completions)
 
 def wrong_itself(completions, **kwargs):
-    return [None + 1 for one in completions]
+    return [len(one) + one.upper() for one in completions]
+
+def fails_later(completions, **kwargs):
+    return [one.size if "!" in one else 1.0 for one in completions]
+
+def loops(completions, **kwargs):
+    return [sum(len(message["content"]) for message in one) for one in completions]
+
+def as_number(completions, answer, **kwargs):
+    return [float(one) for one in answer]
 
 def fails_on_both(completions, **kwargs):
     return [one[0]["text"] for one in completions]
@@ -159,6 +168,10 @@ def test_the_form_is_found_whatever_comes_first(make):
     text = make("shortness")
     assert values(text, "", "") == ([0, 0], [])
     assert values(text, "abc") == ([-3], []), "and not -1, the number of its messages"
+    loops = make("loops")
+    assert values(loops, "", "") == ([0, 0], []) and values(loops, "four") == ([4], []), "nothing was indexed at first"
+    later = make("fails_later")
+    assert values(later, "a") == ([1], []) and "'str' object has no attribute 'size'" in values(later, "a!")[1][0]
 
 
 def test_the_answer_is_the_gold_one_and_a_solution_where_there_is_no_such_column(make, tmp_path):
@@ -178,7 +191,7 @@ def test_the_answer_is_the_gold_one_and_a_solution_where_there_is_no_such_column
             "needs_more",
             "it needs `difficulty`, `trainer_state`, and the columns of the data are: question, answer, longest, kind",
         ),
-        ("wrong_itself", "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int' (mine.py, line"),
+        ("wrong_itself", "TypeError: unsupported operand type(s) for +: 'int' and 'str' (mine.py, line"),
         ("fails_on_both", "KeyError: 'text' (mine.py, line"),
     ],
 )
@@ -237,6 +250,7 @@ def test_they_are_tried_before_a_model_is_loaded(tmp_path, monkeypatch):
 
     refuse("tag_share")
     refuse("by_cosine")
+    refuse("as_number")
     with pytest.raises(UserError, match="it needs `kind`, and the columns of the data are: question, answer, longest"):
         refuse("only_of_code")
 
