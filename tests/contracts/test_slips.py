@@ -68,7 +68,11 @@ SLIPS = {
     ),
     "qlora": ("plan --adapter qlora", "did you mean `--set model.quant=nf4`?", "plan --set model.quant=nf4 --gpu a40"),
     "--gpu": ("train quickstart --gpu 0", "CUDA_VISIBLE_DEVICES=1 before `microrl` takes another", "guide quickstart"),
-    "--num-train-epochs": ("train quickstart --num-train-epochs 3", "a run ends by --steps N or --hours H", "plan quickstart --steps 3 --gpu cpu"),
+    "--num-train-epochs": (
+        "train quickstart --num-train-epochs 3",
+        "a run ends by --steps N or --hours H",
+        "plan quickstart --steps 3 --gpu cpu",
+    ),
     "a run without runs/": (
         "eval quick-20260101",
         "did you mean `runs/quick-20260101`?",
