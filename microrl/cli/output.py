@@ -58,6 +58,8 @@ def guarded(command: Callable[[], Any]) -> int:
                 value, names = choice[1], re.findall("'(.*?)'", choice[2])
                 wrong = invalid_value(error.param.opts[0], value, did_you_mean(value, names))  # type: ignore[attr-defined]
                 return _ended(wrong.message, wrong.hint, USAGE)
+            if known := _known_elsewhere(error):
+                return _ended(f"No such option: {error.option_name}", known, USAGE)  # type: ignore[attr-defined]
             hint = "the options are listed by `microrl COMMAND --help`, the commands by `microrl --help`"
             return _ended(error.format_message(), hint, USAGE)  # type: ignore[attr-defined]
         except (KeyboardInterrupt, typer.Abort):
@@ -66,6 +68,24 @@ def guarded(command: Callable[[], Any]) -> int:
             return _interrupted() if _was_interrupted(error) else _failed(error)
         finally:
             _run = None
+
+
+def _known_elsewhere(error: Exception) -> str | None:
+    """What to pass to this command instead of another trainer's option; None where that is not known."""
+    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if name is None or context is None:
+        return None
+    from microrl.cli.options import FLAGS
+    from microrl.config import other_names
+
+    name = name.lstrip("-").replace("-", "_").lower()
+    takes = {flag for parameter in context.command.params for flag in parameter.opts}
+    key, equals, value = (other_names.ours(name) or "").partition("=")
+    if FLAGS.get(key) in takes:
+        return f"did you mean `{FLAGS[key]}{' ' if equals else ''}{value}`?"
+    if key and "--set" in takes:
+        return f"did you mean `--set {key}={value or 'VALUE'}`?"
+    return other_names.INSTEAD.get(name) if "--out" in takes else None
 
 
 def _ended(message: str, hint: str | None, status: int) -> int:

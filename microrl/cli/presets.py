@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from microrl.cli import options
 from microrl.cli.output import emit
+from microrl.errors import nearest
 from microrl.terminal import printable
 
-group = typer.Typer(invoke_without_command=True)
+
+class _ShowsByName(TyperGroup):
+    """`microrl presets NAME` is `microrl presets show NAME`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        is_name = not args[0].startswith("-") and nearest(args[0], self.commands, cutoff=0.8) is None
+        return super().resolve_command(ctx, ["show", *args] if is_name else args)
+
+
+group = typer.Typer(invoke_without_command=True, cls=_ShowsByName)
 
 
 @group.callback()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from microrl.cli import options
-from microrl.cli.output import emit
+from microrl.cli.output import emit, say
 from microrl.errors import UserError
 from microrl.terminal import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from microrl.config import RunConfig
     from microrl.environments.transcript import Turn
     from microrl.run.folder import RunFolder
+    from microrl.types import Completion
 
 
 EXAMPLES = """
@@ -63,6 +67,12 @@ def sample(
         side: [turns(one.text if one.transcript is None else one.transcript) for one in completions]
         for side, completions in sides.items()
     }
+    if config.env.target is None and _agree(config, sides):
+        from microrl.report.transcripts import most_improved
+
+        other = most_improved(run.path)
+        show = f"microrl diff {run.path}" if other in (None, question) else f"microrl sample {run.path} {quote(other)}"
+        say(f"note: both models give the same answers here. To see a difference: {printable(show)}")
     if as_json:
         texts = {side: [one.text for one in completions] for side, completions in sides.items()}
         told = {
@@ -83,6 +93,17 @@ def sample(
         for both in zip(*conversations.values(), strict=True):
             table.add_row(*(Text("\n").join(_said(turn) for turn in one) for one in both))
     Console().print(table)
+
+
+def _agree(config: RunConfig, sides: Mapping[str, Sequence[Completion]]) -> bool:
+    """Whether both models have given the same answers, or the same texts where no answer can be read."""
+    from microrl.rewards.judges.judge import read
+
+    def answer(text: str) -> str:
+        return read(text, config.data.answer_kind, opened="<think>" not in text and "</think>" in text) or text
+
+    base, trained = ([answer(one.text) for one in side] for side in sides.values())
+    return base == trained
 
 
 def _said(turn: Turn) -> Text:

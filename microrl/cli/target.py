@@ -15,7 +15,7 @@ from microrl.data.load import check_source
 from microrl.data.sources import GENERATED, place
 from microrl.errors import UserError
 from microrl.models import hub
-from microrl.run.folder import RunFolder, run_above
+from microrl.run.folder import RunFolder, run_above, under_runs
 
 CHECKPOINTS = "checkpoints"
 FINAL = "final"
@@ -81,7 +81,8 @@ def find_adapter(name: str | None, model: str | None = None) -> Found:
     assert path is not None
     if not path.is_dir():
         raise UserError(
-            f"there is no folder {name}", "pass a run folder, its best/, or an adapter folder; `ls runs` lists your runs"
+            f"there is no folder {name}",
+            under_runs(path) or "pass a run folder, its best/, or an adapter folder; `ls runs` lists your runs",
         )
     if not (path / "adapter_config.json").is_file():
         raise UserError(f"{name} is neither a run folder nor an adapter in PEFT's format", "pass a run folder, or its best/")
@@ -105,6 +106,13 @@ def find_weights(name: str | None) -> Found:
         if not (is_adapter or RunFolder.is_one(path) or _part(path)[0] is not None):
             if is_path(name) and (run := run_above(path)) is not None:
                 raise UserError(f"{name} is no part of the run {run}", f"its parts: {', '.join(_parts(run))}")
+            if not path.exists() and (hint := under_runs(path)) is not None:
+                raise UserError(f"there is no run and no model `{name}`", hint)
+            if path.is_dir() and not has_model:
+                raise UserError(
+                    f"{name} is neither a run folder, nor an adapter's, nor a model's, which has a config.json",
+                    "pass a run (`ls runs` lists yours), a model's folder, a .gguf file or a hub id",
+                )
             return Found(_model(name), None, None)
     return find_adapter(name)
 

@@ -80,7 +80,8 @@ def train(
     if config.has_stored_teacher and config.sft.only:  # a preset's steps are training steps; this run has none
         config = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})
     elif not config.is_bounded:
-        raise UserError("no budget given", "pass --hours H or --steps N")
+        first = "" if presets else "; to try microrl first, without a GPU and in a minute: microrl train quickstart"
+        raise UserError("no budget given", f"pass --hours H or --steps N{first}")
     if flags["sft.data"] is not None and not config.sft.is_on:
         raise UserError("--sft-data has no effect without SFT", "add --sft-minutes M, or --set sft.steps=N")
     if config.track is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 
 from microrl.config import catalogue, known_models
 from microrl.config.data import GYM
@@ -44,6 +45,12 @@ def local_model(name: str) -> Path | None:
     if path.exists():
         if not (path / "config.json").is_file():
             raise UserError(f"{path} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
+        if any(path.glob("pytorch_model*.bin")) and not any(path.glob("*.safetensors")):
+            convert = "from transformers import AutoModelForCausalLM as M; M.from_pretrained('.').save_pretrained('.')"
+            raise UserError(
+                f"{path} has its weights in pytorch_model.bin alone, which is not read: such a file can run code",
+                f'if you trust it, convert it to safetensors: (cd {quote(str(path))} && python -c "{convert}")',
+            )
         return path
     if name in known_models.TINY or known_models.find(name) is not None:
         return None

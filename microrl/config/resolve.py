@@ -10,13 +10,13 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from microrl.config import paths, presets
+from microrl.config import other_names, paths, presets
 from microrl.config.distill import DistillConfig
 from microrl.config.losses import DistillLossConfig, GrpoConfig
 from microrl.config.plugins import ALGORITHMS, entry_points
 from microrl.config.schema import RunConfig
 from microrl.config.section import Section
-from microrl.errors import UserError, did_you_mean
+from microrl.errors import UserError, did_you_mean, nearest
 
 Tree = dict[str, Any]
 LARGEST = 1e12
@@ -238,7 +238,9 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
     if error["type"] == "extra_forbidden":
         tag = model.model_fields.get("kind")
         if tag is None:
-            return UserError(f"unknown key `{key}`", did_you_mean(path[-1], model.model_fields))
+            given, is_misspelled = error["input"], nearest(path[-1], model.model_fields, cutoff=0.8)
+            known = None if isinstance(given, dict) and is_misspelled else other_names.hint(".".join(path), given)
+            return UserError(f"unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
         why = f"`{tag.default}` has no `{_shown(path[-1])}`"
         union: type[BaseModel] = RunConfig
         for part in path[:-2]:
@@ -248,12 +250,14 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
             return UserError(
                 f"`{key}` cannot be set: {why}", f"{flag}; `{tag.default}` has these keys: {', '.join(model.model_fields)}"
             )
-        return UserError(f"{why}: unknown key `{key}`", did_you_mean(path[-1], model.model_fields))
+        known = other_names.hint(path[-1], error["input"])
+        return UserError(f"{why}: unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
     if error["type"].startswith("union_tag"):
         kinds = _kinds(model, path[-1])
         kind = str(context.get("tag", ""))
         return UserError(
-            f"`{key}.kind` cannot be `{_shown(kind)}`" if kind else f"`{key}` needs a `kind`", did_you_mean(kind, kinds)
+            f"`{key}.kind` cannot be `{_shown(kind)}`" if kind else f"`{key}` needs a `kind`",
+            other_names.hint(kind) or did_you_mean(kind, kinds),
         )
     if error["type"] == "literal_error" and not isinstance(error["input"], dict | list):
         allowed = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]

@@ -134,7 +134,7 @@ def _questions(
     for number, row in enumerate(rows, 1):
         if columns is None:
             wanted = (config.question or (known.question if known else None), config.answer or (known.answer if known else None))
-            columns = (column("question", wanted[0], QUESTION_COLUMNS, row), column("answer", wanted[1], ANSWER_COLUMNS, row))
+            columns = _both(wanted, row)
             reading.guessed = _guessed(columns, wanted, row, config)
         question = _question(row, columns, number, config, known)
         if question is None:
@@ -285,6 +285,25 @@ def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[st
     if role == "answer" and any(name in row for name in code.TEST_COLUMNS):
         hint = f"if these are programming problems with tests: --set data.answer_kind=code; otherwise {hint}"
     raise UserError(f"cannot tell which column is the {role}; the columns are: {listing}", hint)
+
+
+def _both(wanted: tuple[str | None, str | None], row: Mapping[str, Any]) -> tuple[str, str]:
+    """The columns of question and answer. Where neither exists, the error says so of both."""
+    found, errors = [], []
+    for role, one, usual in zip(("question", "answer"), wanted, (QUESTION_COLUMNS, ANSWER_COLUMNS), strict=True):
+        try:
+            found.append(column(role, one, usual, row))
+        except UserError as error:
+            errors.append(error)
+    if len(errors) == 2:
+        messages, hints = [error.message for error in errors], [str(error.hint) for error in errors]
+        if all(hint.startswith("name it: ") for hint in hints):
+            message = messages[0].replace("is the question;", "is the question, and which the answer;")
+            raise UserError(message, f"name them: {' '.join(hint.removeprefix('name it: ') for hint in hints)}")
+        raise UserError("; ".join(messages), "; ".join(dict.fromkeys(hints)))
+    if errors:
+        raise errors[0]
+    return found[0], found[1]
 
 
 def is_torn(text: str) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from microrl.config import RunConfig
 from microrl.config.resolve import override
+from microrl.errors import UserError
 from microrl.limits import MAX_SWAP_RANK
 from microrl.plan import memory, roofline
 from microrl.plan.devices import DEVICES
@@ -98,7 +100,7 @@ def fixes(work: Workload, room: float) -> tuple[tuple[str, ...], Workload | None
         return tuple(map(str, needed)), work
     for fix in _candidates(work):
         if memory.estimate_memory(changed := _after(work, [fix]), room).fits(room):
-            return tuple(map(str, [*needed, fix])), changed
+            return tuple(map(str, [*needed, fix._replace(why=fix.why + _in_4_bits(work, fix, room))])), changed
     pile: list[Fix] = []
     for fix in _candidates(work):
         pile = [kept for kept in pile if not _replaces(fix, kept)] + [fix]
@@ -106,6 +108,21 @@ def fixes(work: Workload, room: float) -> tuple[tuple[str, ...], Workload | None
             pile = _mildest(work, pile, room)
             return tuple(map(str, [*needed, *pile])), _after(work, pile)
     return (_larger_card(work),), None
+
+
+def _in_4_bits(work: Workload, fix: Fix, room: float) -> str:
+    """What else fits where only another engine does, with a base of 4 bits; empty where nothing does."""
+    if "engine.kind" not in fix.values or work.config.model.quant is not None:
+        return ""
+    quantised = {"model.quant": "nf4"}
+    with suppress(UserError):  # of adapters that are not for a base of 4 bits
+        for other in ({}, *(one.values for one in _candidates(_after(work, [Fix(quantised, "")])))):
+            changed = _after(work, [Fix(quantised | other, "")])
+            sizes = memory.estimate_memory(changed, room)
+            if changed.has_vllm and sizes.fits(room):
+                seconds = roofline.estimate_time(changed, sizes).step_s
+                return f"; or {sets(quantised | other)}, with which a step takes about {seconds:,.0f} s"
+    return ""
 
 
 def _mildest(work: Workload, pile: list[Fix], room: float) -> list[Fix]:

@@ -64,9 +64,8 @@ class RunFolder:
         try:
             files.make_folder(path)
         except FileExistsError:
-            raise UserError(
-                f"{path} already exists", f"resume it: microrl train --resume {path}, or choose another folder: --out DIR"
-            ) from None
+            resume = f"resume it: microrl train --resume {path}, or " if cls.is_one(path) else ""
+            raise UserError(f"{path} already exists", f"{resume}choose another folder: --out DIR") from None
         except OSError as error:
             raise UserError(
                 f"cannot create the run folder {path}: {error.strerror}", "choose another folder: --out DIR"
@@ -390,4 +389,10 @@ def not_a_run(path: Path) -> UserError:
     """For what is no run folder; the hint names the run that it is a part of, if any."""
     run = run_above(path)
     hint = "list your runs with `ls runs`, or start one with `microrl train`" if run is None else f"pass the run itself: {run}"
-    return UserError(f"{path} is not a run folder", hint)
+    return UserError(f"{path} is not a run folder", under_runs(path) or hint)
+
+
+def under_runs(path: Path) -> str | None:
+    """The hint where the path is that of a run without the folder of runs before it."""
+    meant = Path("runs") / path
+    return f"did you mean `{meant}`?" if meant != path and RunFolder.is_one(meant) else None

@@ -28,6 +28,9 @@ from microrl.train.run import OutOfTime, Run
 from microrl.train.summary import summary_of
 from microrl.train.watchdog import OnHang, Watchdog
 
+SHORT_ANSWER = 256
+"""Tokens of a completion limit that is suggested where a higher one takes more time than there is."""
+
 
 @contextmanager
 def opened(
@@ -141,8 +144,19 @@ def _require_time_to_evaluate(run: Run) -> None:
         raise UserError(
             f"{budget.hours:g} hours are too short: loading took {budget.elapsed_s():.0f} s, and "
             f"evaluating and saving need at least {needed_s:.1f} s more",
+            f"{_with_shorter_answers(run, needed_s + first.forecast_s())}"
             f"pass at least --hours {budget.min_hours(needed_s + first.forecast_s()):g}",
         )
+
+
+def _with_shorter_answers(run: Run, needed_s: float) -> str:
+    """What to pass where a lower completion limit saves much of the time; it grows about as the limit does."""
+    limit, hours = run.config.sampling.max_completion_tokens, run.budget.hours
+    if limit < 4 * SHORT_ANSWER or hours is None:
+        return ""
+    enough = max(hours, run.budget.min_hours(needed_s * SHORT_ANSWER / limit))
+    shorter = f"--set sampling.max_completion_tokens={SHORT_ANSWER} --hours {enough:g}"
+    return f"shorten the completions, which may have {limit:,} tokens: {shorter}; or else "
 
 
 def require_time_for_a_step(run: Run) -> None:

@@ -11,6 +11,9 @@ A reward function has this signature (`RewardFunctionType`):
 of the data set, with JSON's types. The three have the same length, and so has what is returned: a finite number for each
 completion, or None, which leaves the completion out. A value must depend on its own prompt, completion and row alone: a call has
 the completions of one group, in no order that may be relied on, and a call that fails is made again one completion at a time.
+
+A function with the parameters of TRL's reward functions is called as TRL does, by name; of such a function, None means that it
+does not apply to the completion, whose other parts count.
 """
 
 from __future__ import annotations
@@ -49,6 +52,14 @@ class Failure(NamedTuple):
     why: str
 
 
+class Asked(NamedTuple):
+    """What functions with TRL's parameters get besides. No `token_ids`: no model has written the completion."""
+
+    question: str
+    answer: str
+    token_ids: tuple[int, ...] = ()
+
+
 class CustomReward:
     """One reward function. Use it from one thread at a time."""
 
@@ -61,8 +72,13 @@ class CustomReward:
         """Calls that were killed since the step began."""
         self.start, self.wait_until_ready, self.close = self._process.start, self._process.wait_until_ready, self._process.kill
 
+    @property
+    def may_not_apply(self) -> bool:
+        """Whether None from it leaves only its own part out, and not the completion."""
+        return self._process.is_by_name
+
     def values(
-        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], gone: Gone = never
+        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked], gone: Gone = never
     ) -> tuple[list[Value], list[Failure]]:
         """One value for each completion, and why those that are missing are, but for the function's own None.
 
@@ -72,36 +88,44 @@ class CustomReward:
         if self.kills >= KILLS:
             found: list[Any] | str = f"{NOT_CALLED}: {KILLS} calls in this step have been killed"
         else:
-            found = self._call(prompts, completions, rows, gone=gone)
+            found = self._call(prompts, completions, rows, asked, gone=gone)
             if self._raised and count > 1:
                 # One completion that it cannot read must not cost the others of its group their rewards.
-                found = self._one_by_one(prompts, completions, rows, gone)
+                found = self._one_by_one(prompts, completions, rows, asked, gone)
         if isinstance(found, str):
             found = [{"bad": found}] * count
         values = [None if isinstance(result, dict) else result for result in found]
         return values, [Failure(index, result["bad"]) for index, result in enumerate(found) if isinstance(result, dict)]
 
-    def _one_by_one(self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], gone: Gone) -> list[Any]:
+    def _one_by_one(
+        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked], gone: Gone
+    ) -> list[Any]:
         """Within one more deadline for all of them."""
         until = now_s() + self._deadline_s
         results: list[Any] = []
-        for prompt, completion, row in zip(prompts, completions, rows, strict=True):
+        for prompt, completion, row, about in zip(prompts, completions, rows, asked, strict=True):
             if self.kills >= KILLS or now_s() > until:
                 results.append({"bad": f"{NOT_CALLED} again: there was no time left for it"})
                 continue
-            found = self._call([prompt], [completion], [row], gone=gone)
+            found = self._call([prompt], [completion], [row], [about], gone=gone)
             results.append({"bad": found} if isinstance(found, str) else found[0])
         return results
 
-    def _call(self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], *, gone: Gone) -> list[Any] | str:
+    def _call(
+        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked], *, gone: Gone
+    ) -> list[Any] | str:
         """The values of one call, or in words why there are none. `_raised` says whether it raised an exception."""
         self._raised = False
-        request = {
+        request: dict[str, Any] = {
             "prompts": list(prompts),
             "completions": list(completions),
             "rows": [json.loads(row) if row else {} for row in rows],
         }
         try:
+            self._process.wait_until_ready(gone)
+            if self._process.is_by_name:
+                questions, answers, token_ids = zip(*asked, strict=True)
+                request |= {"questions": questions, "answers": answers, "token_ids": token_ids}
             reply = self._process.call(request, self._deadline_s, gone)
             self._raised = reply.get("raised") is True
             return _checked(reply, len(completions))
@@ -156,12 +180,16 @@ class Calls:
     def ask(self, position: int, group: Group) -> None:
         """Begin to score a group."""
         prompt, texts = group.prompt, [completion.text for completion in group.completions]
-        arguments = [prompt.text] * len(texts), texts, [prompt.raw] * len(texts), self.gone
+        asked = [Asked(prompt.question, prompt.answer, completion.token_ids) for completion in group.completions]
+        arguments = [prompt.text] * len(texts), texts, [prompt.raw] * len(texts), asked, self.gone
         futures = [pool.submit(one.values, *arguments) for one, pool in zip(self.rewards, self.pools, strict=True)]
         self._begun[position] = (group, futures)
 
     def settle(self) -> dict[int, list[dict[str, Value]]]:
-        """For each group's position and completion, every function's value. Raises what `look` raises, and UserError."""
+        """For each group's position and completion, every function's value, but for functions that do not apply to it.
+
+        Raises what `look` raises, and UserError.
+        """
         pending = {future for _, futures in self._begun.values() for future in futures}
         while pending:
             self.look()
@@ -170,11 +198,15 @@ class Calls:
                 future.result()
         found = {}
         for position, (group, futures) in sorted(self._begun.items()):
-            columns = {}
+            given: list[dict[str, Value]] = [{} for _ in group.completions]
             for one, future in zip(self.rewards, futures, strict=True):
-                columns[one.function.name], failures = future.result()
+                values, failures = future.result()
                 self._note(one.function.name, group.prompt.row, failures)
-            found[position] = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+                failed = {failure.place for failure in failures}
+                for place, value in enumerate(values):
+                    if value is not None or place in failed or not one.may_not_apply:
+                        given[place][one.function.name] = value
+            found[position] = given
         return found
 
     def _note(self, name: str, row: int, failures: Sequence[Failure]) -> None:
@@ -229,11 +261,12 @@ class CustomRewards:
             pool.submit(one.wait_until_ready, lambda: self._closed or gone()).result()
 
     def values_of(
-        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str]
+        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked] = ()
     ) -> Iterator[tuple[RewardFunction, list[Value], list[Failure]]]:
-        """Call every function now, one after the other."""
+        """Call every function now, one after the other. Without `asked`, the prompts are the questions, which have no answers."""
+        asked = asked or [Asked(prompt, "") for prompt in prompts]
         for one, pool in zip(self._rewards, self._pools, strict=True):
-            yield (one.function, *pool.submit(one.values, prompts, completions, rows, lambda: self._closed).result())
+            yield (one.function, *pool.submit(one.values, prompts, completions, rows, asked, lambda: self._closed).result())
 
     def close(self) -> None:
         """End the processes and threads; what is still being scored is given up."""

@@ -13,10 +13,12 @@ import inspect
 import json
 import math
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,12 @@ MEMORY_BYTES = 16 << 30
 """Of address space, in the sandbox: libraries that compute reserve much more than they use."""
 LARGEST = 1e12
 """Largest magnitude of a reward: the square of a larger one could overflow."""
+_OWN = ("prompts", "completions", "rows")
+"""The parameters of a reward function; see `microrl.rewards.custom.functions`."""
+_SIGNATURES = "write def NAME(prompts, completions, rows), or as for TRL def NAME(completions, **kwargs)"
+_UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+_TEXT_AS_MESSAGES = re.compile("string ind|'str' object")
+"""In the words of Python's exceptions: "string indices must be integers", "string index out of range", and attributes."""
 _PR_SET_PDEATHSIG = 1
 _SHOWN = 300
 
@@ -52,6 +60,7 @@ def main() -> None:
         serve = _served_by(server) if server else None
         if serve is None:
             refuse_other(found)
+            call = as_called(found, confined=bool(confined))
         else:
             serve.refuse_other(found, Unusable)
     except Unusable as error:
@@ -62,12 +71,13 @@ def main() -> None:
         return
     if confined and not _locked_in((requests.fileno(), replies)):
         return
-    _write(replies, {"ready": True})
     if serve is not None:
+        _write(replies, {"ready": True})
         serve.serve(found, requests, replies, die_with=_die_with, described=described)
         return
+    _write(replies, {"ready": True, "by_name": isinstance(call, ByName)})
     for line in requests:
-        _write(replies, answer(found, json.loads(line)))
+        _write(replies, answer(call, json.loads(line)))
 
 
 def _served_by(module: str) -> Any:
@@ -125,11 +135,102 @@ def refuse_other(found: Any) -> None:
         raise Unusable("it is a class, not a function")
 
 
-def answer(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
+def as_called(function: Callable[..., Any], *, confined: bool) -> Callable[[dict[str, Any]], Any]:
+    """The function as one of a request. Raises Unusable for one that can be called in neither way."""
+    if confined and inspect.iscoroutinefunction(function):
+        raise Unusable("it is async, and its event loop needs a socket, which is refused", hint="remove reward.confine_functions")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a built-in function, whose parameters are not known
+        signature = None
+    if signature is not None:
+        names = {one.name for one in signature.parameters.values() if one.kind not in _UNNAMED}
+        if "rows" not in names and names & {"completions", "completion_ids"}:
+            return ByName(function, signature)
+        try:
+            signature.bind(*_OWN)
+        except TypeError:
+            raise Unusable(f"its parameters are {signature}", hint=_SIGNATURES) from None
+    return lambda request: _settled(function(*(request[name] for name in _OWN)))
+
+
+class ByName:
+    """A function with the parameters of TRL's reward functions: each is given by its name, a column of the data among them.
+
+    Such functions read completions and prompts either as text or as conversations, which in TRL follows from the data. Here the
+    first call tells: a function that reads conversations cannot index a text by a message's key.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: inspect.Signature) -> None:
+        self._function = function
+        parameters = signature.parameters.values()
+        self._takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+        self._names = {one.name for one in parameters if one.kind not in _UNNAMED}
+        self._needed = {name for name in self._names if signature.parameters[name].default is inspect.Parameter.empty}
+        annotation = signature.parameters["completions"].annotation if "completions" in self._names else None
+        self._reads_messages = True if "dict" in str(annotation) else None
+        """None: not known yet."""
+
+    def __call__(self, request: dict[str, Any]) -> Any:
+        texts = request["completions"]
+        if not self._reads_messages:
+            try:
+                result = self._called(request, request["prompts"], texts)
+            except (TypeError, AttributeError, IndexError) as error:
+                if self._reads_messages is False or _TEXT_AS_MESSAGES.search(str(error)) is None:
+                    raise
+            else:
+                if any(texts):
+                    self._reads_messages = False
+                return result
+        prompts = [[{"role": "user", "content": question}] for question in request["questions"]]
+        result = self._called(request, prompts, [[{"role": "assistant", "content": text}] for text in texts])
+        self._reads_messages = True
+        return result
+
+    def _called(self, request: dict[str, Any], prompts: list[Any], completions: list[Any]) -> Any:
+        rows, answers = request["rows"], request["answers"]
+        columns = {name: [row.get(name) for row in rows] for name in rows[0]} if rows else {}
+        ids = [ids or _words(text) for ids, text in zip(request["token_ids"], request["completions"], strict=True)]
+        given = {
+            "solution": answers, **columns, "answer": answers,
+            "prompts": prompts, "completions": completions, "completion_ids": ids,
+            "log_extra": _nothing, "log_metric": _nothing,
+        }  # fmt: skip
+        if lacking := sorted(self._needed - given.keys()):
+            needed = ", ".join(f"`{name}`" for name in lacking)
+            raise Unusable(f"it needs {needed}, and the columns of the data are: {', '.join(columns) or 'none'}")
+        return _settled(self._function(**{name: given[name] for name in given if self._takes_all or name in self._names}))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a function would log in TRL's tables is dropped."""
+
+
+def _words(text: str) -> list[int]:
+    """A number for each word, in the place of token ids, where no model has written the text."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(word, len(numbers)) for word in text.split()]
+
+
+def _settled(result: Any) -> Any:
+    """What a function returned; of an async one, what it returns in the end."""
+    return _loop().run_until_complete(result) if inspect.iscoroutine(result) else result
+
+
+@cache
+def _loop() -> Any:
+    """One event loop for all calls: what a module keeps between two of them, as a client, belongs to its loop."""
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+def answer(call: Callable[[dict[str, Any]], Any], request: dict[str, Any]) -> dict[str, Any]:
     """`{"values": [...]}` with a number, None or `{"bad": why}` for each completion; or `{"error": why}` for all of them, with
     `raised` where it is an exception, and other completions may go well."""
     try:
-        result = function(request["prompts"], request["completions"], request["rows"])
+        result = call(request)
         return {"values": checked(result, len(request["completions"]))}
     except Unusable as error:
         return {"error": str(error)}

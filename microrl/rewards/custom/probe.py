@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microrl.errors import UserError
-from microrl.rewards.custom.functions import CustomRewards
+from microrl.rewards.custom.functions import Asked, CustomRewards
 from microrl.types import Prompt
 
 ROWS = 4
@@ -39,12 +39,15 @@ def probe(rewards: CustomRewards, prompts: Sequence[Prompt], data: str) -> list[
     for prompt in spread(prompts):
         completions = made_up(prompt.answer)
         count = len(completions)
-        for function, values, failures in rewards.values_of([prompt.text] * count, completions, [prompt.raw] * count):
+        for function, values, failures in rewards.values_of(
+            [prompt.text] * count, completions, [prompt.raw] * count, [Asked(prompt.question, prompt.answer)] * count
+        ):
             for failure in failures:
                 raise UserError(
                     f"{data}, row {prompt.row}: the reward `{function.target}` gives no value for the completion "
                     f"{completions[failure.place][:100]!r}: {failure.why}",
-                    "it gets (prompts, completions, rows) and returns a list with a finite number, or None, for each completion; "
+                    "it gets (prompts, completions, rows), or TRL's arguments by name, and returns a list with a finite number "
+                    "or None for each completion; "
                     "a slow one needs a longer reward.function_deadline_s",
                 )
             if any(value is not None for value in values):

@@ -34,6 +34,8 @@ class CustomProcess(Worker):
     def __init__(self, target: str, folder: str | None, *, confined: bool = False) -> None:
         super().__init__()
         self._target, self._folder, self._confined = target, folder, "confined" if confined else ""
+        self.is_by_name = False
+        """Whether what it serves is a function with TRL's parameters; known once it is ready."""
 
     def start(self) -> None:
         """Begin to start it, unless it runs; nobody waits."""
@@ -66,7 +68,7 @@ class CustomProcess(Worker):
             known = reply.get("known")
             hint = did_you_mean(target.rpartition(":")[2], known) if known else self._import_hint()
             raise UserError(f"the {self.what} `{target}` cannot be imported: {reply['error']}", hint)
-        self._is_ready = True
+        self._is_ready, self.is_by_name = True, reply.get("by_name") is True
 
     def call(self, request: dict[str, Any], deadline_s: float, gone: Gone) -> dict[str, Any]:
         """The answer to one call. Raises NoReply; the process is then killed, and started again by the next call."""
