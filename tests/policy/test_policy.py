@@ -254,9 +254,9 @@ def test_nothing_of_a_micro_batch_lives_on_in_the_next(is_sft, tokenizer):
     policy.max_tokens = 40
     graphs, alive, score = [], [], policy.token_scores
 
-    def scores(*given):
+    def scores(*given, **more):
         alive.append(sum(graph() is not None for graph in graphs))
-        found, entropies = score(*given)
+        found, entropies = score(*given, **more)
         node, mark = found.grad_fn, type("Mark", (), {})()
         node.metadata["mark"] = mark  # it lives as long as the node
         graphs.append(weakref.ref(mark))

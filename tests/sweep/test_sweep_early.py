@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch, data_file):
     ("words", "said", "hint"),
     [
         (["data.name=arithmetic,gone.jsonl"], "trial name-gone.jsonl-seed0: there is no data file", "check the path"),
-        (["data.name=good.jsonl,colours.jsonl"], "trial name-colours.jsonl-seed0: cannot tell which column", "name it: "),
+        (["data.name=good.jsonl,colours.jsonl"], "trial name-colours.jsonl-seed0: cannot tell which column", "name them: "),
         (["data.name=arithmetic,gsm9k"], "trial name-gsm9k-seed0: unknown data set `gsm9k`", "did you mean `gsm8k`?"),
         (["data.question=null,q", "data.name=good.jsonl"], "trial question-q-seed0: the data has no column `q`", "question"),
         (["model.name=quickstart,./gone"], "trial name-gone-seed0: there is no model `./gone`", "a local folder"),
