@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 
 import pytest
@@ -67,3 +68,10 @@ def test_the_change_log_has_a_section_of_this_version():
     sections = re.findall(r"^## (\d+\.\d+\.\d+) \((not released yet|\d{4}-\d{2}-\d{2})\)$", page, re.MULTILINE)
     assert sections[0][0] == microrl.__version__
     assert all(date != "not released yet" for _, date in sections[1:])
+
+
+def test_the_licence_of_every_dependency_is_listed():
+    page = (ROOT / "microrl" / "guide" / "changes.md").read_text().partition("## Which licences")[2]
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        needed = tomllib.load(file)["project"]["dependencies"]
+    assert not [name for name in map(lambda one: re.match(r"[\w-]+", one)[0], needed) if name not in page]
