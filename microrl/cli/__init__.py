@@ -74,8 +74,8 @@ COMMANDS = {
         "eval": (evaluate, "Measure accuracy and pass@k, with confidence intervals."),
     },
     "Train": {
-        "warmup": (warmup, "Fine-tune on worked solutions, before reinforcement learning."),
-        "teach": (teach, "Let a teacher answer training questions, to distil from later."),
+        "warmup": (warmup, "Supervised fine-tuning (SFT) on worked solutions, before RL."),
+        "teach": (teach, "Store a teacher's answers and scores, to distil from later."),
         "sweep": (sweep, "Train every combination of settings and seeds."),
         "presets": (presets, "List presets, adapters and data sets."),
     },

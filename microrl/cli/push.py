@@ -35,7 +35,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", metavar="", help="Create the repository as a private one.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Upload a trained adapter, with its model card, to the Hugging Face Hub."""
+    """Upload a trained adapter or whole model to the Hugging Face Hub; public, unless with --private."""
     from microrl.cli.target import find_adapter
     from microrl.models import hub
 
@@ -44,9 +44,9 @@ def push(
     refuse_type(form, dtype)
     config, folder, adapter = find_adapter(run, model)
     if not hub.reachable():
-        raise UserError(f"the hub cannot be reached at {hub.endpoint()}", "check the network, or unset HF_HUB_OFFLINE")
+        raise UserError(f"the hub cannot be reached at {hub.endpoint()}", "check the network; if HF_HUB_OFFLINE is set, unset it")
     if not (os.environ.get("HF_TOKEN") or _token_file().is_file()):
-        raise UserError("there is no token for the hub", "hf auth login, or set HF_TOKEN")
+        raise UserError("there is no token for the hub", "log in with `hf auth login`, or set HF_TOKEN")
     from microrl.commands.export import push
 
     found = push(config, folder, adapter, hub_id, form=form, dtype=dtype, private=private)

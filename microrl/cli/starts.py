@@ -112,6 +112,6 @@ def suggest(config: RunConfig, device: Device, free_gb: float | None) -> None:
     if start is not None:
         accuracy = published.best(start.model.name, SORTED_BY)
         say(
-            f"hint: {start.model.name} also fits this GPU and budget, and has a published accuracy on AIME24 of {accuracy:g} % "
+            f"hint: {start.model.name} fits the same GPU and budget, and has a published accuracy on AIME24 of {accuracy:g} % "
             f"({own.name}: {score:g} %): see `microrl plan --starts`"
         )

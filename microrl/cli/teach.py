@@ -28,14 +28,14 @@ def teach(
         str | None,
         typer.Option(
             metavar="MODEL|RUN",
-            help="Who answers: a model, a run, a part of it (RUN/best, RUN/step-000100), or an adapter's folder.",
+            help="The teacher: a model, a run, a part of it (RUN/best, RUN/step-000100), or an adapter's folder.",
             show_default="with --resume: the folder's",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="Whose training questions are asked: as for `microrl train`; the held-out part is left out.",
+            help="Data whose training questions are asked: as for `microrl train`; the held-out part is left out.",
             show_default="the run's data; for a model open-rs, or its generated sums",
         ),
     ] = None,
@@ -48,7 +48,7 @@ def teach(
         int | None,
         typer.Option(
             min=0,
-            help="Keep the log-probabilities of so many of the likeliest tokens at each position, as soft targets; 0: of the "
+            help="Keep the log-probabilities of this many of the likeliest tokens at each position, as soft targets; 0: of the "
             "sampled token alone.",
             show_default="16",
         ),
@@ -66,7 +66,7 @@ def teach(
     ] = None,
     hours: Annotated[
         float | None,
-        typer.Option(help="Time limit in hours, loading included; looked at after every 512 completions.", show_default="none"),
+        typer.Option(help="Time limit in hours, loading included; checked after every 512 completions.", show_default="none"),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="auto, vllm or transformers; need not be the training engine.", show_default="auto")
@@ -75,12 +75,12 @@ def teach(
         Path | None, typer.Option(metavar="FOLDER", help="Folder for the completions.", show_default="runs/teach-NAME-TIME")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Go on with this folder; only --hours can be given with it.")
+        Path | None, typer.Option(metavar="FOLDER", help="Continue this folder; only --hours can be given with it.")
     ] = None,
     as_json: options.Json = False,
     sets: options.Sets = None,
 ) -> None:
-    """Let a teacher answer training questions, for SFT (`train --sft-data`) or distillation (`train --teacher FOLDER`)."""
+    """Store a teacher's answers with their scores: for SFT on right answers (rejection sampling), or offline distillation."""
     from microrl import clock
     from microrl.cli import machine
     from microrl.cli.target import prepare_hub
@@ -107,7 +107,10 @@ def teach(
         config, name, top_k, only_right = check(record.config), record.teacher.name, record.top_k, record.only_right
         adapter = None if record.adapter is None else Path(record.adapter)
         if adapter is not None and not adapter.is_dir():
-            raise UserError(f"the teacher of {resume} is gone: there is no folder {adapter}", "put it back, or make a new folder")
+            raise UserError(
+                f"the teacher of {resume} is gone: there is no folder {adapter}",
+                f"restore it, or begin another folder: {taught.NEW}",
+            )
     else:
         if teacher is None:
             raise UserError("no teacher given", "microrl teach --teacher MODEL, or --teacher RUN, or --resume FOLDER")
@@ -133,7 +136,7 @@ def teach(
         )
     except (KeyboardInterrupt, Explained):
         if (folder / TEACH).is_file():
-            say(f"finished parts are kept; to go on: microrl teach --resume {folder}")
+            say(f"finished parts are kept; to continue: microrl teach --resume {folder}")
         else:
             with suppress(OSError):
                 folder.rmdir()
@@ -175,7 +178,7 @@ def _make(folder: Path) -> None:
         files.make_folder(folder)
     except FileExistsError:
         raise UserError(
-            f"{folder} already exists", f"to go on with it: microrl teach --resume {folder}; else choose another: --out DIR"
+            f"{folder} already exists", f"to continue it: microrl teach --resume {folder}; else choose another: --out DIR"
         ) from None
     except OSError as error:
         raise UserError(f"{folder} cannot be made: {error.strerror or error}", "choose another: --out DIR") from None
@@ -189,7 +192,7 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
     if not sums["kept"]:
         raise UserError(
             f"{folder} has no completion" + taught.none_right(record),
-            "leave out --only-right, ask easier questions, or choose a better teacher",
+            "begin another folder (--out) without --only-right, with easier questions, or with a better teacher",
         )
     student = "quickstart" if model == known_models.QUICKSTART else "--model MODEL"
     data = "" if model == known_models.QUICKSTART else f" --data {record.data.name}"

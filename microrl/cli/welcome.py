@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from microrl import __version__
 
-ABOUT = "reinforcement learning with verifiable rewards for small language models, within a wall-clock budget"
+ABOUT = "GRPO and LoRA for small language models: RL with verifiable rewards, within a wall-clock budget"
 BEGIN = (
     ("microrl train quickstart", "a tiny model learns sums in a minute: no GPU, no download"),
-    ("microrl plan --model Qwen2.5-1.5B-Instruct --hours 24", "what a run takes, before a GPU is rented"),
-    ("microrl guide", "own data, own rewards, a real model; all commands: microrl --help"),
+    ("microrl plan --model Qwen2.5-1.5B-Instruct --hours 24", "memory, time and cost of a run, before you rent a GPU"),
+    ("microrl guide", "your data, your rewards, a real model; all commands: microrl --help"),
 )
 
 

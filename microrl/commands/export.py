@@ -116,7 +116,7 @@ def push(
             found = merge(config, run, adapter, folder, form=form, dtype=dtype, hub_id=hub_id)
             if found["as"] == "lora" and Path(found["base"]).is_absolute():
                 raise UserError(
-                    f"the adapter's base is local ({found['base']}): nobody could load it from the hub",
+                    f"the adapter's base is a local folder ({found['base']}), so that others could not load it",
                     "push the whole model: --as full",
                 )
             api.create_repo(hub_id, private=private, exist_ok=True)

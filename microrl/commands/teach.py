@@ -206,8 +206,8 @@ def _refuse_another(folder: Path, record: Record) -> None:
     before, now = (one.model_dump(exclude={"parts", "is_done", "config"}) for one in (taught.read_record(folder), record))
     if differing := [key for key, value in now.items() if value != before[key]]:
         raise UserError(
-            f"{folder} cannot be gone on with: its record has another {' and '.join(differing)}",
-            "restore what has changed since, or begin a new folder: microrl teach --out DIR",
+            f"{folder} cannot be continued: {' and '.join(differing)} changed since it was begun",
+            f"restore what has changed, or begin another folder: {taught.NEW}",
         )
 
 

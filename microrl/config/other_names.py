@@ -6,23 +6,26 @@ from typing import Any
 
 _LIMIT, _RANK, _RATE = "sampling.max_completion_tokens", "adapter.rank", "optim.lr"
 OURS = {
-    "model_name_or_path": "model.name", "model_name": "model.name", "base_model": "model.name",
-    "dtype": "model.dtype", "torch_dtype": "model.dtype", "load_in_4bit": "model.quant=nf4", "qlora": "model.quant=nf4",
+    "model_name_or_path": "model.name", "model_name": "model.name", "base_model": "model.name", "model.path": "model.name",
+    "dtype": "model.dtype", "torch_dtype": "model.dtype", "rank": _RANK, "steps": "budget.steps", "hours": "budget.hours",
+    "teacher": "distill.teacher",
+    "load_in_4bit": "model.quant=nf4", "qlora": "model.quant=nf4",
     "use_gradient_checkpointing": "model.gradient_checkpointing", "gradient_checkpointing": "model.gradient_checkpointing",
     "dataset": "data.name", "dataset_name": "data.name", "train_files": "data.name",
     "max_prompt_length": "data.max_prompt_tokens",
-    "r": _RANK, "lora_r": _RANK, "lora_rank": _RANK, "lora_alpha": "adapter.alpha", "alpha": "adapter.alpha",
+    "r": _RANK, "max_lora_rank": _RANK, "lora_r": _RANK, "lora_rank": _RANK,
+    "lora_alpha": "adapter.alpha", "alpha": "adapter.alpha",
     "target_modules": "adapter.targets", "lora_target_modules": "adapter.targets",
     "use_rslora": "adapter.kind=rslora", "use_dora": "adapter.kind=dora",
     "learning_rate": _RATE, "lr": _RATE, "optim": "optim.name", "max_grad_norm": "optim.max_grad_norm",
     "grad_clip": "optim.max_grad_norm", "weight_decay": "optim.weight_decay", "adam_epsilon": "optim.eps",
-    "lr_scheduler_type": "optim.schedule.kind", "warmup_ratio": "optim.schedule.warmup", "warmup_steps": "optim.schedule.warmup",
+    "lr_scheduler_type": "optim.schedule.kind", "warmup_ratio": "optim.schedule.warmup",
     "batch_size": "sampling.prompts_per_step", "train_batch_size": "sampling.prompts_per_step",
-    "per_device_train_batch_size": "sampling.prompts_per_step", "generation_batch_size": "sampling.prompts_per_step",
+   
     "ppo_mini_batch_size": "optim.prompts_per_update", "ppo_max_token_len_per_gpu": "optim.tokens_per_microbatch",
     "num_generations": "sampling.group_size", "group_size": "sampling.group_size", "rollout.n": "sampling.group_size",
     "max_completion_length": _LIMIT, "max_response_length": _LIMIT, "max_new_tokens": _LIMIT, "max_tokens": _LIMIT,
-    "temperature": "sampling.temperature", "top_p": "evaluation.top_p",
+    "temperature": "sampling.temperature",
     "loss_type": "loss.kind", "beta": "loss.beta", "kl_coef": "loss.beta", "kl_loss_coef": "loss.beta",
     "epsilon": "loss.clip_low", "clip_ratio": "loss.clip_low", "clip_ratio_low": "loss.clip_low",
     "epsilon_high": "loss.clip_high", "clip_ratio_high": "loss.clip_high", "clip_ratio_c": "loss.dual_clip",
@@ -30,16 +33,30 @@ OURS = {
     "mask_truncated_completions": "loss.mask_truncated", "vllm_importance_sampling_clip_max": "loss.importance_cap",
     "vllm_importance_sampling_cap": "loss.importance_cap", "vllm_importance_sampling_mode": "loss.importance_mode",
     "reward_funcs": "reward.functions", "multi_objective_aggregation": "reward.normalise",
-    "use_vllm": "engine.kind=vllm", "vllm_enable_sleep_mode": "engine.sleep", "free_cache_engine": "engine.sleep",
-    "vllm_gpu_memory_utilization": "engine.max_kv_gb", "gpu_memory_utilization": "engine.max_kv_gb",
-    "enforce_eager": "engine.cuda_graphs", "max_steps": "budget.steps", "total_training_steps": "budget.steps",
-    "save_steps": "checkpoints.keep_every", "save_freq": "checkpoints.keep_every", "eval_steps": "validation.fraction",
-    "test_freq": "validation.fraction", "report_to": "track", "logger": "track",
+    "vllm_enable_sleep_mode": "engine.sleep", "free_cache_engine": "engine.sleep",
+   
+    "max_steps": "budget.steps", "total_training_steps": "budget.steps",
+    "save_steps": "checkpoints.keep_every", "save_freq": "checkpoints.keep_every",
+    "report_to": "track", "logger": "track",
 }  # fmt: skip
 """Our key, or key and value, by their name."""
 INSTEAD = {
-    "gpu": "the first visible GPU is used, `microrl doctor` shows it; CUDA_VISIBLE_DEVICES=1 before `microrl` takes another",
-    "epochs": "a run ends by --steps N or --hours H: an epoch is the number of questions / sampling.prompts_per_step steps",
+    "gpu": "one GPU is used, the first visible: see `microrl doctor`; CUDA_VISIBLE_DEVICES=1 before `microrl` takes another",
+    "epochs": "a run ends by --steps N or --hours H; an epoch has (questions / sampling.prompts_per_step) steps",
+    "use_vllm": "--engine vllm, or --engine transformers for none",
+    "enforce_eager": "the opposite is `engine.cuda_graphs`: --set engine.cuda_graphs=false",
+    "gpu_memory_utilization": "the share follows from the plan; `engine.max_kv_gb` limits the KV cache, in GB",
+    "per_device_train_batch_size": "`sampling.prompts_per_step` counts prompts: TRL's completions of a step / num_generations",
+    "warmup_steps": "`optim.schedule.warmup` is a fraction of the run, such as 0.05",
+    "eval_steps": "`validation.fraction` is the share of the run between two validations, such as 0.1",
+    "top_p": "training samples from the whole distribution; `evaluation.top_p` is for evaluations alone",
+    "num_iterations": "each batch of completions is used once; `optim.prompts_per_update` makes several optimizer steps of it",
+    "reward_weights": "--reward MODULE:FUNCTION=WEIGHT, once for each function",
+    "importance_sampling_level": "for TRL's `sequence`: --loss gspo",
+    "use_peft": "there is always an adapter; --adapter full trains all weights",
+    "chat_template_kwargs": "only its switch `enable_thinking`: --set data.thinking=false",
+    "adam_beta1": "both are in `optim.betas`: --set 'optim.betas=[0.9, 0.999]'",
+    "max_seq_length": "two limits: `data.max_prompt_tokens` and `sampling.max_completion_tokens`",
     "output_dir": "--out DIR names the run folder",
     "resume_from_checkpoint": "--resume RUN resumes a run",
 }
@@ -50,7 +67,18 @@ INSTEAD |= {
     "gpu_id": INSTEAD["gpu"],
     "default_local_dir": INSTEAD["output_dir"],
 }
-INSTEAD |= dict.fromkeys(("num_train_epochs", "num_epochs", "total_epochs"), INSTEAD["epochs"])
+for same, names in {
+    "epochs": ("num_train_epochs", "num_epochs", "total_epochs"),
+    "use_vllm": ("vllm_mode", "fast_inference"),
+    "gpu_memory_utilization": ("vllm_gpu_memory_utilization",),
+    "per_device_train_batch_size": ("generation_batch_size", "gradient_accumulation_steps"),
+    "num_iterations": ("steps_per_generation",),
+    "eval_steps": ("test_freq",),
+    "top_p": ("top_k", "min_p"),
+    "adam_beta1": ("adam_beta2",),
+    "gpu": ("n_gpus_per_node",),
+}.items():
+    INSTEAD |= dict.fromkeys(names, INSTEAD[same])
 
 
 def ours(name: str) -> str | None:
@@ -66,5 +94,5 @@ def hint(name: str, given: Any = None) -> str | None:
         ((part, given),) = given.items()
         name = f"{name}.{part}"
     if (found := ours(name)) is None:
-        return INSTEAD.get(name.lower())
+        return INSTEAD.get(name.lower().rpartition(".")[2])
     return f"did you mean `--set {found}`?" if "=" in found else f"did you mean `{found}`?"

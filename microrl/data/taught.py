@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 LOGPROBS, IDS, TOP = "logprobs", "top_ids", "top_logprobs"
 """Tensors of a part's scores, over the tokens of all its completions: [N] float32, and with soft targets [N, K] int32 and
 float32."""
-NEW = "microrl teach --out DIR"
+NEW = "microrl teach --teacher MODEL --data DATA --out DIR"
+RESTORE = "restore the file from a copy, or sample it again: delete it, then microrl teach --resume FOLDER"
 BROKEN = "with log-probabilities that are not finite, or positive"
 SLACK = 1e-4
 """By how much rounding may lift a log-probability above 0."""
@@ -151,6 +152,8 @@ def part_files(folder: Path, number: int) -> tuple[Path, Path]:
 
 def read_record(folder: Path) -> Record:
     """Raises BadFile."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}", f"begin one: {NEW}")
     try:
         return files.read_json(folder / TEACH, Record)
     except BadFile as error:
@@ -207,7 +210,7 @@ def refuse_other_settings(folder: Path, config: RunConfig) -> None:
     for key, given in theirs.model_dump().items():
         if (own := getattr(ours, key)) != given:
             raise UserError(
-                f"{folder}: the teacher was asked with data.{key}={given!r}, and this run asks with {own!r}",
+                f"{folder}: the teacher was asked with data.{key}={_written(given)}, and this run asks with {_written(own)}",
                 f"{_as_set(key, given)}, or let the teacher answer this run's prompts: {NEW} {_as_set(key, own)}",
             )
     if config.has_stored_teacher and record.top_k and record.scored_at != config.sampling.temperature:
@@ -220,9 +223,11 @@ def refuse_other_settings(folder: Path, config: RunConfig) -> None:
 
 def _as_set(key: str, value: Any) -> str:
     """What sets a key of `data` to this value."""
-    return shlex.quote(
-        f"--set=data.{key}={'none' if value is None else str(value).lower() if isinstance(value, bool) else value}"
-    )
+    return shlex.quote(f"--set=data.{key}={_written(value)}")
+
+
+def _written(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def other_data(folder: Path, sha256: str) -> str | None:
@@ -242,7 +247,7 @@ def stored(folder: Path, config: RunConfig) -> Iterator[tuple[Line, Stored]]:
         try:
             found = [Line.model_validate_json(line) for line in lines.splitlines()]
         except ValidationError as error:
-            raise BadFile(f"{part_files(folder, number)[0]} is damaged: {files.said_first(error)}") from None
+            raise BadFile(f"{part_files(folder, number)[0]} is damaged: {files.said_first(error)}", RESTORE) from None
         tensors = _tensors(scores, part_files(folder, number)[1], sum(len(line.token_ids) for line in found))
         start = 0
         for line in found:
@@ -257,7 +262,7 @@ def stored(folder: Path, config: RunConfig) -> Iterator[tuple[Line, Stored]]:
 def _read(path: Path, content: Content) -> bytes:
     found = files.read_bytes(path, content.bytes)
     if hashlib.sha256(found).hexdigest() != content.sha256:
-        raise BadFile(f"{path} is not what the record says: its sha256 differs", "restore the file from a copy")
+        raise BadFile(f"{path} is not what the record says: its sha256 differs", RESTORE)
     return found
 
 
@@ -269,11 +274,11 @@ def _tensors(content: bytes, path: Path, tokens: int) -> dict[str, np.ndarray]:
     try:
         found = load(content)
     except SafetensorError as error:
-        raise BadFile(f"{path} is damaged: {error}") from None
+        raise BadFile(f"{path} is damaged: {error}", RESTORE) from None
     shapes = {name: tensor.shape for name, tensor in found.items()}
     has_top = shapes.keys() == {LOGPROBS, IDS, TOP} and len(shapes[IDS]) == 2 and shapes[IDS] == shapes[TOP]
     if not (has_top or shapes.keys() == {LOGPROBS}) or any(shape[0] != tokens for shape in shapes.values()):
-        raise BadFile(f"{path} has not the scores of {tokens:,} tokens: {shapes}")
+        raise BadFile(f"{path} does not have scores for {tokens:,} tokens, but {shapes}", RESTORE)
     return found
 
 
@@ -305,7 +310,7 @@ def refuse_other_prompt(name: str, one: Stored, prompt: Prompt, tokenizer: Any) 
         here, there = (tokenizer.decode(ids[at : at + 8]) for ids in (ours, theirs))
         raise UserError(
             f"{name}: the teacher was asked in another way: the prompt of the question {prompt.question[:40]!a} differs from "
-            f"token {at} on, {there!a} instead of {here!a}",
+            f"token {at} on: the teacher's {there!a}, this run's {here!a}",
             "give both the same chat template and tools, or let a teacher with this template answer: " + NEW,
         )
 

@@ -22,7 +22,7 @@ ALPHA = ("fixed", "rank", "2rank", "rslora")
 """Rules of how the scale follows from the rank: alpha as configured, alpha = r, alpha = 2 r; alpha as configured and the scale
 alpha / sqrt(r)."""
 SEED = "seed"
-SETTING = "setting"
+SETTING, IN_SETTINGS = "setting", "sweep.settings: "
 """The axis of the settings that a preset names: each sets several keys at once."""
 AXES = {"model": "model.name", "adapter": "adapter.kind", "rank": "adapter.rank", "alpha": "adapter.alpha", "loss": "loss.kind"}
 """The axes that have options of their own, in the order in which they vary, and their keys."""
@@ -105,7 +105,8 @@ class Study(BaseModel):
             return UserError(
                 f"{key} in the section `{section}` is not a list", f"put values in brackets, even a single one: {key} = [...]"
             )
-        return UserError(f"`sweep.{where}` cannot be `{error['input']}`", error["msg"].replace("Input should be", "must be"))
+        said = error["msg"].replace("Input should be", "must be").replace("a valid dictionary", "a table, such as plain = {}")
+        return UserError(f"`sweep.{where}` cannot be `{error['input']}`", said)
 
     def axes(self) -> dict[str, Sequence[Any]]:
         """As in `Grid`."""
@@ -177,16 +178,18 @@ class Grid:
         """Raise UserError where one setting would hide another: a key that is set and varied, or varied twice, or its section."""
         given = keys_set(self.sets) | {key for key, value in self.flags.items() if value is not None}
         keys = {axis: AXES.get(axis, axis) for axis in [*self.axes, SEED] if axis != SETTING}
-        keys |= {f"sweep.settings: {key}": key for setting in self.axes.get(SETTING, ()) for key in setting.sets}
+        keys |= {f"{IN_SETTINGS}{key}": key for setting in self.axes.get(SETTING, ()) for key in setting.sets}
         for axis, key in keys.items():
             for other in given if axis != "alpha" else ():  # alpha as it is set is the one of the rule `fixed`
                 if other == key:
-                    raise UserError(f"{key} is both set and varied", "remove one of the two")
+                    raise UserError(f"{key} is both set and varied", "remove it from --set or its own option, or do not vary it")
                 if _contains(key, other):
                     raise UserError(f"{other} is set, and {key} is varied", "one contains the other: set single keys instead")
             for other_axis, other in keys.items():
                 if axis != other_axis and other == key:
-                    axis = min(axis, other_axis, key=len)
+                    axis, longer = sorted((axis, other_axis), key=len)
+                    if longer.startswith(IN_SETTINGS):
+                        raise UserError(f"{key} is varied, and set in [sweep.settings]", "remove it from one of the two")
                     raise UserError(f"{axis} is varied twice, also as {key}", f"use its own option or --vary {key}, not both")
                 if _contains(key, other):
                     raise UserError(f"{key} and {other} are both varied", "one contains the other: vary single keys instead")

@@ -21,7 +21,7 @@ def test_six_lines_say_what_to_type(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     about, *begin, machine, newest = done.stdout.splitlines()
-    assert done.returncode == 0 and "reinforcement learning with verifiable rewards" in about, done.stderr
+    assert done.returncode == 0 and "RL with verifiable rewards" in about, done.stderr
     assert [line.split("  ")[1].strip() for line in begin] == [command for command, _ in welcome.BEGIN] and len(begin) == 3
     assert machine.startswith("This machine: ") and "cores" in machine
     assert newest == "Newest run: none in runs/ yet; begin with the quickstart"

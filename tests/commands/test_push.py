@@ -45,7 +45,7 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
         without = microrl(*words, **environment, HF_TOKEN="")
         assert without.returncode == 2 and "there is no token" in without.stderr
         local = microrl("push", "me/adapter", run, HF_TOKEN="hf_secret", **environment)
-        assert local.returncode == 2 and "nobody could load it" in local.stderr and "--as full" in local.stderr
+        assert local.returncode == 2 and "others could not load it" in local.stderr and "--as full" in local.stderr
 
 
 @pytest.mark.parametrize("name", ["adapter", "me/", "me/a b", "me/../x", "https://huggingface.co/me/x"])

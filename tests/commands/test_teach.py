@@ -234,7 +234,7 @@ def test_where_nothing_is_right_an_error_says_so(inside, wares, tmp_path):
     done = inside("teach", "--teacher", wares / "done", "--samples", 1, "--problems", 3, "--only-right", "--out", out)
     said = " ".join(done.stderr.split())
     assert done.returncode == 2 and f"{out} has no completion: none of the teacher's 3 is right" in said
-    assert "leave out --only-right" in said
+    assert "without --only-right" in said
     refused = inside("train", wares / "preset.toml", "--teacher", out, "--steps", 1)
     assert refused.returncode == 2 and "none of the teacher's 3 is right" in " ".join(refused.stderr.split())
 

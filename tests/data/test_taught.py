@@ -153,8 +153,8 @@ EARLY = (missing, truncated, unfinished, without_record, broken_record, empty, o
         (broken_record, "teach.json is damaged: `format`", "make a new folder: microrl teach"),
         (empty, "has no completion", "make a new one"),
         (changed, "part-00001.safetensors is not what the record says", "restore the file"),
-        (fewer_scores, "part-00001.safetensors has not the scores of", "restore"),
-        (other_system, "was asked with data.system='Be brief.', and this run asks with None", "--set=data.system=Be brief."),
+        (fewer_scores, "part-00001.safetensors does not have scores for", "restore"),
+        (other_system, "was asked with data.system=Be brief., and this run asks with none", "--set=data.system=Be brief."),
         (other_vocabulary, "the teacher has a different vocabulary, of 7 tokens", "one of the same model family"),
         (other_end, "the teacher ends a text with the token", "both base models, or both instruct models"),
         (other_prompts, "the teacher was asked in another way: the prompt of the question", "the same chat template"),
@@ -240,7 +240,7 @@ def test_a_teacher_that_has_changed_does_not_go_on(folder, inside, wares, tmp_pa
     settings = json.loads((run / "final" / "adapter_config.json").read_text())
     (run / "final" / "adapter_config.json").write_text(json.dumps(settings, indent=7))
     done = inside("teach", "--resume", folder)
-    assert done.returncode == 2 and "its record has another teacher" in " ".join(done.stderr.split())
+    assert done.returncode == 2 and "cannot be continued: teacher changed since" in " ".join(done.stderr.split())
     shutil.rmtree(run)
     done = inside("teach", "--resume", folder)
     assert done.returncode == 2 and "is gone: there is no folder" in " ".join(done.stderr.split())
@@ -260,7 +260,7 @@ def test_a_student_with_another_template_is_refused(folder, inside, model_folder
     tokenizer.save_pretrained(student)
     done = inside("train", wares / "preset.toml", "--model", student, "--teacher", folder, "--steps", 1, cwd=tmp_path)
     text = " ".join(done.stderr.split())
-    assert done.returncode == 2 and "the teacher was asked in another way" in text and "instead of" in text
+    assert done.returncode == 2 and "the teacher was asked in another way" in text and "this run's" in text
 
 
 def test_changed_scores_are_other_data_to_a_run_that_goes_on(folder, wares, tmp_path):

@@ -72,8 +72,8 @@ def test_the_page_says_where_each_figure_stands(inside):
 )
 def test_a_better_start_that_fits_is_mentioned(inside, arguments, is_said):
     done = inside("plan", *arguments)
-    said = "JustRL-Nemotron-1.5B also fits this GPU and budget, and has a published accuracy on AIME24 of 69.69 %" in done.stderr
-    assert done.returncode == 0 and said is is_said and ("also fits" in done.stderr) is is_said
+    said = "JustRL-Nemotron-1.5B fits the same GPU and budget, and has a published accuracy on AIME24 of 69.69 %" in done.stderr
+    assert done.returncode == 0 and said is is_said and ("fits the same GPU" in done.stderr) is is_said
 
 
 def test_a_mean_accuracy_is_no_pass_at_k():

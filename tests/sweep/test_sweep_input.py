@@ -27,6 +27,7 @@ def study(folder, *texts):
     [
         ("ranks = 4", "ranks in the section `sweep` is not a list", "ranks = [...]"),
         ("ranks = [1.5]", "`sweep.ranks` cannot be `1.5`", "valid integer"),
+        ("[sweep.settings]\none = 3", "`sweep.settings` cannot be `3`", "a table, such as plain = {}"),
         ("ranks = [true]", "`sweep.ranks` cannot be `True`", "valid integer"),
         ("seed = [1]", "unknown key `sweep.seed`", "seeds"),
         ("[sweep.vary]\nseed = [1, 2]", "`sweep.vary`: seed: not a full key", "`seeds`"),
@@ -197,8 +198,12 @@ def test_a_named_setting_sets_several_keys_at_once(tmp_path):
     ("text", "sets", "said"),
     [
         ("one = { optim.lr = 1e-4 }", ["optim.lr=1e-3"], "optim.lr is both set and varied"),
-        ("one = { adapter.rank = 2 }\n[sweep.vary]\n'adapter.rank' = [4, 8]", [], "adapter.rank is varied twice"),
-        ("one = { seed = 3 }", [], "seed is varied twice"),
+        (
+            "one = { adapter.rank = 2 }\n[sweep.vary]\n'adapter.rank' = [4, 8]",
+            [],
+            "adapter.rank is varied, and set in [sweep.settings]",
+        ),
+        ("one = { seed = 3 }", [], "seed is varied, and set in [sweep.settings]"),
         ("one = { optim.rate = 1e-4 }", [], "trial seed0: unknown key `optim.rate`"),
     ],
 )

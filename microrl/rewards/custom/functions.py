@@ -105,7 +105,7 @@ class CustomReward:
         results: list[Any] = []
         for prompt, completion, row, about in zip(prompts, completions, rows, asked, strict=True):
             if self.kills >= KILLS or now_s() > until:
-                results.append({"bad": f"{NOT_CALLED} again: there was no time left for it"})
+                results.append({"bad": f"{NOT_CALLED} again: the time of reward.function_deadline_s was up"})
                 continue
             found = self._call([prompt], [completion], [row], [about], gone=gone)
             results.append({"bad": found} if isinstance(found, str) else found[0])

@@ -132,7 +132,7 @@ def refuse_other(found: Any) -> None:
     if not callable(found):
         raise Unusable(f"it is not a function, but of type {type(found).__name__}")
     if inspect.isclass(found):
-        raise Unusable("it is a class, not a function")
+        raise Unusable("it is a class, not a function", hint="pass a function, or an instance of the class")
 
 
 def as_called(function: Callable[..., Any], *, confined: bool) -> Callable[[dict[str, Any]], Any]:
