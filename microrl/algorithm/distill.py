@@ -21,7 +21,7 @@ class Algorithm(grpo.Algorithm):
 
     @property
     def has_policy_gradient(self) -> bool:
-        return self.top_k is None or self.reward_weight > 0
+        return self.top_k is None or self.reward_weight > 0 or self.needs_reference
 
     def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
         return terms.token_mean(counted_NT)

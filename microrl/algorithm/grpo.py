@@ -104,7 +104,7 @@ class Algorithm:
 
     @property
     def has_policy_gradient(self) -> bool:
-        """Whether the loss reads `new_BT`, so that it needs a gradient."""
+        """Whether the loss needs the gradient of `new_BT`; a loss that only reports it does not."""
         return True
 
     def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,9 @@ def _known_elsewhere(error: Exception) -> str | None:
     key, equals, value = (other_names.ours(name) or "").partition("=")
     if FLAGS.get(key) in takes:
         return f"did you mean `{FLAGS[key]}{' ' if equals else ''}{value}`?"
-    if key and "--set" in takes:
+    if key == "sampling.max_completion_tokens" and "--max-tokens" in takes:
+        return "did you mean `--max-tokens`?"
+    if key and "--set" in takes and "--steps" in takes:
         return f"did you mean `--set {key}={value or 'VALUE'}`?"
     return other_names.INSTEAD.get(name) if "--out" in takes else None
 

@@ -39,13 +39,13 @@ def push(
     from microrl.cli.target import find_adapter
     from microrl.models import hub
 
-    if HUB_ID.fullmatch(hub_id) is None:
+    if HUB_ID.fullmatch(hub_id) is None or "--" in hub_id or ".." in hub_id or hub_id.endswith((".", "-", ".git")):
         raise invalid_value("OWNER/NAME", hub_id, "for example: microrl push me/my-adapter RUN")
     refuse_type(form, dtype)
     config, folder, adapter = find_adapter(run, model)
     if not hub.reachable():
         raise UserError(f"the hub cannot be reached at {hub.endpoint()}", "check the network; if HF_HUB_OFFLINE is set, unset it")
-    if not (os.environ.get("HF_TOKEN") or _token_file().is_file()):
+    if not (os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or _token_file().is_file()):
         raise UserError("there is no token for the hub", "log in with `hf auth login`, or set HF_TOKEN")
     from microrl.commands.export import push
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ EXAMPLES = """
   microrl teach --resume runs/taught
 """
 ALL = 10**9
+GENERATED = "arithmetic"
 
 
 def teach(
@@ -195,8 +197,8 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
             "begin another folder (--out) without --only-right, with easier questions, or with a better teacher",
         )
     student = "quickstart" if model == known_models.QUICKSTART else "--model MODEL"
-    data = "" if model == known_models.QUICKSTART else f" --data {record.data.name}"
-    following = f"microrl train {student}{data} --teacher {folder} --hours H"
+    data = "" if record.data.name == GENERATED else f" --data {shlex.quote(record.data.name)}"
+    following = f"microrl train {student}{data} --teacher {shlex.quote(str(folder))} --hours H"
     if as_json:
         return emit({"folder": str(folder), **sums, "seconds": round(seconds, 1), "next": following})
     print(

@@ -77,9 +77,7 @@ def train(
         return resumed(RunFolder.open(Path(resume)), *bounds, flags["engine.kind"])
     refuse_studies(presets or ())
     config = resolve(presets or (), flags, sets or ())
-    if config.has_stored_teacher and config.sft.only:  # a preset's steps are training steps; this run has none
-        config = config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})
-    elif not config.is_bounded:
+    if not config.is_bounded:
         first = "" if presets else "; to try microrl first, without a GPU and in a minute: microrl train quickstart"
         raise UserError("no budget given", f"pass --hours H or --steps N{first}")
     if flags["sft.data"] is not None and not config.sft.is_on:

@@ -72,6 +72,4 @@ def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:
     if flags["model.name"] is None:
         raise UserError("missing argument MODEL", "microrl warmup MODEL --data FILE, or microrl warmup --resume RUN")
     presets = [flags["model.name"]] if flags["model.name"] in known_models.TINY else []
-    config = resolve(presets, {**flags, "sft.only": True}, sets or ())
-    # A preset's steps are training steps; this run has none.
-    return config.model_copy(update={"budget": config.budget.model_copy(update={"steps": None})})
+    return resolve(presets, {**flags, "sft.only": True}, sets or ())

@@ -97,6 +97,8 @@ def teach(
         )  # fmt: skip
         if is_resumed:
             _refuse_another(folder, record)
+            if len(record.parts) == len(parts):
+                return taught.read_record(folder)  # nothing is left to do
         _write_record(folder, record)
         one = Teacher(
             model, snapshot, temperature=config.sampling.temperature, fp32_head=config.model.head_dtype == "float32"

@@ -45,14 +45,15 @@ def of_presets(names: Iterable[str]) -> Tree:
 def override(tree: Tree, flags: Mapping[str, Any], sets: Iterable[str]) -> RunConfig:
     """A full configuration with flags and `--set` values applied, validated; `tree` stays as it is. Raises UserError."""
     given = _nest((key, value) for key, value in flags.items() if value is not None)
-    return check(_replacing_layer(tree, _spelled_out(layer(given, _nest(_assignment(text) for text in sets)))))
+    above = _spelled_out(layer(given, _nest(_assignment(text) for text in sets)))
+    return check(_sft_of(_replacing_layer(tree, above), above))
 
 
 def _spelled_out(above: Tree) -> Tree:
     """A layer with what its short forms stand for.
 
     One that names `auto` asks for all of it, and says so from here on; see `AutoEngineConfig.unattended`. A loss that is not one
-    of microrl's is the target of a custom one. A teacher without a loss means distillation; for stored scores see `_stored`.
+    of microrl's is the target of a custom one. A teacher in memory, without a loss, means distillation.
     """
     engine, loss, distill = above.get("engine"), above.get("loss", {}), above.get("distill")
     if isinstance(engine, dict) and engine.get("kind") == "auto":
@@ -60,26 +61,38 @@ def _spelled_out(above: Tree) -> Tree:
     if isinstance(loss, dict) and _is_of_another_package(kind := loss.get("kind")):
         above = {**above, "loss": {**loss, "kind": "custom", "target": kind}}
     elif isinstance(loss, dict) and isinstance(distill, dict) and (teacher := distill.get("teacher")) not in NO_TEACHER:
-        if isinstance(teacher, str) and paths.is_taught(teacher):
-            return _stored(above, teacher)
-        above = {**above, "loss": {"kind": "distill", **loss}}
+        above = above if _is_stored(teacher) else {**above, "loss": {"kind": "distill", **loss}}
     return above
 
 
-def _stored(above: Tree, teacher: str) -> Tree:
-    """A layer whose teacher is a folder of `microrl teach`: the data of SFT with soft targets. There is no reinforcement learning
-    unless it bounds the SFT itself; its steps are otherwise those of the SFT. Raises UserError where it names other SFT data."""
-    sft, budget = ({**above.get(name, {})} if isinstance(above.get(name, {}), dict) else {} for name in ("sft", "budget"))
-    if sft.setdefault("data", teacher) != teacher:
-        raise UserError(
-            f"--teacher {teacher} is a folder of completions to learn, and --sft-data names another: {sft['data']}",
-            "leave one of them out: --teacher learns from the stored scores, and --sft-data from the tokens alone",
-        )
-    if not {"minutes", "steps", "only"} & sft.keys():
-        sft["only"] = True
-        if budget.get("steps") is not None:
-            sft["steps"], budget = budget["steps"], {"hours": None, **budget, "steps": None}
-    return {**above, "sft": sft, "budget": budget}
+def _is_stored(teacher: Any) -> bool:
+    return isinstance(teacher, str) and teacher not in NO_TEACHER and paths.is_taught(teacher)
+
+
+def _sft_of(tree: Tree, above: Tree) -> Tree:
+    """All layers together, of which `above` is the last one, with what follows for SFT.
+
+    A teacher that is a folder of `microrl teach` is the data of SFT with soft targets; there is no reinforcement learning unless
+    something bounds the SFT itself. Of a run of SFT alone, the last layer's steps are its steps, and a preset's are none. Raises
+    UserError where other SFT data is named as well.
+    """
+    own = above.get("sft", {})
+    if not all(isinstance(one, dict) for one in (tree["sft"], tree["budget"], tree["distill"], own)):
+        return tree  # refused later
+    sft, budget, teacher = {**tree["sft"]}, {**tree["budget"]}, tree["distill"].get("teacher")
+    if _is_stored(teacher):
+        if sft["data"] not in (None, teacher):
+            raise UserError(
+                f"--teacher {teacher} is a folder of completions to learn, and --sft-data names another: {sft['data']}",
+                "leave one of them out: --teacher learns from the stored scores, and --sft-data from the tokens alone",
+            )
+        sft["data"] = teacher
+        if sft["minutes"] is None and sft["steps"] is None and "only" not in own:
+            sft["only"] = True
+    if sft["only"]:
+        given = above.get("budget", {}).get("steps")
+        sft["steps"], budget["steps"] = (given if sft["steps"] is None else sft["steps"]), None
+    return {**tree, "sft": sft, "budget": budget}
 
 
 def _is_of_another_package(kind: object) -> bool:
@@ -91,16 +104,19 @@ def _is_of_another_package(kind: object) -> bool:
 REPLACED: Tree = {"budget": {"hours": None, "steps": None}, "optim": {"lr": "auto", "step_kl": None}}
 """Keys of which a layer that sets one replaces all, by section, and what becomes of the others."""
 NO_TEACHER = (None, "none")
+PHASES = ("sft", "evaluation")
+"""Sections of what is no reinforcement learning."""
 
 
 def _replacing_layer(below: Tree, above: Tree) -> Tree:
-    """`layer`, but where `above` has one of the keys in `REPLACED`, it replaces the others as well; and where it takes a teacher
-    away, all that came with it."""
+    """`layer`, but where `above` has one of the keys in `REPLACED`, it replaces the others as well; and where it names another
+    teacher or none, the loss that came with the former one goes, and with none the rest of it."""
     distill = above.get("distill")
-    if isinstance(distill, dict) and distill.get("teacher", "") in NO_TEACHER:
+    if isinstance(distill, dict) and "teacher" in distill:
         if below["loss"].get("kind") == DistillLossConfig().kind:
             below = layer(below, {"loss": {"kind": GrpoConfig().kind}})
-        below = {**below, "distill": DistillConfig().model_dump()}
+        if distill["teacher"] in NO_TEACHER:
+            below = {**below, "distill": DistillConfig().model_dump()}
     for section, keys in REPLACED.items():
         given, old = above.get(section), below.get(section)
         if isinstance(given, dict) and isinstance(old, dict) and any(given.get(key) is not None for key in keys):
@@ -230,6 +246,17 @@ def _nest(items: Iterable[tuple[str, Any]]) -> Tree:
     return tree
 
 
+def _known_elsewhere(path: list[str], model: type[BaseModel], given: Any) -> str | None:
+    """A hint for another trainer's name, in a section of ours or as a section."""
+    *section, name = path
+    leaf = (other_names.ours(name) or "").partition("=")[0].rpartition(".")[2]
+    if section and leaf in model.model_fields:
+        return f"did you mean `{'.'.join([*section, leaf])}`?"
+    if section and section[0] in PHASES:
+        return None  # what trains by rewards has other keys
+    return other_names.hint(".".join(path), given)
+
+
 def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
     """A validation error as a UserError that names the key, and hints at what is allowed. `others` came up with it."""
     model, path = _walk([str(part) for part in error["loc"]])
@@ -239,7 +266,7 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
         tag = model.model_fields.get("kind")
         if tag is None:
             given, is_misspelled = error["input"], nearest(path[-1], model.model_fields, cutoff=0.8)
-            known = None if isinstance(given, dict) and is_misspelled else other_names.hint(".".join(path), given)
+            known = None if isinstance(given, dict) and is_misspelled else _known_elsewhere(path, model, given)
             return UserError(f"unknown key `{key}`", known or did_you_mean(path[-1], model.model_fields))
         why = f"`{tag.default}` has no `{_shown(path[-1])}`"
         union: type[BaseModel] = RunConfig

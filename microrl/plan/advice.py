@@ -226,6 +226,8 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
     if work.shape.note:
         found.append(work.shape.note)
     found += episodes(config, work.tool_tokens)
+    if config.sft.only:
+        found.append("this is a run of SFT alone: its steps are not estimated, and what is said of sampling does not apply")
     if work.shape.model_type in SLOWER:
         apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
         found.append(f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}")

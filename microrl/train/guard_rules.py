@@ -193,11 +193,8 @@ RULES: dict[str, Rule] = {
         below=True,
     ),
     "entropy_teacher": Rule(
-        _of_teacher,
-        _says(
-            "entropy is {row[policy/entropy]:.4f} nats, {value:.2g} times the teacher's: the student repeats itself where its "
-            "teacher would not"
-        ),
+        lambda row, memory: None if row["reward/accuracy"] >= SOLVED else _of_teacher(row, memory),
+        _says("entropy is {row[policy/entropy]:.4f} nats, {value:.2g} times the teacher's: the student is far surer"),
         below=True,
     ),
     "accuracy": Rule(

@@ -48,7 +48,9 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
         assert local.returncode == 2 and "others could not load it" in local.stderr and "--as full" in local.stderr
 
 
-@pytest.mark.parametrize("name", ["adapter", "me/", "me/a b", "me/../x", "https://huggingface.co/me/x"])
+@pytest.mark.parametrize(
+    "name", ["adapter", "me/", "me/a b", "me/../x", "me/a--b", "me/x..y", "me/x.git", "https://huggingface.co/me/x"]
+)
 def test_a_name_that_no_repository_has_is_refused(inside, name):
     done = inside("push", name)
     assert done.returncode == 2 and "for example: microrl push me/my-adapter" in done.stderr

@@ -168,7 +168,7 @@ def arguments(wares, folder):
 def test_a_run_distils_and_a_run_goes_on_by_reinforcement(other_taught, wares, inside, tmp_path):
     """Steps are those of the SFT where it is all; with a bound of its own, reinforcement learning follows in the same run."""
     out, both = tmp_path / "out", tmp_path / "both"
-    done = inside(*arguments(wares, other_taught), "--steps", 8, "--lr", 1e-2, "--out", out)
+    done = inside(*arguments(wares, other_taught), "--set", "sft.steps=none", "--steps", 8, "--lr", 1e-2, "--out", out)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in (out / "sft.jsonl").read_text().splitlines()]
     assert len(found) == 8 and all(row["kl"] == row["loss"] for row in found) and found[-1]["kl"] < 0.8 * found[0]["kl"]
@@ -262,7 +262,8 @@ def test_a_plan_and_a_sweep_know_that_no_teacher_is_in_memory(other_taught, ware
     plan = inside("plan", wares / "preset.toml", "--gpu", "h100", "--hours", 1, "--teacher", other_taught)
     planned = " ".join(plan.stdout.split())
     assert plan.returncode == 0 and "note: " not in planned, planned
-    flags = ["--ranks", "2,4", "--steps", 3, "--set", f"distill.teacher={other_taught}", "--out", tmp_path / "sweep"]
+    sets = ["--set", f"distill.teacher={other_taught}", "--set", "sft.steps=none"]
+    flags = ["--ranks", "2,4", "--steps", 3, *sets, "--out", tmp_path / "sweep"]
     done = inside("sweep", wares / "preset.toml", *flags)
     assert done.returncode == 0, done.stderr
     for rank in (2, 4):

@@ -203,7 +203,11 @@ def test_answers_to_other_data_are_learned_and_it_is_said(folder, train, wares, 
         (["--loss", "distill"], "--loss distill needs a teacher in memory, not stored scores", "remove --loss"),
         (["--set", "sft.only=false", "--set", "sft.steps=none"], "are learned by SFT, and there is none", "--sft-minutes"),
         (["--set", "distill.reward_weight=1"], "distill.reward_weight has no effect with --loss grpo", "remove it"),
-        (["--control", "shuffle"], "a run of SFT alone has no rewards to shuffle", "leave out --control"),
+        (
+            ["--set", "sft.steps=none", "--control", "shuffle"],
+            "a run of SFT alone has no rewards to shuffle",
+            "leave out --control",
+        ),
     ],
 )
 def test_settings_that_contradict_a_folder_are_refused(taught, train, arguments, said, hint):
@@ -271,3 +275,30 @@ def test_changed_scores_are_other_data_to_a_run_that_goes_on(folder, wares, tmp_
     with_scores(folder, 2, TOP, lambda scores: scores.__isub__(1))
     with pytest.raises(UserError, match=r"the SFT data of .* has changed since the run started"):
         hold(run, config, [], load_solutions(config))
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags", "sets", "expected"),
+    [  # only, sft.steps, loss
+        ("", {"distill.teacher": "FOLDER", "budget.steps": 5}, [], (True, 5, "grpo")),
+        ("", {"distill.teacher": "FOLDER", "budget.steps": 5}, ["sft.steps=3"], (False, 3, "grpo")),
+        ("distill.teacher = 'FOLDER'", {"budget.steps": 5}, [], (True, 5, "grpo")),
+        ("distill.teacher = 'FOLDER'", {"sft.minutes": 5.0}, [], (False, None, "grpo")),
+        ("distill.teacher = 'FOLDER'", {"distill.teacher": "none"}, [], None),
+        ("distill.teacher = 'FOLDER'", {"distill.teacher": "quickstart"}, ["distill.reward_weight=1"], "distill"),
+        ("distill.teacher = 'quickstart'", {"distill.teacher": "FOLDER", "budget.steps": 5}, [], (True, 5, "grpo")),
+        ("sft.steps = 32", {"distill.teacher": "FOLDER", "budget.hours": 1.0}, [], (False, 32, "grpo")),
+        ("budget.steps = 7\nbudget.hours = 1.0", {"distill.teacher": "FOLDER"}, [], (True, None, "grpo")),
+        ("", {"distill.teacher": "FOLDER", "budget.steps": 5, "loss.kind": "dapo"}, ["sft.steps=3"], (False, 3, "dapo")),
+    ],
+)
+def test_a_stored_teacher_is_what_all_layers_say_together(taught, tmp_path, preset, flags, sets, expected):
+    (tmp_path / "preset.toml").write_text(preset.replace("FOLDER", str(taught)) + "\n")
+    flags = {key: str(taught) if value == "FOLDER" else value for key, value in flags.items()}
+    config = resolve([str(tmp_path / "preset.toml")], flags, sets)
+    if isinstance(expected, tuple):
+        assert config.has_stored_teacher and (config.sft.only, config.sft.steps, config.loss.kind) == expected
+        assert config.budget.steps is None or not config.sft.only
+    else:
+        assert not config.has_stored_teacher and not config.sft.is_on and config.sft.data is None
+        assert config.loss.kind == (expected or "grpo") and (config.distill.teacher is None) == (expected is None)

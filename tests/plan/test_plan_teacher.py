@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from command_line import in_process
 from planned import A40
 from random_models import as_loaded, small
 
@@ -125,3 +126,8 @@ def test_the_command_counts_a_teacher(inside):
     done = inside("plan", "--model", "Qwen2.5-1.5B-Instruct", "--teacher", "Qwen2.5-7B-Instruct", "--gpu", "a40", "--json")
     found = json.loads(done.stdout)
     assert found["sampling_gb"]["teacher"] == pytest.approx(15.231, abs=0.01) and found["update_parts_s"]["teacher"] > 0
+
+
+def test_a_run_of_sft_alone_is_said_not_to_be_estimated():
+    done = in_process("plan", "quickstart", "--gpu", "h100", "--hours", "1", "--set", "sft.only=true")
+    assert done.returncode == 0 and "a run of SFT alone: its steps are not estimated" in " ".join(done.stdout.split())

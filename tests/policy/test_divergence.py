@@ -162,6 +162,25 @@ def test_the_gradient_of_an_update_is_that_of_the_plain_formula_however_it_is_cu
 
 
 @pytest.mark.parametrize("top_k", [None, 4, "all"])
+def test_the_kl_to_the_base_regularises_beside_the_teacher(top_k):
+    """The two terms have gradients of their own, which add up."""
+    found = []
+    for beta in (0.0, 0.5, 1.0):
+        torch.manual_seed(7)
+        policy = with_adapter(
+            as_loaded(small("qwen2")).double(), teacher=Teacher(small("llama").double(), BASE),
+            **{**FLAGS, "distill.top_k": top_k, "loss.beta": beta},
+        )  # fmt: skip
+        with torch.no_grad():
+            for parameter in policy.parameters:
+                parameter += 0.05 * torch.randn_like(parameter)
+        found.append(gradients(policy, Batch(ROWS, 2, 0)))
+    without, half, whole = found
+    assert relative_gap(half, without) > 1e-3
+    assert relative_gap([one + other for one, other in zip(without, whole, strict=True)], [2 * one for one in half]) < 1e-6
+
+
+@pytest.mark.parametrize("top_k", [None, 4, "all"])
 def test_metrics_by_the_models_own_passes(top_k):
     other = small("qwen2").double()  # without the adapter: some of its likeliest tokens are the student's
     policy = with_adapter(small("qwen2").double(), teacher=Teacher(other, BASE), **FLAGS, **{"distill.top_k": top_k})

@@ -84,7 +84,7 @@ def test_the_likeliest_tokens_are_those_of_the_tokenizer():
     batch = pad(ROWS, (0, 1, 2), torch.device("cpu"), share_prompts=True)
     found = top_scores(hidden, batch, head, 0.7, count=VOCABULARY, vocabulary=40)
     whole = (head(hidden) / 0.7).log_softmax(-1)[batch.mask_BT]
-    assert found.ids_NK.shape == (15, 40) and int(found.ids_NK.max()) == 39
+    assert found.ids_NK.shape == (15, 39) and int(found.ids_NK.max()) <= 39, "one is left for a student of 40 tokens"
     assert torch.allclose(found.top_NK, whole.gather(1, found.ids_NK)) and torch.equal(
         found.top_NK, found.top_NK.sort(1, True)[0]
     )

@@ -199,7 +199,10 @@ class ByName:
         }  # fmt: skip
         if lacking := sorted(self._needed - given.keys()):
             needed = ", ".join(f"`{name}`" for name in lacking)
-            raise Unusable(f"it needs {needed}, and the columns of the data are: {', '.join(columns) or 'none'}")
+            raise Unusable(
+                f"it needs {needed}, and the columns of the data are: {', '.join(columns) or 'none'} (microrl's own three "
+                "parameters are named prompts, completions and rows)"
+            )
         return _settled(self._function(**{name: given[name] for name in given if self._takes_all or name in self._names}))
 
 
