@@ -13,7 +13,6 @@ PAGE = (ROOT / "microrl" / "guide" / "skill" / "SKILL.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.one_of_each
 def test_the_commands_on_the_page_for_agents_run(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 4
