@@ -177,8 +177,11 @@ class Grid:
     def _refuse_overlaps(self) -> None:
         """Raise UserError where one setting would hide another: a key that is set and varied, or varied twice, or its section."""
         given = keys_set(self.sets) | {key for key, value in self.flags.items() if value is not None}
-        keys = {axis: AXES.get(axis, axis) for axis in [*self.axes, SEED] if axis != SETTING}
-        keys |= {f"{IN_SETTINGS}{key}": key for setting in self.axes.get(SETTING, ()) for key in setting.sets}
+        keys = {axis: AXES.get(axis, axis) for axis in self.axes if axis != SETTING}
+        in_settings = {f"{IN_SETTINGS}{key}": key for setting in self.axes.get(SETTING, ()) for key in setting.sets}
+        if SEED in in_settings.values():  # each trial has one, varied or not
+            in_settings[SEED] = SEED
+        keys |= in_settings
         for axis, key in keys.items():
             for other in given if axis != "alpha" else ():  # alpha as it is set is the one of the rule `fixed`
                 if other == key:

@@ -212,3 +212,8 @@ def test_a_setting_that_contradicts_the_rest_is_refused(tmp_path, text, sets, sa
     with pytest.raises(UserError) as raised:
         Grid(names, {}, sets, found.axes()).trials()
     assert said in raised.value.message
+
+
+def test_a_single_seed_can_be_set_for_all_trials(tmp_path):
+    names, found = study(tmp_path, "base = ['quickstart']\nranks = [1, 2]")
+    assert [trial.config.seed for trial in Grid(names, {}, ["seed=3"], found.axes()).trials()] == [3, 3]
