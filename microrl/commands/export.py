@@ -21,6 +21,7 @@ from microrl.models.load import NO_CODE
 from microrl.models.tensors import weights
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
+from microrl.terminal import say
 from microrl.train.saving import BEST
 from microrl.train.setup import load_model
 from microrl.types import AdapterSnapshot
@@ -119,6 +120,7 @@ def push(
                     f"the adapter's base is a local folder ({found['base']}), so that others could not load it",
                     "push the whole model: --as full",
                 )
+            say(f"uploading {found['bytes'] / 1e6:,.1f} MB to {hub_id}")
             api.create_repo(hub_id, private=private, exist_ok=True)
             commit = api.upload_folder(repo_id=hub_id, folder_path=folder, commit_message="Upload by microrl")
     except HfHubHTTPError as error:

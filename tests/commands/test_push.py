@@ -27,6 +27,7 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
         done = microrl(*words, HF_TOKEN="hf_secret", **environment)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
+        assert f"uploading {found['bytes'] / 1e6:,.1f} MB to me/adapter" in done.stderr
         assert found["hub_id"] == "me/adapter" and found["url"].endswith("/commit/" + "1" * 40)
         assert [one["name"] for one in uploads.created] == ["adapter"] and {*found["files"]} == uploads.files.keys()
         assert sum(map(len, uploads.files.values())) == found["bytes"]
