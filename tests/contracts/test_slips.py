@@ -113,6 +113,7 @@ def test_a_preset_is_shown_by_its_name():
     assert "micro-r64" in in_process("presets").stdout and in_process("presets", "--help").returncode == 0
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize(
     ("typed", "words"),
     [

@@ -170,6 +170,7 @@ def test_a_folder_that_does_not_fit_is_refused(folder, train, damage, said, hint
     assert status == 2 and said in text and "hint: " in text and hint in text.partition("hint: ")[2], text
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("value", [float("nan"), -float("inf"), 0.5])
 @pytest.mark.parametrize("name", [LOGPROBS, TOP])
 def test_completions_with_broken_scores_are_left_out_and_counted(folder, train, name, value, tmp_path):

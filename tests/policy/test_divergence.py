@@ -64,6 +64,7 @@ def chunk(request, monkeypatch):
         monkeypatch.setattr(f"microrl.policy.{module}.CPU_BLOCK_ELEMENTS", 50 * min(request.param, 2))
 
 
+@pytest.mark.cases(fast=16)
 @pytest.mark.usefixtures("chunk")
 @pytest.mark.parametrize("widths", [(50, 50), (50, 44), (44, 50)], ids=lambda widths: "-".join(map(str, widths)))
 @pytest.mark.parametrize("bend", [None, Bend(scale=0.4), Bend(scale=2.5, cap=1.5)])
@@ -161,6 +162,7 @@ def test_the_gradient_of_an_update_is_that_of_the_plain_formula_however_it_is_cu
     assert relative_gap(gradients(policy, Batch(ROWS, 2, 0)), ours) < 1e-6
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("top_k", [None, 4, "all"])
 def test_the_kl_to_the_base_regularises_beside_the_teacher(top_k):
     """The two terms have gradients of their own, which add up."""
