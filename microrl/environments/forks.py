@@ -261,10 +261,12 @@ class _Instance:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "describe" in request:
-            from transformers.utils import get_json_schema  # which takes seconds, and one instance of all is asked for it
+            from transformers.utils import chat_template_utils  # which takes a second, and one instance of all is asked for it
 
+            # Else it imports torch, which takes another, for tensors as arguments: no call from JSON has any.
+            chat_template_utils.is_torch_available = lambda: False
             instance = self._class()
-            tools = [get_json_schema(getattr(instance, name)) for name in tool_names(self._class)]
+            tools = [chat_template_utils.get_json_schema(getattr(instance, name)) for name in tool_names(self._class)]
             return {"tools": tools, "rewards": hasattr(self._class, "get_reward")}
         if not self._is_held:
             self._loop, self._is_held = self._hold(), True
