@@ -1,33 +1,30 @@
-"""The values that an option lists: `A,B`, with quotes or brackets around what has commas of its own."""
+"""The values that an option lists: `A,B`, where a value with commas of its own is written in TOML."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 
 from microrl.errors import UserError, invalid_value
 from microrl.sweep.grid import Quoted, refuse_varied_key
 
-_STRING = r""""(?:[^"\\]|\\.)*"|'[^']*'"""
-_IN_QUOTES = re.compile(rf"({_STRING})\s*(?:,|$)", re.DOTALL)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
-_IN_BRACKETS = re.compile(rf"{_STRING}|.", re.DOTALL)
 
 
 def values(flag: str, text: str | None) -> list[str]:
-    """The values of an option. One that begins with a quote or a bracket ends where that is closed; in quotes it is a `Quoted`.
+    """The values of an option. A string, list or table of TOML is one value, commas and all; a string is a `Quoted`.
 
-    Raises UserError for one that is empty or not closed.
+    Raises UserError for one that is empty or begins with a quote that is not closed.
     """
     found: list[str] = []
     rest = text
     while rest is not None:
-        value, comma, after = _first(flag, rest.strip())
+        value, rest = _first(flag, rest.strip())
         if not value and not isinstance(value, Quoted):
             raise UserError(f"{flag} '{text}': a value is empty", "put a single comma between two values, and none at the end")
         found.append(value)
-        rest = after if comma else None
     return found
 
 
@@ -55,37 +52,20 @@ def varied(texts: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _first(flag: str, text: str) -> tuple[str, str, str]:
-    """(first value of a list, the comma behind it, the other values)."""
-    if text.startswith(('"', "'")):
-        return _quoted(flag, text)
-    start = _closing(flag, text) if text.startswith(("[", "{")) else 0
-    behind, comma, after = text[start:].partition(",")
-    return (text[:start] + behind).strip(), comma, after
+def _first(flag: str, text: str) -> tuple[str, str | None]:
+    """(first value of a list, the text behind its comma). Raises UserError."""
+    parts = text.split(",")
+    if text.startswith(('"', "'", "[", "{")):
+        for end in range(1, len(parts) + 1):
+            value = ",".join(parts[:end]).strip()
+            with suppress(tomllib.TOMLDecodeError):
+                read = tomllib.loads(f"value = {value}")["value"]
+                return Quoted(read) if isinstance(read, str) else value, _rest(parts[end:])
+        if text.startswith(('"', "'")):
+            hint = 'quotes go around a whole value: "a,b",c or \'a,b\',c; inside double quotes, write \\" and \\\\'
+            raise UserError(f"{flag}: `{text}` does not begin with a value in quotes", hint)
+    return parts[0].strip(), _rest(parts[1:])
 
 
-def _quoted(flag: str, text: str) -> tuple[Quoted, str, str]:
-    """As `_first`, of a list that begins with a quote. The string is TOML's, as for `--set`."""
-    closed = _IN_QUOTES.match(text)
-    if closed is None:
-        quote = text[0]
-        hint = f'quotes go around a whole value: {quote}a,b{quote},c; inside double quotes, \\" is a quote'
-        raise UserError(f"{flag}: the quote in `{text}` is not closed at the end of a value", hint)
-    try:
-        value = Quoted(tomllib.loads(f"value = {closed[1]}")["value"])
-    except tomllib.TOMLDecodeError as error:
-        hint = "in single quotes a backslash is only a backslash"
-        raise UserError(f"{flag}: {closed[1]} cannot be read: {error}", hint) from None
-    return value, text[closed.end(1) : closed.end()].strip(), text[closed.end() :]
-
-
-def _closing(flag: str, text: str) -> int:
-    """Where the bracket that a text begins with is closed. Brackets in quotes do not count."""
-    depth = 0
-    for part in _IN_BRACKETS.finditer(text):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(part[0], 0)
-        if depth == 0:
-            return part.end()
-    raise UserError(
-        f"{flag}: a bracket or quote in `{text}` is not closed", f'close it, or put the value into quotes: "{text[0]}a",b'
-    )
+def _rest(parts: list[str]) -> str | None:
+    return ",".join(parts) if parts else None

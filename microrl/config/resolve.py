@@ -299,6 +299,8 @@ def _explain(error: ErrorDetails, *others: ErrorDetails) -> UserError:
         )  # with a hint, if it has one
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return UserError(f"`{key}` is a section, not a value", f"set one of its keys: --set {key}.NAME=VALUE")
+    if error["type"] == "tuple_type":
+        return UserError(f"`{key}` cannot be `{_shown(error['input'])}`", 'must be a list, such as [1, 2] or ["a", "b"]')
     return UserError(
         f"`{key}` cannot be `{_shown(error['input'])}`",
         error["msg"].replace("Input should be", "must be").split(" or object")[0].split(", unable to ")[0],

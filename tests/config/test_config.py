@@ -140,7 +140,7 @@ def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
         ({}, ["seed=" + "9" * 5000], ["seed", "integer"]),
         ({}, ["seed=0x" + "f" * 8000], ["seed", "thousands of digits"]),
         ({}, ["optim.lr=" + "9" * 5000], ["optim.lr", "finite"]),
-        ({}, ["evaluation.pass_k=" + "[" * 10_000 + "]" * 10_000], ["evaluation.pass_k", "tuple"]),
+        ({}, ["evaluation.pass_k=" + "[" * 10_000 + "]" * 10_000], ["evaluation.pass_k", "must be a list"]),
         ({}, ["evaluation.pass_k=" + "[" * 50 + "]" * 50], ["nested deeper"]),
         ({}, ["a." * 5000 + "b=1"], ["nested deeper"]),
         ({}, ["x" * 100_000 + "=1"], ["unknown key"]),

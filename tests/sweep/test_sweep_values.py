@@ -46,10 +46,13 @@ def test_a_value_with_commas_is_named_in_the_plan_and_in_tables(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["quickstart", "--vary", 'data.system="a,b'], 'the quote in `"a,b` is not closed'),
-        (["quickstart", "--vary", 'data.system="a" b,c'], 'the quote in `"a" b,c` is not closed at the end of a value'),
-        (["quickstart", "--vary", r'data.system="\d",c'], r'"\d" cannot be read'),
-        (["quickstart", "--vary", "evaluation.pass_k=[1,[2]"], "a bracket or quote in `[1,[2]` is not closed"),
+        (["quickstart", "--vary", 'data.system="a,b'], '`"a,b` does not begin with a value in quotes'),
+        (["quickstart", "--vary", 'data.system="a" b,c'], '`"a" b,c` does not begin with a value in quotes'),
+        (["quickstart", "--vary", r'data.system="\d",c'], r'`"\d",c` does not begin with a value in quotes'),
+        (
+            ["quickstart", "--vary", "evaluation.pass_k=[1,[2]"],
+            "`evaluation.pass_k` cannot be `[1`\nhint: must be a list",
+        ),
         (["quickstart", "--vary", "adapter.targets=[q_proj],[v_proj]"], 'a list whose entries are in quotes: ["...", "..."]'),
         (["quickstart", "--vary", 'data.system="a",a'], "data.system a is given twice"),
         (["quickstart", "--steps", "1", "--models", '"./a,b",quickstart'], "there is no model `./a,b`"),
