@@ -148,16 +148,10 @@ def microrl():
     return run
 
 
-@pytest.fixture
-def inside(monkeypatch):
+@pytest.fixture(scope="session")
+def inside():
     """Run the command line in this process: the same, but for the seconds of importing torch."""
-
-    def run(*arguments: object, cwd: Path | None = None, **more: object) -> subprocess.CompletedProcess[str]:
-        if cwd is not None:
-            monkeypatch.chdir(cwd)
-        return in_process(*arguments, **more)
-
-    return run
+    return in_process
 
 
 @pytest.fixture(autouse=True, scope="session")
