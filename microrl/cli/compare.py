@@ -185,10 +185,17 @@ def _cells(row: Row) -> list[str]:
 
 def _parts(row: Row) -> str:
     """The parts of the gain; a dash for the form of answers that have no lenient reading."""
-    if row.gain_parts is None:
-        return ""
-    given = [row.gain_parts.get(name) for name in ("form", "length", "answer")]
-    return ", ".join("-" if part is None else f"{100 * part:+.2f}" for part in given)
+    given = _estimates(row).values()
+    return "; ".join("-" if part is None else _interval(part, "+") for part in given) if any(given) else ""
+
+
+def _estimates(row: Row) -> dict[str, Estimate | None]:
+    """Each part of the gain with its interval; None for one that the row does not have."""
+    from microrl.evaluation.gain_parts import PARTS
+    from microrl.evaluation.intervals import Estimate
+
+    means, ends = row.gain_parts or {}, row.gain_parts_ci95 or {}
+    return {name: Estimate(means[name], ends[name]) if name in means else None for name in PARTS}
 
 
 def _p(p: float | None, adjusted: float | None) -> str:
@@ -257,7 +264,9 @@ def _fields(row: Row) -> dict[str, str]:
         **{name: "" if (p := getattr(row, name)) is None else f"{p:.6g}" for name in ("p_first", "p_first_adjusted")},
         **_numbers("usd_per_point", row.usd_per_point),
         "note": _note(row),
-        **{f"gain_{name}": _percent((row.gain_parts or {}).get(name)) for name in ("form", "length", "answer")},
+        **{
+            column: cell for name, part in _estimates(row).items() for column, cell in _numbers(f"gain_{name}", part, 100).items()
+        },
         "base_lenient": _percent(row.base_lenient),
     }
 

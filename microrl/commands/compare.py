@@ -13,7 +13,7 @@ from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluation
 from microrl.config import RunConfig
 from microrl.errors import UserError
 from microrl.evaluation.answer import Answer
-from microrl.evaluation.gain_parts import PARTS, GainParts
+from microrl.evaluation.gain_parts import PARTS, GainParts, over_runs
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
 from microrl.evaluation.seeds import accuracy_of, difference, holm
@@ -55,6 +55,8 @@ class Row:
     gain_parts: dict[str, float] | None = None
     """The parts of the gain in accuracy (`microrl.evaluation.gain_parts`): `form` where it is known, `length` and `answer`; means
     over runs, which add up to the gain."""
+    gain_parts_ci95: dict[str, tuple[float, float]] | None = None
+    """Their 95 % intervals."""
     base_lenient: float | None = None
     """The base's accuracy where answers that are right but not in the asked form count."""
     p: float | None = None
@@ -255,9 +257,10 @@ def _add_parts(row: Row, k: int | None, parts: Sequence[GainParts]) -> None:
     if k is not None or row.gain is None or len(parts) < len(row.seeds):
         return
     names = [name for name in PARTS if all(getattr(one, name) is not None for one in parts)]
-    means: dict[str, float] = {name: fmean(getattr(one, name).mean for one in parts) for name in names}
-    if abs(sum(means.values()) - row.gain.mean) < SAME:
-        row.gain_parts = means
+    over = {str(name): over_runs([getattr(one, name) for one in parts]) for name in names}
+    if abs(sum(part.mean for part in over.values()) - row.gain.mean) < SAME:
+        row.gain_parts = {name: part.mean for name, part in over.items()}
+        row.gain_parts_ci95 = {name: part.ci95 for name, part in over.items()}
         lenient = [one.base.lenient.mean for one in parts if one.base.lenient is not None]
         row.base_lenient = fmean(lenient) if len(lenient) == len(parts) else None
 

@@ -332,4 +332,8 @@ def test_the_parts_of_the_gain_have_columns(tmp_path, inside):
     assert (float(row["gain"]), float(row["base"]), float(row["base_lenient"])) == (62.5, 25, 50)
     (row,) = json.loads(inside("compare", *runs, "--json").stdout)["rows"]
     assert row["gain_parts"] == {"form": 0.25, "length": 0.25, "answer": 0.125} and row["base_lenient"] == 0.5
-    assert "+25.00, +25.00, +12.50" in inside("compare", *runs, "--as", "markdown").stdout
+    ends = row["gain_parts_ci95"]
+    assert all(low < mean < high for mean, (low, high) in zip(row["gain_parts"].values(), ends.values(), strict=True))
+    cells = [(100 * mean, *(100 * end for end in ends[name])) for name, mean in row["gain_parts"].items()]
+    texts = [f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" for mean, low, high in cells]
+    assert "; ".join(texts) in inside("compare", *runs, "--as", "markdown").stdout
