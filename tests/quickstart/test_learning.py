@@ -71,7 +71,7 @@ def test_the_quickstart_with_tools_learns_to_call(tmp_path, seed):
     assert first["tools/calls"] < 0.6 and last["tools/calls"] > 0.85 and last["tools/failures"] < 0.1
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_broken_calculator_teaches_nobody_to_call(tmp_path, seed):
     sets = ["env.target=made_tools:Broken", f"env.path={HELPERS}"]
     gain = gain_of(sets, tmp_path / "run", steps=30, seed=seed, preset="quickstart-tools")
