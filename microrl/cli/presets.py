@@ -1,15 +1,16 @@
-"""`microrl presets`: list the presets, show one, or list the adapters, the data sets or the models."""
+"""`microrl presets`: list the presets, show or make one, or list the adapters, the data sets or the models."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from microrl.cli import options
-from microrl.cli.output import emit
-from microrl.errors import nearest
+from microrl.cli.output import emit, say
+from microrl.errors import UserError, nearest
 from microrl.terminal import printable
 
 
@@ -52,6 +53,26 @@ def show(
         return
     for name in names:
         print(printable(presets.read(presets.find(name)).rstrip()))
+
+
+@group.command("from-trl")
+def from_trl(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What `trl grpo --config` takes.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write it there.", show_default="standard output")] = None,
+) -> None:
+    """Turn a configuration of TRL into a preset; a comment names each key that has no counterpart, and why."""
+    from microrl.config.from_trl import preset
+
+    made = preset(config)
+    if out is None:
+        print(made, end="")
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(made)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}", "choose another name: --out FILE.toml") from None
+    say(f"{out}: look at the comments, then: microrl train {out} --dry-run")
 
 
 @group.command()

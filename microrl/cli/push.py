@@ -32,7 +32,10 @@ def push(
     form: Form = None,
     dtype: Dtype = None,
     model: Base = None,
-    private: Annotated[bool, typer.Option("--private", metavar="", help="Create the repository as a private one.")] = False,
+    private: Annotated[
+        bool,
+        typer.Option("--private", metavar="", help="Create the repository as a private one; refused if it exists and is public."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Upload a trained adapter or whole model to the Hugging Face Hub; public, unless with --private."""

@@ -181,7 +181,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
 
 
 def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json: bool) -> int:
-    from microrl.plan.show import print_lines
+    from microrl.plan.show import print_lines, sft_alone
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import rounds
 
@@ -197,7 +197,7 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
             one.trial.name,
             "" if (scale := getattr(one.trial.config.adapter, "scale", None)) is None else f"{scale:g}",
             "" if one.hours is None else duration(one.hours),
-            "" if one.plan is None else f"~{one.plan.steps}",
+            "" if one.plan is None else sft_alone(one.trial.config, one.plan) or f"~{one.plan.steps}",
             "" if one.plan is None else duration(one.plan.hours),
             "" if one.plan is None else f"{one.plan.cost_usd:.2f}",
             "; ".join(one.trial.also_named()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,7 @@ from microrl.commands.model_card import ModelCard
 from microrl.commands.weights import trained
 from microrl.config import RunConfig, known_models
 from microrl.errors import MachineFailure, UserError, first_line
+from microrl.models import hub
 from microrl.models.load import NO_CODE
 from microrl.models.tensors import weights
 from microrl.run.console import RunConsole
@@ -104,14 +105,21 @@ def push(
     """Export, as `merge` does, to a new commit of the hub's repository `hub_id`, which is created if there is none.
 
     Describes it: as `merge`, without the folder, and `{"hub_id", "url"}`, the commit's. Raises UserError where the hub refuses
-    it, and for an adapter of a local base, which nobody else could load.
+    it, for an adapter of a local base, which nobody else could load, and with `private` if the repository exists and is public.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     api = HfApi()
     try:
         api.whoami()  # before the weights are written
+        if private:
+            with suppress(RepositoryNotFoundError):  # it is created as a private one
+                if not api.repo_info(hub_id).private:
+                    raise UserError(
+                        f"{hub_id} exists already and is public: --private would not change that",
+                        f"make it private at {hub.endpoint()}/{hub_id}/settings, or push to another name",
+                    )
         with TemporaryDirectory() as above:
             folder = Path(above) / "export"
             found = merge(config, run, adapter, folder, form=form, dtype=dtype, hub_id=hub_id)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from microrl.config.catalogue import DATASETS
+
 _LIMIT, _RANK, _RATE = "sampling.max_completion_tokens", "adapter.rank", "optim.lr"
 OURS = {
     "model_name_or_path": "model.name", "model_name": "model.name", "base_model": "model.name", "model.path": "model.name",
@@ -12,7 +14,7 @@ OURS = {
     "load_in_4bit": "model.quant=nf4", "qlora": "model.quant=nf4",
     "use_gradient_checkpointing": "model.gradient_checkpointing", "gradient_checkpointing": "model.gradient_checkpointing",
     "dataset": "data.name", "dataset_name": "data.name", "train_files": "data.name",
-    "max_prompt_length": "data.max_prompt_tokens",
+    "dataset_config": "data.subset", "dataset_train_split": "data.split", "max_prompt_length": "data.max_prompt_tokens",
     "r": _RANK, "max_lora_rank": _RANK, "lora_r": _RANK, "lora_rank": _RANK,
     "lora_alpha": "adapter.alpha", "alpha": "adapter.alpha",
     "target_modules": "adapter.targets", "lora_target_modules": "adapter.targets",
@@ -37,13 +39,32 @@ OURS = {
    
     "max_steps": "budget.steps", "total_training_steps": "budget.steps",
     "save_steps": "checkpoints.keep_every", "save_freq": "checkpoints.keep_every",
-    "report_to": "track", "logger": "track",
+    "report_to": "track", "logger": "track", "seed": "seed",
+    "sapo_temperature_pos": "loss.temperature_positive", "sapo_temperature_neg": "loss.temperature_negative",
 }  # fmt: skip
 """Our key, or key and value, by their name."""
+VALUES: dict[str, dict[str | bool, Any]] = {
+    "data.name": {known.hub_id: name for name, known in DATASETS.items()},
+    "loss.scale_by_std": {"group": True, "none": False},
+    "optim.name": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_bnb_8bit": "adamw_8bit"},
+    "optim.schedule.kind": {"constant_with_warmup": "constant"},
+    "reward.normalise": {"sum_then_normalize": "together", "normalize_then_sum": "apart"},
+    "engine.sleep": {True: "auto", False: "off"},
+    "track": {"none": None},
+}
+"""Our value by theirs, where they differ, by our key."""
+TRL_DEFAULTS: dict[str, Any] = {
+    "learning_rate": 1e-6, "per_device_train_batch_size": 8, "num_generations": 8, "max_completion_length": 512,
+    "loss_type": "dapo", "epsilon": 0.2, "lr_scheduler_type": "linear", "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3, "lora_r": 16, "lora_alpha": 32, "lora_target_modules": ["q_proj", "v_proj"],
+}  # fmt: skip
+"""Of TRL 1.16, where ours differ; the layers are those that PEFT takes of Llama, Qwen and most others."""
+TRL_REWARDS = {"accuracy_reward": "reward.accuracy_weight", "think_format_reward": "reward.format_weight"}
+"""Our weights of what TRL's functions reward."""
 INSTEAD = {
     "gpu": "one GPU is used, the first visible: see `microrl doctor`; CUDA_VISIBLE_DEVICES=1 before `microrl` takes another",
     "epochs": "a run ends by --steps N or --hours H; an epoch has (questions / sampling.prompts_per_step) steps",
-    "use_vllm": "--engine vllm, or --engine transformers for none",
+    "use_vllm": "by default vLLM is used on a GPU where it is installed; --engine vllm, or --engine transformers for none",
     "enforce_eager": "the opposite is `engine.cuda_graphs`: --set engine.cuda_graphs=false",
     "gpu_memory_utilization": "the share follows from the plan; `engine.max_kv_gb` limits the KV cache, in GB",
     "per_device_train_batch_size": "`sampling.prompts_per_step` counts prompts: TRL's completions of a step / num_generations",
@@ -59,6 +80,10 @@ INSTEAD = {
     "max_seq_length": "two limits: `data.max_prompt_tokens` and `sampling.max_completion_tokens`",
     "output_dir": "--out DIR names the run folder",
     "resume_from_checkpoint": "--resume RUN resumes a run",
+    "bf16": "`model.dtype`, by default bfloat16 on a GPU that has it",
+    "lora_dropout": "there is no dropout",
+    "logging_steps": "every step is recorded, with samples of its completions",
+    "sync_ref_model": "the KL is to the untouched model throughout",
 }
 """What to do instead, by the names of options without a key."""
 INSTEAD |= {
@@ -77,6 +102,8 @@ for same, names in {
     "top_p": ("top_k", "min_p"),
     "adam_beta1": ("adam_beta2",),
     "gpu": ("n_gpus_per_node",),
+    "bf16": ("fp16", "tf32"),
+    "logging_steps": ("log_completions", "logging_strategy"),
 }.items():
     INSTEAD |= dict.fromkeys(names, INSTEAD[same])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -87,6 +88,8 @@ class Plan:
     save_s: float
     sft_step_s: float
     """Seconds of a supervised step."""
+    sft_s: float
+    """Of the supervised phase; of SFT alone without a limit of its own, all that the hours leave it."""
     steps: int
     steps_low: int
     """At `step_high_s`."""
@@ -147,8 +150,8 @@ def make(
     changes, changed = ((), None) if fits else advice.fixes(work, room)
     spread = Spread.of(work)
     fast, slow = (timing.scaled(*factors) for factors in zip(*spread, strict=True))
-    steps, hours = _steps(work, timing)
-    (steps_high, hours_low), (steps_low, hours_high) = _steps(work, fast), _steps(work, slow)
+    steps, hours, sft_s = _steps(work, timing)
+    (steps_high, hours_low, _), (steps_low, hours_high, _) = _steps(work, fast), _steps(work, slow)
     groups_hour = config.sampling.prompts_per_step * 3600 / timing.step_s
     price = device.usd_hour if config.budget.price is None else config.budget.price
     rows, batches = _micro_batches(work, sizes)
@@ -190,6 +193,7 @@ def make(
         validation_s=timing.validation,
         save_s=timing.save,
         sft_step_s=_sft_step_s(work, timing),
+        sft_s=sft_s,
         steps=steps,
         steps_low=steps_low,
         steps_high=steps_high,
@@ -207,26 +211,30 @@ def make(
     )
 
 
-def _steps(work: Workload, timing: Timing) -> tuple[int, float]:
-    """(steps, hours): what is left of the hours after loading, two evaluations, validation and saves; bounded by the steps."""
-    budget = work.config.budget
+def _steps(work: Workload, timing: Timing) -> tuple[int, float, float]:
+    """(steps, hours, seconds of SFT): what is left of the hours after loading, two evaluations, validation and saves; bounded by
+    the steps. SFT alone makes no steps, and takes what is left."""
+    budget, is_sft_alone, sft_s = work.config.budget, work.config.sft.only, _sft_s(work, timing)
     each = timing.step_s / (1 - _validation_share(work, timing))
-    around = timing.load + timing.save + _sft_s(work, timing) + exit_reserve_s(budget.hours)
+    around = timing.load + timing.save + exit_reserve_s(budget.hours) + (0.0 if is_sft_alone else sft_s)
     if budget.hours is None:
-        steps = 0 if work.config.sft.only else budget.steps or 1
-        total = around + _screening_s(work) + 2 * timing.evaluation + steps * each
-        return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600
+        steps, trained_s = (0, sft_s) if is_sft_alone else (budget.steps or 1, (budget.steps or 1) * each)
+        total = around + _screening_s(work) + 2 * timing.evaluation + trained_s
+        return steps, (total + min(CHECKPOINTS, total / 60 / CHECKPOINT_MINUTES) * timing.save) / 3600, sft_s
     seconds = budget.hours * 3600
     interval_s = checkpoint_interval_s(budget.hours, timing.save)
     saving = min(timing.save / interval_s, 0.5)
     evaluation = min(timing.evaluation, BEFORE_FRACTION * max(seconds - around, 0.0))
     screening = min(_screening_s(work), SCREENING_FRACTION * max(seconds - around - 2 * evaluation, 0.0))
     left = seconds - around - screening - 2 * evaluation
-    steps = 0 if work.config.sft.only else max(int(left * (1 - saving) / each), 0)
+    if is_sft_alone:
+        sft_s = min(sft_s, max(left, 0.0))
+        return 0, min((seconds - left + sft_s) / 3600, budget.hours), sft_s
+    steps = max(int(left * (1 - saving) / each), 0)
     if budget.steps is not None and budget.steps < steps:
         used = around + screening + 2 * evaluation + budget.steps * each / (1 - saving)
-        return budget.steps, min(used / 3600, budget.hours)
-    return steps, budget.hours
+        return budget.steps, min(used / 3600, budget.hours), sft_s
+    return steps, budget.hours, sft_s
 
 
 def _sft_step_s(work: Workload, timing: Timing) -> float:
@@ -235,11 +243,12 @@ def _sft_step_s(work: Workload, timing: Timing) -> float:
 
 
 def _sft_s(work: Workload, timing: Timing) -> float:
-    """The supervised phase before the first step: by its minutes, or by its steps where these end sooner."""
+    """The supervised phase before the first step: by its minutes, or by its steps where these end sooner; without either there is
+    none, or of SFT alone no end."""
     sft = work.config.sft
     bounds = [sft.minutes * 60] if sft.minutes is not None else []
     bounds += [sft.steps * _sft_step_s(work, timing)] if sft.steps is not None else []
-    return min(bounds, default=0.0)
+    return min(bounds, default=math.inf if sft.only else 0.0)
 
 
 def _screening_s(work: Workload) -> float:

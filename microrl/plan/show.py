@@ -39,7 +39,7 @@ def page(config: RunConfig, plan: Plan) -> str:
             "",
             _update(plan),
             Text(_budget(config, plan), style="bold"),
-            _groups(plan),
+            *_groups(config, plan),
             *_words(plan),
         )
     )
@@ -59,7 +59,7 @@ def brief(config: RunConfig, plan: Plan) -> list[str]:
         *([f"weight sync: {plan.sync_why}"] if plan.engine == "vllm" else []),
         f"{memory}: fits",
         _budget(config, plan),
-        _groups(plan),
+        *_groups(config, plan),
         *notes,
     ]
 
@@ -74,26 +74,26 @@ def comparison(config: RunConfig, plans: Sequence[Plan]) -> str:
     )
     names = ("GB", "used", "s/step", "range", "steps", "range", "useful/h", "hours", "$/h", "$", "merge", "swap")
     head = ["<device", *(f">{name}" for name in names), "fits"]
-    rows = [_row(plan) for plan in plans]
+    rows = [_row(config, plan) for plan in plans]
     words = NAMES if all(plan.fits for plan in plans) else f"{NAMES} {NOT_FITTING}"
     return as_text(Group(title, "", table(head, rows), "", words, caution(plans[-1])), WIDE)
 
 
-def _row(plan: Plan) -> tuple[str, ...]:
+def _row(config: RunConfig, plan: Plan) -> tuple[str, ...]:
     ways = (_three(plan.sync_step_s[mode]) if mode in plan.sync_step_s else "" for mode in ("merge", "swap"))
     return (
         plan.device.name, f"{plan.room_gb:.1f}", f"{plan.memory_gb['peak']:.1f}",
         _three(plan.step_s), _between(_three(plan.step_low_s), _three(plan.step_high_s), "-"),
-        f"{plan.steps:,}", _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
+        sft_alone(config, plan) or f"{plan.steps:,}", _between(f"{plan.steps_low:,}", f"{plan.steps_high:,}", "-"),
         f"{plan.useful_groups_hour:,.0f}", _three(plan.hours), f"{plan.price:.2f}", f"{plan.cost_usd:.2f}",
-        *ways, _verdict(plan),
+        *ways, _verdict(config, plan),
     )  # fmt: skip
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(config: RunConfig, plan: Plan) -> str:
     if not plan.fits:
         return "with " + " ".join(text.partition(": ")[0].replace("--set ", "") for text in plan.advice)
-    return "yes" if plan.steps else "too slow for one step"
+    return "yes" if plan.steps or (config.sft.only and plan.sft_s) else "too slow for one step"
 
 
 def _title(config: RunConfig, plan: Plan) -> Group:
@@ -188,6 +188,16 @@ def _bound(config: RunConfig) -> str:
     return " or ".join(parts) or "one step"
 
 
+def sft_alone(config: RunConfig, plan: Plan) -> str | None:
+    """What a run of SFT alone has instead of steps with rewards: the steps that it asks for, or else the time, which may be too
+    short for them. None: another run."""
+    if not config.sft.only:
+        return None
+    steps = config.sft.steps
+    is_by_steps = steps is not None and plan.sft_s >= steps * plan.sft_step_s
+    return f"{steps:,} SFT steps" if is_by_steps else f"{_three(plan.sft_s / 60)} min of SFT"
+
+
 def _budget(config: RunConfig, plan: Plan) -> str:
     step = _with_range(f"{_three(plan.step_s)} s", _three(plan.step_low_s), _three(plan.step_high_s))
     steps = _with_range(f"about {plan.steps:,} steps", f"{plan.steps_low:,}", f"{plan.steps_high:,}")
@@ -195,18 +205,20 @@ def _budget(config: RunConfig, plan: Plan) -> str:
     hours = _with_range(f"{_three(plan.hours)} h", _three(plan.hours_low), _three(plan.hours_high))
     cost = _with_range(f"{plan.cost_usd:,.2f}", f"{plan.cost_low_usd:,.2f}", f"{plan.cost_high_usd:,.2f}")
     paid = f"at ${plan.price:.2f}/h = ${cost}" if plan.price else "for $0"
-    return f"{made}, {_short(plan.tokens)} tokens sampled, {hours} {paid}"
+    return f"{sft_alone(config, plan) or f'{made}, {_short(plan.tokens)} tokens sampled'}, {hours} {paid}"
 
 
-def _groups(plan: Plan) -> str:
+def _groups(config: RunConfig, plan: Plan) -> list[str]:
     """What the steps are worth."""
+    if config.sft.only:
+        return []
     groups = f"about {plan.groups_hour:,.0f} groups (the completions of one prompt) per hour of training steps"
     if plan.useful_share == 1:
-        return f"{groups}; all of them give a gradient"
-    return (
+        return [f"{groups}; all of them give a gradient"]
+    return [
         f"{groups}; {plan.useful_groups_hour:,.0f} of them give a gradient, assuming that {plan.useful_share:.0%} of the groups "
         "have unequal rewards"
-    )
+    ]
 
 
 def _three(seconds: float) -> str:

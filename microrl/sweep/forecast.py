@@ -29,7 +29,7 @@ class Forecast:
     def to_json(self) -> dict[str, Any]:
         found = None if self.plan is None else {
             "steps": self.plan.steps, "hours": self.plan.hours, "cost_usd": self.plan.cost_usd, "gpu": self.plan.device.name,
-            "trainable_params": self.plan.trainable_params, "fits": self.plan.fits,
+            "trainable_params": self.plan.trainable_params, "fits": self.plan.fits, "sft_hours": self.plan.sft_s / 3600,
         }  # fmt: skip
         return {"trial": self.trial.name, "values": dict(self.trial.values), "hours": self.hours, "forecast": found}
 
@@ -66,7 +66,7 @@ def plan_of(config: RunConfig) -> Plan | None:
 
 def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> None:
     """Raise UserError where a trial's part of the hours would not suffice for loading, a step and short evaluations."""
-    needed_s = max((_needed_s(one.plan) for one in found if one.plan is not None), default=0.0)
+    needed_s = max((_needed_s(one.trial.config, one.plan) for one in found if one.plan is not None), default=0.0)
     share = found[0].hours
     if hours is None or share is None or share * 3600 >= needed_s:
         return
@@ -86,5 +86,6 @@ def _rounded_up(hours: float) -> str:
     return f"{math.ceil(hours * 10**digits) / 10**digits:.{digits}f}"
 
 
-def _needed_s(plan: Plan) -> float:
-    return plan.load_s + 2 * MIN_EVALUATION * plan.evaluation_s + plan.step_s + plan.save_s + exit_reserve_s(plan.hours)
+def _needed_s(config: RunConfig, plan: Plan) -> float:
+    step_s = plan.sft_step_s if config.sft.only else plan.step_s
+    return plan.load_s + 2 * MIN_EVALUATION * plan.evaluation_s + step_s + plan.save_s + exit_reserve_s(plan.hours)

@@ -5,6 +5,11 @@ import json
 import pytest
 from uploads import Uploads, taking
 
+from microrl.commands.export import push
+from microrl.config import resolve
+from microrl.errors import UserError
+from microrl.run.folder import RunFolder
+
 
 @pytest.fixture
 def run(wares):
@@ -24,12 +29,12 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
             "HF_HOME": str(tmp_path / "none"),
         }
         words = ["push", "me/adapter", run, "--as", "full", "--json"]
-        done = microrl(*words, HF_TOKEN="hf_secret", **environment)
+        done = microrl(*words, "--private", HF_TOKEN="hf_secret", **environment)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert f"uploading {found['bytes'] / 1e6:,.1f} MB to me/adapter" in done.stderr
         assert found["hub_id"] == "me/adapter" and found["url"].endswith("/commit/" + "1" * 40)
-        assert [one["name"] for one in uploads.created] == ["adapter"] and {*found["files"]} == uploads.files.keys()
+        assert uploads.private == {"me/adapter": True} and {*found["files"]} == uploads.files.keys()
         assert sum(map(len, uploads.files.values())) == found["bytes"]
         card = uploads.files["README.md"].decode()
         assert 'from_pretrained("me/adapter")' in card and "vllm serve me/adapter" in card and "# adapter\n" in card
@@ -44,6 +49,29 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
         assert without.returncode == 2 and "there is no token" in without.stderr
         local = microrl("push", "me/adapter", run, HF_TOKEN="hf_secret", **environment)
         assert local.returncode == 2 and "others could not load it" in local.stderr and "--as full" in local.stderr
+
+
+@pytest.mark.parametrize(
+    ("private", "said"),
+    [
+        ({}, "is not finished"),  # looked for after the repository was
+        ({"me/adapter": True}, "is not finished"),
+        ({"me/adapter": False}, "me/adapter exists already and is public"),
+    ],
+)
+def test_private_is_refused_where_the_repository_is_public(private, said, run_folder, monkeypatch):
+    uploads = Uploads("hf_secret", private)
+    (run_folder / "best").mkdir()
+    run = RunFolder.open(run_folder)
+    with taking(uploads) as address:
+        for name, value in {"ENDPOINT": address, "HF_HUB_OFFLINE": False}.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        with pytest.raises(UserError, match=said) as refused:
+            push(resolve(["quickstart"]), run, None, "me/adapter", form="lora", dtype=None, private=True)
+    assert not uploads.created and not uploads.files
+    assert "public" not in said or f"{address}/me/adapter/settings, or push to another name" in refused.value.hint
 
 
 @pytest.mark.parametrize(

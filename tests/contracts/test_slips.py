@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from microrl.cli import sample
+from microrl.cli.options import FLAGS
 from microrl.config import resolve
-from microrl.config.other_names import INSTEAD, OURS, ours
+from microrl.config.other_names import INSTEAD, OURS, TRL_DEFAULTS, ours
 from microrl.errors import UserError
 from microrl.report.transcripts import most_improved
 from microrl.types import Completion
@@ -243,12 +244,29 @@ def test_every_name_leads_to_a_key_that_exists_and_is_in_the_guide():
     assert not [key for key in told if f"`{key}" not in page]
 
 
+def test_trls_table_in_the_guide_is_that_of_the_hints():
+    """Each name of a row leads to a key of the row; each default is the one from which a preset is made."""
+    table = TEXTS["coming-from"].partition("## What are TRL's")[2].partition("## What are Unsloth's")[0]
+    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
+    wrong, defaults = [], {}
+    for theirs, keys in rows:
+        for name in re.findall(r"`(\w+)", theirs):
+            said = ours(name) or INSTEAD.get(name, "")
+            allowed = re.findall(r"`([\w.]+)", keys)
+            if not said or (allowed and not any(key in said or FLAGS.get(key, "none") in said for key in allowed)):
+                wrong.append((name, said, allowed))
+        defaults |= re.findall(r"`(\w+)` \(([^)]+)\)", theirs)
+    assert not wrong and len(rows) > 30
+    told = {name: str(value) for name, value in TRL_DEFAULTS.items() if name in defaults}
+    assert {name: defaults[name].replace("1e-6", "1e-06") for name in told} == told and len(told) > 8
+
+
 def test_the_names_of_the_guide_are_those_of_the_installed_trl():
     pytest.importorskip("trl")
     from peft import LoraConfig
-    from trl import GRPOConfig, ModelConfig
+    from trl import GRPOConfig, ModelConfig, ScriptArguments
 
     rows = TEXTS["coming-from"].partition("## What are TRL's")[2].partition("## What are Unsloth's")[0].splitlines()
     names = {name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)", row.split("|")[1])}
-    known = {name for one in (GRPOConfig, ModelConfig, LoraConfig) for name in one.__dataclass_fields__}
+    known = {name for one in (GRPOConfig, ModelConfig, ScriptArguments, LoraConfig) for name in one.__dataclass_fields__}
     assert len(names) > 40 and names - known == {"reward_funcs"}

@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Uploads:
-    """What it was sent."""
+    """What it was sent. `private`: by the id of each repository that is there, whether only its owner sees it."""
 
-    def __init__(self, token: str) -> None:
-        self.token, self.created, self.files = token, [], {}
+    def __init__(self, token: str, private: dict[str, bool] | None = None) -> None:
+        self.token, self.private, self.created, self.files = token, private or {}, [], {}
 
 
 @contextmanager
@@ -22,9 +22,11 @@ def taking(uploads: Uploads):
         def log_message(self, *_):
             pass
 
-        def _json(self, value, status=200):
+        def _json(self, value, status=200, **headers):
             body = json.dumps(value).encode()
             self.send_response(status)
+            for name, text in headers.items():
+                self.send_header(name.replace("_", "-"), text)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -43,7 +45,12 @@ def taking(uploads: Uploads):
         def do_GET(self):
             if self._is_refused():
                 return
-            self._json({"name": "me", "id": "me/adapter", "sha": "0" * 40, "siblings": []})
+            asked = "/".join(self.path.partition("/api/models/")[2].split("/")[:2])
+            if asked and asked not in uploads.private:
+                self._json({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+                return
+            private = uploads.private.get(asked, False)
+            self._json({"name": "me", "id": asked, "sha": "0" * 40, "siblings": [], "private": private})
 
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -51,6 +58,8 @@ def taking(uploads: Uploads):
                 return
             if self.path == "/api/repos/create":
                 uploads.created.append(json.loads(body))
+                made = uploads.created[-1]
+                uploads.private.setdefault(f"me/{made['name']}", made.get("private") or made.get("visibility") == "private")
                 self._json({"url": f"http://{self.headers['Host']}/me/{uploads.created[-1]['name']}"})
             elif "/preupload/" in self.path:
                 asked = json.loads(body)["files"]

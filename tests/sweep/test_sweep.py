@@ -643,3 +643,24 @@ def test_a_dry_run_says_what_it_will_take(inside, tmp_path):
     assert [one["hours"] for one in found["trials"]] == [0.5, 0.5] and found["trials"][0]["forecast"]["steps"] > 100
     assert "r2-seed0" in inside("sweep", "quickstart", "--ranks", "2,4", "--dry-run", cwd=tmp_path).stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_of_sft_alone_a_dry_run_says_the_steps_or_else_the_minutes(tmp_path):
+    def dry_run(*words):
+        words = ["sweep", "quickstart", "--vary", "sft.only=true,false", *words, "--dry-run"]
+        return json.loads(in_process(*words, "--json").stdout)["trials"][0], in_process(*words).stdout.splitlines()[1]
+
+    assert " 20 SFT steps " in dry_run("--steps", "20")[1]
+    trial, line = dry_run("--hours", "0.4")  # 12 minutes each, of which loading and evaluating take less than two
+    minutes = float(re.search(r" (\S+) min of SFT ", line)[1])
+    assert 10 < minutes < 12 and minutes == pytest.approx(60 * trial["forecast"]["sft_hours"], abs=0.1)
+    trial, line = dry_run("--hours", "0.4", "--set", "sft.steps=3")
+    assert " 3 SFT steps " in line and trial["forecast"]["hours"] < 0.1
+    assert "min of SFT " in dry_run("--hours", "0.4", "--set", "sft.steps=1_000_000")[1]  # more than fit
+
+
+def test_a_trial_of_sft_alone_needs_no_time_for_sampling():
+    """A step of half a million completions does not fit into the time in which SFT makes many."""
+    words = ["sweep", "quickstart", "--set", "sampling.prompts_per_step=65536", "--hours", "0.02", "--dry-run"]
+    assert "does not fit into 0.02 hours" in in_process(*words).stderr
+    assert in_process(*words, "--set", "sft.only=true").returncode == 0
