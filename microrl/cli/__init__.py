@@ -86,14 +86,14 @@ COMMANDS = {
     },
     "Look": {
         "watch": (watch, "Watch a run in progress."),
-        "report": (report, "Write a page: did it help, what went wrong, figures."),
+        "report": (report, "Write a page: did training help, what went wrong, figures."),
         "diff": (diff, "Show answers before and after training, side by side."),
         "sample": (sample, "Ask the base model and the trained one a question."),
         "inspect": (inspect, "Measure what training has done to the weights."),
     },
     "Share": {
         "export": (export, "Export the adapter, or the whole model, with a model card."),
-        "push": (push, "Upload it to the Hugging Face Hub, with its model card."),
+        "push": (push, "Upload an adapter or model to the Hugging Face Hub."),
         "track": (track, "Send a run's metrics to wandb, Trackio or TensorBoard."),
     },
     "Machine": {

@@ -42,7 +42,7 @@ def audit(
     sets: options.Sets = None,
     as_json: options.Json = False,
 ) -> int:
-    """Try hundreds of cheats and the data's own answers on a reward, without a model. Exit status 2 if it misjudges any."""
+    """Try hundreds of cheats and the data's own answers on a reward, without a model. Exit status 2 if any is misjudged."""
     from microrl.cli import early
 
     config = configured(target, flags, sets or ())

@@ -58,8 +58,8 @@ SETTINGS = {
     ),
     "teacher": Setting(
         "distill.teacher", str, "Distil on-policy from this teacher (sets --loss distill): a model, a run, its best/, or an "
-        "adapter folder in PEFT's format; none: no teacher. Or from the stored scores in a folder of `microrl teach`, without "
-        "--sft-minutes by SFT alone.",
+        "adapter folder in PEFT's format; none: no teacher. Or a folder of `microrl teach`: SFT towards its stored scores, "
+        "and with --sft-minutes RL afterwards.",
         "the preset's, else none", "MODEL|RUN|FOLDER",
     ),
     "data": Setting(

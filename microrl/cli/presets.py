@@ -94,7 +94,7 @@ def adapters(
 
 @group.command()
 def data(as_json: options.Json = False) -> None:
-    """List the data sets that `--data` and `--bench` know by name. "benchmark": it has no training part."""
+    """List the data sets that `--data` and `--bench` know by name. "benchmark": has no training part."""
     from dataclasses import asdict
 
     from microrl.config.catalogue import DATASETS
@@ -114,7 +114,7 @@ def data(as_json: options.Json = False) -> None:
 
 @group.command()
 def models(as_json: options.Json = False) -> None:
-    """List the models that `--model` knows by a short name, with what others have published of them.
+    """List the models that `--model` knows by a short name, with published results.
 
     "thinking": what the chat template's `enable_thinking` is by default; `data.thinking` sets it.
     """

@@ -40,7 +40,7 @@ def report(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a page about runs: did it help, what went wrong, figures, completions. One HTML file that loads nothing else."""
+    """Write a page about runs: did training help, what went wrong, figures, completions. One HTML file, nothing else needed."""
     from rich.console import Console
 
     from microrl.cli.target import run_of

@@ -119,7 +119,7 @@ class Display:
             say(f"{trial.name} failed: {why}{again}; see {self._folder.log(trial.name)}")
             return
         gain, summary = line.gain, line.summary
-        said = f"{summary.steps} steps in {duration(summary.hours_spent)}" if summary else "ended"
+        said = f"{summary.steps} step{'s' * (summary.steps != 1)} in {duration(summary.hours_spent)}" if summary else "ended"
         if gain is not None and summary and summary.eval.after:
             said += f", accuracy {summary.eval.after.accuracy:.3f}, gain {gain.text('+.3f')}"
         say(f"{trial.name}: {said}" + (", stopped by the guard" if line.status == "stopped" else ""))

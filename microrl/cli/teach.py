@@ -38,7 +38,7 @@ def teach(
         str | None,
         typer.Option(
             help="Data whose training questions are asked: as for `microrl train`; the held-out part is left out.",
-            show_default="the run's data; for a model open-rs, or its generated sums",
+            show_default="the run's data; for a model, open-rs; for quickstart, its generated sums",
         ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Completions per question.", show_default="4")] = None,

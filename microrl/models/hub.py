@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import ssl
 import sys
 import threading
@@ -101,8 +102,8 @@ def reachable(timeout_s: float = 5.0) -> bool:
 
 
 def endpoint() -> str:
-    """The hub's address."""
-    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    """The hub's address, without a name and a password in it: it is printed, and what is printed is pasted into issues."""
+    return re.sub(r"//[^/]*@", "//", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
 
 
 def is_offline() -> bool:

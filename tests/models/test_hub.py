@@ -55,6 +55,15 @@ def test_a_hub_that_answers_is_used(asked, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_mirrors_password_is_not_printed(asked, capsys):
+    with serving(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as endpoint:
+        assert asked(endpoint.replace("://", "://name:pass@word@"), 60), "it is asked without it"
+        assert hub.endpoint() == endpoint
+    with serving(None) as endpoint:
+        assert not asked(f"{endpoint.replace('://', '://name:secret@')}/hub", 0.1)
+    assert f"Hub at {endpoint}/hub, at most" in (said := capsys.readouterr().err) and "secret" not in said
+
+
 def test_a_hub_that_is_not_there_is_not_waited_for(asked):
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
