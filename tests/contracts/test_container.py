@@ -111,3 +111,15 @@ def test_the_health_check_leaves_the_gpu_alone():
 
 def test_it_is_started_by_its_command():
     assert json.loads(of("ENTRYPOINT")[0]) == ["microrl"]
+
+
+def test_the_guide_starts_the_image_as_it_is():
+    """Each `docker run` there mounts the volume, and the image's command knows what follows its name."""
+    page = (ROOT / "microrl" / "guide" / "rented.md").read_text()
+    assert of("FROM")[0] in page and "docker build -f .ci/Dockerfile -t microrl ." in page
+    started = [line for line in re.sub(r" \\\n\s*", " ", page).splitlines() if line.startswith("docker run ")]
+    assert len(started) >= 2
+    for line in started:
+        before, _, after = line.partition(" microrl ")
+        assert f"-v microrl:{of('VOLUME')[0]}" in before and "--gpus device=0" in before, line
+        assert parse(shlex.split(after)).command.name in ("doctor", "train")
