@@ -10,7 +10,8 @@ from microrl.errors import UserError, did_you_mean
 FOLDER = Path(__file__).resolve().parent
 ORDER = (
     "quickstart", "examples", "data", "rewards", "custom-rewards", "environments", "episodes", "configuration", "coming-from",
-    "budget", "plan", "evaluation", "sweeps", "studies", "report", "guard", "warmup", "adapters", "losses", "distillation",
+    "budget", "plan", "rented", "evaluation", "sweeps", "studies", "report", "guard", "warmup", "adapters", "losses",
+    "distillation",
     "engine", "speed", "changes", "contributing", "reading",
 )  # fmt: skip
 """The pages, in the order in which a new user needs them."""
