@@ -11,8 +11,7 @@ FOLDER = Path(__file__).resolve().parent
 ORDER = (
     "quickstart", "examples", "data", "rewards", "custom-rewards", "environments", "episodes", "configuration", "coming-from",
     "budget", "plan", "rented", "evaluation", "sweeps", "studies", "report", "guard", "warmup", "adapters", "losses",
-    "distillation",
-    "engine", "speed", "changes", "contributing", "reading",
+    "distillation", "engine", "speed", "changes", "contributing", "reading",
 )  # fmt: skip
 """The pages, in the order in which a new user needs them."""
 
