@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="an installe
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / ".ci" / "requirements.lock").read_text() if (ROOT / ".ci").exists() else ""
 PINNED = dict(re.findall(r"^([\w.-]+)==([^\s;]+)$", LOCK, re.MULTILINE))
-PYTHON_OF_UBUNTU = {"24.04": "3.12"}
+PYTHON_OF_UBUNTU, GLIBC_OF_UBUNTU = {"24.04": "3.12"}, {"24.04": "2_39"}
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -59,6 +59,13 @@ def test_every_requirement_is_locked_at_a_version_that_the_project_allows():
 def test_nothing_is_left_open_in_the_lock():
     lines = [line for line in LOCK.splitlines() if line and not line.lstrip().startswith("#")]
     assert len(lines) == len(PINNED)
+
+
+def test_nothing_has_to_be_compiled_from_source():
+    """The image has no compiler but gcc: every locked version has a wheel that its C library can load."""
+    assert "--only-binary :all:" in LOCK and any("--only-binary :all: -r /tmp/requirements.lock" in rest for rest in of("RUN"))
+    glibc = re.search(r"--python-platform x86_64-manylinux_(\S+)", LOCK)[1]
+    assert glibc == GLIBC_OF_UBUNTU[of("FROM")[0].rpartition("ubuntu")[2]]
 
 
 def test_image_lock_and_torch_agree_on_cuda_and_python():
