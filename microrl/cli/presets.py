@@ -63,6 +63,8 @@ def from_trl(
     """Turn a configuration of TRL into a preset; a comment names each key that has no counterpart, and why."""
     from microrl.config.from_trl import preset
 
+    if out is not None and out.suffix != ".toml":
+        raise UserError(f"--out {out}: the name of a preset file ends in .toml", f"--out {out}.toml")
     made = preset(config)
     if out is None:
         print(made, end="")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from microrl.errors import UserError, invalid_value
 from microrl.sweep.grid import Quoted, refuse_varied_key
 
+_CLOSING = {'"': '"', "'": "'", "[": "]", "{": "}"}
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
@@ -19,9 +20,9 @@ def values(flag: str, text: str | None) -> list[str]:
     Raises UserError for one that is empty or begins with a quote that is not closed.
     """
     found: list[str] = []
-    rest = text
-    while rest is not None:
-        value, rest = _first(flag, rest.strip())
+    parts, at = [] if text is None else text.split(","), 0
+    while at < len(parts):
+        value, at = _first(flag, parts, at)
         if not value and not isinstance(value, Quoted):
             raise UserError(f"{flag} '{text}': a value is empty", "put a single comma between two values, and none at the end")
         found.append(value)
@@ -52,20 +53,18 @@ def varied(texts: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _first(flag: str, text: str) -> tuple[str, str | None]:
-    """(first value of a list, the text behind its comma). Raises UserError."""
-    parts = text.split(",")
-    if text.startswith(('"', "'", "[", "{")):
-        for end in range(1, len(parts) + 1):
-            value = ",".join(parts[:end]).strip()
-            with suppress(tomllib.TOMLDecodeError):
-                read = tomllib.loads(f"value = {value}")["value"]
-                return Quoted(read) if isinstance(read, str) else value, _rest(parts[end:])
-        if text.startswith(('"', "'")):
-            hint = 'quotes go around a whole value: "a,b",c or \'a,b\',c; inside double quotes, write \\" and \\\\'
-            raise UserError(f"{flag}: `{text}` does not begin with a value in quotes", hint)
-    return parts[0].strip(), _rest(parts[1:])
-
-
-def _rest(parts: list[str]) -> str | None:
-    return ",".join(parts) if parts else None
+def _first(flag: str, parts: list[str], start: int) -> tuple[str, int]:
+    """(the value that begins with this part of a text between commas, the number of the part behind it). Raises UserError."""
+    first = parts[start].strip()
+    closing = _CLOSING.get(first[:1], "")
+    for end in range(start + 1, len(parts) + 1) if closing else ():
+        if not parts[end - 1].rstrip().endswith(closing):
+            continue
+        value = ",".join(parts[start:end]).strip()
+        with suppress(ValueError, RecursionError):  # not TOML, lines with other keys, or too deep a nesting
+            (read,) = tomllib.loads(f"value = {value}").values()
+            return Quoted(read) if isinstance(read, str) else value, end
+    if closing in ('"', "'"):
+        hint = 'quotes go around a whole value: "a,b",c or \'a,b\',c; inside double quotes, write \\" and \\\\'
+        raise UserError(f"{flag}: `{','.join(parts[start:]).strip()}` does not begin with a value in quotes", hint)
+    return first, start + 1

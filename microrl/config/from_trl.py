@@ -18,6 +18,7 @@ from microrl.terminal import printable
 
 MAX_CHARACTERS, MAX_BRACKETS = 100_000, 200
 _NUMBER = re.compile(r"[-+]?\d+\.?\d*(e[-+]?\d+)?", re.IGNORECASE)
+_SECRET = re.compile("(token|key|password)$")
 _EXAMPLE = "a line of it: `learning_rate: 1.0e-5`"
 _BATCH = "per_device_train_batch_size, gradient_accumulation_steps, num_processes, steps_per_generation, generation_batch_size"
 _LEAST = dict.fromkeys(["num_generations", *_BATCH.split(", ")], 1) | {"warmup_steps": 0, "max_steps": -1}
@@ -51,7 +52,11 @@ def preset(path: Path) -> str:
         value, names = json.dumps(taken[key], ensure_ascii=False).replace("\x7f", "\\u007f"), found[key][1]
         lines.append(f"{key} = {value}  # {names.removeprefix(': ')}{'' if _names(names) & given.keys() else ' (its default)'}")
     lines += [] if "budget.steps" in taken else ["# There is no end yet: pass --steps N or --hours H."]
-    lines += [f"# {_shown(name)}: {_shown(given[name])} -- {_shown(why)}" for name, why in left.items() if name in given]
+    lines += [
+        f"# {_shown(name)}: {_shown('***' if _SECRET.search(name) else given[name])} -- {_shown(why)}"
+        for name, why in left.items()
+        if name in given
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -141,7 +146,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """In YAML 1.1, 1e-6 is text: it has no dot."""
+    """In YAML 1.1, 1e-6 is text: it has no dot. A switch in quotes is one too, which TRL reads."""
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 

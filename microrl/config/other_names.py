@@ -83,6 +83,8 @@ INSTEAD = {
     "bf16": "`model.dtype`, by default bfloat16 on a GPU that has it",
     "lora_dropout": "there is no dropout",
     "logging_steps": "every step is recorded, with samples of its completions",
+    "vllm_importance_sampling_correction": "it is on; --set loss.importance_cap=none switches it off",
+    "datasets": "one data set is trained on: --data NAME",
     "sync_ref_model": "the KL is to the untouched model throughout",
 }
 """What to do instead, by the names of options without a key."""

@@ -144,6 +144,11 @@ def test_qlora(made):
         ("warmup_steps: 5", "# warmup_steps: 5 -- `optim.schedule.warmup` is a fraction of the run"),
         ("warmup_steps: 5\nmax_steps: 10\nwarmup_ratio: 0.1", "# warmup_ratio: 0.1 -- `optim.schedule.warmup` is set by"),
         ("load_in_4bit: false", "# load_in_4bit: False -- off here too"),
+        ("load_in_4bit: 'False'", "# load_in_4bit: False -- off here too"),
+        ("use_peft: 'false'\nlora_r: 8", "# lora_r: 8 -- `adapter.rank` cannot be set: `full` has no `rank`"),
+        ("hub_token: hf_secret", "# hub_token: *** -- unknown"),
+        ("datasets: [{path: a/b}]", "# datasets: [{'path': 'a/b'}] -- one data set"),
+        ("vllm_importance_sampling_correction: false", "correction: False -- it is on; --set loss.importance_cap=none"),
         ('"two\\nlines": "a\\nb"', "# two lines: a b -- unknown"),
         ("beta: {a: [1, {b: 2}]}", "# beta: {'a': [1, {'b': 2}]} -- `loss.beta` cannot be"),
         ("3: 4", "# 3: 4 -- unknown"),
@@ -178,5 +183,7 @@ def test_a_file_that_exists_is_kept(tmp_path):
     (tmp_path / "mine.toml").write_text("seed = 1")
     done = in_process("presets", "from-trl", tmp_path / "grpo.yaml", "--out", tmp_path / "mine.toml")
     assert done.returncode == 2 and "File exists" in done.stderr and (tmp_path / "mine.toml").read_text() == "seed = 1"
+    done = in_process("presets", "from-trl", tmp_path / "grpo.yaml", "--out", tmp_path / "mine")
+    assert done.returncode == 2 and f"hint: --out {tmp_path}/mine.toml" in done.stderr  # `train mine` would not find it
     done = in_process("presets", "from-trl", tmp_path / "none.yaml")
     assert done.returncode == 2 and "none.yaml cannot be read" in done.stderr

@@ -1,5 +1,7 @@
 """`microrl sweep`: values with commas, in quotes or in brackets."""
 
+import time
+
 import pytest
 
 from microrl.cli import sweep_values
@@ -27,6 +29,16 @@ def test_commas_in_quotes_and_brackets_belong_to_a_value(text, found):
     assert sweep_values.varied([f"data.name={text}"])["data.name"] == found
 
 
+@pytest.mark.parametrize(
+    ("text", "count"), [("1," * 40_000 + "1", 40_001), ("[" + "1," * 40_000 + "1", 40_001), ("[" * 3000 + "]" * 3000, 1)]
+)
+def test_a_long_list_is_read_at_once(text, count):
+    """50 s of processor time, and more, where each value looks at all that follow."""
+    began = time.process_time()
+    assert len(sweep_values.values("--vary seed", text)) == count
+    assert time.process_time() - began < 5
+
+
 def test_a_value_in_quotes_is_a_string_and_one_in_brackets_is_a_list():
     values = sweep_values.varied(['data.system="none","[1]",null,"é 😀, 1e3"', "evaluation.pass_k=[1,8],[8]"])
     trials = Grid(["quickstart"], {}, [], values).trials()
@@ -48,6 +60,7 @@ def test_a_value_with_commas_is_named_in_the_plan_and_in_tables(tmp_path):
     [
         (["quickstart", "--vary", 'data.system="a,b'], '`"a,b` does not begin with a value in quotes'),
         (["quickstart", "--vary", 'data.system="a" b,c'], '`"a" b,c` does not begin with a value in quotes'),
+        (["quickstart", "--vary", 'data.system="a"#b,c'], '`"a"#b,c` does not begin with a value in quotes'),
         (["quickstart", "--vary", r'data.system="\d",c'], r'`"\d",c` does not begin with a value in quotes'),
         (
             ["quickstart", "--vary", "evaluation.pass_k=[1,[2]"],
