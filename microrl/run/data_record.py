@@ -78,8 +78,19 @@ def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], so
         why = f"{folder.path / RECORD} is missing, so it is unknown whether the data has changed"
         raise UserError(why, "start a new run: --out DIR")
     _refuse_other(folder, record.data, found, "the data")
-    if sft is not None and record.sft is not None:
+    if sft is None:
+        return
+    if record.sft is None:  # it was handed on
+        folder.write_json(RECORD, record.model_copy(update={"sft": sft}).model_dump())
+    else:
         _refuse_other(folder, record.sft, sft, "the SFT data")
+
+
+def hand_on(base: RunFolder, run: RunFolder) -> None:
+    """Record for a new run what the evaluation in `base` says of the data that both share. SFT data is each run's own. Raises
+    BadFile if the record is damaged."""
+    if (record := recorded(base)) is not None:
+        run.write_json(RECORD, record.model_copy(update={"sft": None}).model_dump())
 
 
 def recorded(folder: RunFolder) -> Record | None:

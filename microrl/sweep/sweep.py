@@ -19,7 +19,7 @@ from microrl import clock, files
 from microrl.config import RunConfig
 from microrl.evaluation.result import Result
 from microrl.files import BadFile
-from microrl.run import child
+from microrl.run import child, data_record
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import BASES, FAILED, REFUSED, PlannedTrial, SweepFolder
 from microrl.sweep.schedule import STARTED, Next, following
@@ -258,7 +258,9 @@ def give_base(folder: SweepFolder, config: RunConfig, path: Path) -> None:
     """Copy the evaluation of the untouched model into a new run folder, and what it says of the data that it was made with."""
     base = folder.path / BASES / base_key(config)
     found = _before(base)
-    for file in [base / "data.json", *found] if found else []:  # without that record the run would not trust the evaluation
+    if found:  # without that record the run would not trust the evaluation
+        data_record.hand_on(RunFolder.open(base), RunFolder.open(path))
+    for file in found:
         target = path / file.relative_to(base)
         target.parent.mkdir(exist_ok=True)
         with files.written_whole(target) as temporary:

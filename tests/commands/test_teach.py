@@ -215,6 +215,17 @@ def test_a_distillation_that_was_killed_ends_with_the_same_bits(microrl, taught,
     assert kls[0] == kls[1] and len(kls[0]) == 6
 
 
+def test_trials_of_a_sweep_have_sft_data_of_their_own(other_taught, wares, inside, tmp_path):
+    """They share the untouched model's evaluation, and with it what is known of the questions."""
+    settings = f'[sweep.settings]\nplain = {{}}\ntaught = {{ distill.teacher = "{other_taught}" }}\n'
+    (tmp_path / "study.toml").write_text(f'[sweep]\nbase = ["{wares / "preset.toml"}"]\n{settings}')
+    flags = ["--steps", 1, "--set", "sft.steps=1", "--out", tmp_path / "sweep"]
+    done = inside("sweep", tmp_path / "study.toml", *flags)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/data.json"))]
+    assert len(records) == 2 and records[0]["data"] == records[1]["data"] and records[0]["sft"] != records[1]["sft"]
+
+
 @pytest.mark.slow
 def test_only_right_completions_are_kept(microrl, tmp_path):
     out = tmp_path / "out"
