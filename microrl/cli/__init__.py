@@ -82,7 +82,7 @@ COMMANDS = {
     "Measure": {
         "compare": (compare, "Compare runs by their evaluations, over seeds and problems."),
         "audit": (audit, "Try hundreds of cheats on a reward, without a model."),
-        "regrade": (regrade, "Judge a run's completions again, with other rewards."),
+        "regrade": (regrade, "Score a run's completions again, with other rewards."),
     },
     "Look": {
         "watch": (watch, "Watch a run in progress."),
@@ -97,7 +97,7 @@ COMMANDS = {
         "track": (track, "Send a run's metrics to wandb, Trackio or TensorBoard."),
     },
     "Machine": {
-        "doctor": (doctor, "Check GPU, libraries, vLLM, disk and hub."),
+        "doctor": (doctor, "Check GPU, libraries, vLLM, disk and Hugging Face Hub."),
         "guide": (guide, "Read the user guide."),
         "bench": (bench, "Measure the speed of steps, sampling and weight syncs."),
     },

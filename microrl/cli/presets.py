@@ -57,10 +57,12 @@ def show(
 
 @group.command("from-trl")
 def from_trl(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What `trl grpo --config` takes.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write it there.", show_default="standard output")] = None,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The YAML file that `trl grpo --config` takes.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="File to write the preset to.", show_default="standard output")
+    ] = None,
 ) -> None:
-    """Turn a configuration of TRL into a preset; a comment names each key that has no counterpart, and why."""
+    """Turn a TRL configuration into a preset. A comment names each key that has no counterpart, and says why."""
     from microrl.config.from_trl import preset
 
     if out is not None and out.suffix != ".toml":

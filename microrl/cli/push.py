@@ -34,11 +34,11 @@ def push(
     model: Base = None,
     private: Annotated[
         bool,
-        typer.Option("--private", metavar="", help="Create the repository as a private one; refused if it exists and is public."),
+        typer.Option("--private", metavar="", help="Create a private repository; refused if it exists and is public."),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Upload a trained adapter or whole model to the Hugging Face Hub; public, unless with --private."""
+    """Upload a trained adapter or whole model to the Hugging Face Hub. It is public unless you pass --private."""
     from microrl.cli.target import find_adapter
     from microrl.models import hub
 

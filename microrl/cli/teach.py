@@ -37,7 +37,7 @@ def teach(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data whose training questions are asked: as for `microrl train`; the held-out part is left out.",
+            help="Data whose training questions the teacher answers, as for `microrl train`; held-out questions are left out.",
             show_default="the run's data; for a model, open-rs; for quickstart, its generated sums",
         ),
     ] = None,
@@ -50,8 +50,8 @@ def teach(
         int | None,
         typer.Option(
             min=0,
-            help="Keep the log-probabilities of this many of the likeliest tokens at each position, as soft targets; 0: of the "
-            "sampled token alone.",
+            help="Keep the log-probabilities of this many of the likeliest tokens at each position, as soft targets; 0: only "
+            "that of the sampled token.",
             show_default="16",
         ),
     ] = None,
@@ -71,7 +71,7 @@ def teach(
         typer.Option(help="Time limit in hours, loading included; checked after every 512 completions.", show_default="none"),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="auto, vllm or transformers; need not be the training engine.", show_default="auto")
+        str | None, typer.Option(help="auto, vllm or transformers; the training run may use another one.", show_default="auto")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder for the completions.", show_default="runs/teach-NAME-TIME")
