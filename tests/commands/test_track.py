@@ -20,6 +20,14 @@ from microrl.run.metrics import METRICS
 STEPS = 7
 
 
+@pytest.fixture(autouse=True)
+def niced(monkeypatch):
+    """What a tracker in this process would have lowered its priority by: the tests after it are to keep theirs."""
+    steps: list[int] = []
+    monkeypatch.setattr(os, "nice", steps.append)
+    return steps
+
+
 @pytest.fixture
 def run(tmp_path):
     return make(tmp_path / "made", steps=STEPS, kept=[])
@@ -63,13 +71,14 @@ def history(path):
 # ---- the trackers themselves
 
 
-def test_tensorboard_gets_every_number(inside, run):
+def test_tensorboard_gets_every_number(inside, run, niced):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for _ in range(2):  # the second time replaces the first
         done = inside("track", run, "--to", "tensorboard")
         assert done.returncode == 0 and f"sent {STEPS} steps" in done.stderr, done.stderr
+    assert niced == [track.NICENESS] * 2
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     expected = rows(run)
