@@ -19,6 +19,7 @@ from microrl.terminal import printable
 MAX_CHARACTERS, MAX_BRACKETS = 100_000, 200
 _NUMBER = re.compile(r"[-+]?\d+\.?\d*(e[-+]?\d+)?", re.IGNORECASE)
 _SECRET = re.compile("(token|key|password)$")
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _EXAMPLE = "a line of it: `learning_rate: 1.0e-5`"
 _BATCH = "per_device_train_batch_size, gradient_accumulation_steps, num_processes, steps_per_generation, generation_batch_size"
 _LEAST = dict.fromkeys(["num_generations", *_BATCH.split(", ")], 1) | {"warmup_steps": 0, "max_steps": -1}
@@ -102,13 +103,15 @@ def _derived(given: dict[str, Any]) -> Iterator[Setting]:
     weights = given.get("reward_weights")
     weights = weights if isinstance(weights, list) and len(weights) == len(names) else [1.0] * len(names)
     weight_of = dict(zip(names, map(_value, weights), strict=True))
-    if names:
+    known = [name for name in names if name in other_names.TRL_REWARDS]
+    functions = [name for name in names if name not in known and _FUNCTION.fullmatch(name)]
+    if known or functions:  # else nothing would be rewarded
         for name, key in other_names.TRL_REWARDS.items():
-            yield key, weight_of.pop(name, 0.0), "reward_funcs, reward_weights"
-        functions = [f"{':'.join(name.rsplit('.', 1))}={weight}" for name, weight in weight_of.items() if "." in name]
-        others = [name for name in weight_of if "." not in name]
+            yield key, weight_of.get(name, 0.0), "reward_funcs, reward_weights"
+        others = [name for name in names if name not in {*known, *functions}]
         said = f": no counterpart of {_shown(', '.join(others))}" if others else ""
-        yield "reward.functions", functions, f"reward_funcs, reward_weights{said}"
+        custom = [f"{':'.join(name.rsplit('.', 1))}={weight_of[name]}" for name in functions]
+        yield "reward.functions", custom, f"reward_funcs, reward_weights{said}"
 
 
 def _renamed(given: dict[str, Any], left: dict[str, str]) -> Iterator[Setting]:
@@ -120,7 +123,7 @@ def _renamed(given: dict[str, Any], left: dict[str, str]) -> Iterator[Setting]:
         if isinstance(value, str | bool):
             value = other_names.VALUES.get(key, {}).get(value, value)
         if not key:
-            left[name] = other_names.INSTEAD.get(name, "unknown")
+            left[name] = other_names.INSTEAD.get(name, "no counterpart")
         elif value is None or (equals and not value):
             left[name] = "off here too"
         else:

@@ -112,7 +112,7 @@ def test_a_plain_configuration(made):
     assert not config.data.system and tomllib.loads(text)["budget"]["steps"] == 200
     reward = config.reward
     assert (reward.functions, reward.accuracy_weight, reward.format_weight) == (("my_rewards.maths:correct=0.5",), 1.0, 0.0)
-    assert "no counterpart of some/reward-model" in text and "# frobnicate: 3 -- unknown\n" in text
+    assert "no counterpart of some/reward-model" in text and "# frobnicate: 3 -- no counterpart\n" in text
     assert "# num_iterations: 1 -- each batch of completions is used once" in text
 
 
@@ -146,16 +146,26 @@ def test_qlora(made):
         ("load_in_4bit: false", "# load_in_4bit: False -- off here too"),
         ("load_in_4bit: 'False'", "# load_in_4bit: False -- off here too"),
         ("use_peft: 'false'\nlora_r: 8", "# lora_r: 8 -- `adapter.rank` cannot be set: `full` has no `rank`"),
-        ("hub_token: hf_secret", "# hub_token: *** -- unknown"),
+        ("hub_token: hf_secret", "# hub_token: *** -- no counterpart"),
         ("datasets: [{path: a/b}]", "# datasets: [{'path': 'a/b'}] -- one data set"),
         ("vllm_importance_sampling_correction: false", "correction: False -- it is on; --set loss.importance_cap=none"),
-        ('"two\\nlines": "a\\nb"', "# two lines: a b -- unknown"),
+        ('"two\\nlines": "a\\nb"', "# two lines: a b -- no counterpart"),
         ("beta: {a: [1, {b: 2}]}", "# beta: {'a': [1, {'b': 2}]} -- `loss.beta` cannot be"),
-        ("3: 4", "# 3: 4 -- unknown"),
+        ("3: 4", "# 3: 4 -- no counterpart"),
+        ("reward_funcs: some/model", "# reward_funcs: some/model -- `some/model` is not a reward function"),
     ],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_said_with_the_reason(made, text, kept):
     assert kept in made(text)[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "weight", "functions"),
+    [("some/model", 1.0, ()), ("[./mine.py:f, accuracy_reward, my.fn]", 1.0, ("my:fn=1.0",)), ("[a.b.c]", 0.0, ("a.b:c=1.0",))],
+)
+def test_one_reward_without_counterpart_does_not_take_the_others_away(made, names, weight, functions):
+    reward = made(f"reward_funcs: {names}")[0].reward
+    assert (reward.accuracy_weight, reward.functions) == (weight, functions)
 
 
 @pytest.mark.parametrize(
