@@ -81,10 +81,19 @@ def pytest_pycollect_makeitem():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What needs vLLM's one engine of a process stays on one worker; its other tests, in processes of their own, do not wait."""
+    """What needs vLLM's one engine of a process stays on one worker; its other tests, in processes of their own, do not wait.
+
+    Long tests begin first, so that none of them is left to one worker at the end.
+    """
     for item in items:
         if "served" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("engine"))
+    items.sort(key=_minutes, reverse=True)
+
+
+def _minutes(item) -> float:
+    """How long a test takes, roughly: what its marks say, a little if they only say `slow`."""
+    return max((mark.kwargs.get("minutes", 0.1) for mark in item.iter_markers("slow")), default=0)
 
 
 def pytest_collection_finish():

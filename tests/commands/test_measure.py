@@ -159,7 +159,7 @@ def test_the_error_of_a_stage_is_its_result():
     assert broken.found is None and "TypeError" in broken.error
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.4)
 @pytest.mark.one_of_each
 def test_this_machine_is_measured_and_its_plan_uses_it(microrl, tmp_path):
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}

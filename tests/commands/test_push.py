@@ -17,7 +17,7 @@ def run(wares):
     return wares / "done"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.4)
 @pytest.mark.one_of_each
 def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
     uploads = Uploads("hf_secret")

@@ -9,7 +9,7 @@ from places import ROOT
 NOTEBOOK = ROOT / "microrl" / "guide" / "quickstart.ipynb"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.5)
 @pytest.mark.one_of_each
 def test_the_notebook_runs_on_a_processor(tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

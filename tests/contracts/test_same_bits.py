@@ -193,7 +193,7 @@ def test_two_runs_of_one_seed_are_equal_on_busy_cores(tmp_path, seed, loss, coun
     assert traces(tmp_path / "a") == traces(tmp_path / "b")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.4)
 @pytest.mark.one_of_each
 def test_two_short_runs_of_one_seed_are_equal(tmp_path):
     """On cores that are as busy as the other tests keep them."""

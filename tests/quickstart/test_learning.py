@@ -17,6 +17,7 @@ from microrl.run.folder import RunFolder
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow(minutes=1)
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
 def test_the_quickstart_learns(tmp_path, seed):
     """All of its steps, however long they take here; what they take of a processor is what its three minutes are about."""
@@ -62,6 +63,7 @@ def gain_of(sets: list[str], out: Path, *, steps: int, seed: int = 0, preset: st
     return summary["eval"]["paired_gain"]
 
 
+@pytest.mark.slow(minutes=1.5)
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.one_of_each), 1, 2])
 def test_the_quickstart_with_tools_learns_to_call(tmp_path, seed):
     gain = gain_of([], tmp_path / "run", steps=30, seed=seed, preset="quickstart-tools")

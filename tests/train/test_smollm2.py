@@ -40,6 +40,7 @@ def test_the_laptop_preset_dry_runs_without_a_network(inside, monkeypatch):
     assert done.stdout.count(", gold answer ") == 3 and "Reverse this list of words" in done.stdout
 
 
+@pytest.mark.slow(minutes=0.5)
 @pytest.mark.one_of_each
 @pytest.mark.skipif(not GGUF, reason="MICRORL_TEST_GGUF is not set")
 def test_two_steps(microrl, word_problems, tmp_path):
