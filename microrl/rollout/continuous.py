@@ -24,7 +24,8 @@ class InFlight:
     """The requests whose completions are being decoded, one row each, at most `rows` at once.
 
     A row keeps what it draws in a slot of its own, from when it joins the batch until it leaves it. The cache of an episode's row
-    is kept between two turns as long as there is room for it: each takes that of a row.
+    is kept between two turns as long as there is room for it: each takes that of a row. Rows that leave together are one copy, of
+    which nothing is given back before its last row is.
     """
 
     def __init__(
@@ -72,20 +73,19 @@ class InFlight:
         Yields what is finished by that. `going_on`: the episodes that may have a further turn. What is kept for them follows from
         the order of requests and the number of rows alone.
         """
-        self._leave(going_on)
         kept_R = (~self._finished_R).nonzero().squeeze(1)
+        room = self._rows - len(kept_R) - sum(request.count for request in joining)
+        self._leave(going_on, {request.episode(0) for request in joining if request.written}, room)
         begun, joining = self._begun(joining)
-        rows = len(kept_R) + sum(request.count for request in joining)
-        while len(self._kept) > self._rows - rows:
-            self._kept.popitem()  # the last one: it is needed last
-        slots, written = [], []
+        slots, written, uniforms = [], [], []
         for request in joining:
             for number in range(request.count):
                 slots.append(self._free.pop())
                 written.append(request.written)
                 self._owner[slots[-1]] = (request, number)
-                uniforms = _uniforms((*request.key, number), self._sampling.max_tokens)
-                self._uniforms_ST[slots[-1]] = torch.from_numpy(uniforms)
+                uniforms.append(_uniforms((*request.key, number), self._sampling.max_tokens))
+        if slots:
+            self._uniforms_ST[slots] = torch.from_numpy(np.stack(uniforms)).to(kept_R.device)
         prompts, counts = [request.token_ids for request in joining], [request.count for request in joining]
         self._batch.gather(kept_R, prompts, counts, begun)
         joined_2R = torch.tensor([slots, written], dtype=torch.long, device=kept_R.device)
@@ -98,17 +98,25 @@ class InFlight:
         if slots:
             yield from self._draw(len(kept_R))
 
-    def _leave(self, going_on: Collection[tuple[int, ...]]) -> None:
-        """Take back the finished rows' slots, and keep the cache of those whose episode goes on."""
-        self._kept = {episode: row for episode, row in self._kept.items() if episode in going_on}
+    def _leave(self, going_on: Collection[tuple[int, ...]], joining: Collection[tuple[int, ...]], room: int) -> None:
+        """Take back the finished rows' slots. The cache of those whose episode goes on is kept: of `joining`, the episodes that
+        join now, and of as many others as there is room for. What is needed last, is dropped first."""
         leaving_R = self._finished_R.nonzero().squeeze(1)
         slots = self._slots_R[leaving_R].tolist()
+        leaving: dict[tuple[int, ...], tuple[int, int]] = {}
         for row, slot in zip(leaving_R.tolist(), slots, strict=True):
             request, number = self._owner.pop(slot)
-            read, episode = self._read.pop(slot, None), request.episode(number)
-            if read is not None and episode in going_on and (kept := self._batch.keep(row, read)) is not None:
-                self._kept[episode] = kept
+            if (read := self._read.pop(slot, None)) is not None:
+                leaving[request.episode(number)] = row, read
         self._free += reversed(slots)
+        candidates = [episode for episode in (*self._kept, *leaving) if episode in going_on]
+        waiting = [episode for episode in candidates if episode not in joining]
+        dropped = set(waiting[max(room, 0) :])
+        self._kept = {episode: self._kept[episode] for episode in candidates if episode in self._kept and episode not in dropped}
+        added = [episode for episode in candidates if episode in leaving and episode not in dropped]
+        if added:
+            rows, lengths = zip(*(leaving[episode] for episode in added), strict=True)
+            self._kept |= zip(added, self._batch.keep(rows, lengths))  # none, where it could not be continued
 
     def _begun(self, joining: Sequence[Request]) -> tuple[list[KeptRow], list[Request]]:
         """Take out the rows that are kept for these requests. Their requests are the first ones of those returned, and of these
@@ -147,23 +155,30 @@ class InFlight:
             return
         self._finished_R[first + ending_R] = True
         self._finished += len(ending_R)
-        for row in ending_R.tolist():
-            slot = int(slots_R[row])
+        ending_slots_R, until = slots_R[ending_R], int(drawn_R[ending_R].max())
+        for slot, drawn, stopped, tokens, logprobs in zip(
+            ending_slots_R.tolist(),
+            drawn_R[ending_R].tolist(),
+            stopped_R[ending_R].tolist(),
+            self._tokens_ST[ending_slots_R, :until].tolist(),
+            self._logprobs_ST[ending_slots_R, :until].tolist(),
+            strict=True,
+        ):
             request, number = self._owner[slot]
-            place = slice(request.written, int(drawn_R[row]))
-            if stopped := bool(stopped_R[row]):
-                self._read[slot] = len(request.token_ids) + place.stop - place.start - 1
-            yield request, number, self._completion(slot, place, stopped=stopped)
-
-    def _completion(self, slot: int, place: slice, *, stopped: bool) -> Completion:
-        ids = self._tokens_ST[slot, place].tolist()
-        return Completion(
-            token_ids=tuple(ids),
-            logprobs=tuple(self._logprobs_ST[slot, place].tolist()),
-            finish="stop" if stopped else "length",
-            version=self._version,
-            text=self._tokenizer.decode(ids, skip_special_tokens=True),
-        )
+            if stopped:
+                self._read[slot] = len(request.token_ids) + drawn - request.written - 1
+            ids = tokens[request.written : drawn]
+            yield (
+                request,
+                number,
+                Completion(
+                    token_ids=tuple(ids),
+                    logprobs=tuple(logprobs[request.written : drawn]),
+                    finish="stop" if stopped else "length",
+                    version=self._version,
+                    text=self._tokenizer.decode(ids, skip_special_tokens=True),
+                ),
+            )
 
 
 def _uniforms(key: tuple[int, ...], count: int) -> np.ndarray:

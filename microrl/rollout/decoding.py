@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -51,9 +50,10 @@ class DecodingBatch:
         """Whether no further token fits. `gather` then makes room, as long as no row is `capacity` tokens long."""
         return self._width == self._capacity
 
-    def keep(self, row: int, length: int) -> KeptRow | None:
-        """A copy of the cache of a row's first tokens; None where it could not be continued."""
-        return self._cache.row(row, self._width - int(self._lengths_R[row]), length)
+    def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> list[KeptRow]:
+        """A copy of the cache of these rows' first tokens, so many of each; empty where it could not be continued."""
+        lengths_R = self._lengths_R.tolist()
+        return self._cache.copy(rows, [self._width - lengths_R[row] for row in rows], lengths)
 
     def gather(
         self,
@@ -72,8 +72,10 @@ class DecodingBatch:
             parts.append((self._cache, rows, self._width - int(lengths_R.max())))
         unread, fresh = [len(ids) - row.length for ids, row in zip(prompts, kept)], prompts[len(kept) :]
         begun = ((prompts[place], kept[place]) for place in pieces(unread))
-        for piece, begins in chain(begun, ((fresh[place], ()) for place in pieces(map(len, fresh)))):
-            cache, lengths_P, logits_PV = self._prefill(piece, begins)
+        read = [*begun, *((fresh[place], ()) for place in pieces(map(len, fresh)))]
+        is_all = not parts and len(read) == 1 and set(counts) == {1}  # what is read then is the batch, and is not copied into it
+        for piece, begins in read:
+            cache, lengths_P, logits_PV = self._prefill(piece, begins, self._capacity if is_all else None)
             counts_P = torch.tensor([next(counted) for _ in piece], device=lengths_P.device)
             repeated = torch.arange(len(piece), device=lengths_P.device).repeat_interleave(counts_P)
             parts.append((cache, repeated, 0))
@@ -82,7 +84,10 @@ class DecodingBatch:
         self._lengths_R = lengths_R
         if not parts:
             return
-        self._cache.gather(parts)
+        if is_all:
+            self._cache = parts[0][0]
+        else:
+            self._cache.gather(parts)
         if logits:
             self.logits_RV = logits[0] if len(logits) == 1 else torch.cat(logits)
         self._width = int(lengths_R.max())
@@ -100,9 +105,10 @@ class DecodingBatch:
         self._lengths_R = self._lengths_R + 1
 
     def _prefill(
-        self, prompts: Sequence[tuple[int, ...]], kept: Sequence[KeptRow]
+        self, prompts: Sequence[tuple[int, ...]], kept: Sequence[KeptRow], capacity: int | None
     ) -> tuple[InPlaceCache, torch.Tensor, torch.Tensor]:
-        """The prompts' cache, their lengths [P], and the logits of their next tokens [P, V].
+        """The prompts' cache, with room for `capacity` tokens (None: for these), their lengths [P], and the logits of their next
+        tokens [P, V].
 
         Of each prompt as many tokens are read as of the one of which fewest are kept, so that nothing lies between what is kept
         and what is read.
@@ -114,7 +120,7 @@ class DecodingBatch:
         ids_PL = torch.tensor([[0] * (read - len(ids)) + list(ids[-read:]) for ids in prompts], device=device)
         mask_PL = _mask(lengths_P, width)
         positions_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)[:, -read:]
-        cache = InPlaceCache(self._model.config.num_hidden_layers, width)
+        cache = InPlaceCache(self._model.config.num_hidden_layers, capacity or width)
         if read < width:
             cache.begin(kept, [max(length - read, 0) for length in lengths], width - read)
         return cache, lengths_P, self._forward(ids_PL, positions_PL, None if bool(mask_PL.all()) else mask_PL, cache)

@@ -13,10 +13,23 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class KeptRow(NamedTuple):
-    """A copy of a row's keys and values, [heads, length, head size] of each layer; None where a layer reads another one's."""
+    """A row in a copy of several rows' keys and values: `length` tokens, from `start` on."""
 
+    copy: list[tuple[torch.Tensor, torch.Tensor] | None]
+    """[rows, heads, tokens, head size] of each layer; None where a layer reads another one's."""
+    row: int
+    start: int
     length: int
-    layers: list[tuple[torch.Tensor, torch.Tensor] | None]
+
+
+class _Block(NamedTuple):
+    """Rows of a copy, from one position to another, and which rows of a cache they become."""
+
+    copy: list[tuple[torch.Tensor, torch.Tensor] | None]
+    rows: torch.Tensor | slice
+    start: int
+    end: int
+    places: torch.Tensor | slice
 
 
 class _InPlaceLayer(DynamicLayer):
@@ -69,22 +82,25 @@ class _InPlaceLayer(DynamicLayer):
             self.lazy_initialization(*gathered)
         self._set((gathered[0], gathered[1]), length)
 
-    def row(self, row: int, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """A copy of a part of a row."""
-        if not self.is_initialized:
-            return None
-        keys, values = (buffer[row, :, start : start + length].clone() for buffer in self._buffers)
-        return keys, values
+    def copy(self, rows: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A copy of these rows; of a slice, a view."""
+        return (self.keys[rows], self.values[rows]) if self.is_initialized else None
 
-    def begin(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]], lengths: Sequence[int], width: int) -> None:
-        """Hold the first `lengths` tokens of each of these rows, all of which end at `width`."""
+    def begin(self, number: int, blocks: Sequence[_Block], rows: int, width: int) -> None:
+        """Hold what these blocks have of layer `number`, in so many rows, all of which end at `width`."""
         buffers = []
-        for number in (0, 1):
-            heads, _, size = rows[0][number].shape
-            new = rows[0][number].new_empty(len(rows), heads, self._capacity, size)
-            for row, (states, length) in enumerate(zip(rows, lengths, strict=True)):
-                new[row, :, : width - length] = 0
-                new[row, :, width - length : width] = states[number][:, :length]
+        for of in (0, 1):
+            new: torch.Tensor | None = None
+            for block in blocks:
+                states = block.copy[number]
+                assert states is not None
+                if new is None:
+                    _, heads, _, size = states[of].shape
+                    new = states[of].new_empty(rows, heads, self._capacity, size)
+                first = width - (block.end - block.start)
+                new[block.places, :, :first] = 0
+                new[block.places, :, first:width] = states[of][block.rows, :, block.start : block.end]
+            assert new is not None
             buffers.append(new)
         self.lazy_initialization(*buffers)
         self._set((buffers[0], buffers[1]), width)
@@ -106,12 +122,31 @@ class InPlaceCache(Cache):
                 continue
             layer.gather([(cache.layers[number], rows, start) for cache, rows, start in parts])
 
-    def row(self, row: int, start: int, length: int) -> KeptRow:
-        """A copy of `length` tokens of a row, from a position on."""
-        return KeptRow(length, [layer.row(row, start, length) for layer in self.layers])
+    def copy(self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> list[KeptRow]:
+        """A copy of these rows, of each so many tokens from a position on.
 
-    def begin(self, rows: Sequence[KeptRow], lengths: Sequence[int], width: int) -> None:
+        Of all rows it is a view, since `gather` writes into other memory, and takes no more than a copy would.
+        """
+        is_all = len(rows) == len(self.layers[0].keys)
+        copy = [layer.copy(slice(None) if is_all else torch.tensor(rows)) for layer in self.layers]
+        return [KeptRow(copy, row, start, length) for row, (start, length) in enumerate(zip(starts, lengths, strict=True))]
+
+    def begin(self, kept: Sequence[KeptRow], lengths: Sequence[int], width: int) -> None:
         """Hold the first `lengths` tokens of each of these rows, all of which end at `width`."""
+        together: dict[tuple[int, int], list[int]] = {}
+        for place, (row, length) in enumerate(zip(kept, lengths, strict=True)):
+            together.setdefault((id(row.copy), row.start + length), []).append(place)
+        blocks = []
+        for (_, end), places in together.items():
+            # Rows that end at the same place are copied together. What lies before the shorter ones is padding there, too.
+            rows, start = _index([kept[place].row for place in places]), min(kept[place].start for place in places)
+            blocks.append(_Block(kept[places[0]].copy, rows, start, end, _index(places)))
         for number, layer in enumerate(self.layers):
-            if rows[0].layers[number] is not None:
-                layer.begin([row.layers[number] for row in rows], lengths, width)
+            if kept[0].copy[number] is not None:
+                layer.begin(number, blocks, len(kept), width)
+
+
+def _index(numbers: Sequence[int]) -> torch.Tensor | slice:
+    """Rows by number: a slice, which is copied faster, where they follow each other."""
+    first, end = numbers[0], numbers[-1] + 1
+    return slice(first, end) if [*numbers] == [*range(first, end)] else torch.tensor(numbers)

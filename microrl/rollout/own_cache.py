@@ -42,8 +42,9 @@ class OwnCacheBatch(DecodingBatch):
         token = (long - short) // (MEASURED[1] - MEASURED[0])
         return short - token * MEASURED[0], token
 
-    def keep(self, row: int, length: int) -> None:
+    def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> list[KeptRow]:
         """See `DecodingBatch.keep`: the state behind a token that is not the last one is gone."""
+        return []
 
     def gather(
         self,

@@ -148,7 +148,7 @@ def tokens_read(monkeypatch):
 def read_again(monkeypatch, *arguments):
     """What is sampled where every turn reads its whole conversation."""
     with monkeypatch.context() as patch:
-        patch.setattr(DecodingBatch, "keep", lambda self, row, length: None)
+        patch.setattr(DecodingBatch, "keep", lambda self, rows, lengths: [])
         return sample(*arguments)
 
 
