@@ -12,7 +12,7 @@ from microrl.algorithm.batch import Row
 from microrl.config import resolve
 from microrl.models import onednn
 from microrl.models.attention import use_lower_right
-from microrl.plan import Shape, devices, roofline
+from microrl.plan import Shape, devices, efficiency, roofline
 from microrl.plan.workload import Workload
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import hidden_states, pad
@@ -76,7 +76,7 @@ def test_at_the_papers_width_and_rank():
     kb = {whose: (a_token + a_pass / tokens) / layers / 1e3 for whose, (a_token, a_pass) in found.items()}
     print(kb)
     assert kb["ours"] <= 1030 and kb["PEFT"] > 2000
-    assert roofline.MASTER_TOUCHES * work.trained == pytest.approx(found["ours"][1], rel=0.1)
+    assert efficiency.MASTER_TOUCHES * work.trained == pytest.approx(found["ours"][1], rel=0.1)
 
 
 @pytest.mark.cases(fast=1)

@@ -92,7 +92,7 @@ def test_without_a_learning_rate_nothing_is_learned(tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_shuffled_rewards_teach_nothing(tmp_path, seed):
-    """What `--control shuffle` runs."""
+    """What `--control shuffle` runs. Steps of a fixed KL that have nothing to follow lead away from what the model could do."""
     gain = gain_of(["reward.shuffle=true"], tmp_path / "run", steps=60, seed=seed)
     print(gain)
-    assert gain["ci95"][0] <= 0 <= gain["ci95"][1]
+    assert gain["ci95"][0] <= 0

@@ -79,7 +79,7 @@ def test_a_healthy_run_has_nothing_wrong(tmp_path):
         ({"reward/accuracy": 1.0}, "100% of the answers are right", "harder questions"),
         ({"reward/accuracy": 0.5}, "same reward", "sampling.group_size, now 8"),
         ({"reward/mean": None, "reward/left_out": 128, "reward/accuracy": 0.0}, "gave no value", "repair the function"),
-        ({"loss": None}, "not finite", "optim.lr (now 0.00013)"),
+        ({"loss": None}, "not finite", "optim.step_kl (now 0.0002)"),
     ],
     ids=["truncated", "wrong", "format", "right", "equal", "no reward", "gradient"],
 )  # fmt: skip
