@@ -40,13 +40,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 RESTORE = "restore the file from a copy; without one, start a new run, or download the model again"
-"""The hint of an error about a file that has no hint of its own."""
+"""The generic hint of an error about a file."""
 OF_ANOTHER_VERSION = "another version of microrl wrote it, or it was changed"
 READABLE = "check that it exists and that you may read it"
 
 
 class BadFile(UserError):
-    """A file that is missing, damaged, or not a regular file. Without a hint of its own it has one that fits every such file."""
+    """A file that is missing, damaged, or not a regular file. By default, its hint is a generic one."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint or RESTORE)

@@ -29,7 +29,7 @@ def alike(text: str) -> str:
     return re.sub(r"\d+([.,]\d+)*", "#", text)
 
 
-class Lasting:
+class TolerantStream:
     """A text stream that drops what it cannot write.
 
     Once its reader is gone the file descriptor is pointed at the null device, for libraries that write to the descriptor itself.
@@ -73,12 +73,12 @@ class Lasting:
 
 
 @contextmanager
-def lasting(*names: str) -> Iterator[None]:
+def tolerate_closed_streams(*names: str) -> Iterator[None]:
     """Inside, `sys.stdout` and `sys.stderr`, those that are named, never raise for want of a reader."""
     before = {name: getattr(sys, name) for name in names}
     try:
         for name, stream in before.items():
-            setattr(sys, name, Lasting(stream))
+            setattr(sys, name, TolerantStream(stream))
         yield
     finally:
         for name, stream in before.items():
@@ -87,4 +87,4 @@ def lasting(*names: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A line on standard error, where there is one."""
-    print(printable(text), file=Lasting(sys.stderr))
+    print(printable(text), file=TolerantStream(sys.stderr))

@@ -110,7 +110,7 @@ class Score:
     """A completion's reward and its parts, without their weights. `total` is the weighted sum, `killed` says its check hung.
 
     `overlong` is the length penalty; None where it is off. `parts` has one value for each custom reward function; None
-    where it gave none. `counts` is False where a part that has a weight is missing: the total is then no reward, and the
+    where it gave none. `is_valid` is False where a part that has a weight is missing: the total is then no reward, and the
     completion is left out of its group and of the update. `extracted` is the answer that was read off the text.
     """
 
@@ -120,7 +120,7 @@ class Score:
     overlong: float | None = None
     killed: bool = False
     parts: Mapping[str, float | None] = field(default_factory=dict)
-    counts: bool = True
+    is_valid: bool = True
     extracted: str | None = None
 
     def part(self, name: str) -> float | None:

@@ -41,7 +41,7 @@ def _of_those_that_count(rewards_PG: torch.Tensor, counts_PG: torch.Tensor, *, s
     return found_PG
 
 
-def advantages_apart(parts_KPG: torch.Tensor, weights: Sequence[float], *, counts_PG: torch.Tensor | None = None) -> torch.Tensor:
+def gdpo_advantages(parts_KPG: torch.Tensor, weights: Sequence[float], *, counts_PG: torch.Tensor | None = None) -> torch.Tensor:
     """GDPO (Liu et al. 2026, arXiv 2601.05242): each part of the reward is normalised within its group, then their sum.
 
     A_k = (r_k - mean(r_k)) / (std(r_k) + 1e-4) within each row (eq. 4), A = sum_k w_k A_k (eq. 5, with the weights of its section
@@ -64,7 +64,7 @@ def of_groups(groups: Sequence[Group], *, scale_by_std: bool, weights: Mapping[s
     `weights`: those of the parts of the reward, to normalise the parts apart (GDPO); None: their sums are normalised.
     Every group has the same number of completions.
     """
-    counts_PG = torch.tensor([[score.counts for score in group.scores] for group in groups])
+    counts_PG = torch.tensor([[score.is_valid for score in group.scores] for group in groups])
     if weights is None:
         rewards_PG = torch.tensor([[score.total for score in group.scores] for group in groups], dtype=torch.float64)
         return advantages(rewards_PG, scale_by_std=scale_by_std, counts_PG=counts_PG).tolist()
@@ -74,7 +74,7 @@ def of_groups(groups: Sequence[Group], *, scale_by_std: bool, weights: Mapping[s
         [[[score.part(name) or 0.0 for score in group.scores] for group in groups] for name in parts] or [counts_PG.tolist()],
         dtype=torch.float64,
     )
-    return advantages_apart(parts_KPG, [*parts.values()] or [0.0], counts_PG=counts_PG).tolist()
+    return gdpo_advantages(parts_KPG, [*parts.values()] or [0.0], counts_PG=counts_PG).tolist()
 
 
 def shuffled(groups: Sequence[Group], seed: str) -> list[Group]:
@@ -85,9 +85,9 @@ def shuffled(groups: Sequence[Group], seed: str) -> list[Group]:
 
 def has_mixed_accuracy(group: Group) -> bool:
     """DAPO's filter (dynamic sampling): some completions are right and some are not."""
-    return len({score.accuracy for score in group.scores if score.counts}) > 1
+    return len({score.accuracy for score in group.scores if score.is_valid}) > 1
 
 
 def has_mixed_rewards(group: Group) -> bool:
     """The same filter where accuracy has no weight: the rewards differ."""
-    return len({score.total for score in group.scores if score.counts}) > 1
+    return len({score.total for score in group.scores if score.is_valid}) > 1

@@ -88,7 +88,7 @@ class Algorithm:
 
     def counts(self, completion: Completion, score: Score) -> bool:
         """Whether a completion takes part in the loss."""
-        return score.counts and not (self.config.mask_truncated and completion.finish == "length")
+        return score.is_valid and not (self.config.mask_truncated and completion.finish == "length")
 
     # ---- of tokens
 

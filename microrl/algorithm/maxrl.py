@@ -24,6 +24,6 @@ class Algorithm(grpo.Algorithm):
 
 
 def _divided(centred_G: list[float], group: Group) -> list[float]:
-    rewards = [score.total for score in group.scores if score.counts]
+    rewards = [score.total for score in group.scores if score.is_valid]
     mean = sum(rewards) / max(len(rewards), 1)
     return [centred / mean if mean > 0 else 0.0 for centred in centred_G]

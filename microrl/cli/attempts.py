@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
 from microrl.errors import CheckpointSetAside, Explained, MachineFailure, UserError
-from microrl.terminal import counted, lasting
+from microrl.terminal import counted, tolerate_closed_streams
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
@@ -20,7 +20,7 @@ AGAIN = 75
 """Exit status of a child process whose run is to be resumed at once, with other settings of the engine (EX_TEMPFAIL)."""
 
 
-def carry_out(
+def run_with_fallback(
     folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False, started: float | None = None
 ) -> int:
     """Load and run a run whose folder exists; returns the exit status. `started`: when its time begins, in seconds of
@@ -80,7 +80,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
     from microrl.run.signals import Interrupts
 
     try:
-        with lasting("stdout"), Interrupts(folder.log) as interrupts:
+        with tolerate_closed_streams("stdout"), Interrupts(folder.log) as interrupts:
             early.refuse(config, is_resumed=resume)
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from microrl.run.folder import RunFolder
 
 Start = Callable[[float | None], int]
-"""Carry out a run; returns its exit status. The argument is `started` of `attempts.carry_out`."""
+"""Carry out a run; returns its exit status. The argument is `started` of `attempts.run_with_fallback`."""
 
 
 def shuffled(tree: dict[str, Any]) -> dict[str, Any]:

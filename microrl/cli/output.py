@@ -16,7 +16,7 @@ import typer
 
 from microrl import terminal
 from microrl.errors import Explained, MachineFailure, SyncNotProved, UserError, did_you_mean, invalid_value
-from microrl.terminal import lasting, printable
+from microrl.terminal import printable, tolerate_closed_streams
 
 if TYPE_CHECKING:
     from microrl.run.folder import RunFolder
@@ -43,7 +43,7 @@ def guarded(command: Callable[[], Any]) -> int:
     be proved; 130 interrupted after a clean save. Messages are dropped if standard error is closed.
     """
     global _run
-    with lasting("stderr"):
+    with tolerate_closed_streams("stderr"):
         try:
             status = command()
             return status if isinstance(status, int) else OK

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from microrl.cli import options
-from microrl.cli.attempts import carry_out
+from microrl.cli.attempts import run_with_fallback
 from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.cli.sweep_display import Display, duration
 from microrl.cli.train import go_on
@@ -111,7 +111,7 @@ def sweep(
         begun = SweepFolder.open(Path(resume))
         if on is None:
             machine.check(begun.config(begun.plan.trials[0]), begun.path)
-        return _carry_out(begun, on=on, cpus=cpus, as_json=as_json, is_resumed=True)
+        return _run_trials(begun, on=on, cpus=cpus, as_json=as_json, is_resumed=True)
     study = Study.of(presets or ())
     if flags["budget.hours"] is None and flags["budget.steps"] is None:
         flags["budget.hours"] = study.hours
@@ -134,7 +134,7 @@ def sweep(
     refuse_what_does_not_fit(forecasts(trials, strategy, hours), hours)
     folder = SweepFolder.create(path, strategy, hours, trials)
     try:
-        return _carry_out(folder, on=on, cpus=cpus, as_json=as_json)
+        return _run_trials(folder, on=on, cpus=cpus, as_json=as_json)
     except UserError:
         if not folder.events():  # of a cluster that cannot be used: nothing has begun
             files.remove(folder.path)
@@ -225,7 +225,7 @@ def _train(path: Path, hours: float | None, is_fresh: bool) -> int:
         folder = RunFolder.open(path)
         tree = folder.config()
         if is_fresh:
-            return carry_out(folder, tree, resume=False)
+            return run_with_fallback(folder, tree, resume=False)
         return go_on(folder, None if tree["budget"]["hours"] == hours else hours, None)
 
     return guarded(work)
@@ -251,7 +251,7 @@ def evaluate_base(path: str, config: str) -> int:
     return guarded(work)
 
 
-def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool, is_resumed: bool = False) -> int:
+def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json: bool, is_resumed: bool = False) -> int:
     """Make the trials that are left, and print the table. Those that have failed are tried again where the sweep is resumed.
 
     Raises UserError where all were refused.
@@ -274,11 +274,11 @@ def _carry_out(folder: SweepFolder, *, on: str | None, cpus: int | None, as_json
         if on is not None:
             from microrl.sweep import on_ray
 
-            on_ray.carry_out(folder, "" if on == on_ray.SCHEME else on, cpus, show)
+            on_ray.run_trials(folder, "" if on == on_ray.SCHEME else on, cpus, show)
         else:
             if not any(fallback.may_be_needed(folder.config(trial)) for trial in folder.plan.trials):
                 import microrl.train.loop  # noqa: F401 - once, for all the processes that are forked from this one
-            local.carry_out(folder, local.Work(_train, evaluate_base), show, started=clock.process_started_s())
+            local.run_trials(folder, local.Work(_train, evaluate_base), show, started=clock.process_started_s())
     except KeyboardInterrupt:
         show.close()
         say(f"resume with: microrl sweep --resume {folder.path}{where}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from microrl.run import follow
     from microrl.sweep.folder import PlannedTrial, SweepFolder
-    from microrl.sweep.schedule import Next
+    from microrl.sweep.schedule import NextTrial
 
 SHOW_S = 0.5
 """Seconds between two looks at the trial in progress."""
@@ -73,7 +73,7 @@ class Display:
             self._planned_s[trial.name] = None if plan is None else plan.hours * 3600
         return self._planned_s[trial.name]
 
-    def started(self, following: Next, status: str) -> None:
+    def started(self, following: NextTrial, status: str) -> None:
         from microrl.run import follow
 
         name = following.trial.name

@@ -11,7 +11,7 @@ import typer
 
 from microrl.cli import control as controls
 from microrl.cli import options
-from microrl.cli.attempts import carry_out
+from microrl.cli.attempts import run_with_fallback
 from microrl.cli.output import OK, say
 from microrl.errors import UserError
 from microrl.terminal import printable
@@ -107,12 +107,12 @@ def train(
     folder = RunFolder.create(path, tree)
     if control:
         say(controls.time_of_both(path, config.budget.hours, config.budget.steps))
-        return controls.run_both(path, partial(_carry_out, folder, tree), partial(_control, folder, None, None, None))
-    return carry_out(folder, tree, resume=False)
+        return controls.run_both(path, partial(_run_attempts, folder, tree), partial(_control, folder, None, None, None))
+    return run_with_fallback(folder, tree, resume=False)
 
 
-def _carry_out(folder: RunFolder, tree: dict[str, Any], started: float | None) -> int:
-    return carry_out(folder, tree, resume=False, started=started)
+def _run_attempts(folder: RunFolder, tree: dict[str, Any], started: float | None) -> int:
+    return run_with_fallback(folder, tree, resume=False, started=started)
 
 
 def _go_on_with_control(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None) -> int:
@@ -133,7 +133,7 @@ def _control(folder: RunFolder, hours: float | None, steps: int | None, engine: 
     if (path := control_of(folder.path)).exists():
         return go_on(RunFolder.open(path), hours, steps, engine, started)
     tree = controls.shuffled(folder.config())
-    return carry_out(RunFolder.create(path, tree), tree, resume=False, started=started)
+    return run_with_fallback(RunFolder.create(path, tree), tree, resume=False, started=started)
 
 
 def refuse_studies(names: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ def go_on(
     folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None, started: float | None = None
 ) -> int:
     """Resume a run, with new bounds if given; returns the exit status. `engine`: the run's own, to be tried again after its
-    failures. `started` as for `carry_out`. Raises UserError."""
+    failures. `started` as for `run_with_fallback`. Raises UserError."""
     from microrl.cli import machine
     from microrl.run import heartbeat
     from microrl.train import fallback
@@ -201,4 +201,4 @@ def go_on(
         folder.write_json("config.json", tree)
         folder.drop_partial_line("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
-    return carry_out(folder, tree, resume=True, is_extended=bool(bounds), started=started)
+    return run_with_fallback(folder, tree, resume=True, is_extended=bool(bounds), started=started)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from microrl.cli import options
-from microrl.cli.attempts import carry_out
+from microrl.cli.attempts import run_with_fallback
 from microrl.cli.train import go_on, refuse_with_resume
 from microrl.errors import UserError
 
@@ -62,7 +62,7 @@ def warmup(
     path = out or options.run_folder(f"warmup-{options.run_name(None, config.model.name)}")
     machine.check(config, path)
     tree = config.model_dump(mode="json")
-    return carry_out(RunFolder.create(path, tree), tree, resume=False)
+    return run_with_fallback(RunFolder.create(path, tree), tree, resume=False)
 
 
 def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:

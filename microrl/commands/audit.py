@@ -204,7 +204,7 @@ def _try_golds(
 def _unpaid(right: Score, wrong: Score, config: RunConfig) -> str | None:
     """Why a right answer's reward is none; None if it is one."""
     slow = "; checking it timed out" if right.killed else ""
-    if not (right.counts and wrong.counts):
+    if not (right.is_valid and wrong.is_valid):
         return None  # a function failed, which is said elsewhere
     if right.total <= wrong.total:
         return f"it earns {right.total:g}, and a wrong answer earns {wrong.total:g}{slow}"
@@ -258,7 +258,7 @@ def _paid(how: Attack, config: RunConfig, question: Question, batch: Sequence[Ch
         # Without a right answer, one would earn what the built-in reward has for it.
         gain = config.reward.accuracy_weight if right is None else right.total - fair
         # Where a right answer earns no more than a wrong one, the gold answers say so; here any gain counts.
-        if score.counts and score.total > fair + max(PAYS * gain, 1e-6):
+        if score.is_valid and score.total > fair + max(PAYS * gain, 1e-6):
             parts = {"format": score.format, "accuracy": score.accuracy, **score.parts}
             earns = None if right is None else right.total
             yield Paid(cheat.kind, cheat.name, question.row, cheat.text, score.total, fair, earns, parts)

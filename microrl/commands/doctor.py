@@ -122,7 +122,7 @@ def _allocator() -> Finding:
 
 def _sandbox() -> Finding:
     held = levels()
-    if held.is_tight:
+    if held.is_enforced:
         return Finding("sandbox", "ok", f"in force: {held}")
     do = (
         "use a machine with Linux 6.2 or later; training on programs or procedural tasks is refused here, unless "

@@ -10,7 +10,7 @@ from typing import Any
 
 from microrl import clock, files
 from microrl.commands.evaluation_data import about_data
-from microrl.commands.evaluation_job import Job, Measured, Prepared, Task, Weights, attempt, carry_out, carry_out_apart
+from microrl.commands.evaluation_job import Job, Measured, Prepared, Task, Weights, attempt, evaluate_apart, evaluate_job
 from microrl.config import known_models
 from microrl.config.schema import BaseVllmConfig
 from microrl.data.load import Reading, load_questions, split
@@ -73,7 +73,7 @@ def measure(
             attempt(partial(files.write_json, place / f"{ours[name].stem}.json", found[name]), console)
 
         until_s = None if deadline_s is None else began + deadline_s
-        _carry_out(_shared(sides, prepared), weights, place, until_s, console, on_measured, is_apart=is_apart)
+        _evaluate_all(_shared(sides, prepared), weights, place, until_s, console, on_measured, is_apart=is_apart)
     return {"benchmarks": found}
 
 
@@ -85,7 +85,7 @@ def _shared(sides: Sequence[Weights], prepared: Sequence[Prepared]) -> list[list
     return tasks
 
 
-def _carry_out(
+def _evaluate_all(
     jobs: Sequence[Sequence[Task]],
     weights: Weights,
     place: Path,
@@ -128,10 +128,10 @@ def _one(job: Job, console: RunConsole, on_measured: Callable[[Measured], None],
             {"note": console.note, "status": console.status}[kind](text)
 
     if not is_apart:
-        return carry_out(job, console, on_measured)
+        return evaluate_job(job, console, on_measured)
     has_vllm = isinstance(job.engine, BaseVllmConfig)
     try:
-        return apart.call(carry_out_apart, job, on_report=on_report, runs="vLLM" if has_vllm else "the evaluation")
+        return apart.call(evaluate_apart, job, on_report=on_report, runs="vLLM" if has_vllm else "the evaluation")
     except apart.Crashed as error:
         if error.signal_name not in child.DEADLY:
             error.fault = fallback.fault(job.engine, "running")

@@ -117,18 +117,20 @@ class _Relayed(RunConsole):
         self._report(("status", text))
 
 
-def carry_out_apart(job: Job, report: Report) -> None:
-    """`carry_out` for a process of its own. Reports each `Measured`, and ("note", TEXT) and ("status", TEXT) of the console."""
-    carry_out(job, _Relayed(report), report)
+def evaluate_apart(job: Job, report: Report) -> None:
+    """`evaluate_job` in its own process. Reports each `Measured`, and ("note", TEXT) and ("status", TEXT) of the console."""
+    evaluate_job(job, _Relayed(report), report)
 
 
-def carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], None]) -> None:
+def evaluate_job(job: Job, console: RunConsole, on_measured: Callable[[Measured], None]) -> None:
     """Evaluate, with one engine; `on_measured` gets each task's result as soon as it is there. Raises UserError."""
     with environment_of(job.tasks[0].weights.config, console) as environment:
-        _carry_out(job, console, on_measured, environment)
+        _evaluate_prepared(job, console, on_measured, environment)
 
 
-def _carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], None], environment: Environment | None) -> None:
+def _evaluate_prepared(
+    job: Job, console: RunConsole, on_measured: Callable[[Measured], None], environment: Environment | None
+) -> None:
     first = job.tasks[0].weights  # the one with an adapter, if any
     model, tokenizer = load_model(first.config, console)
     snapshot = BASE if first.adapter is None else trained(first.adapter, first.config, model)

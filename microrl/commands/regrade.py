@@ -115,7 +115,7 @@ def _step(
     for side, groups, settings in (("then", then, before), ("now", now, config)):
         weights = gdpo_weights(settings.reward, settings.env)
         scores = _scores(groups)
-        rewarded = [score for score in scores if score.counts]
+        rewarded = [score for score in scores if score.is_valid]
         sides[side] = {
             "reward": sum(score.total for score in rewarded) / len(rewarded) if rewarded else None,
             "accuracy": sum(score.accuracy for score in scores) / len(scores),

@@ -91,7 +91,7 @@ class GuardConfig(Section):
     rate: Limit = 0.09
     """Learning rate where optim.step_kl steers it, and a step still moves the policy by less than 1e-6 nats per token."""
     accuracy: Limit = 0.2
-    """Drop of the mean accuracy of the last two validations below the best such mean, and more than chance makes of it."""
+    """Drop of the mean accuracy of the last two validations below the best such mean; must also exceed what chance explains."""
     learning: Limit = 0.1
     """Rise of the validation accuracy from the first half of the validations to the second. The rule warns once it is surely
     smaller, and no rise has been seen."""

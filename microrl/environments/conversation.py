@@ -105,7 +105,7 @@ class Kind:
         """See `Environment.begin`."""
         given_up = self._given_up
 
-        def gone() -> bool:
+        def is_cancelled() -> bool:
             return self._given_up != given_up
 
         try:
@@ -114,7 +114,7 @@ class Kind:
                 self._open.add(instance)
             # What runs a model's code could find the right answer in its own memory.
             row = {} if self._config.target in RUNS_CODE else json.loads(prompt.raw)
-            reply = instance.ask({"reset": row}, self._config.deadline_s, gone)
+            reply = instance.ask({"reset": row}, self._config.deadline_s, is_cancelled)
         except NoReply as error:
             reply = {"error": error.why or f"it took longer than {self._config.deadline_s:g} s (env.deadline_s)"}
         if "error" in reply:
@@ -122,7 +122,7 @@ class Kind:
                 f"row {prompt.row}: `reset` of the environment `{self._config.target}` fails: {reply['error']}",
                 "write `def reset(self, **row)`: it gets each column of the row; if it is slow, --set env.deadline_s=60",
             )
-        return Conversation(self, instance, self._with(reply["said"], prompt), gone)
+        return Conversation(self, instance, self._with(reply["said"], prompt), is_cancelled)
 
     def _with(self, said: str | None, prompt: Prompt) -> Prompt:
         """The prompt with what `reset` has said behind its question, where it has said something."""
@@ -163,11 +163,11 @@ class Kind:
 
 
 class Conversation:
-    """See `EpisodeConversation`. `gone()`: nobody waits any more."""
+    """See `EpisodeConversation`. `is_cancelled()`: nobody waits any more."""
 
-    def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, gone: Callable[[], bool]) -> None:
+    def __init__(self, environment: Kind, instance: Instance, prompt: Prompt, is_cancelled: Callable[[], bool]) -> None:
         self.prompt = prompt
-        self._environment, self._instance, self._gone = environment, instance, gone
+        self._environment, self._instance, self._is_cancelled = environment, instance, is_cancelled
         self._died: str | None = None
         self._turns = self._calls = self._failures = 0
 
@@ -205,7 +205,7 @@ class Conversation:
         if self._died is not None:
             return {"error": "the environment has ended"}
         try:
-            return self._instance.ask(request, until - now_s(), self._gone)
+            return self._instance.ask(request, until - now_s(), self._is_cancelled)
         except RecursionError:  # of arguments that could just be read; nothing has been sent
             return {"error": "the call is nested too deeply"}
         except NoReply as error:

@@ -225,7 +225,7 @@ def _hold(
     if bounds.confined:
         limits = Limits(memory, file_bytes=FOLDER_BYTES if folder else 0)
         confine(owner, limits, folder=folder, keep=(*pipes, *(_descriptors() - before)), made=made)
-        if bounds.strict and not (levels := levels_in_force()).is_tight:
+        if bounds.strict and not (levels := levels_in_force()).is_enforced:
             raise OSError(f"it could not be confined; in force: {levels}")
         return loop
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:

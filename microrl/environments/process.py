@@ -19,7 +19,7 @@ from microrl.errors import UserError
 from microrl.rewards.custom.process import IMPORT_S, CustomProcess
 from microrl.sandbox import folders, levels
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Gone, never
+from microrl.sandbox.pipes import Cancelled, never
 from microrl.sandbox.worker import NO_ANSWER, Lines, NoReply
 
 ROOT = str(Path(__file__).parents[2])
@@ -31,7 +31,7 @@ def refuse_unusable(config: EnvironmentConfig) -> None:
     """Look for the classes' modules without importing anything. Raises UserError for one that does not exist, and where one is to
     be confined and this kernel cannot."""
     for one in config.each.values():
-        if one.is_strict and not levels().is_tight:
+        if one.is_strict and not levels().is_enforced:
             why = "env.confine" if one.confine else f"--env {one.target} runs what the model writes"
             raise UserError(
                 f"{why}: this kernel cannot confine an environment: it lacks {levels().lacking}; in force: {levels()}",
@@ -181,11 +181,11 @@ class Instance:
         self._pipes: tuple[int, ...] = (ask, answers)
         self._lines = Lines(ask, answers, self._kill)
 
-    def ask(self, request: dict[str, Any], deadline_s: float, gone: Gone = never) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], deadline_s: float, is_cancelled: Cancelled = never) -> dict[str, Any]:
         """The answer to one request. Raises NoReply; the instance is then of no more use."""
         until, name = now_s() + deadline_s, os.urandom(8).hex()
-        self._lines.send({"id": name, **request}, until, gone)
-        reply = self._lines.receive(until, gone)
+        self._lines.send({"id": name, **request}, until, is_cancelled)
+        reply = self._lines.receive(until, is_cancelled)
         if not isinstance(reply, dict) or reply.pop("id", None) != name:
             raise NoReply(NO_ANSWER)
         return reply

@@ -130,7 +130,7 @@ def _votes(group: Group) -> list[tuple[int, bool]]:
 
 
 def _result(groups: Sequence[Group], result: Result) -> Result:
-    """The result with what these groups say."""
+    """Fill `result` from scored groups."""
     completions = [one for group in groups for one in group.completions]
     asked = [group.prompt for group in groups]
     result.clusters = clusters_of(asked)

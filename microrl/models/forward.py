@@ -64,7 +64,7 @@ def adapted(model: PreTrainedModel, snapshot: AdapterSnapshot, *, merges: bool =
             hook.remove()
 
 
-class Bend(NamedTuple):
+class LogitTransform(NamedTuple):
     """What a model makes of its head's output z: scale * cap * tanh(z / cap), or scale * z without a cap.
 
     Gemma 2 (arXiv 2408.00118, section 2) caps its logits, Cohere and Granite scale theirs.
@@ -74,12 +74,12 @@ class Bend(NamedTuple):
     cap: float | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Bend | None:
+    def of(cls, model: PreTrainedModel) -> LogitTransform | None:
         """As the model's configuration says; None where the head's output is the logits."""
         config = model.config.get_text_config()
         scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-        bend = cls(scale, getattr(config, "final_logit_softcapping", None))
-        return None if bend == cls() else bend
+        transform = cls(scale, getattr(config, "final_logit_softcapping", None))
+        return None if transform == cls() else transform
 
     def __call__(self, head: torch.Tensor) -> torch.Tensor:
         """The logits, in a tensor of their own, in fp32 or the head's type where that is finer."""
@@ -97,7 +97,7 @@ def project(
     bias_V: torch.Tensor | None,
     *,
     fp32: bool,
-    bend: Bend | None = None,
+    transform: LogitTransform | None = None,
     frozen: bool = False,
 ) -> torch.Tensor:
     """The model's logits, [N, V].
@@ -110,7 +110,7 @@ def project(
         logits_NV = times_transposed(hidden_ND, weight_VD, bias_V)
     else:
         logits_NV = _product(hidden_ND, weight_VD, bias_V, fp32)
-    return logits_NV if bend is None else bend(logits_NV)
+    return logits_NV if transform is None else transform(logits_NV)
 
 
 def _product(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, fp32: bool) -> torch.Tensor:
@@ -144,9 +144,9 @@ def sequence_logprobs(
     dtype = dtype or hidden_BTD.dtype
     hidden_BTD, weight_VD = hidden_BTD.to(dtype), head.weight.to(dtype)
     bias_V = None if head.bias is None else head.bias.to(dtype)
-    found, bend = [], Bend.of(model)
+    found, transform = [], LogitTransform.of(model)
     for row, ids in enumerate(sequences):
-        logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head, bend=bend)
+        logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head, transform=transform)
         logprobs_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(dim=-1)
         found.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
     return found

@@ -26,7 +26,7 @@ from microrl.models import gpu, hub
 from microrl.models.attention import use_lower_right
 from microrl.models.download import download
 from microrl.models.gated_mlp import use_lean_mlps
-from microrl.models.norms import use_norms_of_one_step
+from microrl.models.norms import use_fused_rmsnorm
 from microrl.models.tensors import not_finite, parameter_count
 from microrl.models.threads import use_sensible_threads
 
@@ -92,7 +92,7 @@ def load(config: ModelConfig, progress: Progress = unseen) -> LoadedModel:
 def use_own_parts(model: PreTrainedModel) -> None:
     """Have attention, norms and MLPs computed as this package does, where it has a way of its own for the model."""
     use_lower_right(model)
-    use_norms_of_one_step(model)
+    use_fused_rmsnorm(model)
     use_lean_mlps(model)
 
 

@@ -18,7 +18,7 @@ NORMS = (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 """Of these exact types: a subclass may compute something else, and Gemma's adds 1 to the weight."""
 
 
-def use_norms_of_one_step(model: PreTrainedModel) -> None:
+def use_fused_rmsnorm(model: PreTrainedModel) -> None:
     """Have the model's norms computed as here, where they are float32 on a CPU."""
     for module in model.modules():
         if type(module) in NORMS and module.weight.device.type == "cpu" and module.weight.dtype is torch.float32:

@@ -85,13 +85,13 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 
 def is_real(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds numbers that weights are stored in: 16, 32 or 64 bits with a point."""
+    """Whether a tensor holds numbers that weights are stored in: 16, 32 or 64 bits of floating point."""
     return tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @torch.no_grad()
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of a tensor with NaN or an infinity; None: there is none. What has no point (weights in 4 bits) is passed over.
+    """The name of a tensor with NaN or an infinity; None: there is none. What is not floating point (4-bit weights) is skipped.
 
     Where all is well it is one fused sum of squares, and one wait for the device. The sum may overflow on finite numbers:
     then the tensors are looked at one by one.

@@ -9,7 +9,7 @@ import torch
 
 from microrl.algorithm.loss import MIN_LOGPROB, mismatch
 from microrl.limits import CPU_BLOCK_ELEMENTS, GPU_CHUNK_ELEMENTS
-from microrl.models.forward import Bend, project
+from microrl.models.forward import LogitTransform, project
 from microrl.policy.microbatch import at_drawn
 
 
@@ -35,7 +35,12 @@ class Comparison:
         self._agrees_N = torch.zeros_like(best_N, dtype=torch.bool)
 
     def look(
-        self, logits_CV: torch.Tensor, part: slice, temperature: float, bend: Bend | None, slope_CV: torch.Tensor | None
+        self,
+        logits_CV: torch.Tensor,
+        part: slice,
+        temperature: float,
+        transform: LogitTransform | None,
+        slope_CV: torch.Tensor | None,
     ) -> None:
         """Compare the student's logits, as they are before the temperature, at the positions `part`; they stay as they are.
 
@@ -67,7 +72,12 @@ class Likeliest(Comparison):
         super().__init__(torch.zeros(int(mask_BT.sum()), dtype=torch.long, device=mask_BT.device))
 
     def look(
-        self, logits_CV: torch.Tensor, part: slice, temperature: float, bend: Bend | None, slope_CV: torch.Tensor | None
+        self,
+        logits_CV: torch.Tensor,
+        part: slice,
+        temperature: float,
+        transform: LogitTransform | None,
+        slope_CV: torch.Tensor | None,
     ) -> None:
         self.best_N[part] = logits_CV.max(1).indices
 
@@ -92,31 +102,36 @@ class Divergence(Comparison):
         top_k: int | Literal["all"],
         has_policy_gradient: bool = True,
         fp32_head: bool = False,
-        bend: Bend | None = None,
+        transform: LogitTransform | None = None,
     ) -> None:
         super().__init__(torch.zeros_like(targets_N))
         self.hidden_ND, self.targets_N = hidden_ND, targets_N
         self._weight_VD = head.weight.to(hidden_ND.dtype)
         self._bias_V = None if head.bias is None else head.bias.to(hidden_ND.dtype)
         self._is_frozen = self._weight_VD is head.weight
-        self._top_k, self._fp32_head, self._bend = top_k, fp32_head, bend
+        self._top_k, self._fp32_head, self._transform = top_k, fp32_head, transform
         self.has_policy_gradient = has_policy_gradient
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         self.logprobs_N, self.entropy_N, self.divergence_N = (hidden_ND.new_zeros(len(targets_N), dtype=wide) for _ in range(3))
 
     @torch.no_grad()
     def look(
-        self, logits_CV: torch.Tensor, part: slice, temperature: float, bend: Bend | None, slope_CV: torch.Tensor | None
+        self,
+        logits_CV: torch.Tensor,
+        part: slice,
+        temperature: float,
+        transform: LogitTransform | None,
+        slope_CV: torch.Tensor | None,
     ) -> None:
         hidden_CD, wide = self.hidden_ND[part], self.logprobs_N.dtype
         teacher_CV = project(
-            hidden_CD, self._weight_VD, self._bias_V, fp32=self._fp32_head, bend=self._bend, frozen=self._is_frozen
+            hidden_CD, self._weight_VD, self._bias_V, fp32=self._fp32_head, transform=self._transform, frozen=self._is_frozen
         ).to(wide)
         shared = min(logits_CV.shape[1], teacher_CV.shape[1])
         for block in _blocks(*logits_CV.shape, on_cpu=not logits_CV.is_cuda):
             of = slice(part.start + block.start, part.start + block.start + len(logits_CV[block]))
             self.best_N[of] = teacher_CV[block].max(1).indices
-            super().look(logits_CV[block], of, temperature, bend, None)
+            super().look(logits_CV[block], of, temperature, transform, None)
             log_q_CV = (teacher_CV[block] / temperature).log_softmax(1)
             q_CV = log_q_CV.exp()
             self.entropy_N[of] = -(q_CV * log_q_CV.clamp(min=MIN_LOGPROB)).sum(1)
@@ -130,8 +145,8 @@ class Divergence(Comparison):
             self.divergence_N[of], gradient_CV = self._compare(log_p_CV, log_q_CV, q_CV)
             if slope_CV is not None:
                 slope_CV[block, :shared], slope_CV[block, shared:] = gradient_CV, 0
-                if bend is not None:
-                    slope_CV[block] *= bend.slope(logits_CV[block])
+                if transform is not None:
+                    slope_CV[block] *= transform.slope(logits_CV[block])
 
     def scores(self, mask_BT: torch.Tensor) -> TeacherScores:
         return TeacherScores(*(at_drawn(one, mask_BT) for one in (self.logprobs_N, self.entropy_N, self.best_N)))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from microrl.limits import CPU_BLOCK_ELEMENTS, chunk_elements
-from microrl.models.forward import Bend, project
+from microrl.models.forward import LogitTransform, project
 from microrl.models.onednn import times
 from microrl.policy.divergence import Comparison
 from microrl.policy.microbatch import MicroBatch, at_drawn
@@ -20,17 +20,17 @@ def chosen_logprobs(
     temperature: float,
     *,
     fp32_head: bool = False,
-    bend: Bend | None = None,
+    transform: LogitTransform | None = None,
     compared: Comparison | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For each position the target's log-probability and the entropy over the whole vocabulary (nats), both [N].
 
     Entropy per position: H = -sum_v p(v) log p(v) (micro, eq. 1). It carries no gradient.
     Precision is fp32, or the hidden states' own where that is finer; with `fp32_head` the logits are not rounded before it.
-    `bend` is what the model makes of the head's output. `compared` looks at the same logits, and its divergence gets a gradient.
+    `transform` is what the model makes of the head's output. `compared` looks at the same logits; its divergence gets a gradient.
     """
     logprobs_N, entropy_N, divergence_N = _ChosenLogprobs.apply(
-        hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head, bend, compared
+        hidden_ND, targets_N, head.weight, head.bias, temperature, fp32_head, transform, compared
     )
     if compared is not None:
         compared.divergence_N = divergence_N
@@ -44,13 +44,19 @@ def of_batch(
     temperature: float,
     *,
     fp32_head: bool = False,
-    bend: Bend | None = None,
+    transform: LogitTransform | None = None,
     compared: Comparison | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`chosen_logprobs` of every token that the policy drew, [B, T] each; the others hold 0."""
     mask_BT = batch.mask_BT
     logprobs_N, entropy_N = chosen_logprobs(
-        hidden_BTD[mask_BT], batch.completions_BT[mask_BT], head, temperature, fp32_head=fp32_head, bend=bend, compared=compared
+        hidden_BTD[mask_BT],
+        batch.completions_BT[mask_BT],
+        head,
+        temperature,
+        fp32_head=fp32_head,
+        transform=transform,
+        compared=compared,
     )
     return at_drawn(logprobs_N, mask_BT), at_drawn(entropy_N, mask_BT)
 
@@ -60,7 +66,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 
     d log p(y) / d h = (W_y - sum_v p_v W_v) / temperature: one row of D numbers a token is kept, instead of V logits.
     Only where the head itself is trained are the logits worked out once more, for d log p(y) / d W_v = (1[v = y] - p_v) h / T.
-    Where the model bends its logits, W_v in the first and h in the second come times the bend's slope at v.
+    Where the model bends its logits, W_v in the first and h in the second come times the transform's slope at v.
     """
 
     @staticmethod
@@ -72,7 +78,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         temperature: float,
         fp32_head: bool,
-        bend: Bend | None,
+        transform: LogitTransform | None,
         compared: Comparison | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
@@ -96,17 +102,19 @@ class _ChosenLogprobs(torch.autograd.Function):
         rows = size if hidden_ND.is_cuda else max(1, CPU_BLOCK_ELEMENTS // vocab)
         for start in range(0, count, size):
             part = slice(start, start + size)
-            logits_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head, bend=bend, frozen=is_frozen).to(wide)
+            logits_CV = project(hidden_ND[part], weight_VD, bias_V, fp32=fp32_head, transform=transform, frozen=is_frozen).to(
+                wide
+            )
             if compared is not None:
                 apart_CV = None if apart_ND is None else torch.empty_like(logits_CV, dtype=weight_VD.dtype)
-                compared.look(logits_CV, part, temperature, bend, apart_CV)
+                compared.look(logits_CV, part, temperature, transform, apart_CV)
                 if apart_ND is not None and apart_CV is not None:
                     apart_ND[part] = to_states(apart_CV)
                 del apart_CV
             for first in range(0, len(logits_CV), rows):
                 block, of = slice(first, first + rows), slice(start + first, start + min(first + rows, size))
                 _score_(
-                    logits_CV[block], targets_N[of], logprobs_N[of], entropy_N[of], temperature, bend,
+                    logits_CV[block], targets_N[of], logprobs_N[of], entropy_N[of], temperature, transform,
                     _in_place_of(logits_CV[block], weight_VD.dtype) if slope_ND is not None else None,
                 )  # fmt: skip
             if slope_ND is not None:
@@ -116,7 +124,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             del logits_CV  # before the next chunk's logits are there
         head = (hidden_ND, targets_N, trained_VD, bias_V) if ctx.needs_input_grad[2] else ()
         ctx.save_for_backward(slope_ND, apart_ND, *head)
-        ctx.size, ctx.temperature, ctx.fp32_head, ctx.bend = size, temperature, fp32_head, bend
+        ctx.size, ctx.temperature, ctx.fp32_head, ctx.transform = size, temperature, fp32_head, transform
         ctx.compared = compared if head else None
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N, divergence_N
@@ -135,15 +143,15 @@ class _ChosenLogprobs(torch.autograd.Function):
         to_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         for start in range(0, len(hidden_ND), ctx.size):
             part = slice(start, start + ctx.size)
-            logits_CV = project(hidden_ND[part], narrow_VD, bias_V, fp32=ctx.fp32_head, bend=ctx.bend)
+            logits_CV = project(hidden_ND[part], narrow_VD, bias_V, fp32=ctx.fp32_head, transform=ctx.transform)
             if apart_N1 is not None:
                 apart_CV = torch.empty_like(logits_CV, dtype=given_N1.dtype)
-                ctx.compared.look(logits_CV.to(given_N1.dtype), part, ctx.temperature, ctx.bend, apart_CV)
+                ctx.compared.look(logits_CV.to(given_N1.dtype), part, ctx.temperature, ctx.transform, apart_CV)
             slope_CV = -(logits_CV.to(given_N1.dtype) / ctx.temperature).softmax(dim=1)
             slope_CV.scatter_add_(1, targets_N[part].unsqueeze(1), torch.ones_like(slope_CV[:, :1]))
             slope_CV *= given_N1[part] / ctx.temperature
-            if ctx.bend is not None:
-                slope_CV *= ctx.bend.slope(logits_CV)
+            if ctx.transform is not None:
+                slope_CV *= ctx.transform.slope(logits_CV)
             if apart_N1 is not None:
                 slope_CV += apart_CV.mul_(apart_N1[part] / ctx.temperature)
                 del apart_CV
@@ -160,7 +168,7 @@ def _score_(
     logprobs_C: torch.Tensor,
     entropy_C: torch.Tensor,
     temperature: float,
-    bend: Bend | None,
+    transform: LogitTransform | None,
     slope_CV: torch.Tensor | None,
 ) -> None:
     """Write the targets' log-probabilities, the entropies, and, where there is a `slope_CV`, the log-probabilities' gradient with
@@ -169,7 +177,7 @@ def _score_(
     With z = logits - max: log p(v) = z_v - log S and H = log S - sum_v z_v exp(z_v) / S, where S = sum_v exp(z_v).
     """
     targets_C1 = targets_C.unsqueeze(1)
-    bend_CV = bend.slope(logits_CV) if bend is not None and slope_CV is not None else None
+    transform_CV = transform.slope(logits_CV) if transform is not None and slope_CV is not None else None
     if temperature != 1.0:
         logits_CV /= temperature
     logits_CV -= logits_CV.amax(dim=1, keepdim=True)
@@ -184,11 +192,13 @@ def _score_(
     # would be lost in rounding.
     negative_C1 = -1 / sum_C.unsqueeze(1)
     at_target_C1 = exp_CV.gather(1, targets_C1) * negative_C1 + 1
-    if bend_CV is None:
+    if transform_CV is None:
         torch.mul(exp_CV, negative_C1, out=slope_CV)  # a GPU rounds as it writes: one pass
     else:
-        slope_CV.copy_(exp_CV.mul_(negative_C1).mul_(bend_CV))
-        at_target_C1 *= bend_CV.gather(1, targets_C1) if isinstance(bend_CV, torch.Tensor) else bend_CV  # or a scale alone
+        slope_CV.copy_(exp_CV.mul_(negative_C1).mul_(transform_CV))
+        at_target_C1 *= (
+            transform_CV.gather(1, targets_C1) if isinstance(transform_CV, torch.Tensor) else transform_CV
+        )  # or a scale alone
     slope_CV.scatter_(1, targets_C1, at_target_C1.to(slope_CV.dtype))
 
 

@@ -26,7 +26,7 @@ from microrl.config import RunConfig
 from microrl.config.schema import OptimConfig
 from microrl.errors import UserError
 from microrl.limits import SCORED
-from microrl.models.forward import Bend, sequence_logprobs
+from microrl.models.forward import LogitTransform, sequence_logprobs
 from microrl.models.tensors import not_finite
 from microrl.models.threads import threads, update_threads
 from microrl.models.ways import Ways
@@ -64,7 +64,7 @@ class Policy:
         self._optim = config.optim
         self._temperature = config.sampling.temperature
         self._fp32_head = config.model.head_dtype == "float32"
-        self._bend = Bend.of(model)
+        self._transform = LogitTransform.of(model)
         self.update_threads = update_threads(model)
         self.adapter = attach(model, config.adapter, seed=config.seed, fresh=fresh, progress=progress)
         self._model = model.eval()
@@ -166,10 +166,10 @@ class Policy:
         assert batch.version == self.version, f"sampled by version {batch.version}, the weights are at {self.version}"
         self.set_lr(lr)
         minibatches = [
-            sample_without_gradient(rows, self._carries) for rows in split_evenly(batch, self._optim.prompts_per_update)
+            sample_without_gradient(rows, self._has_gradient) for rows in split_evenly(batch, self._optim.prompts_per_update)
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
-        watched = _every(SCORED, batch.rows) if measures_kl and any(map(self._carries, batch.rows)) else []
+        watched = _every(SCORED, batch.rows) if measures_kl and any(map(self._has_gradient, batch.rows)) else []
         before = self.logprobs(watched, check_deadline)
         with self.threads():
             metrics = self.run(minibatches, attempt)
@@ -242,7 +242,7 @@ class Policy:
         width = max(len(row.completion_ids) for row in rows)
         counted_NT = drawn_mask(rows, width) * torch.tensor([[float(row.counts)] for row in rows])
         weights_NT = self._algorithm.token_weights(counted_NT)
-        has_gradient = any(map(self._carries, rows))
+        has_gradient = any(map(self._has_gradient, rows))
         self.optimizer.zero_grad(set_to_none=True)
         scale = loss_scale(weights_NT, self.adapter.dtype)
         for carries, batch in self.microbatches(rows):
@@ -341,7 +341,7 @@ class Policy:
                 "this step and is intact",
             )
 
-    def _carries(self, row: Row) -> bool:
+    def _has_gradient(self, row: Row) -> bool:
         """Whether the row has a gradient. Those without are scored for their metrics alone, one of each group."""
         has_own_term = self._algorithm.needs_reference or self._algorithm.needs_teacher
         return row.counts and (row.advantage != 0 or has_own_term)
@@ -353,7 +353,7 @@ class Policy:
         computed in the same micro-batches, and this is the one place that cuts them.
         """
         for carries in (True, False):
-            chosen = [position for position, row in enumerate(rows) if row.represents and self._carries(row) is carries]
+            chosen = [position for position, row in enumerate(rows) if row.represents and self._has_gradient(row) is carries]
             for batch in plan([rows[position] for position in chosen], self.max_tokens, share_prompts=self.shares_prompts):
                 yield carries, tuple(chosen[number] for number in batch)
 
@@ -368,7 +368,7 @@ class Policy:
         with self.adapter.precision():
             hidden_BTD = hidden_states(self._model, batch, share_prompts=self.shares_prompts).to(self.adapter.dtype)
         head = self._model.get_output_embeddings()
-        return score(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend, **more)
+        return score(hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, transform=self._transform, **more)
 
 
 def _every(count: int, rows: Sequence[Row]) -> list[Row]:

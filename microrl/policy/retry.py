@@ -28,7 +28,7 @@ def retry_with_smaller_microbatches(policy: Policy, minibatches: Minibatches, at
             if not gpu.is_out_of_memory(error) or policy.is_stepping:  # a step that is half done must not be done again
                 raise
             why = first_line(error)
-        # Only out here have the failed attempt's tensors, which the exception held, been let go.
+        # The exception keeps the failed attempt's tensors alive; they are freed only here.
         policy.optimizer.zero_grad(set_to_none=True)
         gpu.empty_cache()
         _shrink(policy, minibatches, why)

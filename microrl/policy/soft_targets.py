@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from microrl.limits import chunk_elements
-from microrl.models.forward import Bend, project
+from microrl.models.forward import LogitTransform, project
 from microrl.policy.microbatch import MicroBatch
 from microrl.types import SoftTargets
 
@@ -34,7 +34,7 @@ def top_scores(
     count: int,
     vocabulary: int,
     fp32_head: bool = False,
-    bend: Bend | None = None,
+    transform: LogitTransform | None = None,
 ) -> TopScores:
     """The `count` likeliest tokens below the id `vocabulary` at each position that was drawn, row after row.
 
@@ -44,7 +44,7 @@ def top_scores(
     found = []
     hidden_ND, drawn_N = hidden_BTD[batch.mask_BT], batch.completions_BT[batch.mask_BT]
     for hidden_CD, drawn_C in zip(*(_chunks(tensor, head) for tensor in (hidden_ND, drawn_N)), strict=True):
-        logprobs_CV = (_logits(hidden_CD, head, fp32_head, bend) / temperature).log_softmax(1)
+        logprobs_CV = (_logits(hidden_CD, head, fp32_head, transform) / temperature).log_softmax(1)
         own_C = logprobs_CV.gather(1, drawn_C[:, None]).squeeze(1)
         top_CK, ids_CK = logprobs_CV[:, :vocabulary].topk(min(count, vocabulary - 1, logprobs_CV.shape[1] - 1), dim=1)
         found.append(TopScores(own_C, ids_CK, top_CK))
@@ -59,7 +59,7 @@ def kl_to_top(
     *,
     targets: Sequence[SoftTargets],
     fp32_head: bool = False,
-    bend: Bend | None = None,
+    transform: LogitTransform | None = None,
 ) -> torch.Tensor:
     """KL(teacher || student) at each position that was drawn, row after row, [N] (nats), between distributions of K + 1 outcomes:
     each of the K stored tokens, and all others together.
@@ -73,7 +73,7 @@ def kl_to_top(
     )
 
     def kl(hidden_CD: torch.Tensor, ids_CK: torch.Tensor, logprobs_CK: torch.Tensor) -> torch.Tensor:
-        logits_CV = _logits(hidden_CD, head, fp32_head, bend) / temperature
+        logits_CV = _logits(hidden_CD, head, fp32_head, transform) / temperature
         all_C, logprobs_CK = logits_CV.logsumexp(1), logprobs_CK.to(logits_CV.dtype)
         rest_C = logits_CV.scatter(1, ids_CK, -torch.inf).logsumexp(1) - all_C
         own_CK = logits_CV.gather(1, ids_CK) - all_C[:, None]
@@ -93,9 +93,9 @@ def _chunks(tensor_N: torch.Tensor, head: torch.nn.Linear) -> tuple[torch.Tensor
     return tensor_N.split(max(size, 1))
 
 
-def _logits(hidden_CD: torch.Tensor, head: torch.nn.Linear, fp32_head: bool, bend: Bend | None) -> torch.Tensor:
+def _logits(hidden_CD: torch.Tensor, head: torch.nn.Linear, fp32_head: bool, transform: LogitTransform | None) -> torch.Tensor:
     """The logits in fp32, or in the hidden states' own type where that is finer, [C, V]."""
     weight_VD = head.weight.to(hidden_CD.dtype)
     bias_V = None if head.bias is None else head.bias.to(hidden_CD.dtype)
-    logits_CV = project(hidden_CD, weight_VD, bias_V, fp32=fp32_head, bend=bend)
+    logits_CV = project(hidden_CD, weight_VD, bias_V, fp32=fp32_head, transform=transform)
     return logits_CV.to(torch.promote_types(hidden_CD.dtype, torch.float32))

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from microrl.models.forward import Bend, lora_forward_hook
+from microrl.models.forward import LogitTransform, lora_forward_hook
 from microrl.models.tensors import swap_parameters, updated, weight_sharing_copy
 from microrl.models.ways import Ways
 from microrl.policy.divergence import Comparison, Divergence, Likeliest, TeacherScores
@@ -33,7 +33,7 @@ class Teacher:
             layer.register_forward_hook(lora_forward_hook(pair, layer.weight.device))
         changed = {name: updated(name, self._model.get_parameter(name), update) for name in update.merged}
         swap_parameters(self._model, {name: torch.nn.Parameter(new, requires_grad=False) for name, new in changed.items()})
-        self._temperature, self._fp32_head, self._bend = temperature, fp32_head, Bend.of(model)
+        self._temperature, self._fp32_head, self._transform = temperature, fp32_head, LogitTransform.of(model)
         self._shares_prompts = Ways.of(model).update is None
 
     @torch.no_grad()
@@ -44,7 +44,7 @@ class Teacher:
         batch = batch._replace(completions_BT=batch.completions_BT.masked_fill(unknown_BT, 0))
         hidden_BTD, best = self._hidden(batch), Likeliest(batch.mask_BT)
         logprobs_BT, entropy_BT = of_batch(
-            hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, bend=self._bend, compared=best
+            hidden_BTD, batch, head, self._temperature, fp32_head=self._fp32_head, transform=self._transform, compared=best
         )
         logprobs_BT = logprobs_BT.masked_fill(unknown_BT & batch.mask_BT, -torch.inf)
         return TeacherScores(logprobs_BT, entropy_BT, at_drawn(best.best_N, batch.mask_BT))
@@ -58,7 +58,7 @@ class Teacher:
             return Comparison(scores.best_BT[mask_BT], scores)
         return Divergence(
             self._hidden(batch)[mask_BT], batch.completions_BT[mask_BT], self._model.get_output_embeddings(),
-            top_k=top_k, has_policy_gradient=has_policy_gradient, fp32_head=self._fp32_head, bend=self._bend,
+            top_k=top_k, has_policy_gradient=has_policy_gradient, fp32_head=self._fp32_head, transform=self._transform,
         )  # fmt: skip
 
     @property
@@ -70,7 +70,7 @@ class Teacher:
         """Score its own tokens; arguments as for `top_scores`."""
         return top_scores(
             self._hidden(batch), batch, self._model.get_output_embeddings(), self._temperature,
-            count=count, vocabulary=vocabulary, fp32_head=self._fp32_head, bend=self._bend,
+            count=count, vocabulary=vocabulary, fp32_head=self._fp32_head, transform=self._transform,
         )  # fmt: skip
 
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:

@@ -93,7 +93,7 @@ class Verdicts:
         put_off = self._allowance.put_off
         if self._over or len(put_off) >= PUT_OFF * self._allowance.steps:
             return None
-        verdict = self._checker.check(*pair, cpu_s=FIRST_TRY * self._checker.deadline_s, gone=self._is_over)
+        verdict = self._checker.check(*pair, cpu_s=FIRST_TRY * self._checker.deadline_s, is_cancelled=self._is_over)
         if not verdict.killed:
             return verdict
         put_off.add(pair)
@@ -104,7 +104,7 @@ class Verdicts:
         slow.sort(key=lambda pair: pair in allowance.put_off)  # what was not tried at all comes first
         while slow and (kills := KILLS * allowance.steps - len(allowance.killed)) > 0:
             together, slow = slow[: min(kills, KILLS)], slow[min(kills, KILLS) :]
-            checks = {pair: self._pool.submit(self._checker.check, *pair, gone=self._is_over) for pair in together}
+            checks = {pair: self._pool.submit(self._checker.check, *pair, is_cancelled=self._is_over) for pair in together}
             if not self._wait(checks.values()):
                 return
             self.found |= {pair: check.result() for pair, check in checks.items()}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from microrl.answers import same_text
 from microrl.rewards.compare import quick, readable
 from microrl.rewards.judges.judge import Judge, Kind
-from microrl.sandbox.pipes import Gone, never
+from microrl.sandbox.pipes import Cancelled, never
 
 REMEMBERED = 100_000
 
@@ -61,9 +61,9 @@ class AnswerChecker:
         right = quick(gold, answer)
         return None if right is None else Verdict(float(right))
 
-    def check(self, gold: str, answer: str | None, *, cpu_s: float | None = None, gone: Gone = never) -> Verdict:
+    def check(self, gold: str, answer: str | None, *, cpu_s: float | None = None, is_cancelled: Cancelled = never) -> Verdict:
         """Whether `answer` equals `gold`. One whose check is killed is wrong, and says so: at its deadline, after `cpu_s`
-        seconds of processor time, or once `gone()`.
+        seconds of processor time, or once `is_cancelled()`.
 
         Raises MachineFailure where no checker can be started.
         """
@@ -71,7 +71,7 @@ class AnswerChecker:
         if known is not None:
             return known
         assert answer is not None
-        reply = self._ask({"gold": gold, "answer": answer}, cpu_s, gone)
+        reply = self._ask({"gold": gold, "answer": answer}, cpu_s, is_cancelled)
         if reply is None:
             return Verdict(0.0, killed=True)
         verdict = Verdict(float(reply))
@@ -93,9 +93,9 @@ class AnswerChecker:
         found = self._ask({"gold": gold}, None, never)
         return None if found is None else bool(found)
 
-    def _ask(self, request: dict[str, str], cpu_s: float | None, gone: Gone) -> float | None:
+    def _ask(self, request: dict[str, str], cpu_s: float | None, is_cancelled: Cancelled) -> float | None:
         def is_over() -> bool:
-            return self._closed or gone()
+            return self._closed or is_cancelled()
 
         # A child that is starved of the processor has no less of it than the deadline.
         limit_s = self.deadline_s if cpu_s is None else cpu_s

@@ -156,7 +156,7 @@ class RewardScorer:
             total += self._weights[name] * (value or 0.0)
         # Without one of its parts a total cannot be compared with the others of its group.
         counts = all(value is not None or not self._weights[name] for name, value in own.items())
-        return replace(score, total=total, counts=counts)
+        return replace(score, total=total, is_valid=counts)
 
     def why_killed(self, count: int) -> str:
         """Why so many completions of this step count as wrong although their checks did not end."""

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from microrl.models.forward import Bend, cache_argument, kv_bytes_per_token, project
+from microrl.models.forward import LogitTransform, cache_argument, kv_bytes_per_token, project
 from microrl.rollout.kv_cache import InPlaceCache, KeptRow
 from microrl.rollout.plain_step import PlainStep
 from microrl.types import Sampling
@@ -30,7 +30,7 @@ class DecodingBatch:
 
     def __init__(self, model: PreTrainedModel, capacity: int, *, fp32_head: bool) -> None:
         self._model, self._capacity, self._fp32_head = model, capacity, fp32_head
-        self._bend = Bend.of(model)
+        self._transform = LogitTransform.of(model)
         self._cache = InPlaceCache(model.config.num_hidden_layers, capacity)
         self._plain_step = PlainStep.of(model, capacity)
         self._width = 0
@@ -136,7 +136,7 @@ class DecodingBatch:
     def _logits(self, last_RD: torch.Tensor) -> torch.Tensor:
         head: Any = self._model.get_output_embeddings()
         logits_RV = project(last_RD, head.weight, head.bias, fp32=True) if self._fp32_head else head(last_RD)
-        return logits_RV if self._bend is None else self._bend(logits_RV)
+        return logits_RV if self._transform is None else self._transform(logits_RV)
 
 
 def _mask(lengths_R: torch.Tensor, width: int, capacity: int | None = None) -> torch.Tensor:

@@ -60,7 +60,9 @@ def of_questions(data: DataConfig, questions: Sequence[Question]) -> Fingerprint
     return fingerprint(data.name, ((question.text, question.answer) for question in questions))
 
 
-def hold(folder: RunFolder, config: RunConfig, questions: Sequence[Question], solutions: Sequence[Solution] | None) -> None:
+def record_or_verify(
+    folder: RunFolder, config: RunConfig, questions: Sequence[Question], solutions: Sequence[Solution] | None
+) -> None:
     """Record the data of a new run; compare it with the record of a resumed run.
 
     `solutions`: the data of the supervised phase; None if there is none or it is over. Raises UserError if the data has changed,

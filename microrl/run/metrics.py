@@ -101,7 +101,7 @@ def of_groups(groups: Sequence[Group], weights: Mapping[str, float] | None = Non
     where they are normalised apart: a group is then useful if one of them differs.
     """
     scores = [score for group in groups for score in group.scores]
-    rewarded = [score for score in scores if score.counts]
+    rewarded = [score for score in scores if score.is_valid]
     lengths = [completion.length for group in groups for completion in group.completions]
     count = len(scores)
     penalties = [score.overlong for score in scores if score.overlong is not None]
@@ -114,7 +114,7 @@ def of_groups(groups: Sequence[Group], weights: Mapping[str, float] | None = Non
         "reward/accuracy": sum(score.accuracy for score in scores) / count,
         "reward/format": sum(score.format for score in scores) / count,
         "reward/overlong": _mean(penalties),
-        "reward/std": sum(_std([score.total for score in group.scores if score.counts]) for group in groups) / len(groups),
+        "reward/std": sum(_std([score.total for score in group.scores if score.is_valid]) for group in groups) / len(groups),
         "reward/killed": sum(score.killed for score in scores),
         "reward/left_out": count - len(rewarded),
         "groups/useful": sum(is_useful(group, weights) for group in groups) / len(groups),
@@ -145,7 +145,7 @@ def deaths(groups: Sequence[Group]) -> Counter[str]:
 
 def is_useful(group: Group, weights: Mapping[str, float] | None = None) -> bool:
     """Whether a group has a gradient: the rewards of its completions differ, or with `weights` one of their parts does."""
-    rewarded = [score for score in group.scores if score.counts]
+    rewarded = [score for score in group.scores if score.is_valid]
     if weights is None:
         return len({score.total for score in rewarded}) > 1
     return any(len({score.part(name) for score in rewarded}) > 1 for name, weight in weights.items() if weight)

@@ -95,7 +95,7 @@ def _line(prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any
         "format": score.format,
         "overlong": score.overlong,
         "parts": dict(score.parts),
-        "counts": score.counts,
+        "counts": score.is_valid,
         "killed": score.killed,
         "extracted": score.extracted,
         "prompt": prompt.text,

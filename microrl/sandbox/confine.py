@@ -49,7 +49,7 @@ class Levels:
     """The kernel's version of it (ABI); 0: none."""
 
     @property
-    def is_tight(self) -> bool:
+    def is_enforced(self) -> bool:
         """Whether code that a model wrote may run in it."""
         return not self.lacking
 

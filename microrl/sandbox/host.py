@@ -37,7 +37,7 @@ from microrl.errors import MachineFailure
 from microrl.sandbox import folders, memory_folder
 from microrl.sandbox.confine import Limits, confine, libraries
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Gone, never
+from microrl.sandbox.pipes import Cancelled, never
 from microrl.sandbox.worker import NoReply, Worker
 
 START_S = 60.0
@@ -75,7 +75,7 @@ class Host(Worker):
         for descriptor in self._requests:
             os.set_blocking(descriptor, False)
 
-    def await_ready(self, gone: Gone = never) -> bool:
+    def await_ready(self, is_cancelled: Cancelled = never) -> bool:
         """Wait until it has started, or removed what the last job left; False where nobody wants it any more.
 
         Raises MachineFailure where it does not start.
@@ -83,9 +83,9 @@ class Host(Worker):
         while not self._is_ready:
             self.start()
             try:
-                self._until_ready(now_s() + START_S, gone)
+                self._until_ready(now_s() + START_S, is_cancelled)
             except NoReply:
-                if gone():
+                if is_cancelled():
                     return False
                 has_started = self._has_started
                 self.kill()
@@ -95,23 +95,23 @@ class Host(Worker):
                     ) from None
         return True
 
-    def ask(self, handled: Any, served: Any = None, *, deadline_s: float, cpu_s: float, gone: Gone = never) -> Any:
+    def ask(self, handled: Any, served: Any = None, *, deadline_s: float, cpu_s: float, is_cancelled: Cancelled = never) -> Any:
         """What `handle` returned; None where it did not come within the deadline, died, or nobody wants it any more.
 
         `served`: the request to `serve`. `deadline_s` counts from when the host is ready. `cpu_s`: processor seconds of each
         of the two. Raises MachineFailure where the host does not start.
         """
-        if not self.await_ready(gone):
+        if not self.await_ready(is_cancelled):
             return None
         until = now_s() + deadline_s
         ask, tell = self._requests
         self._is_ready = False
         try:
-            self._lines.send(served is not None, until, gone)
+            self._lines.send(served is not None, until, is_cancelled)
             if served is not None:
-                self._lines.send([cpu_s, served], until, gone, ask)
-            self._lines.send([cpu_s, handled], until, gone, tell)
-            reply = self._lines.receive(until, gone)
+                self._lines.send([cpu_s, served], until, is_cancelled, ask)
+            self._lines.send([cpu_s, handled], until, is_cancelled, tell)
+            reply = self._lines.receive(until, is_cancelled)
         except NoReply:
             self._end_job()
             return None
@@ -126,9 +126,9 @@ class Host(Worker):
         except NoReply:
             self.kill()
 
-    def _until_ready(self, until: float, gone: Gone) -> None:
+    def _until_ready(self, until: float, is_cancelled: Cancelled) -> None:
         """Wait for the host's own word. An answer that comes before it has come too late. Raises NoReply."""
-        while self._lines.receive(until, gone) is not None:
+        while self._lines.receive(until, is_cancelled) is not None:
             pass
         self._is_ready = self._has_started = True
 

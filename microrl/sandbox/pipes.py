@@ -10,7 +10,7 @@ from microrl.clock import now_s
 LOOK_S = 0.1
 """How often a wait looks whether it is still wanted, at the clock and at signals."""
 
-Gone = Callable[[], bool]
+Cancelled = Callable[[], bool]
 """Whether nobody wants the result any more."""
 
 
@@ -19,11 +19,11 @@ def never() -> bool:
     return False
 
 
-def wait_for(descriptor: int, event: int, until: float, gone: Gone) -> bool:
+def wait_for(descriptor: int, event: int, until: float, is_cancelled: Cancelled) -> bool:
     """Wait for a pipe; False where the time is up (`clock.now_s`), or nobody waits any more."""
     poll = select.poll()
     poll.register(descriptor, event)
-    while not gone() and (left_s := until - now_s()) > 0:
+    while not is_cancelled() and (left_s := until - now_s()) > 0:
         if poll.poll(min(left_s, LOOK_S) * 1000):
             return True
     return False

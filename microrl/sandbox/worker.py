@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from microrl.sandbox.pipes import Gone, wait_for
+from microrl.sandbox.pipes import Cancelled, wait_for
 
 LONGEST_REPLY = 2**26
 """Bytes."""
@@ -37,22 +37,22 @@ class Lines:
         for descriptor in (writes, reads):
             os.set_blocking(descriptor, False)
 
-    def send(self, request: Any, until: float, gone: Gone, descriptor: int | None = None) -> None:
+    def send(self, request: Any, until: float, is_cancelled: Cancelled, descriptor: int | None = None) -> None:
         """Write a request, to another pipe where one is named. Raises NoReply where not all of it can be written in time."""
         descriptor = self._writes if descriptor is None else descriptor
         view = memoryview(json.dumps(request).encode("ascii") + b"\n")
         try:
             while view:
-                _wait(descriptor, select.POLLOUT, until, gone)
+                _wait(descriptor, select.POLLOUT, until, is_cancelled)
                 view = view[os.write(descriptor, view[: 1 << 16]) :]
         except BrokenPipeError:
             raise NoReply(self._how_it_ended()) from None
 
-    def receive(self, until: float, gone: Gone) -> Any:
+    def receive(self, until: float, is_cancelled: Cancelled) -> Any:
         """The next reply. Raises NoReply, also for what is no JSON."""
         parts = [self._unread]
         while b"\n" not in parts[-1]:
-            _wait(self._reads, select.POLLIN, until, gone)
+            _wait(self._reads, select.POLLIN, until, is_cancelled)
             data = os.read(self._reads, 1 << 16)
             if not data:
                 raise NoReply(self._how_it_ended())
@@ -112,6 +112,6 @@ class Worker:
         self._process, self._is_ready = None, False
 
 
-def _wait(descriptor: int, event: int, until: float, gone: Gone) -> None:
-    if not wait_for(descriptor, event, until, gone):
+def _wait(descriptor: int, event: int, until: float, is_cancelled: Cancelled) -> None:
+    if not wait_for(descriptor, event, until, is_cancelled):
         raise NoReply

@@ -38,7 +38,7 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
     """A forecast of every trial, with equal parts of `hours`; for halving, those of its first round."""
     share = None if hours is None else hours / len(trials) / rounds((one.values for one in trials), strategy)
     if share == 0:
-        raise UserError(f"{hours:g} hours are too short to be divided", "pass more --hours")
+        raise UserError(f"{hours:g} hours cannot be divided among {len(trials)} trials", "increase --hours")
     plans: dict[str, Plan | None] = {}
     found = []
     for trial in trials:

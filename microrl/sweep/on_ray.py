@@ -26,7 +26,7 @@ from microrl.errors import MachineFailure, UserError, invalid_value
 from microrl.run import child
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import SweepFolder
-from microrl.sweep.schedule import Next, side_by_side
+from microrl.sweep.schedule import NextTrial, side_by_side
 from microrl.sweep.sweep import OK, STOPPED, Base, Show, base_name, bases_to_evaluate, end, end_base, last_error, make_ready
 
 SCHEME = "ray"
@@ -61,7 +61,7 @@ def refuse_if_missing() -> None:
         raise UserError("ray is not installed", "pip install 'ray>=2.50', or in your clone: pip install -e '.[ray]'") from None
 
 
-def carry_out(folder: SweepFolder, address: str, cpus: int | None, show: Show) -> None:
+def run_trials(folder: SweepFolder, address: str, cpus: int | None, show: Show) -> None:
     """Start or resume trials until all are over. Each trial asks for one GPU, or for `cpus` processors instead.
 
     `address`: of the cluster; empty for the one that runs on this machine, which is started where there is none.
@@ -162,7 +162,7 @@ def _refuse_what_no_node_has(cpus: int | None) -> None:
         raise UserError(f"no node of the Ray cluster has {cpus} CPUs", f"--cpus {most} or less")
 
 
-def _made(folder: SweepFolder, found: Next, cpus: int | None) -> tuple[str, str, list[str], int | None]:
+def _made(folder: SweepFolder, found: NextTrial, cpus: int | None) -> tuple[str, str, list[str], int | None]:
     """The arguments of a trial's task; its run folder is made here, where there is none."""
     name, path = found.trial.name, folder.trial(found.trial.name)
     make_ready(folder, found)
@@ -209,7 +209,7 @@ def _status(reference: Any) -> tuple[int, str]:
         return 1, f"Ray gave up on the task: {str(error).partition(chr(10))[0]}"
 
 
-def _end(folder: SweepFolder, found: Next, reference: Any, show: Show) -> None:
+def _end(folder: SweepFolder, found: NextTrial, reference: Any, show: Show) -> None:
     name = found.trial.name
     status, why = _status(reference)
     if not why and status not in (OK, STOPPED):

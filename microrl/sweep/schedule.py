@@ -23,7 +23,7 @@ STARTED, RUNG = "started", "rung"
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextTrial:
     """A trial that is to be started or resumed. `hours`: its limit, earlier time included; None: its own bounds."""
 
     trial: PlannedTrial
@@ -31,7 +31,7 @@ class Next:
     rung: int = 0
 
 
-def following(folder: SweepFolder, elapsed_s: float) -> Next | None:
+def next_trial(folder: SweepFolder, elapsed_s: float) -> NextTrial | None:
     """The trial that is to be started or resumed now, where one is made at a time; None if all is done.
 
     `elapsed_s`: seconds of the sweep so far. A rung that has ended is recorded, with what it keeps. Raises OSError.
@@ -41,11 +41,11 @@ def following(folder: SweepFolder, elapsed_s: float) -> Next | None:
     # What has failed is tried again after all others, so that it does not hold them up.
     trial = min(found.left, key=lambda one: (len(folder.failures(one.name)), one.name not in found.given))
     if folder.plan.hours is None or trial.name in found.given:
-        return Next(trial, found.given.get(trial.name), found.number)
-    return Next(trial, _share(folder, elapsed_s, found), found.number)
+        return NextTrial(trial, found.given.get(trial.name), found.number)
+    return NextTrial(trial, _share(folder, elapsed_s, found), found.number)
 
 
-def side_by_side(folder: SweepFolder) -> list[Next]:
+def side_by_side(folder: SweepFolder) -> list[NextTrial]:
     """The trials that are to be started or resumed now, where each has a machine of its own; empty if all is done.
 
     The hours are then those of all machines together, and each has an equal part of them. Otherwise as `following`.
@@ -57,7 +57,7 @@ def side_by_side(folder: SweepFolder) -> list[Next]:
     fresh = None if hours is None else hours / rungs(folder) / found.count
     before = {one.name: heartbeat.last_s(folder.trial(one.name)) / 3600 for one in found.left}
     return [
-        Next(one, found.given.get(one.name, None if fresh is None else before[one.name] + fresh), found.number)
+        NextTrial(one, found.given.get(one.name, None if fresh is None else before[one.name] + fresh), found.number)
         for one in found.left
     ]
 

@@ -22,7 +22,7 @@ from microrl.files import BadFile
 from microrl.run import child, data_record
 from microrl.run.folder import RunFolder
 from microrl.sweep.folder import BASES, FAILED, REFUSED, PlannedTrial, SweepFolder
-from microrl.sweep.schedule import STARTED, Next, following
+from microrl.sweep.schedule import STARTED, NextTrial, next_trial
 
 OK, USAGE, STOPPED, INTERRUPTED = 0, 2, 3, 130
 """Exit statuses of a run that has ended well, was refused, was stopped by the guard, and was interrupted and saved."""
@@ -44,7 +44,7 @@ class Work(NamedTuple):
 class Show(Protocol):
     """What the sweep tells of itself."""
 
-    def started(self, following: Next, status: str) -> None: ...
+    def started(self, following: NextTrial, status: str) -> None: ...
 
     def waiting(self) -> None: ...
 
@@ -53,7 +53,7 @@ class Show(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def carry_out(folder: SweepFolder, work: Work, show: Show, *, started: float) -> None:
+def run_trials(folder: SweepFolder, work: Work, show: Show, *, started: float) -> None:
     """Start or resume trials until all are over. `started`: when this process began, on the clock of `clock.now_s`.
 
     Raises KeyboardInterrupt after a signal, when the trial in progress has been saved, and OSError.
@@ -69,13 +69,13 @@ def carry_out(folder: SweepFolder, work: Work, show: Show, *, started: float) ->
             folder.save_clock(recorded[0])
         show.waiting()
 
-    while (found := following(folder, elapsed_s())) is not None:
+    while (found := next_trial(folder, elapsed_s())) is not None:
         if not _evaluate_base(folder, found, work, show, on_wait):  # which takes time: the trial's share is another then
             _make(folder, found, work, show, on_wait)
     folder.save_clock(elapsed_s())
 
 
-def _make(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Callable[[], None]) -> None:
+def _make(folder: SweepFolder, found: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> None:
     name, path = found.trial.name, folder.trial(found.trial.name)
     show.started(found, folder.status(name))
     is_fresh = make_ready(folder, found)
@@ -85,7 +85,7 @@ def _make(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Cal
     end(folder, found.trial, status, "" if status in (OK, STOPPED) else last_error(folder.log(name), status), show)
 
 
-def make_ready(folder: SweepFolder, found: Next) -> bool:
+def make_ready(folder: SweepFolder, found: NextTrial) -> bool:
     """Note that a trial starts, and make its run folder; returns whether there was none."""
     name, path = found.trial.name, folder.trial(found.trial.name)
     if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
@@ -234,7 +234,7 @@ def _answered(base: Path) -> int:
     return 0
 
 
-def _evaluate_base(folder: SweepFolder, found: Next, work: Work, show: Show, on_wait: Callable[[], None]) -> bool:
+def _evaluate_base(folder: SweepFolder, found: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> bool:
     """Evaluate an untouched model, if one has to be; returns whether it was."""
     bases = bases_to_evaluate(folder, found.hours)
     if not bases:

@@ -17,7 +17,7 @@ Action = Literal["warn", "rollback", "stop"]
 SOLVED = 0.9
 """Fraction of right answers from which a low entropy is healthy."""
 LARGEST_LOG_NORM = 700.0
-"""exp of it is still a number."""
+"""Largest x, rounded down, with a finite exp(x)."""
 LOWER_TO = 0.5
 """What a rollback leaves of the learning rate, as a fraction."""
 MOVES_NOTHING = 1e-6

@@ -72,7 +72,7 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     for question in everything if config.env.target is not None else ():
         config.env.name_for(question)
     solutions = load_solutions(config) if config.sft.is_on and not state.sft.is_done else None
-    data_record.hold(folder, config, everything, solutions)
+    data_record.record_or_verify(folder, config, everything, solutions)
     if solutions is not None and config.sft.data is not None and is_taught(config.sft.data):
         other = taught.other_data(Path(config.sft.data), data_record.of_questions(config.data, everything).sha256)
         if other is not None:

@@ -17,7 +17,7 @@ from microrl.limits import SCREENING_FRACTION
 from microrl.run import metrics
 from microrl.train.refill import difficulty
 from microrl.train.run import Run
-from microrl.train.setup import draws
+from microrl.train.setup import make_prompt_sampler
 from microrl.types import Group
 
 PHASE, RECORD = "screen", "screening.json"
@@ -58,7 +58,7 @@ class Screening(BaseModel):
 
 def screening_phase(run: Run) -> None:
     """Answer each training question with one group, until all are answered or `data.screen_minutes` are used up, and leave out
-    of training what `settled` names. Once per run: `screening.json` records it.
+    of training what `uninformative_rows` names. Once per run: `screening.json` records it.
 
     At least half of the time for training is kept. With `data.curriculum` the answers are the questions' first history. Raises
     BadFile where a resumed run's record is damaged, or missing after the first step.
@@ -95,7 +95,7 @@ def _screen(run: Run) -> Screening:
         questions=len(questions),
         seconds=clock.now_s() - began,
         seen={group.prompt.row: (difficulty(config, group) * len(group.scores), len(group.scores)) for group in groups},
-        left_out=tuple(settled(config, groups)),
+        left_out=tuple(uninformative_rows(config, groups)),
     )
 
 
@@ -134,19 +134,19 @@ class _Pace:
         return self._ends_s - clock.now_s()
 
 
-def settled(config: RunConfig, groups: Sequence[Group]) -> list[int]:
+def uninformative_rows(config: RunConfig, groups: Sequence[Group]) -> list[int]:
     """Rows of the questions to leave out: every answer right, or none, and nothing that the loss could learn from.
 
     At most half of all, so that training keeps something. Always right ones come first, in the order of `groups`: training
     makes right answers more frequent, so they move away from groups that differ, and the others towards them.
     """
-    found = [group for group in groups if _is_settled(config, group)]
+    found = [group for group in groups if _is_uninformative(config, group)]
     found.sort(key=lambda group: -difficulty(config, group))
     return [group.prompt.row for group in found[: int(AT_MOST * len(groups))]]
 
 
-def _is_settled(config: RunConfig, group: Group) -> bool:
-    if difficulty(config, group) not in (0.0, 1.0) or any(score.killed or not score.counts for score in group.scores):
+def _is_uninformative(config: RunConfig, group: Group) -> bool:
+    if difficulty(config, group) not in (0.0, 1.0) or any(score.killed or not score.is_valid for score in group.scores):
         return False
     if config.loss.drops_equal_groups:
         return not algorithm.make(config).keeps(group)
@@ -159,7 +159,7 @@ def _train_on_the_rest(run: Run, found: Screening) -> None:
     if not is_ours or not left_out <= found.seen.keys() or len(left_out) > AT_MOST * len(found.seen):
         raise BadFile(f"{run.folder.path / RECORD} does not fit this run's questions")
     kept = [prompt for prompt in questions if prompt.row not in left_out]
-    run.prompts = draws(run.config, kept)
+    run.prompts = make_prompt_sampler(run.config, kept)
     if run.state.step:
         run.prompts.restore(run.state.sampler_position, run.state.question_history)
         return

@@ -117,12 +117,12 @@ def build(
         undo.pop_all()
     sampling = Sampling(config.sampling.group_size, config.sampling.max_completion_tokens, config.sampling.temperature)
     return Components(
-        config, engine, policy, scorer, draws(config, prompts.training), sampling, watch, prompts.held_out, prompts.validation,
-        prompts.sft_examples, lambda tokens: str(tokenizer.decode(tokens)), environment,
+        config, engine, policy, scorer, make_prompt_sampler(config, prompts.training), sampling, watch, prompts.held_out,
+        prompts.validation, prompts.sft_examples, lambda tokens: str(tokenizer.decode(tokens)), environment,
     )  # fmt: skip
 
 
-def draws(config: RunConfig, prompts: Sequence[Prompt]) -> PromptSampler[Prompt]:
+def make_prompt_sampler(config: RunConfig, prompts: Sequence[Prompt]) -> PromptSampler[Prompt]:
     """The order in which a run draws its prompts."""
     if config.data.curriculum:
         return CurriculumSampler(prompts, config.seed, config.sampling.group_size)

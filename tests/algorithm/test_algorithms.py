@@ -145,7 +145,7 @@ def test_dppo_agrees_with_prime_rl(case):
 
 def advantages_of(of: Algorithm, rewards: list[float | None]) -> list[float]:
     """Of one group with these rewards; None: it does not count."""
-    scores = tuple(Score(reward or 0.0, 0.0, float(reward == 1), counts=reward is not None) for reward in rewards)
+    scores = tuple(Score(reward or 0.0, 0.0, float(reward == 1), is_valid=reward is not None) for reward in rewards)
     return of.advantages([Group(Prompt("q", "1", "", (5,)), (), scores)])[0]
 
 

@@ -24,7 +24,7 @@ from microrl.rewards.judges.gym import answer_of
 from microrl.sandbox import Levels, levels
 
 HUMANEVAL = os.environ.get("MICRORL_TEST_HUMANEVAL")
-needs_sandbox = pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
+needs_sandbox = pytest.mark.skipif(not levels().is_enforced, reason="this kernel lacks Landlock or seccomp")
 needs_library = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the extra `gym` is not installed")
 slow, one_of_each = pytest.mark.slow, pytest.mark.one_of_each
 

@@ -8,7 +8,7 @@ import torch
 
 from microrl.commands.bench import logprob
 from microrl.limits import CPU_BLOCK_ELEMENTS, CPU_CHUNK_ROWS, GPU_CHUNK_ELEMENTS, chunk_elements
-from microrl.models.forward import Bend
+from microrl.models.forward import LogitTransform
 from microrl.models.onednn import _beats_mkl
 from microrl.plan.memory import CHUNK_BUFFERS
 from microrl.policy.logprobs import chosen_logprobs
@@ -44,13 +44,13 @@ def test_time_meets_the_bar(inside):
 
 
 @pytest.mark.cases(fast=3)
-@pytest.mark.parametrize("bend", [None, Bend(scale=0.5), Bend(cap=20.0)])
+@pytest.mark.parametrize("transform", [None, LogitTransform(scale=0.5), LogitTransform(cap=20.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_chunk_takes_no_more_tensors_than_the_plan_counts(dtype, bend, trained):
+def test_a_chunk_takes_no_more_tensors_than_the_plan_counts(dtype, transform, trained):
     case = logprob.make_case(torch.device("cpu"), dtype, CPU_CHUNK_ROWS * 2, 8192, 4)
     case.head.requires_grad_(trained)
-    peak = logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, bend=bend), case)
+    peak = logprob.peak_bytes(lambda *given: chosen_logprobs(*given, 0.7, fp32_head=True, transform=transform), case)
     assert 1.5 <= peak / (4 * chunk_elements(8192, on_cpu=True)) <= CHUNK_BUFFERS + 0.1
 
 

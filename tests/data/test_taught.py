@@ -14,7 +14,7 @@ from microrl.data.sft_examples import load_solutions
 from microrl.data.taught import IDS, LOGPROBS, TOP, Content
 from microrl.errors import UserError
 from microrl.models.tiny import build_tokenizer
-from microrl.run.data_record import hold
+from microrl.run.data_record import record_or_verify
 from microrl.run.folder import RunFolder
 
 
@@ -272,10 +272,10 @@ def test_changed_scores_are_other_data_to_a_run_that_goes_on(folder, wares, tmp_
     flags = {"distill.teacher": str(folder), "sft.steps": 1, "data.name": str(wares / "sums.jsonl"), "data.system": ""}
     run, config = RunFolder.create(tmp_path / "run", {}), resolve((), flags)
     for _ in range(2):
-        hold(run, config, [], load_solutions(config))
+        record_or_verify(run, config, [], load_solutions(config))
     with_scores(folder, 2, TOP, lambda scores: scores.__isub__(1))
     with pytest.raises(UserError, match=r"the SFT data of .* has changed since the run started"):
-        hold(run, config, [], load_solutions(config))
+        record_or_verify(run, config, [], load_solutions(config))
 
 
 @pytest.mark.parametrize(

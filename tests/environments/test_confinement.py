@@ -16,7 +16,7 @@ from microrl.sandbox import Levels, levels
 from microrl.sandbox.worker import NoReply
 
 HELPERS = str(Path(hostile_tools.__file__).parent)
-tight = pytest.mark.skipif(not levels().is_tight, reason="this kernel cannot confine")
+tight = pytest.mark.skipif(not levels().is_enforced, reason="this kernel cannot confine")
 
 
 def config_of(**keys):

@@ -342,7 +342,7 @@ def test_a_row_chooses_among_several_environments(told):
     group = Group(sums, (replace(turn(told, "\\boxed{1}"), episode=earned),))
     (scored,) = scorer.score([(0, group)])
     scorer.close()
-    assert scored.scores[0].parts == {"made_tools:Calculator": 1.0} and scored.scores[0].counts
+    assert scored.scores[0].parts == {"made_tools:Calculator": 1.0} and scored.scores[0].is_valid
     other = replace(scored, scores=(replace(scored.scores[0], parts={"Awkward": 3.0}),))
     means = of_groups([scored, other], dict.fromkeys(weights, 1.0))
     assert (means["reward/part/made_tools:Calculator"], means["reward/part/Awkward"]) == (1, 3)

@@ -29,7 +29,7 @@ def train(model, out, environment, *, steps, data="arithmetic", tokens=64):
     return json.loads((out / "summary.json").read_text()), rows(out)
 
 
-@pytest.mark.skipif(not levels().is_tight, reason="this kernel cannot confine")
+@pytest.mark.skipif(not levels().is_enforced, reason="this kernel cannot confine")
 def test_a_model_learns_to_use_the_interpreter(tmp_path):
     """It cannot add, and learns to have it done: in a variable of one call, which the next call shows."""
     model = tmp_path / "model"

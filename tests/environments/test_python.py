@@ -55,7 +55,7 @@ def test_output_and_tracebacks_are_cut(interpreter):
     assert len(interpreter.run("raise ValueError('x' * 1_000_000)")) < LONGEST + 100
 
 
-@pytest.mark.skipif(not levels().is_tight, reason="this kernel cannot confine")
+@pytest.mark.skipif(not levels().is_enforced, reason="this kernel cannot confine")
 def test_it_runs_confined():
     with closing(Instances(resolve((), {"env.target": "python"}).env)) as instances:
         assert [tool["function"]["name"] for tool in instances.describe().tools] == ["run"]

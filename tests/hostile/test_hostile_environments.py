@@ -135,7 +135,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not levels().is_tight, reason="this kernel cannot confine")
+@pytest.mark.skipif(not levels().is_enforced, reason="this kernel cannot confine")
 def test_hostile_programs_end_alone(told):
     """In the built-in interpreter. None: the episode ends."""
     config = resolve((), {"env.target": "python", "env.deadline_s": DEADLINE_S})

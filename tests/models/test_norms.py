@@ -7,7 +7,7 @@ import torch
 from random_models import random_model
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from microrl.models.norms import NORMS, RmsNorm, use_norms_of_one_step
+from microrl.models.norms import NORMS, RmsNorm, use_fused_rmsnorm
 
 
 def norms(size, dtype=torch.float32):
@@ -70,7 +70,7 @@ def test_a_model_computes_the_same_with_them(architecture):
     ids = torch.arange(3, 23)[None]
     own = model(input_ids=ids).logits
     before = [name for name, module in model.named_modules() if type(module) in NORMS]
-    use_norms_of_one_step(model)
+    use_fused_rmsnorm(model)
     assert before == [name for name, module in model.named_modules() if type(module) is RmsNorm] and len(before) >= 5
     assert torch.equal(model(input_ids=ids).logits, own)
 
@@ -84,7 +84,7 @@ def test_other_norms_are_left_to_transformers(change):
         for module in model.modules():
             if type(module) in NORMS:
                 module.__class__ = type("Other", (type(module),), {})
-    use_norms_of_one_step(model)
+    use_fused_rmsnorm(model)
     assert not any(type(module) is RmsNorm for module in model.modules())
 
 

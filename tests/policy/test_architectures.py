@@ -227,7 +227,7 @@ def test_the_command_refuses_it_before_anything_is_trained(inside, model_type, t
 @pytest.mark.parametrize("model_type", BENT)
 @torch.no_grad()
 def test_bent_logits_are_scored_as_the_model_bends_them(model_type, tokenizer):
-    """Trainer, probe and engine against the model's own logits, with weights at which the bend is worth many nats."""
+    """Trainer, probe and engine against the model's own logits, with weights at which the transform is worth many nats."""
     model = tiny(model_type, **BENT[model_type])
     model.get_output_embeddings().weight.mul_(20)
     ids = tuple(range(5, 25))

@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from microrl.algorithm.batch import Batch, Row
 from microrl.config import resolve
 from microrl.errors import UserError
-from microrl.models.forward import Bend
+from microrl.models.forward import LogitTransform
 from microrl.policy.divergence import Divergence
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import drawn_mask
@@ -44,10 +44,10 @@ def plain(student_NV, teacher_NV, top_k):
     return (p_NV * (p_NV.log() - q_NV.log())).sum(-1)
 
 
-def bent(logits, bend):
-    if bend is None:
+def bent(logits, transform):
+    if transform is None:
         return logits
-    return bend.scale * (logits if bend.cap is None else bend.cap * torch.tanh(logits / bend.cap))
+    return transform.scale * (logits if transform.cap is None else transform.cap * torch.tanh(logits / transform.cap))
 
 
 def head_of(inputs, outputs, scale=2.0):
@@ -67,17 +67,17 @@ def chunk(request, monkeypatch):
 @pytest.mark.cases(fast=16)
 @pytest.mark.usefixtures("chunk")
 @pytest.mark.parametrize("widths", [(50, 50), (50, 44), (44, 50)], ids=lambda widths: "-".join(map(str, widths)))
-@pytest.mark.parametrize("bend", [None, Bend(scale=0.4), Bend(scale=2.5, cap=1.5)])
+@pytest.mark.parametrize("transform", [None, LogitTransform(scale=0.4), LogitTransform(scale=2.5, cap=1.5)])
 @pytest.mark.parametrize("top_k", [1, 7, 60, "all"])
-def test_values_and_gradients_are_autograds(top_k, bend, widths):
+def test_values_and_gradients_are_autograds(top_k, transform, widths):
     """With states, weights and bias of a trained head, a temperature, and a policy gradient beside the divergence."""
     torch.manual_seed(0)
     hidden, other = torch.randn(13, 16).double().requires_grad_(), torch.randn(13, 9).double()
     head, theirs = head_of(16, widths[0]), head_of(9, widths[1]).requires_grad_(False)
     targets, weights, shares = torch.randint(44, (13,)), torch.randn(13).double(), torch.randn(13).double()
-    compared = Divergence(other, targets, theirs, top_k=top_k, bend=bend)
-    logprobs, _ = chosen_logprobs(hidden, targets, head, 0.7, bend=bend, compared=compared)
-    student, teacher = bent(head(hidden), bend) / 0.7, bent(theirs(other), bend) / 0.7
+    compared = Divergence(other, targets, theirs, top_k=top_k, transform=transform)
+    logprobs, _ = chosen_logprobs(hidden, targets, head, 0.7, transform=transform, compared=compared)
+    student, teacher = bent(head(hidden), transform) / 0.7, bent(theirs(other), transform) / 0.7
     expected = plain(student, teacher, top_k)
     assert torch.allclose(compared.divergence_N, expected, atol=1e-10) and (expected > 0).all() and expected.mean() > 0.01
     mask = torch.ones(1, 13, dtype=torch.bool)
@@ -258,9 +258,12 @@ def test_agrees_with_trl(case):
     head, theirs = (torch.nn.Linear(t[name].shape[1], t[name].shape[0], bias=False).double() for name in ("head", "theirs"))
     head.weight.data, theirs.weight.data = t["head"], t["theirs"]
     hidden, mask = t["hidden"].requires_grad_(), torch.tensor(TRL["mask"]).bool()
-    bend, targets = None if case["cap"] is None else Bend(cap=case["cap"]), torch.zeros(int(mask.sum()), dtype=torch.long)
-    compared = Divergence(t["other"][mask], targets, theirs.requires_grad_(False), top_k=case["top_k"], bend=bend)
-    chosen_logprobs(hidden[mask], targets, head, case["temperature"], bend=bend, compared=compared)
+    transform, targets = (
+        None if case["cap"] is None else LogitTransform(cap=case["cap"]),
+        torch.zeros(int(mask.sum()), dtype=torch.long),
+    )
+    compared = Divergence(t["other"][mask], targets, theirs.requires_grad_(False), top_k=case["top_k"], transform=transform)
+    chosen_logprobs(hidden[mask], targets, head, case["temperature"], transform=transform, compared=compared)
     loss = compared.divergence_N.mean()
     assert loss.item() == pytest.approx(case["loss"], rel=near)
     found = torch.autograd.grad(loss, [hidden, head.weight])

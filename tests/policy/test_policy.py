@@ -17,7 +17,7 @@ from microrl.algorithm.batch import Batch, Row, assemble, split_evenly
 from microrl.config import resolve
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
-from microrl.models.forward import Bend
+from microrl.models.forward import LogitTransform
 from microrl.policy import policy as policy_module
 from microrl.policy.logprobs import chosen_logprobs
 from microrl.policy.microbatch import plan
@@ -59,18 +59,20 @@ def test_chunked_logprobs_equal_whole_vocabulary_ones(temperature):
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("bend", [None, Bend(scale=0.4), Bend(cap=3.0), Bend(scale=2.5, cap=1.5)])
-def test_bent_logits_and_all_their_gradients_are_autograds(bend):
+@pytest.mark.parametrize(
+    "transform", [None, LogitTransform(scale=0.4), LogitTransform(cap=3.0), LogitTransform(scale=2.5, cap=1.5)]
+)
+def test_bent_logits_and_all_their_gradients_are_autograds(transform):
     """States, weights and bias of the head against autograd through the whole formula, in chunks, in float64."""
     torch.manual_seed(0)
     hidden, weights, targets = torch.randn(37, 16).double(), torch.randn(37).double(), torch.randint(50, (37,))
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
     head.weight.data *= 8
     inputs = [hidden.requires_grad_(), head.weight, head.bias]
-    logprobs, entropy = chosen_logprobs(hidden, targets, head, 0.7, bend=bend)
+    logprobs, entropy = chosen_logprobs(hidden, targets, head, 0.7, transform=transform)
     z = head(hidden)
-    if bend is not None:
-        z = bend.scale * (z if bend.cap is None else bend.cap * torch.tanh(z / bend.cap))
+    if transform is not None:
+        z = transform.scale * (z if transform.cap is None else transform.cap * torch.tanh(z / transform.cap))
     everything = (z / 0.7).log_softmax(-1)
     expected = everything.gather(1, targets[:, None])[:, 0]
     assert torch.allclose(logprobs, expected, atol=1e-12)

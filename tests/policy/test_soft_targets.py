@@ -5,7 +5,7 @@ import torch
 from random_models import random_model, relative_gap, with_adapter
 
 from microrl.algorithm.batch import Row
-from microrl.models.forward import Bend
+from microrl.models.forward import LogitTransform
 from microrl.policy import soft_targets
 from microrl.policy.microbatch import pad
 from microrl.policy.sft import sft_step
@@ -36,9 +36,9 @@ def plain_kl(logits, targets):
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
-@pytest.mark.parametrize("bend", [None, Bend(0.5), Bend(2.0, 30.0)])
+@pytest.mark.parametrize("transform", [None, LogitTransform(0.5), LogitTransform(2.0, 30.0)])
 @pytest.mark.parametrize(("temperature", "count"), [(1.0, 4), (0.6, VOCABULARY - 1)])
-def test_the_divergence_is_the_plain_ones_however_it_is_cut(chunk, bend, temperature, count, monkeypatch):
+def test_the_divergence_is_the_plain_ones_however_it_is_cut(chunk, transform, temperature, count, monkeypatch):
     """In float64, with gradients of the states, the head and its bias."""
     if chunk is not None:
         monkeypatch.setattr(soft_targets, "chunk_elements", lambda vocab, on_cpu: chunk * vocab * soft_targets.PASSES)
@@ -53,11 +53,11 @@ def test_the_divergence_is_the_plain_ones_however_it_is_cut(chunk, bend, tempera
     for is_ours in (True, False):
         given = hidden.clone().requires_grad_()
         if is_ours:
-            found = kl_to_top(given, batch, head, temperature, targets=targets, bend=bend)
+            found = kl_to_top(given, batch, head, temperature, targets=targets, transform=transform)
             assert found.shape == (15,) and bool((found >= 0).all())
             total = found.sum()
         else:
-            logits = head(given) if bend is None else bend(head(given))
+            logits = head(given) if transform is None else transform(head(given))
             total = sum(plain_kl(logits[number] / temperature, one) for number, one in enumerate(targets))
         head.zero_grad()
         total.backward()

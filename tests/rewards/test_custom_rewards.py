@@ -14,7 +14,7 @@ import pytest
 import torch
 from algorithms import APART, GRPO
 
-from microrl.algorithm.advantages import advantages, advantages_apart
+from microrl.algorithm.advantages import advantages, gdpo_advantages
 from microrl.algorithm.batch import assemble
 from microrl.cli import early
 from microrl.config import resolve
@@ -210,7 +210,7 @@ def test_parts_apart_keep_what_their_sum_loses():
     first, second = torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[0.0, 0.0], [0.0, 1.0]])
     together = advantages(first + second, scale_by_std=True)
     assert together[0].tolist() == pytest.approx(together[1].tolist(), rel=1e-3)
-    apart = advantages_apart(torch.stack([first, second]).double(), [1.0, 1.0])
+    apart = gdpo_advantages(torch.stack([first, second]).double(), [1.0, 1.0])
     assert apart[1].tolist() == pytest.approx([2 * value for value in apart[0].tolist()])
     # A is (-h, h, -2h, 2h): its unbiased deviation is h * sqrt(10 / 3), with h close to 1 / sqrt(2).
     h = 0.5 / (math.sqrt(0.5) + 1e-4)
@@ -220,7 +220,7 @@ def test_parts_apart_keep_what_their_sum_loses():
 def test_apart_by_hand_with_weights_and_a_completion_left_out():
     form, right = [[1.0, 1.0, 0.0, 0.0, 7.0]], [[1.0, 0.0, 0.0, 0.0, 7.0]]
     counts = torch.tensor([[True] * 4 + [False]])
-    found = advantages_apart(torch.tensor([form, right]).double(), [0.2, 1.0], counts_PG=counts)[0].tolist()
+    found = gdpo_advantages(torch.tensor([form, right]).double(), [0.2, 1.0], counts_PG=counts)[0].tolist()
     a = 0.5 / (math.sqrt(1 / 3) + 1e-4)  # format: +-0.5 around the mean, deviation sqrt(1/3)
     b = 1 / (0.5 + 1e-4)  # accuracy: 0.75 and -0.25 around the mean, deviation 1/2
     sums = [0.2 * a + 0.75 * b, 0.2 * a - 0.25 * b, -0.2 * a - 0.25 * b, -0.2 * a - 0.25 * b]
@@ -235,7 +235,7 @@ def test_apart_agrees_with_trl_on_random_rewards():
     normal = (parts - parts.mean(2, keepdim=True)) / (parts.std(2, keepdim=True) + 1e-4)
     total = (normal * weights[:, None, None]).sum(0)
     expected = (total - total.mean()) / (total.std() + 1e-4)
-    assert advantages_apart(parts, weights.tolist()).allclose(expected, atol=1e-12)
+    assert gdpo_advantages(parts, weights.tolist()).allclose(expected, atol=1e-12)
 
 
 def group(*scores, answer="1"):
@@ -245,7 +245,7 @@ def group(*scores, answer="1"):
 
 def test_a_batch_leaves_out_what_does_not_count_and_takes_parts_apart():
     scores = [Score(1.2, 1.0, 1.0, parts={"x": 0.0}), Score(0.2, 1.0, 0.0, parts={"x": 0.0}),
-              Score(0.0, 0.0, 0.0, parts={"x": None}, counts=False), Score(0.2, 0.0, 0.0, parts={"x": 0.2})]  # fmt: skip
+              Score(0.0, 0.0, 0.0, parts={"x": None}, is_valid=False), Score(0.2, 0.0, 0.0, parts={"x": 0.2})]  # fmt: skip
     groups = [group(*scores), group(*[Score(0.2, 1.0, 0.0, parts={"x": 0.0})] * 4)]
     batch = assemble(groups, GRPO)
     assert [row.counts for row in batch.rows] == [True, True, False, True] + [True] * 4
@@ -256,7 +256,7 @@ def test_a_batch_leaves_out_what_does_not_count_and_takes_parts_apart():
 
 
 def test_metrics_leave_out_what_has_no_reward():
-    groups = [group(Score(1.0, 1.0, 1.0, parts={"x": 4.0}), Score(9.0, 0.0, 0.0, parts={"x": None}, counts=False)),
+    groups = [group(Score(1.0, 1.0, 1.0, parts={"x": 4.0}), Score(9.0, 0.0, 0.0, parts={"x": None}, is_valid=False)),
               group(Score(0.5, 1.0, 0.0, parts={"x": 1.0}), Score(0.5, 0.0, 0.0, parts={"x": 2.0}))]  # fmt: skip
     found = metrics.of_groups(groups)
     assert found["reward/mean"] == pytest.approx(2 / 3) and found["reward/left_out"] == 1
@@ -266,7 +266,7 @@ def test_metrics_leave_out_what_has_no_reward():
     assert metrics.of_groups(groups, {"format": 1.0, "x": 0.0})["groups/useful"] == 0.5
     row = metrics.row(found, ["x", "y"])
     assert list(row)[-2:] == ["reward/part/x", "reward/part/y"] and row["reward/part/y"] is None
-    nobody = metrics.of_groups([group(Score(9.0, 0.0, 0.0, counts=False))])
+    nobody = metrics.of_groups([group(Score(9.0, 0.0, 0.0, is_valid=False))])
     assert nobody["reward/mean"] is None
 
 
@@ -443,11 +443,11 @@ def test_the_parts_of_a_score_and_its_total(folder):
         scorer.close()
         scorer.close()
     one, boxed, a, three = found.scores
-    assert one.parts == {"no_a": 1.0, "brevity": 0.99, "reads_json": 1.0} and one.total == 2.5 and one.counts
-    assert boxed.parts["reads_json"] is None and not boxed.counts and boxed.extracted == "1" and boxed.accuracy == 1
-    assert a.parts["no_a"] is None and not a.counts and a.extracted is None
-    assert three.total == 2 + 1.5 and three.counts
-    assert [score.total for score in plain.scores] == [0, 1.2, 0, 0] and all(score.counts for score in plain.scores)
+    assert one.parts == {"no_a": 1.0, "brevity": 0.99, "reads_json": 1.0} and one.total == 2.5 and one.is_valid
+    assert boxed.parts["reads_json"] is None and not boxed.is_valid and boxed.extracted == "1" and boxed.accuracy == 1
+    assert a.parts["no_a"] is None and not a.is_valid and a.extracted is None
+    assert three.total == 2 + 1.5 and three.is_valid
+    assert [score.total for score in plain.scores] == [0, 1.2, 0, 0] and all(score.is_valid for score in plain.scores)
     assert set(missing) == {"reads_json"}, "its own None is no failure"
     assert (missing["reads_json"].count, missing["reads_json"].row) == (2, 12)
 
@@ -458,14 +458,14 @@ def test_a_function_without_weight_leaves_nobody_out(folder):
         (found,) = scorer.score([(0, Group(Prompt("q", "1", "", ()), (completion("\\boxed{1}"),)))])
     finally:
         scorer.close()
-    assert found.scores[0].counts and found.scores[0].total == 1 and found.scores[0].parts == {"none": None}
+    assert found.scores[0].is_valid and found.scores[0].total == 1 and found.scores[0].parts == {"none": None}
 
 
 def test_dynamic_sampling_follows_the_reward_where_accuracy_has_no_weight():
     from microrl import algorithm
 
     differ = group(Score(0.1, 0.0, 0.0), Score(0.9, 0.0, 0.0))
-    left = group(Score(0.1, 0.0, 0.0), Score(0.9, 0.0, 1.0, counts=False))
+    left = group(Score(0.1, 0.0, 0.0), Score(0.9, 0.0, 1.0, is_valid=False))
     by_reward = algorithm.make(resolve((), {"reward.accuracy_weight": 0.0})).is_mixed
     by_accuracy = algorithm.make(resolve()).is_mixed
     assert by_reward(differ) and not by_reward(left) and not by_accuracy(differ) and not by_accuracy(left)

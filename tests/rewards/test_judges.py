@@ -28,7 +28,7 @@ ANSWERS = {
     "does not end": "def double(x):\n    while True: pass",
     "no program": "",
 }
-needs_sandbox = pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
+needs_sandbox = pytest.mark.skipif(not levels().is_enforced, reason="this kernel lacks Landlock or seccomp")
 
 
 def completion(source):

@@ -156,7 +156,7 @@ def test_packages_of_another_environment_can_be_read_in_confinement(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.one_of_each
-@pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
+@pytest.mark.skipif(not levels().is_enforced, reason="this kernel lacks Landlock or seccomp")
 def test_what_computes_an_answer_is_confined(monkeypatch, tmp_path):
     """With a math-verify that does what a model would like to do when it reads a certain answer."""
     (tmp_path / "math_verify.py").write_text(

@@ -220,15 +220,15 @@ def test_none_leaves_out_its_part_alone_and_a_failure_the_completion(tmp_path):
     finally:
         scorer.close()
     first, second, third = scored.scores
-    assert (first.counts, first.total, dict(first.parts)) == (True, 15.0, {"picky": 7.5})
-    assert (second.counts, dict(second.parts)) == (False, {"picky": None}), "it failed"
+    assert (first.is_valid, first.total, dict(first.parts)) == (True, 15.0, {"picky": 7.5})
+    assert (second.is_valid, dict(second.parts)) == (False, {"picky": None}), "it failed"
     assert (third.total, first.part("only_of_code")) == (19.0, None)
     for weights in (None, {"accuracy": 1.0, "only_of_code": 1.0, "picky": 2.0}):
         (given,) = of_groups([scored], scale_by_std=True, weights=weights)
         assert given[0] < 0 < given[2] and given[1] == 0
 
 
-@pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
+@pytest.mark.skipif(not levels().is_enforced, reason="this kernel lacks Landlock or seccomp")
 def test_they_work_confined_but_for_async_ones(make):
     assert values(make("tag_share", confine_functions=True), RIGHT) == ([1], [])
     with pytest.raises(UserError, match="it is async, and its event loop needs a socket"):

@@ -22,7 +22,7 @@ from places import HELPERS
 from microrl.errors import MachineFailure
 from microrl.sandbox import Host, folders, levels, seccomp
 
-needs_both = pytest.mark.skipif(not levels().is_tight, reason="this kernel lacks Landlock or seccomp")
+needs_both = pytest.mark.skipif(not levels().is_enforced, reason="this kernel lacks Landlock or seccomp")
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_removing_what_a_program_left_takes_none_of_the_next_ones_time(monkeypat
         for _ in range(2):
             assert ask(host, "talk", {"says": "hello"}, deadline_s=slow_removal.TAKES_S).startswith("hello")
         began = time.monotonic()
-        assert host.ask({"kind": "state"}, deadline_s=20, cpu_s=5, gone=lambda: time.monotonic() - began > 0.3) is None
+        assert host.ask({"kind": "state"}, deadline_s=20, cpu_s=5, is_cancelled=lambda: time.monotonic() - began > 0.3) is None
         assert ask(host, "state")
     finally:
         host.close()
@@ -206,7 +206,7 @@ def test_no_folder_is_left(host, monkeypatch, tmp_path):
 
 def test_a_job_that_nobody_wants_any_more_is_given_up(host):
     began = time.monotonic()
-    assert host.ask({"kind": "sleep"}, deadline_s=50.0, cpu_s=5.0, gone=lambda: time.monotonic() - began > 1.0) is None
+    assert host.ask({"kind": "sleep"}, deadline_s=50.0, cpu_s=5.0, is_cancelled=lambda: time.monotonic() - began > 1.0) is None
     assert time.monotonic() - began < 20
 
 
@@ -217,7 +217,7 @@ def test_a_job_that_is_killed_costs_no_start(host):
     assert ask(host, "loop", deadline_s=0.5) is None and ask(host, "die") is None
     looks = []
 
-    def gone():
+    def is_cancelled():
         """Stop whoever reads, and leave a little later."""
         looks.extend(descendants(own))
         for pid in looks:
@@ -227,7 +227,7 @@ def test_a_job_that_is_killed_costs_no_start(host):
 
     for requests in ([{"kind": "state", "long": long}], [{"kind": "talk"}, {"says": "hello", "long": long}]):
         assert host.await_ready()
-        assert host.ask(*requests, deadline_s=20, cpu_s=5, gone=gone) is None
+        assert host.ask(*requests, deadline_s=20, cpu_s=5, is_cancelled=is_cancelled) is None
         looks.clear()
     assert ask(host, "talk", {"says": "hello"}).startswith("hello") and host._process.pid == own
 

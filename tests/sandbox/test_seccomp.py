@@ -200,7 +200,7 @@ def test_honest_code_does_not_notice_it(tmp_path):
 
 
 def test_code_is_refused_where_landlock_lets_files_be_emptied():
-    assert Levels(True, True, 3).is_tight and not Levels(True, True, 2).is_tight and not Levels(True, False, 7).is_tight
+    assert Levels(True, True, 3).is_enforced and not Levels(True, True, 2).is_enforced and not Levels(True, False, 7).is_enforced
     assert "does not hold back truncation" in Levels(True, True, 2).lacking and str(Levels(True, True, 2)).startswith(
         "Landlock ABI 2"
     )

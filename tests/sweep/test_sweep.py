@@ -159,7 +159,7 @@ def test_a_sweep_says_how_long_the_whole_of_it_will_take(planned, tmp_path, caps
     show = Display(folder)
     assert show.times() == "whole sweep: 0:00:00 elapsed, about 4:00:00 to go"
     folder.save_clock(3600.0)
-    show.started(schedule.following(folder, 3600.0), "waiting")
+    show.started(schedule.next_trial(folder, 3600.0), "waiting")
     assert "whole sweep: 1:00:00 elapsed, about 3:00:00 to go" in capsys.readouterr().err
     # Bounded by steps: by the plan first, then by what the trials have taken.
     steps = SweepFolder.create(tmp_path / "steps", "equal", None, grid(rank=[2, 4], seed=[0, 1]).trials())
@@ -167,13 +167,13 @@ def test_a_sweep_says_how_long_the_whole_of_it_will_take(planned, tmp_path, caps
     (left,) = re.findall(r"about (\d):(\d\d):(\d\d) to go", show.times())
     assert left > ("0", "00", "00")
     for number, found in enumerate(steps.plan.trials[:2]):
-        end(steps, schedule.Next(found, None), hours=0.5 + number)
+        end(steps, schedule.NextTrial(found, None), hours=0.5 + number)
     assert show.times().endswith("about 2:00:00 to go"), "two more of an hour on average"
 
 
 def test_trials_have_equal_parts_of_what_is_left(planned):
     folder, elapsed, shares = planned("equal", 4.0, rank=[2, 4], seed=[0, 1]), 60.0, []
-    while (found := schedule.following(folder, elapsed)) is not None:
+    while (found := schedule.next_trial(folder, elapsed)) is not None:
         shares.append(found.hours)
         end(folder, found, hours=0.99 * found.hours)
         elapsed += 0.99 * 3600 * found.hours
@@ -183,21 +183,21 @@ def test_trials_have_equal_parts_of_what_is_left(planned):
 
 def test_a_trial_gets_hardly_more_where_another_has_ended_early(planned):
     folder = planned("equal", 2.0, rank=[2, 4])
-    end(folder, schedule.following(folder, 0.0), hours=0.1, status="stopped")
-    assert schedule.following(folder, 360.0).hours == pytest.approx(schedule.SPARE)
+    end(folder, schedule.next_trial(folder, 0.0), hours=0.1, status="stopped")
+    assert schedule.next_trial(folder, 360.0).hours == pytest.approx(schedule.SPARE)
 
 
 def test_what_has_begun_keeps_its_hours(planned):
     folder = planned("equal", 2.0, rank=[2, 4])
-    found = schedule.following(folder, 0.0)
+    found = schedule.next_trial(folder, 0.0)
     end(folder, found, hours=0.4, status="interrupted")
-    again = schedule.following(folder, 0.5 * 3600)
+    again = schedule.next_trial(folder, 0.5 * 3600)
     assert (again.trial.name, again.hours) == (found.trial.name, found.hours)
 
 
 def test_a_failed_trial_is_tried_once_more_after_all_others(planned):
     folder, made = planned("equal", 3.0, rank=[2, 4, 8]), []
-    while (found := schedule.following(folder, 0.0)) is not None:
+    while (found := schedule.next_trial(folder, 0.0)) is not None:
         made.append(found.trial.values["rank"])
         if found.trial.values["rank"] == 2:
             folder.event(found.trial.name, schedule.STARTED, hours=found.hours, rung=found.rung)
@@ -210,7 +210,7 @@ def test_a_failed_trial_is_tried_once_more_after_all_others(planned):
 def test_halving_keeps_the_better_settings_at_equal_time_a_rung(planned):
     folder, elapsed, made = planned("halving", 3.0, rank=[2, 4, 8, 16], seed=[0, 1]), 0.0, []
     spent = {}
-    while (found := schedule.following(folder, elapsed)) is not None:
+    while (found := schedule.next_trial(folder, elapsed)) is not None:
         name, rank = found.trial.name, found.trial.values["rank"]
         made.append((found.rung, rank))
         elapsed += 3600 * (found.hours - spent.get(name, 0.0))
@@ -219,20 +219,20 @@ def test_halving_keeps_the_better_settings_at_equal_time_a_rung(planned):
     assert [rank for rung, rank in made if rung == 0] == [2, 4, 8, 16] * 2
     assert [rank for rung, rank in made if rung == 1] == [4, 16] * 2 and [rank for rung, rank in made if rung == 2] == [4] * 2
     assert spent["r4-seed0"] == pytest.approx(1 / 8 + 1 / 4 + 1 / 2) and elapsed == pytest.approx(3 * 3600)
-    assert schedule.following(SweepFolder.open(folder.path), elapsed) is None, "after a restart too"
+    assert schedule.next_trial(SweepFolder.open(folder.path), elapsed) is None, "after a restart too"
 
 
 def test_a_trial_that_is_killed_in_a_later_round_of_halving_keeps_its_hours(planned):
     folder, elapsed = planned("halving", 3.0, rank=[2, 4], seed=[0]), 0.0
     for accuracy in (0.1, 0.4):
-        found = schedule.following(folder, elapsed)
+        found = schedule.next_trial(folder, elapsed)
         elapsed += 3600 * found.hours
         end(folder, found, accuracy=accuracy)
-    found = schedule.following(folder, elapsed)
+    found = schedule.next_trial(folder, elapsed)
     assert (found.trial.name, found.rung, found.hours) == ("r4-seed0", 1, pytest.approx(0.75 + 1.5))
     folder.event(found.trial.name, schedule.STARTED, hours=found.hours, rung=found.rung)
     (folder.trial(found.trial.name) / "summary.json").unlink()
-    again = schedule.following(SweepFolder.open(folder.path), elapsed + 60)
+    again = schedule.next_trial(SweepFolder.open(folder.path), elapsed + 60)
     assert (again.trial.name, again.rung, again.hours) == (found.trial.name, 1, found.hours)
     (beside,) = schedule.side_by_side(SweepFolder.open(folder.path))
     assert (beside.trial.name, beside.rung, beside.hours) == (found.trial.name, 1, found.hours)
@@ -242,11 +242,11 @@ def test_a_failed_trial_has_its_attempts_again_once_it_is_allowed_them(planned):
     folder = planned("equal", 3.0, rank=[2])
     for _ in range(2):
         folder.event("seed0", "failed", "no")
-    assert folder.status("seed0") == "failed" and schedule.following(folder, 0.0) is None
+    assert folder.status("seed0") == "failed" and schedule.next_trial(folder, 0.0) is None
     (folder.path / "trials.jsonl").open("a").write('{"a": 1}\n')
     folder = SweepFolder.open(folder.path)
     folder.retry_failed()
-    assert folder.failures("seed0") == [] and schedule.following(folder, 0.0).trial.name == "seed0"
+    assert folder.failures("seed0") == [] and schedule.next_trial(folder, 0.0).trial.name == "seed0"
     folder.event("seed0", "failed", "no")
     assert SweepFolder.open(folder.path).failures("seed0") == ["no"]
 
@@ -597,7 +597,7 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
         (["quickstart", "--hours", "1", "--set", "budget.hours=2"], "`budget.hours` cannot be set here"),
         (["quickstart", "--hours", "1", "--set", "budget={hours=2}"], "`budget.hours` cannot be set here"),
         (["quickstart", "--steps", "1", "--seeds", "9223372036854775808"], "`seed` cannot be"),
-        (["quickstart", "--hours", "5e-324", "--ranks", "2,4"], "too short to be divided"),
+        (["quickstart", "--hours", "5e-324", "--ranks", "2,4"], "cannot be divided among 2 trials"),
         (["quickstart", "--vary", ".lr=1"], "--vary .lr: not a full key"),
         (["quickstart", "--vary", "loss.beta=0.05\noptim.lr=1,0"], "is not a single value"),
         (["quickstart", "--ranks", "2,65"], "trial r65-seed0: rank 65 is above 64"),

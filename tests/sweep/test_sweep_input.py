@@ -142,9 +142,9 @@ def test_a_plan_that_lacks_something_is_damaged(made, where, value, said):
     ],
 )
 def test_a_damaged_line_of_what_happened_is_left_out(made, line):
-    fresh = schedule.following(SweepFolder.open(made.path), 0.0)
+    fresh = schedule.next_trial(SweepFolder.open(made.path), 0.0)
     (made.path / "trials.jsonl").write_text(json.dumps(line) + "\n")
-    assert schedule.following(SweepFolder.open(made.path), 0.0) == fresh
+    assert schedule.next_trial(SweepFolder.open(made.path), 0.0) == fresh
 
 
 @pytest.mark.parametrize(

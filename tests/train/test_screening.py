@@ -22,8 +22,8 @@ from microrl.run.budget import Budget
 from microrl.run.checkpoint import State
 from microrl.run.folder import RunFolder
 from microrl.run.stopwatch import Stopwatch
-from microrl.train.screening import screening_phase, settled
-from microrl.train.setup import draws
+from microrl.train.screening import screening_phase, uninformative_rows
+from microrl.train.setup import make_prompt_sampler
 from microrl.types import Completion, Group, Prompt, Sampling, Score
 
 RIGHT, WRONG, PLAIN = r"<think>x</think> \boxed{1}", r"<think>x</think> \boxed{2}", r"\boxed{1}"
@@ -54,33 +54,33 @@ DIFFER = [scored(row, 1.0, 0.0) for row in range(100, 105)]
 
 def test_what_is_always_right_or_never_is_left_out():
     groups = [scored(1, 1.0, 1.0), scored(2, 0.0, 0.0), scored(3, 1.0, 0.0), scored(4, 0.5, 0.5), *DIFFER]
-    assert settled(configured(), groups) == [1, 2], "half right programs are neither"
+    assert uninformative_rows(configured(), groups) == [1, 2], "half right programs are neither"
 
 
 def test_a_group_whose_rewards_differ_stays():
     groups = [scored(1, 1.0, 1.0, formats=[1.0, 0.0]), scored(2, 0.0, 0.0, formats=[1.0, 0.0]), *DIFFER]
-    assert settled(configured(), groups) == []
-    assert settled(configured(loss__kind="dapo"), groups) == [1, 2], "DAPO would drop them, whatever their format"
-    assert settled(configured(loss__kind="dapo", loss__dynamic_sampling=False), groups) == []
+    assert uninformative_rows(configured(), groups) == []
+    assert uninformative_rows(configured(loss__kind="dapo"), groups) == [1, 2], "DAPO would drop them, whatever their format"
+    assert uninformative_rows(configured(loss__kind="dapo", loss__dynamic_sampling=False), groups) == []
 
 
 def test_an_answer_that_was_not_judged_proves_nothing():
-    groups = [scored(1, 0.0, 0.0, killed=[True, False]), scored(2, 0.0, 0.0, counts=[False, True]), *DIFFER]
-    assert settled(configured(), groups) == []
+    groups = [scored(1, 0.0, 0.0, killed=[True, False]), scored(2, 0.0, 0.0, is_valid=[False, True]), *DIFFER]
+    assert uninformative_rows(configured(), groups) == []
 
 
 def test_parts_that_are_normalised_apart_teach_where_one_of_them_differs():
     twisted = scored(1, 0.0, 0.0, formats=[1.0, 0.0], parts=[{"own": 0.0}, {"own": 0.2}])
     twisted = Group(twisted.prompt, (), tuple(Score(0.2, one.format, 0.0, parts=one.parts) for one in twisted.scores))
-    assert settled(configured(), [twisted, *DIFFER]) == [1]
-    assert settled(configured(reward__normalise="apart", reward__functions="own:own"), [twisted, *DIFFER]) == []
+    assert uninformative_rows(configured(), [twisted, *DIFFER]) == [1]
+    assert uninformative_rows(configured(reward__normalise="apart", reward__functions="own:own"), [twisted, *DIFFER]) == []
 
 
 def test_at_most_half_are_left_out_and_what_was_never_right_stays_first():
     never, always = [scored(row, 0.0, 0.0) for row in (1, 2, 3)], [scored(row, 1.0, 1.0) for row in (4, 5)]
-    assert settled(configured(), [*never, *always]) == [4, 5]
-    assert settled(configured(), [*never, *always, *DIFFER[:1]]) == [4, 5, 1]
-    assert settled(configured(), never[:1]) == settled(configured(), []) == []
+    assert uninformative_rows(configured(), [*never, *always]) == [4, 5]
+    assert uninformative_rows(configured(), [*never, *always, *DIFFER[:1]]) == [4, 5, 1]
+    assert uninformative_rows(configured(), never[:1]) == uninformative_rows(configured(), []) == []
 
 
 # ---- the phase, with a scripted engine
@@ -125,8 +125,9 @@ def open_run(tmp_path, monkeypatch):
         (tmp_path / "run").mkdir(exist_ok=True)
         folder = RunFolder(tmp_path / "run")
         return SimpleNamespace(
-            config=config, engine=engine, scorer=scorers[-1], prompts=draws(config, prompts), sampling=Sampling(2, 8),
-            policy=SimpleNamespace(snapshot=lambda: None), watch=Stopwatch(), state=State(), folder=folder,
+            config=config, engine=engine, scorer=scorers[-1], prompts=make_prompt_sampler(config, prompts),
+            sampling=Sampling(2, 8), policy=SimpleNamespace(snapshot=lambda: None), watch=Stopwatch(), state=State(),
+            folder=folder,
             budget=Budget(hours=hours, steps=4, started=0.0, now=lambda: engine.now),
             console=SimpleNamespace(status=str, count=lambda *counted: None),
             announce=folder.event, with_smaller_cache_if_needed=lambda work: work(), environment=None,

@@ -103,7 +103,7 @@ class Programs:
         return _cheats("constants", CONSTANTS, _entries(question))
 
     def cheats(self, question: Question, questions: Sequence[Question], canary: str, *, hanging: bool) -> list[Cheat]:
-        entries, is_safe = _entries(question), levels().is_tight
+        entries, is_safe = _entries(question), levels().is_enforced
         left_out = {*(() if hanging else HANGING), *(() if is_safe else ONLY_CONFINED)}
         kinds = {
             kind: {name: source for name, source in sources.items() if name not in left_out} for kind, sources in KINDS.items()

@@ -13,7 +13,7 @@ from microrl.rewards.compare.lexer import FUNCTIONS, SMALL_WORDS, Token, Unreada
 from microrl.rewards.compare.nodes import Based, Chain, Group, Node, Region, Value, Words
 from microrl.rewards.compare.parser import parse
 from microrl.rewards.compare.same import NUMBERS, same
-from microrl.rewards.compare.tree import TooHard, TooLarge, Undefined, allow, exact, letters_of, nodes
+from microrl.rewards.compare.tree import TooHard, TooLarge, Undefined, exact, letters_of, nodes, reset_work_budget
 from microrl.rewards.compare.values import approximate
 
 REMEMBERED_GOLDS = 50_000
@@ -56,7 +56,7 @@ def quick(gold: str, answer: str | None) -> bool | None:
         return True
     if is_absurd(answer) or is_absurd(gold):
         return False
-    allow()
+    reset_work_budget()
     verdict = _by_words(gold, answer)
     if verdict is None:
         verdict = _by_choice(gold, answer)
@@ -88,7 +88,7 @@ def readable(gold: str) -> bool | None:
 def _is_readable(text: str) -> bool | None:
     if bare_words(text) is not None:
         return True
-    allow()
+    reset_work_budget()
     for comma_groups in (True, False):
         node = _read_gold(text, comma_groups)
         if node is not None:
@@ -193,7 +193,7 @@ def _by_reading(gold: str, answer: str) -> bool | None:
 def _same_tokens(gold: str, answer: str) -> bool:
     """Whether they are spelled alike but for spacing, looks and braces around one thing."""
     try:
-        first, second = (_told(tokens(plain(text))) for text in (gold, answer))
+        first, second = (_canonical_tokens(tokens(plain(text))) for text in (gold, answer))
     except Unreadable:
         return False
     return first == second
@@ -207,7 +207,7 @@ def _spelled(text: str) -> str | None:
         return None
 
 
-def _told(found: list[Token]) -> list[tuple[str, str]]:
+def _canonical_tokens(found: list[Token]) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
     for token in found:
         told.append((token.kind, token.text if token.value is None else str(token.value)))

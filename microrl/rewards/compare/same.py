@@ -35,7 +35,7 @@ NUMBERS = {word: str(number) for number, word in enumerate(_COUNTING.split())}
 
 
 def same(gold: Node, answer: Node) -> bool:
-    """Raises TooHard where the bounds do not allow to tell, Undefined where one has no value."""
+    """Raises TooHard where the bounds do not allow it to be told, Undefined where one has no value."""
     match gold, answer:
         case Value(), Value():
             return _same_value(gold, answer)

@@ -44,7 +44,7 @@ _local = threading.local()
 
 
 class TooHard(Exception):
-    """The bounds do not allow to tell."""
+    """The bounds do not allow it to be told."""
 
 
 class TooLarge(TooHard):
@@ -59,7 +59,7 @@ class NotRational(Exception):
     """The expression is no quotient of polynomials with rational coefficients."""
 
 
-def allow() -> None:
+def reset_work_budget() -> None:
     """Begin a comparison: this thread may spend WORK units of work on it."""
     _local.left = WORK
 

@@ -41,7 +41,7 @@ _random = random.Random()  # from the system's entropy: nobody can write an expr
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """Raises TooHard where the bounds do not allow to tell, Undefined where one has no value."""
+    """Raises TooHard where the bounds do not allow it to be told, Undefined where one has no value."""
     if is_infinite(a) or is_infinite(b):
         return a == b
     names = letters_of(b)

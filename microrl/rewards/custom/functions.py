@@ -31,7 +31,7 @@ from microrl.config.custom_rewards import RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.custom.process import CustomProcess
-from microrl.sandbox.pipes import LOOK_S, Gone, never
+from microrl.sandbox.pipes import LOOK_S, Cancelled, never
 from microrl.sandbox.worker import NoReply
 from microrl.types import Group
 
@@ -78,7 +78,12 @@ class CustomReward:
         return self._process.is_by_name
 
     def values(
-        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked], gone: Gone = never
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        rows: Sequence[str],
+        asked: Sequence[Asked],
+        is_cancelled: Cancelled = never,
     ) -> tuple[list[Value], list[Failure]]:
         """One value for each completion, and why those that are missing are, but for the function's own None.
 
@@ -88,31 +93,42 @@ class CustomReward:
         if self.kills >= KILLS:
             found: list[Any] | str = f"{NOT_CALLED}: {KILLS} calls in this step have been killed"
         else:
-            found = self._call(prompts, completions, rows, asked, gone=gone)
+            found = self._call(prompts, completions, rows, asked, is_cancelled=is_cancelled)
             if self._raised and count > 1:
                 # One completion that it cannot read must not cost the others of its group their rewards.
-                found = self._one_by_one(prompts, completions, rows, asked, gone)
+                found = self._one_by_one(prompts, completions, rows, asked, is_cancelled)
         if isinstance(found, str):
             found = [{"bad": found}] * count
         values = [None if isinstance(result, dict) else result for result in found]
         return values, [Failure(index, result["bad"]) for index, result in enumerate(found) if isinstance(result, dict)]
 
     def _one_by_one(
-        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked], gone: Gone
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        rows: Sequence[str],
+        asked: Sequence[Asked],
+        is_cancelled: Cancelled,
     ) -> list[Any]:
-        """Within one more deadline for all of them."""
+        """Retry one by one, sharing one deadline."""
         until = now_s() + self._deadline_s
         results: list[Any] = []
         for prompt, completion, row, about in zip(prompts, completions, rows, asked, strict=True):
             if self.kills >= KILLS or now_s() > until:
                 results.append({"bad": f"{NOT_CALLED} again: the time of reward.function_deadline_s was up"})
                 continue
-            found = self._call([prompt], [completion], [row], [about], gone=gone)
+            found = self._call([prompt], [completion], [row], [about], is_cancelled=is_cancelled)
             results.append({"bad": found} if isinstance(found, str) else found[0])
         return results
 
     def _call(
-        self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked], *, gone: Gone
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        rows: Sequence[str],
+        asked: Sequence[Asked],
+        *,
+        is_cancelled: Cancelled,
     ) -> list[Any] | str:
         """The values of one call, or in words why there are none. `_raised` says whether it raised an exception."""
         self._raised = False
@@ -122,18 +138,18 @@ class CustomReward:
             "rows": [json.loads(row) if row else {} for row in rows],
         }
         try:
-            self._process.wait_until_ready(gone)
+            self._process.wait_until_ready(is_cancelled)
             if self._process.is_by_name:
                 questions, answers, token_ids = zip(*asked, strict=True)
                 request |= {"questions": questions, "answers": answers, "token_ids": token_ids}
-            reply = self._process.call(request, self._deadline_s, gone)
+            reply = self._process.call(request, self._deadline_s, is_cancelled)
             self._raised = reply.get("raised") is True
             return _checked(reply, len(completions))
         except NoReply as error:
             why = error.why or f"it took longer than {self._deadline_s:g} s (reward.function_deadline_s)"
         except UserError as error:  # it was imported once: the run goes on without it
             why = error.message
-        self.kills += not gone()
+        self.kills += not is_cancelled()
         return why
 
 
@@ -174,14 +190,14 @@ class Calls:
     pools: Sequence[ThreadPoolExecutor]
     look: Callable[[], None]
     missing: dict[str, Missing]
-    gone: Gone
+    is_cancelled: Cancelled
     _begun: dict[int, tuple[Group, list[Future[tuple[list[Value], list[Failure]]]]]] = field(default_factory=dict)
 
     def ask(self, position: int, group: Group) -> None:
         """Begin to score a group."""
         prompt, texts = group.prompt, [completion.text for completion in group.completions]
         asked = [Asked(prompt.question, prompt.answer, completion.token_ids) for completion in group.completions]
-        arguments = [prompt.text] * len(texts), texts, [prompt.raw] * len(texts), asked, self.gone
+        arguments = [prompt.text] * len(texts), texts, [prompt.raw] * len(texts), asked, self.is_cancelled
         futures = [pool.submit(one.values, *arguments) for one, pool in zip(self.rewards, self.pools, strict=True)]
         self._begun[position] = (group, futures)
 
@@ -255,10 +271,10 @@ class CustomRewards:
         finally:
             is_over = True
 
-    def import_all(self, gone: Gone = never) -> None:
-        """Wait until every function is imported. Raises UserError for one that cannot be, and NoReply once `gone()`."""
+    def import_all(self, is_cancelled: Cancelled = never) -> None:
+        """Wait until every function is imported. Raises UserError for one that cannot be, and NoReply once `is_cancelled()`."""
         for one, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(one.wait_until_ready, lambda: self._closed or gone()).result()
+            pool.submit(one.wait_until_ready, lambda: self._closed or is_cancelled()).result()
 
     def values_of(
         self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked] = ()

@@ -100,7 +100,7 @@ def _locked_in(keep: tuple[int, int]) -> bool:
         os.waitpid(pid, 0)
         return False
     sandbox.confine(owner, sandbox.Limits(MEMORY_BYTES), keep=keep)
-    if not (levels := sandbox.levels_in_force()).is_tight:
+    if not (levels := sandbox.levels_in_force()).is_enforced:
         _write(keep[1], {"error": f"it could not be confined; in force: {levels}"})
         os._exit(0)
     return True

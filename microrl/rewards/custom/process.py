@@ -14,7 +14,7 @@ from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean
 from microrl.sandbox import levels
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Gone, never
+from microrl.sandbox.pipes import Cancelled, never
 from microrl.sandbox.worker import NO_ANSWER, NoReply, Worker
 
 HOST = str(Path(__file__).with_name("host.py"))
@@ -48,16 +48,16 @@ class CustomProcess(Worker):
         command = [sys.executable, "-P", HOST, self._target, self._folder or "", str(os.getpid())]
         return [*command, self.group, self._confined, self.server]
 
-    def wait_until_ready(self, gone: Gone = never) -> None:
+    def wait_until_ready(self, is_cancelled: Cancelled = never) -> None:
         """Wait until the code is imported. Raises UserError where it cannot be, and NoReply where nobody waits any more."""
         self.start()
         if self._is_ready:
             return
         target = self._target
         try:
-            reply = self._reply(now_s() + IMPORT_S, gone)
+            reply = self._reply(now_s() + IMPORT_S, is_cancelled)
         except NoReply as error:
-            if gone():
+            if is_cancelled():
                 raise
             why = error.why or f"it took more than {IMPORT_S:g} s"
             raise UserError(f"the {self.what} `{target}` cannot be imported: {why}", self._import_hint()) from None
@@ -70,16 +70,16 @@ class CustomProcess(Worker):
             raise UserError(f"the {self.what} `{target}` cannot be imported: {reply['error']}", hint)
         self._is_ready, self.is_by_name = True, reply.get("by_name") is True
 
-    def call(self, request: dict[str, Any], deadline_s: float, gone: Gone) -> dict[str, Any]:
+    def call(self, request: dict[str, Any], deadline_s: float, is_cancelled: Cancelled) -> dict[str, Any]:
         """The answer to one call. Raises NoReply; the process is then killed, and started again by the next call."""
-        self.wait_until_ready(gone)
-        return self._reply(now_s() + deadline_s, gone, request)
+        self.wait_until_ready(is_cancelled)
+        return self._reply(now_s() + deadline_s, is_cancelled, request)
 
-    def _reply(self, until: float, gone: Gone, request: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _reply(self, until: float, is_cancelled: Cancelled, request: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             if request is not None:
-                self._lines.send(request, until, gone)
-            reply = self._lines.receive(until, gone)
+                self._lines.send(request, until, is_cancelled)
+            reply = self._lines.receive(until, is_cancelled)
             if not isinstance(reply, dict):
                 raise NoReply(NO_ANSWER)
         except NoReply:
@@ -96,7 +96,7 @@ class CustomProcess(Worker):
 def refuse_unusable(config: RewardConfig) -> None:
     """Look for the functions' modules without importing anything. Raises UserError for one that does not exist, and where the
     functions are to be confined and this kernel cannot."""
-    if config.functions and config.confine_functions and not levels().is_tight:
+    if config.functions and config.confine_functions and not levels().is_enforced:
         raise UserError(
             f"reward.confine_functions: this kernel cannot confine reward functions: it lacks {levels().lacking}; "
             f"in force: {levels()}",

@@ -13,7 +13,7 @@ from microrl.config.schema import RunConfig
 from microrl.errors import UserError
 from microrl.rewards.judges import code, gym
 from microrl.sandbox import Host, levels
-from microrl.sandbox.pipes import Gone, never
+from microrl.sandbox.pipes import Cancelled, never
 
 Kind = Literal["math", "text", "code", "gym"]
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
@@ -35,20 +35,20 @@ class Judge:
         """Begin to start it; nobody waits."""
         self._host.start()
 
-    def ask(self, request: dict[str, str], deadline_s: float, cpu_s: float, gone: Gone = never) -> float | None:
+    def ask(self, request: dict[str, str], deadline_s: float, cpu_s: float, is_cancelled: Cancelled = never) -> float | None:
         """The credit of `answer` for `gold`, from 0 to 1; None where it hangs or its judge died, or nobody wants it any more.
 
         `cpu_s`: processor seconds that it may take. Raises MachineFailure where no process can be started.
         """
         if self._kind != "code":
-            right = self._host.ask(request, deadline_s=deadline_s, cpu_s=cpu_s, gone=gone)
+            right = self._host.ask(request, deadline_s=deadline_s, cpu_s=cpu_s, is_cancelled=is_cancelled)
             return None if right is None else float(right)
         limit_s = OF_THE_TIME * min(cpu_s, deadline_s)
         served, judged = code.requests(request["gold"], request["answer"], limit_s)
-        if not self._host.await_ready(gone):
+        if not self._host.await_ready(is_cancelled):
             return None
         began = now_s()
-        verdicts = self._host.ask(judged, served, deadline_s=deadline_s, cpu_s=cpu_s, gone=gone)
+        verdicts = self._host.ask(judged, served, deadline_s=deadline_s, cpu_s=cpu_s, is_cancelled=is_cancelled)
         if verdicts is None or (not all(verdicts) and now_s() - began >= HUNG * limit_s):
             return None
         return code.credit(verdicts, self._credit)
@@ -77,7 +77,7 @@ def is_opened(prompt: str) -> bool:
 
 def refuse_unconfined(config: RunConfig) -> None:
     """Raise UserError if the data's answers are run, and nothing would confine them."""
-    if config.data.answer_kind in ("code", "gym") and config.reward.sandbox == "strict" and not levels().is_tight:
+    if config.data.answer_kind in ("code", "gym") and config.reward.sandbox == "strict" and not levels().is_enforced:
         raise UserError(
             f"scoring {config.data.name} runs code that the model writes, and this kernel lacks {levels().lacking}, "
             "which would confine it",
@@ -89,7 +89,9 @@ def weakness() -> str | None:
     """A warning where the sandbox does not hold; None where it does."""
     held = levels()
     return (
-        None if held.is_tight else f"the sandbox of the answer checks is weak: this kernel lacks {held.lacking}; in force: {held}"
+        None
+        if held.is_enforced
+        else f"the sandbox of the answer checks is weak: this kernel lacks {held.lacking}; in force: {held}"
     )
 
 
