@@ -58,7 +58,7 @@ class Verdicts:
         self._first: dict[Pair, Future[Verdict | None]] = {}
         self._patient_until = float("inf")
         self._over = False
-        self.found: dict[Pair, Verdict] = {}
+        self.by_pair: dict[Pair, Verdict] = {}
 
     def __enter__(self) -> Verdicts:
         return self
@@ -69,25 +69,25 @@ class Verdicts:
     def ask(self, pairs: Iterable[Pair]) -> None:
         """Begin to check these, while others are still being sampled."""
         for pair in pairs:
-            if pair in self.found or pair in self._first:
+            if pair in self.by_pair or pair in self._first:
                 continue
             verdict = self._checker.at_once(*pair)
             if verdict is None and (pair in self._allowance.killed or pair in self._allowance.refused):
                 verdict = Verdict(0.0, killed=True)
             if verdict is not None:
-                self.found[pair] = verdict
+                self.by_pair[pair] = verdict
             else:
                 self._first[pair] = self._pool.submit(self._first_try, pair)
 
     def settle(self, pairs: Iterable[Pair]) -> None:
-        """Wait for these, all that were asked, in the order of the step. Where the time is up, `found` lacks some."""
+        """Wait for these, all that were asked, in the order of the step. Where the time is up, `by_pair` lacks some."""
         self._patient_until = now_s() + GRACE_S
         in_time = self._wait(self._first.values())
         for pair, future in self._first.items():
             if future.done() and (verdict := future.result()) is not None:
-                self.found[pair] = verdict
+                self.by_pair[pair] = verdict
         if in_time:
-            self._settle_slow([pair for pair in dict.fromkeys(pairs) if pair not in self.found])
+            self._settle_slow([pair for pair in dict.fromkeys(pairs) if pair not in self.by_pair])
 
     def _first_try(self, pair: Pair) -> Verdict | None:
         put_off = self._allowance.put_off
@@ -107,9 +107,9 @@ class Verdicts:
             checks = {pair: self._pool.submit(self._checker.check, *pair, is_cancelled=self._is_over) for pair in together}
             if not self._wait(checks.values()):
                 return
-            self.found |= {pair: check.result() for pair, check in checks.items()}
-            allowance.killed.update(pair for pair in together if self.found[pair].killed)
-        self.found |= dict.fromkeys(slow, Verdict(0.0, killed=True))
+            self.by_pair |= {pair: check.result() for pair, check in checks.items()}
+            allowance.killed.update(pair for pair in together if self.by_pair[pair].killed)
+        self.by_pair |= dict.fromkeys(slow, Verdict(0.0, killed=True))
         allowance.refused.update(slow)
 
     def _wait(self, futures: Iterable[Future[Any]]) -> bool:

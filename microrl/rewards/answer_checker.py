@@ -90,8 +90,8 @@ class AnswerChecker:
         is_readable = readable(gold)
         if is_readable is not None:
             return is_readable
-        found = self._ask({"gold": gold}, None, never)
-        return None if found is None else bool(found)
+        reply = self._ask({"gold": gold}, None, never)
+        return None if reply is None else bool(reply)
 
     def _ask(self, request: dict[str, str], cpu_s: float | None, is_cancelled: Cancelled) -> float | None:
         def is_over() -> bool:

@@ -98,10 +98,10 @@ class RewardScorer:
             arrived.sort(key=lambda item: item[0])
             verdicts.settle(pair for _, _, pairs in arrived for pair in pairs)
             values = calls.settle()
-        found = verdicts.found
+        by_pair = verdicts.by_pair
         return [
-            replace(group, scores=self._scores(group, pairs, found, self._own(group, values.get(position), accuracy_only)))
-            if found.keys() >= set(pairs)
+            replace(group, scores=self._scores(group, pairs, by_pair, self._own(group, values.get(position), accuracy_only)))
+            if by_pair.keys() >= set(pairs)
             else group
             for position, group, pairs in arrived
         ]
@@ -113,8 +113,8 @@ class RewardScorer:
         with Verdicts(self.checker, self._pool, self.allowance, self.check_deadline, left_s) as verdicts:
             verdicts.ask(asked)
             verdicts.settle(asked)
-        found = verdicts.found
-        return {pair for pair in asked if found[pair].right} if found.keys() >= set(asked) else None
+        by_pair = verdicts.by_pair
+        return {pair for pair in asked if by_pair[pair].right} if by_pair.keys() >= set(asked) else None
 
     @property
     def parts(self) -> list[str]:
@@ -132,10 +132,10 @@ class RewardScorer:
         return [{**given, part: reward} for given, reward in zip(own, rewards, strict=True)]
 
     def _scores(
-        self, group: Group, pairs: Sequence[Pair], found: Mapping[Pair, Verdict], parts: Sequence[dict[str, Value]]
+        self, group: Group, pairs: Sequence[Pair], by_pair: Mapping[Pair, Verdict], parts: Sequence[dict[str, Value]]
     ) -> tuple[Score, ...]:
         return tuple(
-            self._one(group.prompt, completion, pair[1], found[pair], own)
+            self._one(group.prompt, completion, pair[1], by_pair[pair], own)
             for completion, pair, own in zip(group.completions, pairs, parts, strict=True)
         )
 

@@ -65,25 +65,25 @@ def _is_long_sum(text: str) -> bool:
         return False
     if _OPEN_TOWER.search(text):
         return True
-    found = _summed(text)
-    return found is None or (found[0] is not None and _HIGH_POWER.search(found[1]) is not None)
+    terms_and_rest = _summed(text)
+    return terms_and_rest is None or (terms_and_rest[0] is not None and _HIGH_POWER.search(terms_and_rest[1]) is not None)
 
 
 def most_terms(text: str) -> int | None:
     """Terms of the sums and products, those inside one another multiplied; None where there are none, and MOST_TERMS + 1 where
     there are too many."""
-    found = _summed(text)
-    return MOST_TERMS + 1 if found is None else found[0]
+    terms_and_rest = _summed(text)
+    return MOST_TERMS + 1 if terms_and_rest is None else terms_and_rest[0]
 
 
 def _summed(text: str) -> tuple[int | None, str] | None:
     """`most_terms`, and the text without the limits; None where there are too many terms."""
     rest, place, terms, range_before = "", 0, 1, 1
-    for found in _SUM.finditer(text):
-        if found.start() < place:  # in the limit of another
+    for match in _SUM.finditer(text):
+        if match.start() < place:  # in the limit of another
             return None
-        rest += text[place : found.start()]
-        place = found.end()
+        rest += text[place : match.start()]
+        place = match.end()
         limits: dict[str, str] = {}
         while len(limits) < 2 and (limit := _LIMIT.match(text, place)) and limit[1] not in limits:
             limits[limit[1]] = limit[2] if limit[2] is not None else limit[3]

@@ -61,7 +61,7 @@ def _parsed(text: str) -> Any | None:
 
     if is_absurd(text) or not is_mathematical(text) or _POWER_IN_POWER.search(text):
         return None
-    found = parse(
+    parsed = parse(
         f"\\boxed{{{text}}}",
         extraction_config=[LatexExtractionConfig(boxed_match_priority=0)],
         fallback_mode="no_fallback",
@@ -69,7 +69,7 @@ def _parsed(text: str) -> Any | None:
         parsing_timeout=None,
         raise_on_error=False,
     )
-    objects = [each for each in found if isinstance(each, Basic | MatrixBase)]
+    objects = [each for each in parsed if isinstance(each, Basic | MatrixBase)]
     if len(objects) != 1:
         return None
     # Where an i stands, though it only counts, math-verify takes all letters for complex ones, which no real ones are equal to.

@@ -34,8 +34,8 @@ _MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array")
 class Expressions:
     """A reader of tokens with a place. `items`, `_bracketed` and `_set` come from the other half."""
 
-    def __init__(self, found: Sequence[Token]) -> None:
-        self._tokens, self._at, self._depth, self._bars = found, 0, 0, 0
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens, self._at, self._depth, self._bars = tokens, 0, 0, 0
 
     def items(self) -> Node:
         raise NotImplementedError
@@ -71,31 +71,31 @@ class Expressions:
     # ---- arithmetic
 
     def _sum(self) -> Tree | Node:
-        found: Tree | Node
+        first: Tree | Node
         if self._is("+", "-", "pm", "mp"):
             sign = self._need("+", "-", "pm", "mp")
             term = as_tree(self._term())
-            found = {"+": term, "-": ("-", term)}.get(sign) or _plus_or_minus(_ZERO, term, sign)
+            first = {"+": term, "-": ("-", term)}.get(sign) or _plus_or_minus(_ZERO, term, sign)
         else:
-            found = self._term()
+            first = self._term()
         terms: list[Tree] = []
-        while is_tree(found) and self._is("+", "-", "pm", "mp"):
-            terms = terms or [as_tree(found)]
+        while is_tree(first) and self._is("+", "-", "pm", "mp"):
+            terms = terms or [as_tree(first)]
             sign = self._need("+", "-", "pm", "mp")
             term = as_tree(self._term(signed=True))
             if sign in ("pm", "mp"):
                 terms = [_plus_or_minus(("+", *terms), term, sign)]
             else:
                 terms.append(term if sign == "+" else ("-", term))
-        return ("+", *terms) if terms else found
+        return ("+", *terms) if terms else first
 
     def _term(self, signed: bool = False) -> Tree | Node:
         if signed and self._is("-", "+"):  # 3 + -2
             return self._signed_factor()
-        found = self._factor() if (mixed := self._mixed_number()) is None else self._marked(mixed)
-        if not is_tree(found):
-            return found
-        factors: list[Tree] = [as_tree(found)]
+        first = self._factor() if (mixed := self._mixed_number()) is None else self._marked(mixed)
+        if not is_tree(first):
+            return first
+        factors: list[Tree] = [as_tree(first)]
         while True:
             if self._take("*", "cdot", "times"):
                 factors.append(self._signed_factor())
@@ -127,17 +127,20 @@ class Expressions:
         if not _is_whole(whole):
             return None
         if self._peek(1).text == "frac":
-            found = self._fraction_ahead()
+            fraction = self._fraction_ahead()
         elif not self._peek(1).tight and _is_whole(self._peek(1)) and self._peek(2).text == "/" and _is_whole(self._peek(3)):
-            found = (self._peek(1).value.value, self._peek(3).value.value, 4)
+            fraction = (self._peek(1).value.value, self._peek(3).value.value, 4)
         else:
             return None
-        if found is None or not 0 < found[0] < found[1] or self._peek(found[2]).text == "!":
+        if fraction is None or not 0 < fraction[0] < fraction[1] or self._peek(fraction[2]).text == "!":
             return None
-        if self._peek(found[2]).text == "^" and "circ" not in (self._peek(found[2] + 1).text, self._peek(found[2] + 2).text):
+        if self._peek(fraction[2]).text == "^" and "circ" not in (
+            self._peek(fraction[2] + 1).text,
+            self._peek(fraction[2] + 2).text,
+        ):
             return None
-        self._at += found[2]
-        return ("number", whole.value.value + found[0] / found[1], False)
+        self._at += fraction[2]
+        return ("number", whole.value.value + fraction[0] / fraction[1], False)
 
     def _fraction_ahead(self) -> tuple[Fraction, Fraction, int] | None:
         r"""Both numbers of a `\frac` of whole numbers behind the next token, and how many tokens all that takes."""
@@ -162,40 +165,40 @@ class Expressions:
 
     def _factor(self) -> Tree | Node:
         """Something with at most one power or factorial, and signs of percent or degrees: x^2^3 and n!! are not read."""
-        found = self._atom()
+        factor = self._atom()
         if self._is("^"):
             self._at += 1
-            found = self._raised(as_tree(found))
+            factor = self._raised(as_tree(factor))
         if self._take("!"):
-            found = ("factorial", as_tree(found))
-        found = self._marked(found)
+            factor = ("factorial", as_tree(factor))
+        factor = self._marked(factor)
         if self._is("^", "!", "%", "\\%", "degree"):
             raise Unreadable
-        return found
+        return factor
 
-    def _marked(self, found: Tree | Node) -> Tree | Node:
+    def _marked(self, factor: Tree | Node) -> Tree | Node:
         """With a sign of percent or degrees, if one follows."""
         for kind, signs in (("percent", ("%", "\\%")), ("degrees", ("degree",))):
             if self._take(*signs):
-                return (kind, as_tree(found))
+                return (kind, as_tree(factor))
         if self._is("^") and "circ" in (self._peek(1).text, self._peek(2).text if self._peek(1).text == "{" else ""):
             self._at += 1
-            return self._raised(as_tree(found))
-        return found
+            return self._raised(as_tree(factor))
+        return factor
 
     def _raised(self, base: Tree) -> Tree:
         braces = self._take("{")
         if self._take("circ", "degree"):
-            found: Tree = ("degrees", base)
+            raised: Tree = ("degrees", base)
         elif braces:
-            found = ("^", base, as_tree(self._sum()))
+            raised = ("^", base, as_tree(self._sum()))
         elif self._take("-"):
-            found = ("^", base, ("-", as_tree(self._atom())))
+            raised = ("^", base, ("-", as_tree(self._atom())))
         else:
-            found = ("^", base, as_tree(self._atom()))
+            raised = ("^", base, as_tree(self._atom()))
         if braces:
             self._need("}")
-        return found
+        return raised
 
     # ---- atoms
 
@@ -206,27 +209,27 @@ class Expressions:
         token = self._peek()
         self._at += 1
         if token.kind == "number":
-            found = self._number(token)
+            atom = self._number(token)
         elif token.kind == "letter":
-            found = self._letter(token.text)
+            atom = self._letter(token.text)
         elif token.kind == "command":
-            found = self._command(token)
+            atom = self._command(token)
         elif token.kind == "mark" and token.text in ("(", "["):
-            found = self._bracketed(token.text)
+            atom = self._bracketed(token.text)
         elif token.kind == "mark" and token.text == "\\{":
-            found = self._set()
+            atom = self._set()
         elif token.kind == "mark" and token.text == "{":
-            found = self._plain(self.items())
+            atom = self._plain(self.items())
             self._need("}")
         elif token.kind == "mark" and token.text == "|":
             self._bars += 1
-            found = ("call", "abs", as_tree(self._sum()))
+            atom = ("call", "abs", as_tree(self._sum()))
             self._need("|")
             self._bars -= 1
         else:
             raise Unreadable
         self._depth -= 1
-        return found
+        return atom
 
     def _plain(self, node: Node) -> Tree | Node:
         return node.tree if isinstance(node, Value) and node.unit is None else node
@@ -305,9 +308,9 @@ class Expressions:
     def _argument(self) -> Tree:
         """What a LaTeX command takes: a group in braces, or one thing."""
         if self._take("{"):
-            found = as_tree(self._sum())
+            argument = as_tree(self._sum())
             self._need("}")
-            return found
+            return argument
         return as_tree(self._atom())
 
     def _name(self) -> str:
@@ -335,10 +338,10 @@ class Expressions:
                 raise Unreadable
         inside = self._function_argument()
         if name in _LOGARITHMS:
-            found: Tree = ("log", base, inside)
+            call: Tree = ("log", base, inside)
         else:
-            found = ("^", _E, inside) if name == "exp" else ("call", name, inside)
-        return found if power is None else ("^", found, power)
+            call = ("^", _E, inside) if name == "exp" else ("call", name, inside)
+        return call if power is None else ("^", call, power)
 
     def _function_argument(self) -> Tree:
         if self._is("(", "{", "[", "|"):
@@ -369,14 +372,14 @@ class Expressions:
         return Matrix(tuple(map(tuple, rows)))
 
 
-def is_tree(found: Tree | Node) -> bool:
-    return isinstance(found, tuple)
+def is_tree(parsed: Tree | Node) -> bool:
+    return isinstance(parsed, tuple)
 
 
-def as_tree(found: Tree | Node) -> Tree:
-    if not isinstance(found, tuple):
+def as_tree(parsed: Tree | Node) -> Tree:
+    if not isinstance(parsed, tuple):
         raise Unreadable
-    return found
+    return parsed
 
 
 def _product(factors: list[Tree]) -> Tree:

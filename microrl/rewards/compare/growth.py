@@ -88,8 +88,8 @@ class _Look:
     """`letter`: decimal digits of what a letter stands for."""
 
     def __init__(self, text: str, letter: int, is_endless: bool) -> None:
-        found = ((str(mark.lastgroup), mark[0]) for mark in _TOKEN.finditer(text) if not mark[0].isspace())
-        self._tokens = [*found, ("end", "")]
+        tokens = ((str(match.lastgroup), match[0]) for match in _TOKEN.finditer(text) if not match[0].isspace())
+        self._tokens = [*tokens, ("end", "")]
         self._at, self._depth, self._letter, self._is_endless = 0, 0, letter, is_endless
 
     def group(self) -> _Size:
@@ -102,27 +102,27 @@ class _Look:
                 whole, term = term if whole is None else whole.plus(term), _Size()
             else:
                 term = term.times(self._operand())
-        found = term if whole is None else whole.plus(term)
-        if self._is_endless and self._depth and whole is not None and found.degree > 1:
+        total = term if whole is None else whole.plus(term)
+        if self._is_endless and self._depth and whole is not None and total.degree > 1:
             raise _Costly
-        return found
+        return total
 
     @property
     def _kind(self) -> str:
         return self._tokens[self._at][0]
 
     def _operand(self) -> _Size:
-        found = self._atom()
+        size = self._atom()
         while self._kind in ("power", "many", "below"):
             kind = self._kind
             self._at += 1
             if kind == "power":
-                found = self._raised(found, self._argument())
+                size = self._raised(size, self._argument())
             elif kind == "many":
-                found = self._factorial(found)
+                size = self._factorial(size)
             else:
-                found = replace(found, has_functions=found.has_functions or self._argument().has_functions)
-        return found
+                size = replace(size, has_functions=size.has_functions or self._argument().has_functions)
+        return size
 
     def _argument(self) -> _Size:
         while self._kind == "apart" or self._tokens[self._at] == ("skip", "\\limits"):
@@ -141,8 +141,8 @@ class _Look:
             case "constant":
                 return _Size(0.5)
             case "function":
-                found = _Size(has_functions=True)
-                return found.times(self._atom()) if self._kind == "open" else found
+                size = _Size(has_functions=True)
+                return size.times(self._atom()) if self._kind == "open" else size
             case "exponential":
                 return self._raised(_Size(0.5), self._argument())
             case "choose":
@@ -151,10 +151,10 @@ class _Look:
                 self._depth += 1
                 if self._depth > DEEPEST:
                     raise _Costly
-                found = self.group()
+                size = self.group()
                 self._at += self._kind == "close"
                 self._depth -= 1
-                return replace(found, is_sum=True) if text.startswith("\\begin") else found
+                return replace(size, is_sum=True) if text.startswith("\\begin") else size
         return _Size()
 
     def _magnitude(self, size: _Size) -> float:

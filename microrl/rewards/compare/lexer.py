@@ -144,8 +144,8 @@ def plain(text: str) -> str:
     if text.startswith(("–", "—")):
         text = "-" + text[1:]
     if not text.isascii():
-        text = _RAISED.sub(lambda found: "^{" + "".join(map(_SUPERSCRIPT.__getitem__, found[0])) + "}", text)
-        text = _LOWERED.sub(lambda found: "_{" + "".join(map(_SUBSCRIPT.__getitem__, found[0])) + "}", text)
+        text = _RAISED.sub(lambda match: "^{" + "".join(map(_SUPERSCRIPT.__getitem__, match[0])) + "}", text)
+        text = _LOWERED.sub(lambda match: "_{" + "".join(map(_SUBSCRIPT.__getitem__, match[0])) + "}", text)
     text = text.translate(_SYMBOLS)
     if "\\begin" not in text:  # no line breaks, so two backslashes are one that was escaped
         text = _ESCAPED.sub(r"\\", text)
@@ -190,20 +190,20 @@ def unwrapped(text: str) -> str:
 
 def tokens(text: str, *, comma_groups: bool = True) -> list[Token]:
     """The tokens of a text from `plain`. `comma_groups`: whether 1,234 outside brackets is one number. Raises Unreadable."""
-    found: list[Token] = []
-    _Lexer(text, comma_groups, found).run()
-    return found
+    collected: list[Token] = []
+    _Lexer(text, comma_groups, collected).run()
+    return collected
 
 
 class _Lexer:
-    def __init__(self, text: str, comma_groups: bool, found: list[Token], depth: int = 0) -> None:
-        self._text, self._comma_groups, self._found, self._depth = text, comma_groups, found, depth
+    def __init__(self, text: str, comma_groups: bool, collected: list[Token], depth: int = 0) -> None:
+        self._text, self._comma_groups, self._collected, self._depth = text, comma_groups, collected, depth
         self._at, self._brackets, self._tight = 0, 0, False
 
     def run(self) -> None:
         text = self._text
         while self._at < len(text):
-            if len(self._found) > MAX_TOKENS:
+            if len(self._collected) > MAX_TOKENS:
                 raise Unreadable
             character = text[self._at]
             if (based := _BASED.match(text, self._at)) is not None and not self._tight:
@@ -221,7 +221,7 @@ class _Lexer:
                 self._mark(text[self._at : self._at + 2])
 
     def _add(self, kind: str, text: str, value: Any = None) -> None:
-        self._found.append(Token(kind, text, value, self._tight))
+        self._collected.append(Token(kind, text, value, self._tight))
         self._tight = True
 
     def _mark(self, two: str) -> None:
@@ -235,31 +235,31 @@ class _Lexer:
 
     def _number(self) -> bool:
         text, at = self._text, self._at
-        if (found := _REPEATING.match(text, at)) is not None:
-            whole, fixed, again = found["whole"], found["fixed"], found["again"]
+        if (match := _REPEATING.match(text, at)) is not None:
+            whole, fixed, again = match["whole"], match["fixed"], match["again"]
             _check(len(whole) + len(fixed) + len(again) <= 100)
             value = Fraction(int(whole + fixed or 0), 10 ** len(fixed))
             value += Fraction(int(again), 10 ** len(fixed) * (10 ** len(again) - 1))
-            self._add("number", found[0], Numeral(value, False))
-        elif (found := _GROUPS.match(text, at)) is not None or (
-            self._comma_groups and self._brackets == 0 and (found := _COMMAS.match(text, at)) is not None
+            self._add("number", match[0], Numeral(value, False))
+        elif (match := _GROUPS.match(text, at)) is not None or (
+            self._comma_groups and self._brackets == 0 and (match := _COMMAS.match(text, at)) is not None
         ):
-            more = found["more"] or ""
-            digits = re.sub("[^0-9]", "", found[0][: len(found[0]) - len(more)])
+            more = match["more"] or ""
+            digits = re.sub("[^0-9]", "", match[0][: len(match[0]) - len(more)])
             self._add("number", digits + more, Numeral(_value(digits + more), bool(more)))
-        elif (found := _NUMBER.match(text, at)) is not None:
-            self._add("number", found[0], Numeral(_value(found[0]), "." in found[0].rstrip(".") or found["power"] is not None))
+        elif (match := _NUMBER.match(text, at)) is not None:
+            self._add("number", match[0], Numeral(_value(match[0]), "." in match[0].rstrip(".") or match["power"] is not None))
         else:
             return False
-        self._at = found.end()
+        self._at = match.end()
         return True
 
     def _letters(self) -> None:
-        found = _LETTERS.match(self._text, self._at)
-        _check(found is not None)
-        assert found is not None
-        run, before = found[0], self._at
-        self._at = found.end()
+        letters = _LETTERS.match(self._text, self._at)
+        _check(letters is not None)
+        assert letters is not None
+        run, before = letters[0], self._at
+        self._at = letters.end()
         if run in _PLAIN_NAMES:
             self._add("command", _PLAIN_NAMES[run])
         elif len(run) == 1:
@@ -273,15 +273,15 @@ class _Lexer:
                 self._add("letter", letter)
 
     def _command(self) -> None:
-        if (found := _ENVIRONMENT.match(self._text, self._at)) is not None:
-            self._add("command", found[1], found[2].rstrip("*"))
-            self._at = found.end()
+        if (environment := _ENVIRONMENT.match(self._text, self._at)) is not None:
+            self._add("command", environment[1], environment[2].rstrip("*"))
+            self._at = environment.end()
             return
-        found = _COMMAND.match(self._text, self._at)
-        _check(found is not None)
-        assert found is not None
-        name = found[1]
-        self._at = found.end()
+        command = _COMMAND.match(self._text, self._at)
+        _check(command is not None)
+        assert command is not None
+        name = command[1]
+        self._at = command.end()
         if name in _SKIPPED or name in _WITH_NAME:
             self._skip(name)
         elif name in _TEXT:
@@ -344,7 +344,7 @@ class _Lexer:
             _check(self._depth < 3)
             inner: list[Token] = []
             _Lexer(content.strip(), False, inner, self._depth + 1).run()
-            self._found += [
+            self._collected += [
                 Token("word", token.text) if token.kind == "letter" and token.text not in "ei" else token for token in inner
             ]
         self._tight = False

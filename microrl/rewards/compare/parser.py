@@ -24,11 +24,11 @@ _LARGE = {"hundred": Fraction(10**2), "thousand": Fraction(10**3), "million": Fr
 _CELSIUS = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
 
 
-def parse(found: Sequence[Token]) -> Node:
+def parse(tokens: Sequence[Token]) -> Node:
     """Raises Unreadable."""
-    if found and all(token.kind == "word" for token in found):
-        return Words(" ".join(token.text for token in found).lower())
-    parser = _Parser(found)
+    if tokens and all(token.kind == "word" for token in tokens):
+        return Words(" ".join(token.text for token in tokens).lower())
+    parser = _Parser(tokens)
     node = parser.items()
     parser.expect_end()
     return node
@@ -43,14 +43,14 @@ class _Parser(Expressions):
 
     def items(self) -> Node:
         """One thing, or a list of them."""
-        found, choice = [self._item()], False
+        items, choice = [self._item()], False
         while (joined := self._separator()) is not None:
             choice |= joined == "or"
-            found.append(self._item())
-        if len(found) == 1:
-            return found[0]
+            items.append(self._item())
+        if len(items) == 1:
+            return items[0]
         flat: list[Node] = []
-        for node in found:  # a list from plus-or-minus
+        for node in items:  # a list from plus-or-minus
             flat += node.items if isinstance(node, Group) and node.kind == "list" else (node,)
         match flat:  # x = 1, 2, 3
             case [Chain((name, first), ("=",)), *rest] if is_name(name) and all(isinstance(node, Value) for node in rest):
@@ -101,11 +101,11 @@ class _Parser(Expressions):
         return self._operand()
 
     def _operand(self) -> Node:
-        found = self._measured()
-        marks = (*_UNION, "-") if isinstance(found, Interval) else _UNION
+        first = self._measured()
+        marks = (*_UNION, "-") if isinstance(first, Interval) else _UNION
         if not self._is(*marks):
-            return found
-        parts: list[Node] = [found]
+            return first
+        parts: list[Node] = [first]
         without: list[Node] = []
         while self._is(*marks):
             is_union = self._need(*marks) == "cup"
@@ -121,18 +121,18 @@ class _Parser(Expressions):
         self._at += minus
         money = currency(self._peek().text) if self._peek().kind in ("mark", "word") else None
         self._at += money is not None
-        found = self._sum()
-        if not isinstance(found, tuple):
+        parsed = self._sum()
+        if not isinstance(parsed, tuple):
             if minus or money:
                 raise Unreadable
-            return found
+            return parsed
         if minus:
-            found = ("-", found)
+            parsed = ("-", parsed)
         if (self._is(":") or self._is_to()) and money is None:
-            return self._ratio(found)
-        return self._with_unit(found, money)
+            return self._ratio(parsed)
+        return self._with_unit(parsed, money)
 
-    def _with_unit(self, found: Tree, unit: Unit | None) -> Node:
+    def _with_unit(self, tree: Tree, unit: Unit | None) -> Node:
         if self._peek().kind == "mark" and (money := currency(self._peek().text)) is not None:
             self._at += 1
             if unit is not None and unit != money:
@@ -140,20 +140,20 @@ class _Parser(Expressions):
             unit = money
         words = self._unit_tokens()
         if words and (times := _LARGE.get(words[0].text.lower())) is not None:
-            found, words = ("*", found, ("number", times, False)), words[1:]
+            tree, words = ("*", tree, ("number", times, False)), words[1:]
         if words and words[0].text.lower() in ("percent", "percentage", "pct"):
-            found, words = ("percent", found), words[1:]
+            tree, words = ("percent", tree), words[1:]
         elif words and words[0].text.lower() in ("degree", "degrees", "deg"):
-            found, words = ("degrees", found), words[1:]
-        if words and found[0] == "degrees" and len(words) == 1 and words[0].text.lower() in _CELSIUS:
-            return Value(found, Unit(Fraction(1), ((_CELSIUS[words[0].text.lower()], 1),)))
+            tree, words = ("degrees", tree), words[1:]
+        if words and tree[0] == "degrees" and len(words) == 1 and words[0].text.lower() in _CELSIUS:
+            return Value(tree, Unit(Fraction(1), ((_CELSIUS[words[0].text.lower()], 1),)))
         if words:
             named = read_unit(words)
             if unit is not None and named != unit:
                 raise Unreadable
             unit = unit or named
-        values = _plus_and_minus(found)
-        return Value(found, unit) if values == [found] else Group("list", tuple(Value(tree, unit) for tree in values))
+        values = _plus_and_minus(tree)
+        return Value(tree, unit) if values == [tree] else Group("list", tuple(Value(each, unit) for each in values))
 
     def _unit_tokens(self) -> list[Token]:
         begin = self._at
@@ -231,8 +231,8 @@ class _Parser(Expressions):
         return Group("set", (inside,))
 
 
-def _is_balanced(found: Sequence[Token]) -> bool:
-    return sum((token.text == "{") - (token.text == "}") for token in found) == 0
+def _is_balanced(tokens: Sequence[Token]) -> bool:
+    return sum((token.text == "{") - (token.text == "}") for token in tokens) == 0
 
 
 def _plus_and_minus(tree: Tree) -> list[Tree]:

@@ -136,8 +136,8 @@ def _by_words(gold: str, answer: str) -> bool | None:
 
 def choice(text: str) -> tuple[str, str] | None:
     """The letter and what follows it, of one choice among several: `B`, `(B)`, `B. 12`, `\\text{C. }5`; None for another text."""
-    found = _CHOICE.fullmatch(_in_plain_text(text))
-    return None if found is None or found[3].startswith(_GOES_ON) else ((found[1] or found[2]).upper(), found[3].strip())
+    match = _CHOICE.fullmatch(_in_plain_text(text))
+    return None if match is None or match[3].startswith(_GOES_ON) else ((match[1] or match[2]).upper(), match[3].strip())
 
 
 def _by_choice(gold: str, answer: str) -> bool | None:
@@ -207,13 +207,13 @@ def _spelled(text: str) -> str | None:
         return None
 
 
-def _canonical_tokens(found: list[Token]) -> list[tuple[str, str]]:
-    told: list[tuple[str, str]] = []
-    for token in found:
-        told.append((token.kind, token.text if token.value is None else str(token.value)))
-        if told[-1] == ("mark", "}") and told[-3:-2] == [("mark", "{")]:
-            told[-3:] = told[-2:-1]
-    return told
+def _canonical_tokens(lexed: list[Token]) -> list[tuple[str, str]]:
+    canonical: list[tuple[str, str]] = []
+    for token in lexed:
+        canonical.append((token.kind, token.text if token.value is None else str(token.value)))
+        if canonical[-1] == ("mark", "}") and canonical[-3:-2] == [("mark", "{")]:
+            canonical[-3:] = canonical[-2:-1]
+    return canonical
 
 
 def needs_algebra(text: str) -> bool:

@@ -64,11 +64,11 @@ def _pieces(node: Node, letters: set[str]) -> list[Interval]:
         case Chain():
             return _solutions(node, letters)
         case Region(parts, without):
-            found = [piece for part in parts for piece in _pieces(part, letters)]
+            pieces = [piece for part in parts for piece in _pieces(part, letters)]
             for part in without:
-                for piece in _pieces(part, letters):
-                    found = _without(_merged(found), piece)
-            return found
+                for gap in _pieces(part, letters):
+                    pieces = _without(_merged(pieces), gap)
+            return pieces
     raise NoRegion
 
 
@@ -130,11 +130,11 @@ def _merged(pieces: list[Interval]) -> list[Interval]:
     for piece in pieces:
         if _order(piece.low) > _order(piece.high) or (equal(piece.low, piece.high) and (piece.low_open or piece.high_open)):
             raise NoRegion
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for piece in sorted(pieces, key=lambda piece: (_order(piece.low), piece.low_open)):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is None or not _touch(last, piece):
-            found.append(piece)
+            merged.append(piece)
             continue
         if equal(last.high, piece.high):
             high, high_open = last.high, last.high_open and piece.high_open
@@ -142,8 +142,8 @@ def _merged(pieces: list[Interval]) -> list[Interval]:
             high, high_open = last.high, last.high_open
         else:
             high, high_open = piece.high, piece.high_open
-        found[-1] = Interval(last.low, high, last.low_open, high_open)
-    return found
+        merged[-1] = Interval(last.low, high, last.low_open, high_open)
+    return merged
 
 
 def _touch(first: Interval, second: Interval) -> bool:
@@ -154,12 +154,12 @@ def _touch(first: Interval, second: Interval) -> bool:
 
 def _all_of(regions: list[list[Interval]]) -> list[Interval]:
     """What lies in each of these unions. Raises NoRegion where nothing does."""
-    found = regions[0]
+    common = regions[0]
     for region in regions[1:]:
-        found = [both for a in found for b in region if (both := _common(a, b)) is not None]
-    if not found:
+        common = [both for a in common for b in region if (both := _common(a, b)) is not None]
+    if not common:
         raise NoRegion
-    return found
+    return common
 
 
 def _without(pieces: list[Interval], gap: Interval) -> list[Interval]:

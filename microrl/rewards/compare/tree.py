@@ -159,11 +159,11 @@ def _bounded(value: Fraction | None) -> Fraction | None:
 
 
 def _product(parts: list[Fraction]) -> Fraction:
-    found = Fraction(1)
+    product = Fraction(1)
     for part in parts:
-        found *= part
-        _bounded(found)
-    return found
+        product *= part
+        _bounded(product)
+    return product
 
 
 def _power(base: Fraction, power: Fraction) -> Fraction | None:
@@ -215,10 +215,10 @@ def modular(tree: Tree, point: Mapping[str, int]) -> int:
         case "+":
             return sum(modular(part, point) for part in tree[1:]) % PRIME
         case "*":
-            found = 1
+            product = 1
             for part in tree[1:]:
-                found = found * modular(part, point) % PRIME
-            return found
+                product = product * modular(part, point) % PRIME
+            return product
         case "-":
             return -modular(tree[1], point) % PRIME
         case "/":
@@ -275,12 +275,12 @@ class Numeric:
         """Raises TooHard, Undefined."""
         _spend(self._cost * (50 if tree[0] in ("call", "log", "^", "root", "factorial", "binom") else 3))
         try:
-            found = self._value(tree, in_angle)
+            value = self._value(tree, in_angle)
         except (ZeroDivisionError, ValueError):
             raise Undefined from None
         except (OverflowError, self._mp.NoConvergence):
             raise TooHard from None
-        return self._noted(found, may_cancel=tree[0] in ("+", "call", "log"))
+        return self._noted(value, may_cancel=tree[0] in ("+", "call", "log"))
 
     def _noted(self, value: Any, may_cancel: bool = False) -> Any:
         if not self._mp.isfinite(value):
@@ -323,10 +323,10 @@ class Numeric:
             case "+":
                 return mp.fsum(parts)
             case "*":
-                found = parts[0]
+                product = parts[0]
                 for part in parts[1:]:
-                    found = self._noted(found * part)
-                return found
+                    product = self._noted(product * part)
+                return product
             case "-":
                 return -parts[0]
             case "/":

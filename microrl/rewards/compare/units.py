@@ -62,12 +62,12 @@ def currency(mark: str) -> Unit | None:
     return Unit(Fraction(1), ((_MONEY[mark], 1),)) if mark in _MONEY else None
 
 
-def read_unit(found: Sequence[Token]) -> Unit | None:
+def read_unit(tokens: Sequence[Token]) -> Unit | None:
     """The unit that these tokens name; None where it says only "units". Raises Unreadable for what is none."""
     factor, powers, sign, at, strangers, is_open = Fraction(1), dict[str, int](), 1, 0, 0, True
     pending = 1
-    while at < len(found):
-        token = found[at]
+    while at < len(tokens):
+        token = tokens[at]
         at += 1
         if token.kind == "word" and token.text.lower() in _POWERS:
             pending = _POWERS[token.text.lower()]
@@ -77,8 +77,8 @@ def read_unit(found: Sequence[Token]) -> Unit | None:
             sign, is_open = -1, True
         elif (token.kind, token.text) == ("command", "cdot") and not is_open:
             is_open = True
-        elif token.kind == "word" or (token.kind == "letter" and at > 1 and found[at - 2].text == "/"):
-            power, at = _power(found, at)
+        elif token.kind == "word" or (token.kind == "letter" and at > 1 and tokens[at - 2].text == "/"):
+            power, at = _power(tokens, at)
             power *= sign * pending
             pending, is_open = 1, False
             times, names, known = _named(token.text)
@@ -92,7 +92,7 @@ def read_unit(found: Sequence[Token]) -> Unit | None:
         raise Unreadable
     left = tuple(sorted((name, power) for name, power in powers.items() if power and name != "unit"))
     if not left and powers.keys() - {"unit"}:  # hours per week, which are left out like any other unit
-        return Unit(Fraction(1), ((" ".join(token.text for token in found), 1),))
+        return Unit(Fraction(1), ((" ".join(token.text for token in tokens), 1),))
     return Unit(factor, left) if left or factor != 1 else None
 
 
@@ -104,9 +104,9 @@ def letter_as_unit(letter: str) -> Unit | None:
     return Unit(factor, powers)
 
 
-def _power(found: Sequence[Token], at: int) -> tuple[int, int]:
+def _power(tokens: Sequence[Token], at: int) -> tuple[int, int]:
     """The power written after a unit, and where it ends."""
-    texts = [token.text for token in found[at : at + 4]]
+    texts = [token.text for token in tokens[at : at + 4]]
     if texts[:1] == ["^"]:
         if texts[1:2] == ["{"] and texts[3:4] == ["}"] and texts[2] in ("2", "3"):
             return int(texts[2]), at + 4

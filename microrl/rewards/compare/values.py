@@ -77,15 +77,15 @@ def _is_whole(gold: Tree, answer: Tree, names: frozenset[str]) -> bool:
         points += _special_points(names)
     for point in points:
         try:
-            wanted = Numeric(60, point).value(gold)
+            gold_value = Numeric(60, point).value(gold)
         except Undefined:
             continue
         try:
-            found = Numeric(60, point).value(answer)
+            answer_value = Numeric(60, point).value(answer)
         except Undefined:
             return False
-        is_real = abs(_imaginary(found)) < 1e-30 and abs(_imaginary(wanted)) < 1e-30
-        if is_real and abs(wanted - found) > 1e-20 * max(1, abs(wanted)):
+        is_real = abs(_imaginary(answer_value)) < 1e-30 and abs(_imaginary(gold_value)) < 1e-30
+        if is_real and abs(gold_value - answer_value) > 1e-20 * max(1, abs(gold_value)):
             return False
     return True
 
@@ -191,12 +191,12 @@ def _is_near(decimal: Tree, value: Fraction, number: Fraction) -> bool:
 
 def is_decimal(tree: Tree) -> bool:
     """Whether it is written as a decimal number, perhaps times a power of ten."""
-    found = False
+    has_decimal = False
     for node in nodes(tree):
         if node[0] not in ("number", "-", "*", "^", "percent", "degrees"):
             return False
-        found |= node[0] == "number" and node[2]
-    return found
+        has_decimal |= node[0] == "number" and node[2]
+    return has_decimal
 
 
 def _is_finite_decimal(value: Fraction) -> bool:

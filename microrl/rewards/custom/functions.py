@@ -91,16 +91,16 @@ class CustomReward:
         """
         count = len(completions)
         if self.kills >= KILLS:
-            found: list[Any] | str = f"{NOT_CALLED}: {KILLS} calls in this step have been killed"
+            outcome: list[Any] | str = f"{NOT_CALLED}: {KILLS} calls in this step have been killed"
         else:
-            found = self._call(prompts, completions, rows, asked, is_cancelled=is_cancelled)
+            outcome = self._call(prompts, completions, rows, asked, is_cancelled=is_cancelled)
             if self._raised and count > 1:
                 # One completion that it cannot read must not cost the others of its group their rewards.
-                found = self._one_by_one(prompts, completions, rows, asked, is_cancelled)
-        if isinstance(found, str):
-            found = [{"bad": found}] * count
-        values = [None if isinstance(result, dict) else result for result in found]
-        return values, [Failure(index, result["bad"]) for index, result in enumerate(found) if isinstance(result, dict)]
+                outcome = self._one_by_one(prompts, completions, rows, asked, is_cancelled)
+        if isinstance(outcome, str):
+            outcome = [{"bad": outcome}] * count
+        values = [None if isinstance(result, dict) else result for result in outcome]
+        return values, [Failure(index, result["bad"]) for index, result in enumerate(outcome) if isinstance(result, dict)]
 
     def _one_by_one(
         self,
@@ -117,8 +117,8 @@ class CustomReward:
             if self.kills >= KILLS or now_s() > until:
                 results.append({"bad": f"{NOT_CALLED} again: the time of reward.function_deadline_s was up"})
                 continue
-            found = self._call([prompt], [completion], [row], [about], is_cancelled=is_cancelled)
-            results.append({"bad": found} if isinstance(found, str) else found[0])
+            outcome = self._call([prompt], [completion], [row], [about], is_cancelled=is_cancelled)
+            results.append({"bad": outcome} if isinstance(outcome, str) else outcome[0])
         return results
 
     def _call(
@@ -198,7 +198,7 @@ class Calls:
         prompt, texts = group.prompt, [completion.text for completion in group.completions]
         asked = [Asked(prompt.question, prompt.answer, completion.token_ids) for completion in group.completions]
         arguments = [prompt.text] * len(texts), texts, [prompt.raw] * len(texts), asked, self.is_cancelled
-        futures = [pool.submit(one.values, *arguments) for one, pool in zip(self.rewards, self.pools, strict=True)]
+        futures = [pool.submit(reward.values, *arguments) for reward, pool in zip(self.rewards, self.pools, strict=True)]
         self._begun[position] = (group, futures)
 
     def settle(self) -> dict[int, list[dict[str, Value]]]:
@@ -212,18 +212,18 @@ class Calls:
             done, pending = wait(pending, LOOK_S, FIRST_EXCEPTION)
             for future in done:
                 future.result()
-        found = {}
+        by_position = {}
         for position, (group, futures) in sorted(self._begun.items()):
             given: list[dict[str, Value]] = [{} for _ in group.completions]
-            for one, future in zip(self.rewards, futures, strict=True):
+            for reward, future in zip(self.rewards, futures, strict=True):
                 values, failures = future.result()
-                self._note(one.function.name, group.prompt.row, failures)
+                self._note(reward.function.name, group.prompt.row, failures)
                 failed = {failure.place for failure in failures}
                 for place, value in enumerate(values):
-                    if value is not None or place in failed or not one.may_not_apply:
-                        given[place][one.function.name] = value
-            found[position] = given
-        return found
+                    if value is not None or place in failed or not reward.may_not_apply:
+                        given[place][reward.function.name] = value
+            by_position[position] = given
+        return by_position
 
     def _note(self, name: str, row: int, failures: Sequence[Failure]) -> None:
         if not failures:
@@ -249,18 +249,18 @@ class CustomRewards:
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
         """In the order in which they were given."""
-        return tuple(one.function for one in self._rewards)
+        return tuple(reward.function for reward in self._rewards)
 
     def start(self) -> None:
         """Start the processes while others load."""
-        for one in self._rewards:
-            one.start()
+        for reward in self._rewards:
+            reward.start()
 
     def reset(self) -> None:
         """A new step begins."""
         self.missing = {}
-        for one in self._rewards:
-            one.kills = 0
+        for reward in self._rewards:
+            reward.kills = 0
 
     @contextmanager
     def calls(self, look: Callable[[], None]) -> Iterator[Calls]:
@@ -273,22 +273,22 @@ class CustomRewards:
 
     def import_all(self, is_cancelled: Cancelled = never) -> None:
         """Wait until every function is imported. Raises UserError for one that cannot be, and NoReply once `is_cancelled()`."""
-        for one, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(one.wait_until_ready, lambda: self._closed or is_cancelled()).result()
+        for reward, pool in zip(self._rewards, self._pools, strict=True):
+            pool.submit(reward.wait_until_ready, lambda: self._closed or is_cancelled()).result()
 
     def values_of(
         self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked] = ()
     ) -> Iterator[tuple[RewardFunction, list[Value], list[Failure]]]:
         """Call every function now, one after the other. Without `asked`, the prompts are the questions, which have no answers."""
         asked = asked or [Asked(prompt, "") for prompt in prompts]
-        for one, pool in zip(self._rewards, self._pools, strict=True):
-            yield (one.function, *pool.submit(one.values, prompts, completions, rows, asked, lambda: self._closed).result())
+        for reward, pool in zip(self._rewards, self._pools, strict=True):
+            yield (reward.function, *pool.submit(reward.values, prompts, completions, rows, asked, lambda: self._closed).result())
 
     def close(self) -> None:
         """End the processes and threads; what is still being scored is given up."""
         if self._closed:
             return
         self._closed = True
-        for one, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(one.close)  # after the call that it is in, which sees that it is given up
+        for reward, pool in zip(self._rewards, self._pools, strict=True):
+            pool.submit(reward.close)  # after the call that it is in, which sees that it is given up
             pool.shutdown(wait=True)

@@ -56,13 +56,13 @@ def main() -> None:
     os.dup2(2, 1)
     _die_with(int(parent))
     try:
-        found = loaded(target, folder, group, "class" if server else "function")
+        function_or_class = loaded(target, folder, group, "class" if server else "function")
         serve = _served_by(server) if server else None
         if serve is None:
-            refuse_other(found)
-            call = as_called(found, confined=bool(confined))
+            refuse_other(function_or_class)
+            call = as_called(function_or_class, confined=bool(confined))
         else:
-            serve.refuse_other(found, Unusable)
+            serve.refuse_other(function_or_class, Unusable)
     except Unusable as error:
         _write(replies, {"error": str(error), "known": error.known, "hint": error.hint})
         return
@@ -73,7 +73,7 @@ def main() -> None:
         return
     if serve is not None:
         _write(replies, {"ready": True})
-        serve.serve(found, requests, replies, die_with=_die_with, described=described)
+        serve.serve(function_or_class, requests, replies, die_with=_die_with, described=described)
         return
     _write(replies, {"ready": True, "by_name": isinstance(call, ByName)})
     for line in requests:
@@ -111,27 +111,27 @@ def loaded(target: str, folder: str, group: str, kind: str) -> Any:
     if folder and folder not in sys.path:
         sys.path.append(folder)  # last: a file of the user's shadows no installed package
     module_name, colon, path = target.partition(":")
-    found: Any
+    target_object: Any
     if colon:
-        found = import_module(module_name)
+        target_object = import_module(module_name)
         for name in path.split("."):
-            if not hasattr(found, name):
-                known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+            if not hasattr(target_object, name):
+                known = [key for key, value in vars(target_object).items() if callable(value) and not key.startswith("_")]
                 raise Unusable(f"`{module_name}` has no {kind} `{path}`", known)
-            found = getattr(found, name)
+            target_object = getattr(target_object, name)
     else:
         points = {point.name: point for point in metadata.entry_points(group=group)}
         if target not in points:
             raise Unusable(f"no installed package has an entry point `{target}` in the group {group}", list(points))
-        found = points[target].load()
-    return found
+        target_object = points[target].load()
+    return target_object
 
 
-def refuse_other(found: Any) -> None:
+def refuse_other(function: Any) -> None:
     """Raise Unusable for what is no function."""
-    if not callable(found):
-        raise Unusable(f"it is not a function, but of type {type(found).__name__}")
-    if inspect.isclass(found):
+    if not callable(function):
+        raise Unusable(f"it is not a function, but of type {type(function).__name__}")
+    if inspect.isclass(function):
         raise Unusable("it is a class, not a function", hint="pass a function, or an instance of the class")
 
 
@@ -144,7 +144,7 @@ def as_called(function: Callable[..., Any], *, confined: bool) -> Callable[[dict
     except (TypeError, ValueError):  # of a built-in function, whose parameters are not known
         signature = None
     if signature is not None:
-        names = {one.name for one in signature.parameters.values() if one.kind not in _UNNAMED}
+        names = {parameter.name for parameter in signature.parameters.values() if parameter.kind not in _UNNAMED}
         if "rows" not in names and names & {"completions", "completion_ids"}:
             return ByName(function, signature)
         try:
@@ -164,8 +164,8 @@ class ByName:
     def __init__(self, function: Callable[..., Any], signature: inspect.Signature) -> None:
         self._function = function
         parameters = signature.parameters.values()
-        self._takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-        self._names = {one.name for one in parameters if one.kind not in _UNNAMED}
+        self._takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        self._names = {parameter.name for parameter in parameters if parameter.kind not in _UNNAMED}
         self._needed = {name for name in self._names if signature.parameters[name].default is inspect.Parameter.empty}
         annotation = signature.parameters["completions"].annotation if "completions" in self._names else None
         self._reads_messages = True if "dict" in str(annotation) else None

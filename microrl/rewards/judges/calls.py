@@ -165,9 +165,9 @@ class Program:
             self.is_gone = True
             raise
         self._number += 1
-        found = self._answer({"arguments": arguments})
+        answer = self._answer({"arguments": arguments})
         self.answers += 1
-        return found
+        return answer
 
     def _answer(self, about: dict[str, Any]) -> Any:
         try:
@@ -192,10 +192,10 @@ class Program:
             raise error
         return value
 
-    def _exception(self, found: Any) -> Exception:
-        if type(found) is not list or len(found) != 2 or type(found[0]) is not str:
+    def _exception(self, error: Any) -> Exception:
+        if type(error) is not list or len(error) != 2 or type(error[0]) is not str:
             raise BadValue("not an exception")
-        name, encoded = found
+        name, encoded = error
         args = plain.decode(encoded, self._known)
         if type(args) is not list:
             raise BadValue("not an exception's arguments")

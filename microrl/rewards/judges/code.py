@@ -59,9 +59,9 @@ def program_of(completion: str, opened: bool = False) -> str | None:
         return None
     blocks = _blocks(text)
     for is_wanted in (_is_python, _has_no_label):
-        found = [code for label, code in blocks if is_wanted(label) and len(code) <= LONGEST_PROGRAM]
-        if found:
-            return _flush_left(next((code for code in reversed(found) if _DEFINES.search(code)), found[-1]))
+        candidates = [code for label, code in blocks if is_wanted(label) and len(code) <= LONGEST_PROGRAM]
+        if candidates:
+            return _flush_left(next((code for code in reversed(candidates) if _DEFINES.search(code)), candidates[-1]))
     if blocks or len(text) > LONGEST_PROGRAM or not _STARTS_AS_CODE.match(text) or not _DEFINES.search(text):
         return None
     return _flush_left(text)
@@ -84,7 +84,7 @@ def _is_python(label: str) -> bool:
 
 def _blocks(text: str) -> list[tuple[str, str]]:
     """Fenced blocks in order, each with its label. One pass over the lines."""
-    found: list[tuple[str, str]] = []
+    blocks: list[tuple[str, str]] = []
     mark = label = ""
     lines: list[str] = []
     for line in text.split("\n"):
@@ -94,13 +94,13 @@ def _blocks(text: str) -> list[tuple[str, str]]:
                 mark, lines = fence["mark"], []
                 label = (fence["label"].split() or [""])[0].strip("{}.").lower()
         elif fence and not fence["label"] and fence["mark"].startswith(mark):
-            found.append((label, "\n".join(lines)))
+            blocks.append((label, "\n".join(lines)))
             mark = ""
         else:
             lines.append(line)
     if mark:
-        found.append((label, "\n".join(lines)))
-    return found
+        blocks.append((label, "\n".join(lines)))
+    return blocks
 
 
 def requests(gold: str, program: str, seconds: float = SECONDS) -> tuple[dict[str, Any], dict[str, Any]]:

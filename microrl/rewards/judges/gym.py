@@ -118,10 +118,10 @@ def refusal(task: str, golds: Sequence[str], ask: Ask) -> str | None:
     answers = [None, *NONSENSE, *EMPTY, *(mark.join(dict.fromkeys(own)) for mark in (" ", ", ", " or ", "\n\n"))]
     takes: dict[str | None, set[str]] = {answer: set() for answer in answers}
     for gold, right in zip(golds, own, strict=True):
-        found = ask({"gold": gold, "answers": answers})
-        if found is None:
+        reply = ask({"gold": gold, "answers": answers})
+        if reply is None:
             return "its scorer hangs or crashes"
-        verdicts, slowest_s = found
+        verdicts, slowest_s = reply
         if slowest_s > QUICK_S:
             return f"its scorer takes {slowest_s:.1f} s for an answer"
         if not verdicts[0]:
