@@ -39,8 +39,8 @@ class Sample:
 
 def sample(history: History, limit: int = MAX_BYTES) -> Sample:
     """Completions of steps that are spread over the run, at most `limit` bytes of JSON; notes go to the history."""
-    found = rollouts.steps(history.path)
-    chosen = spread(found, STEPS)
+    steps = rollouts.steps(history.path)
+    chosen = spread(steps, STEPS)
     shown: list[dict[str, Any]] = []
     space = 0
     for step, path in chosen:
@@ -52,7 +52,7 @@ def sample(history: History, limit: int = MAX_BYTES) -> Sample:
             if (size := len(json.dumps(entry))) <= space:
                 shown.append(entry)
                 space -= size
-    return Sample(shown, len(chosen), len(found))
+    return Sample(shown, len(chosen), len(steps))
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -87,9 +87,9 @@ def read_lines(path: Path, notes: list[str], most: int = MAX_LINES) -> Iterator[
 def answered(history: History) -> str:
     """An example, as the end of a sentence: a question of the last step that most completions answer alike, though not as the
     data does, or else any; empty where no completions are kept."""
-    found = rollouts.steps(history.path)
+    steps = rollouts.steps(history.path)
     groups: dict[str, list[dict[str, Any]]] = {}
-    for line in read_lines(found[-1][1], []) if found else ():
+    for line in read_lines(steps[-1][1], []) if steps else ():
         groups.setdefault(str(line.get("question")), []).append(line)
     best, most, agreed = "", 0, 0
     for question, lines in groups.items():

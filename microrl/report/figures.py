@@ -85,12 +85,12 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
         places, _ = positions(history, "step", by, histories)
         for side, place in (("before", 0.0), ("after", places[-1] if places else 1.0)):
             if (values := _evaluated(history, side)) is not None:
-                found, *interval = values
+                accuracy, *interval = values
                 width = (places[-1] if places else 1.0) / 60
-                hover.show(axes, f"{name} held-out, {side} training".strip(", "), [place], [found])
+                hover.show(axes, f"{name} held-out, {side} training".strip(", "), [place], [accuracy])
                 shifted = place + (number - (len(histories) - 1) / 2) * width
                 axes.errorbar(
-                    [shifted], [found], yerr=[[max(found - interval[0], 0)], [max(interval[1] - found, 0)]],
+                    [shifted], [accuracy], yerr=[[max(accuracy - interval[0], 0)], [max(interval[1] - accuracy, 0)]],
                     fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.4,
                 )  # fmt: skip
 
@@ -167,12 +167,12 @@ def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
         kl, beta = history.kl_to_base(), finite(history.setting("loss.beta")) or 0.0
         if (rank := history.rank) is not None and kl is not None:
             points.setdefault(beta, {}).setdefault(rank, []).append(kl)
-    for (beta, found), colour in zip(sorted(points.items()), itertools.cycle(COLOURS)):
-        ranks = sorted(found)
+    for (beta, kls_by_rank), colour in zip(sorted(points.items()), itertools.cycle(COLOURS)):
+        ranks = sorted(kls_by_rank)
         for rank in ranks:
-            axes.plot([rank] * len(found[rank]), found[rank], "o", color=colour, markersize=3)
-        hover.show(axes, f"beta {beta:g}", ranks, [_mean(found[rank]) for rank in ranks])
-        axes.plot(ranks, [_mean(found[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
+            axes.plot([rank] * len(kls_by_rank[rank]), kls_by_rank[rank], "o", color=colour, markersize=3)
+        hover.show(axes, f"beta {beta:g}", ranks, [_mean(kls_by_rank[rank]) for rank in ranks])
+        axes.plot(ranks, [_mean(kls_by_rank[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
     if len(points) > 1:
         axes.legend(frameon=False, fontsize=6, labelcolor=INK)
     axes.set_xlabel("rank")
@@ -215,12 +215,12 @@ def styled(histories: Sequence[History]) -> list[tuple[History, str, str]]:
     distinct = sorted({rank for rank in ranks if rank is not None})
     by_rank = len(distinct) > 1 and None not in ranks
     seen: dict[Any, itertools.count[int]] = {}
-    found = []
+    looks = []
     for number, (history, rank) in enumerate(zip(histories, ranks)):
         colour = distinct.index(rank) if by_rank and rank is not None else number
         style = next(seen.setdefault(colour, itertools.count())) if by_rank else 0
-        found.append((history, COLOURS[colour % len(COLOURS)], STYLES[(style + colour // len(COLOURS)) % len(STYLES)]))
-    return found
+        looks.append((history, COLOURS[colour % len(COLOURS)], STYLES[(style + colour // len(COLOURS)) % len(STYLES)]))
+    return looks
 
 
 def reduced(places: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -333,8 +333,8 @@ def svg(drawn: Figure, *, in_page: bool = False) -> str:
     """A figure as SVG; `in_page`: without a prologue, in the page's own text colour."""
     text = io.StringIO()
     drawn.savefig(text, format="svg", transparent=in_page, metadata={"Date": None, "Creator": None})
-    found = _GEOMETRY.sub(lambda value: _LONG.sub(lambda number: f"{float(number[0]):.2f}", value[0]), text.getvalue())
-    whole, end = found[: found.rindex("</svg>")], f"{hover.bands(drawn)}</svg>\n"
+    rounded = _GEOMETRY.sub(lambda value: _LONG.sub(lambda number: f"{float(number[0]):.2f}", value[0]), text.getvalue())
+    whole, end = rounded[: rounded.rindex("</svg>")], f"{hover.bands(drawn)}</svg>\n"
     if not in_page:
         return whole.replace(INK, "#000000") + end
     return _FRAME.sub("", whole[whole.index("<svg") :]).replace(INK, "currentColor") + end
@@ -370,5 +370,5 @@ def _custom_rewards(histories: Sequence[History]) -> Spec:
 def drawable(histories: Sequence[History]) -> Mapping[str, Spec]:
     """The figures for which at least one of the runs has something. That against the rank needs several ranks."""
     ranks = {history.rank for history in histories}
-    some = [spec for spec in (*FIGURES, _custom_rewards(histories)) if spec.key != "kl-rank" or len(ranks) > 1]
-    return {spec.key: spec for spec in some if any(map(spec.has, histories))}
+    candidates = [spec for spec in (*FIGURES, _custom_rewards(histories)) if spec.key != "kl-rank" or len(ranks) > 1]
+    return {spec.key: spec for spec in candidates if any(map(spec.has, histories))}

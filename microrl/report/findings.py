@@ -116,8 +116,8 @@ def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
     is_explained = {"no update", "few right answers"} & {one.kind for one in seen}
     if is_explained or any(event.details.get("rule") == "useful_groups" for event in history.events):
         events = [one for one in events if one.kind != "update skipped"]
-    found = sorted(seen + events, key=lambda one: not one.is_serious)
-    return found + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
+    by_severity = sorted(seen + events, key=lambda one: not one.is_serious)
+    return by_severity + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
 
 
 def updates(history: History) -> int:
@@ -166,17 +166,17 @@ def _skipped(history: History, event: Event) -> str:
 
 
 def _advice(history: History, event: Event) -> str:
-    given = event.details.get("advice", event.details.get("hint"))
-    if not isinstance(given, str):
+    advice = event.details.get("advice", event.details.get("hint"))
+    if not isinstance(advice, str):
         is_guard = event.kind == "guard"
-        given = advise(str(event.details.get("rule")), history.setting) if is_guard else EVENTS[event.kind]
-    given = given.replace("{path}", str(history.path))
-    if event.kind not in ENDINGS or "microrl train --resume" in given or not (history.rows or history.sft_steps):
-        return given
+        advice = advise(str(event.details.get("rule")), history.setting) if is_guard else EVENTS[event.kind]
+    advice = advice.replace("{path}", str(history.path))
+    if event.kind not in ENDINGS or "microrl train --resume" in advice or not (history.rows or history.sft_steps):
+        return advice
     resume = event.details.get("resume", f"microrl train --resume {history.path}")
     remedy = event.details.get("remedy")
     said = f"resume the run{history.resumes_from()}: {resume}" + (f"; {remedy}" if isinstance(remedy, str) and remedy else "")
-    return f"{given}, then {said}" if given else said
+    return f"{advice}, then {said}" if advice else said
 
 
 def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> str:
@@ -225,12 +225,12 @@ def _no_update(history: History) -> Iterator[Finding]:
     cause, count = Counter(cause for _, cause in without).most_common(1)[0]
     row = next(row for row, one in reversed(without) if one == cause)
     steps = "in the only step" if len(causes) == 1 else f"in any of the {len(causes)} steps"
-    of = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else steps
+    share = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else steps
     why = idle.said(cause, row) + ("" if count == len(without) else f" (so in {count} of them)")
     if cause in ("wrong", "format"):
         why += answered(history)
     advice = idle.advice(cause, history.setting, row, history.path)
-    yield Finding("no update", f"the weights were not changed {of}: {why}", advice, is_serious=True,
+    yield Finding("no update", f"the weights were not changed {share}: {why}", advice, is_serious=True,
                   steps=_steps([int(row["step"] or 0) for row, _ in without]))  # fmt: skip
 
 

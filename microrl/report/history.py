@@ -120,12 +120,12 @@ class History:
 
     def setting(self, key: str, default: Any = None) -> Any:
         """The value of a key such as `adapter.rank`; `default` where the run's version had no such key."""
-        found: Any = self.config
+        node: Any = self.config
         for part in key.split("."):
-            if not isinstance(found, Mapping) or part not in found:
+            if not isinstance(node, Mapping) or part not in node:
                 return default
-            found = found[part]
-        return found
+            node = node[part]
+        return node
 
     def undone(self) -> set[int]:
         """The steps whose updates are not in the weights, since the guard has restored those of an earlier checkpoint."""
@@ -176,8 +176,8 @@ class History:
 
     def series(self, metric: str, against: str = "step") -> tuple[list[float], list[float]]:
         """The values of two metrics in the steps that have both: (those of `against`, those of `metric`)."""
-        found = [(row.get(against), row.get(metric)) for row in self.rows]
-        points = [(place, value) for place, value in found if place is not None and value is not None]
+        pairs = [(row.get(against), row.get(metric)) for row in self.rows]
+        points = [(place, value) for place, value in pairs if place is not None and value is not None]
         return [place for place, _ in points], [value for _, value in points]
 
     def failed_calls(self) -> float | None:
@@ -237,12 +237,12 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """The objects of a file of lines; a note where a line is none. Of a last line without an end nothing is said: it is being
     written, or its writer was killed."""
     lines = follow.Lines(path)
-    found = lines.new(MAX_BYTES)
+    objects = lines.new(MAX_BYTES)
     if lines.error:
         notes.append(lines.error)
     if lines.damaged:
         notes.append(f"{path.name}: {counted(lines.damaged, 'damaged line')} left out")
-    return found
+    return objects
 
 
 def _written(path: Path, summary: Summary | None) -> Written | None:

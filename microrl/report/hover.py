@@ -28,8 +28,8 @@ def show(axes: Axes, name: str, places: Sequence[Any], values: Sequence[float]) 
 
 def bands(drawn: Figure) -> str:
     """Invisible SVG rectangles over the figure, each with the values of its place as title; empty if no values are known."""
-    found = [band for axes in drawn.axes for band in _bands(drawn, axes)]
-    return f'<g class="hover">{"".join(found)}</g>' if found else ""
+    rectangles = [band for axes in drawn.axes for band in _bands(drawn, axes)]
+    return f'<g class="hover">{"".join(rectangles)}</g>' if rectangles else ""
 
 
 def _bands(drawn: Figure, axes: Axes) -> list[str]:

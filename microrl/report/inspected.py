@@ -22,16 +22,16 @@ Lines = Sequence[tuple[str, Sequence[Any], Sequence[float]]]
 """Name, places (numbers, or names of categories) and values of each line."""
 
 
-def drawn(found: Mapping[str, Any], **size: float) -> Iterator[tuple[str, Figure]]:
+def drawn(inspection: Mapping[str, Any], **size: float) -> Iterator[tuple[str, Figure]]:
     """(key, figure) of all that an inspection holds; what is missing or damaged is left out. To be drawn inside `style`."""
-    for key, title, across, unit, log, lines in _figures(found):
+    for key, title, across, unit, log, lines in _figures(inspection):
         if any(values for _, _, values in lines):
             yield key, _figure(title, across, unit, lines, log=log, **size)
 
 
-def save_all(found: Mapping[str, Any], folder: Path) -> list[Path]:
+def save_all(inspection: Mapping[str, Any], folder: Path) -> list[Path]:
     """Every figure as PNG and SVG in a folder. Raises OSError."""
-    return save(lambda: drawn(found, width=3.3, height=2.2), folder)
+    return save(lambda: drawn(inspection, width=3.3, height=2.2), folder)
 
 
 def starts(history: History) -> list[tuple[str, str]]:
@@ -45,13 +45,13 @@ def starts(history: History) -> list[tuple[str, str]]:
     ]
 
 
-def kl_bound(found: Mapping[str, Any], **size: float) -> Figure:
+def kl_bound(inspection: Mapping[str, Any], **size: float) -> Figure:
     """Empirical divergence and bound against rank, from the JSON of `microrl inspect kl-bound` (kl, figure 1)."""
-    ranks = [row["rank"] for row in found["ranks"]]
-    figure, axes = framed(f"Theorem 1 on the digits, {found['seeds']} seeds", "rank", "nats", **size)
+    ranks = [row["rank"] for row in inspection["ranks"]]
+    figure, axes = framed(f"Theorem 1 on the digits, {inspection['seeds']} seeds", "rank", "nats", **size)
     for colour, (name, label) in zip(COLOURS, (("kl", "empirical KL"), ("bound", "bound"))):
-        means = [row[name]["mean"] for row in found["ranks"]]
-        spread = [row[name]["sd"] or 0.0 for row in found["ranks"]]
+        means = [row[name]["mean"] for row in inspection["ranks"]]
+        spread = [row[name]["sd"] or 0.0 for row in inspection["ranks"]]
         low = [max(mean - sd, mean / 10) for mean, sd in zip(means, spread)]
         hover.show(axes, label, ranks, means)
         axes.plot(ranks, means, color=colour, marker="o", markersize=3, label=label)
@@ -62,20 +62,27 @@ def kl_bound(found: Mapping[str, Any], **size: float) -> Figure:
     return figure
 
 
-def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, bool, Lines]]:
+def _figures(inspection: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, bool, Lines]]:
     """(key, title, name of the horizontal axis, of the vertical one, whether that is logarithmic, lines)."""
-    spectra, index = _rows(found, "spectra"), "singular value index"
+    spectra, index = _rows(inspection, "spectra"), "singular value index"
     yield "spectrum", "Strength of the update in the weight's basis", index, "c = |u' dW v|", True, _curves(spectra, "c")
     yield "energy", "Cumulative energy of the update", index, "fraction", False, _curves(spectra, "energy")
-    yield "singular", "Singular values of the base's MLP", index, "singular value", True, _curves(_rows(found, "mlp"), "singular")
-    yield "norms", "Norm of the update by layer", "layer", "per cent of ||W||", False, _by_kind(_rows(found, "norms"))
-    near = _rows(found, "similarity")
+    yield (
+        "singular",
+        "Singular values of the base's MLP",
+        index,
+        "singular value",
+        True,
+        _curves(_rows(inspection, "mlp"), "singular"),
+    )
+    yield "norms", "Norm of the update by layer", "layer", "per cent of ||W||", False, _by_kind(_rows(inspection, "norms"))
+    near = _rows(inspection, "similarity")
     names = [_short(row) if len(near) <= MANY // 2 else number for number, row in enumerate(near)]
     yield (
         "similarity", "Overlap of A with singular subspaces", "layer and projection", "fraction", False,
         [(name, names, _column(near, key)) for name, key in _NEAR if len(_column(near, key)) == len(near)],
     )  # fmt: skip
-    through = _rows(found, "through")
+    through = _rows(inspection, "through")
     steps = _column(through, "step")
     if len(through) > 1 and len(steps) == len(through):
         norms, parts = _column(through, "norm"), [(name, _column(through, key)) for name, key in _NEAR[:2]]
@@ -113,12 +120,12 @@ def _figure(title: str, across: str, unit: str, lines: Lines, *, log: bool, **si
 
 def _curves(rows: Sequence[Mapping[str, Any]], key: str) -> Lines:
     """A line for each weight: `key` against the number of its singular value, from 1."""
-    found = []
+    curves = []
     for row in rows:
         places, values = _numbers(row.get("index")), _numbers(row.get(key))
         if places and len(places) == len(values):
-            found.append((_short(row), [place + 1 for place in places], values))
-    return found
+            curves.append((_short(row), [place + 1 for place in places], values))
+    return curves
 
 
 def _by_kind(rows: Sequence[Mapping[str, Any]]) -> Lines:
@@ -137,8 +144,8 @@ def _short(row: Mapping[str, Any]) -> str:
     return " ".join([*[part for part in parts if part.isdigit()][:1], parts[-1]])
 
 
-def _rows(found: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    rows = found.get(key)
+def _rows(inspection: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    rows = inspection.get(key)
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
@@ -147,5 +154,5 @@ def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def _numbers(values: Any) -> list[float]:
-    found = [finite(value) for value in values] if isinstance(values, list) else []
-    return [value for value in found if value is not None]
+    numbers = [finite(value) for value in values] if isinstance(values, list) else []
+    return [value for value in numbers if value is not None]

@@ -4,7 +4,7 @@
   const form = document.getElementById("filters"), list = document.getElementById("list");
   const count = document.getElementById("count"), more = document.getElementById("more");
   const PAGE = 20;
-  let found = [], shown = 0;
+  let matches = [], shown = 0;
 
   // Whatever a model has written becomes text, never markup.
   const element = (kind, text, name) => {
@@ -72,18 +72,18 @@
   };
 
   const extend = () => {
-    const next = found.slice(shown, shown + PAGE);
+    const next = matches.slice(shown, shown + PAGE);
     list.append(...next.map(card));
     shown += next.length;
-    more.hidden = shown >= found.length;
-    count.textContent = `${found.length} completions match; ${shown} are shown`;
+    more.hidden = shown >= matches.length;
+    count.textContent = `${matches.length} completions match; ${shown} are shown`;
   };
 
   const filter = () => {
     const { run, step, right, finish, reward, least, most, text } = form.elements;
     const wanted = text.value.toLowerCase();
     const above = (field, value) => field.value === "" || value >= Number(field.value);
-    found = (data[Number(run.value)]?.completions ?? []).filter((one) =>
+    matches = (data[Number(run.value)]?.completions ?? []).filter((one) =>
       (step.value === "" || one.step === Number(step.value)) &&
       (right.value === "" || (one.accuracy === 1) === (right.value === "1")) &&
       (finish.value === "" || one.finish === finish.value) &&

@@ -67,14 +67,16 @@ def page(
         own_axis=figures.OWN_AXIS,
         legend=[(shown_text(history.name), *look) for history, *look in figures.styled(histories)],
         marks=[places.mark_of(event) for event in places.marks(histories[0])] if len(histories) == 1 else [],
-        turned=[(shown_text(history.name), *found) for history in detailed if (found := _turned(history)) is not None],
-        early_and_late=[(shown_text(history.name), _early_and_late(found.shown)) for history, found in samples],
+        turned=[(shown_text(history.name), *turned) for history in detailed if (turned := _turned(history)) is not None],
+        early_and_late=[(shown_text(history.name), _early_and_late(run_sample.shown)) for history, run_sample in samples],
         origins=[(shown_text(one.name), gain_origin(one.gain_parts)) for one in histories if one.gain_parts is not None],
         evaluations=evaluations(histories),
         entropies=entropies(histories),
         inspections=_inspected(detailed),
-        samples=[(shown_text(history.name), found) for history, found in samples],
-        data=Markup(_for_script([{"name": shown_text(run.name), "completions": found.shown} for run, found in samples])),
+        samples=[(shown_text(history.name), run_sample) for history, run_sample in samples],
+        data=Markup(
+            _for_script([{"name": shown_text(run.name), "completions": run_sample.shown} for run, run_sample in samples])
+        ),
         config=several.configurations(histories),
         verdicts=several.alike_verdicts(histories),  # reading has added notes
     )
@@ -93,24 +95,24 @@ def _inspected(histories: Sequence[History]) -> list[tuple[str, str, list[tuple[
     """(run, folder that was inspected, what its start was, figures) of the runs that were."""
     from markupsafe import Markup
 
-    found = []
+    rows = []
     for history in histories:
         if history.inspection:
             with figures.style():
                 drawn = [(key, Markup(figures.svg(figure, in_page=True))) for key, figure in inspected.drawn(history.inspection)]
             folder = shown_text(Path(str(history.inspection.get("folder", ""))).name)
-            found.append((shown_text(history.name), folder, inspected.starts(history), drawn))
-    return found
+            rows.append((shown_text(history.name), folder, inspected.starts(history), drawn))
+    return rows
 
 
 def _turned(history: History) -> tuple[list[tuple[str, list[Pair], int]], int] | None:
     """([(kind, shown pairs, number of all of them)], number of answers) of the answers that became right or wrong; None where the
     run has not kept what both models answered."""
     for base, trained in transcripts.evaluations(history.path).values():
-        found = list(transcripts.pairs(base, trained, history.notes))
-        if found:
-            kinds = {kind: [pair for pair in found if pair.kind == kind] for kind in (transcripts.RIGHT, transcripts.WRONG)}
-            return [(kind, [pair.shown() for pair in spread(some, PAIRS)], len(some)) for kind, some in kinds.items()], len(found)
+        pairs = list(transcripts.pairs(base, trained, history.notes))
+        if pairs:
+            kinds = {kind: [pair for pair in pairs if pair.kind == kind] for kind in (transcripts.RIGHT, transcripts.WRONG)}
+            return [(kind, [pair.shown() for pair in spread(some, PAIRS)], len(some)) for kind, some in kinds.items()], len(pairs)
     return None
 
 

@@ -30,7 +30,7 @@ def learned_nothing(history: History) -> bool:
 
 def told_of(histories: Sequence[History], noun: str) -> list[str]:
     """Sentences such as `In 2 of 4 trials, no update: ...`, the most frequent first. `noun`: what a run is called."""
-    of = f"of {counted(len(histories), noun)}"
+    of_runs = f"of {counted(len(histories), noun)}"
     by_kind: dict[str, list[Finding]] = {}
     for history in histories:
         seen = {one.kind: one for one in reversed(judge(history).findings)}
@@ -38,19 +38,21 @@ def told_of(histories: Sequence[History], noun: str) -> list[str]:
             if kind in CUT or (one.is_serious and kind != "few updates"):
                 by_kind.setdefault(kind, []).append(one)
     ranked = sorted(by_kind.items(), key=lambda item: -len(item[1]))
-    told = [f"In {len(found)} {of}, {_typical(found).text}" for _, found in ranked[:MOST]]
+    sentences = [f"In {len(findings)} {of_runs}, {_typical(findings).text}" for _, findings in ranked[:MOST]]
     if len(ranked) > MOST:
-        told.append(f"{len(ranked) - MOST} more kinds of trouble are in the report.")
+        sentences.append(f"{len(ranked) - MOST} more kinds of trouble are in the report.")
     few = sum(0 < updates(history) < FEW_UPDATES for history in histories)
-    return told + ([f"{few} {of} made fewer than {FEW_UPDATES} updates: the answer rests on short runs."] if few else [])
+    return sentences + (
+        [f"{few} {of_runs} made fewer than {FEW_UPDATES} updates: the answer rests on short runs."] if few else []
+    )
 
 
-def _typical(found: Sequence[Finding]) -> Finding:
+def _typical(findings: Sequence[Finding]) -> Finding:
     """A finding of one kind in words: the most frequent of its messages, numbers apart."""
-    ways = Counter(alike(one.message) for one in found)
+    ways = Counter(alike(one.message) for one in findings)
     way, count = ways.most_common(1)[0]
-    first = next(one for one in found if alike(one.message) == way)
-    return replace(first, count=1, steps="", message=first.message if count == len(found) else f"most often, {first.message}")
+    first = next(one for one in findings if alike(one.message) == way)
+    return replace(first, count=1, steps="", message=first.message if count == len(findings) else f"most often, {first.message}")
 
 
 def answer_of(
@@ -69,7 +71,8 @@ def answer_of(
         results.setdefault(name, {})[seed] = result
     trained = {name for name, _, _, history in runs if not learned_nothing(history)}
     methods = [
-        Method(name, found, (planned or {}).get(name, 0), is_untrained=name not in trained) for name, found in results.items()
+        Method(name, results_by_seed, (planned or {}).get(name, 0), is_untrained=name not in trained)
+        for name, results_by_seed in results.items()
     ]
     histories = {history.path: history for *_, history in runs}
     return answer(methods, notes=[*notes, *told_of(list(histories.values()), noun)])
@@ -91,25 +94,25 @@ def compared(answer: Answer) -> list[tuple[str, ...]]:
 
 def outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
     """(run, status, updates, accuracy before, after, paired gain, verdict) of each run."""
-    found: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = []
     for history in histories:
         verdict = judge(history)
         gain = verdict.gain
         measured = ("", "", "") if gain is None else (
             f"{gain.before:.3f}", f"{gain.after:.3f}", Estimate(gain.mean, (gain.low, gain.high)).text("+.1f", 100),
         )  # fmt: skip
-        found.append((shown_text(history.name), history.status(), str(verdict.updates), *measured, verdict.outcome))
-    return found
+        rows.append((shown_text(history.name), history.status(), str(verdict.updates), *measured, verdict.outcome))
+    return rows
 
 
 def alike_verdicts(histories: Sequence[History]) -> list[tuple[str, Verdict]]:
     """(runs, verdict) of what was found: runs of which the same is to be said stand together."""
-    found: dict[Any, tuple[list[str], Verdict]] = {}
+    runs_by_findings: dict[Any, tuple[list[str], Verdict]] = {}
     for history in histories:
         verdict = judge(history)
-        names, _ = found.setdefault((verdict.findings, verdict.outcome == "running"), ([], verdict))
+        names, _ = runs_by_findings.setdefault((verdict.findings, verdict.outcome == "running"), ([], verdict))
         names.append(shown_text(history.name))
-    return [(", ".join(names), verdict) for names, verdict in found.values()]
+    return [(", ".join(names), verdict) for names, verdict in runs_by_findings.values()]
 
 
 def configurations(histories: Sequence[History]) -> tuple[str, list[str], list[tuple[str, ...]]]:
@@ -135,9 +138,9 @@ def flat_of(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 def _without(tree: Mapping[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
     """The tree without these keys, and without sections of which nothing is left."""
-    found = {}
+    kept = {}
     for key, value in tree.items():
         inside = _without(value, keys, f"{prefix}{key}.") if isinstance(value, Mapping) and value else value
         if f"{prefix}{key}" not in keys and (inside != {} or value == {}):
-            found[key] = inside
-    return found
+            kept[key] = inside
+    return kept

@@ -157,16 +157,16 @@ def common(one: str, other: str) -> int:
     return length
 
 
-def counts(found: Sequence[Pair]) -> dict[str, int]:
+def counts(answer_pairs: Sequence[Pair]) -> dict[str, int]:
     """How many answers there are of each of KINDS."""
-    return {kind: sum(pair.kind == kind for pair in found) for kind in KINDS}
+    return {kind: sum(pair.kind == kind for pair in answer_pairs) for kind in KINDS}
 
 
-def different_first(found: Iterable[Pair]) -> list[Pair]:
+def different_first(answer_pairs: Iterable[Pair]) -> list[Pair]:
     """The first answer to each question, then the second ones, and so on: a few then show different questions."""
     seen: Counter[str] = Counter()
     turns = []
-    for pair in found:
+    for pair in answer_pairs:
         turns.append((seen[pair.question], pair))
         seen[pair.question] += 1
     return [pair for _, pair in sorted(turns, key=lambda turn: turn[0])]

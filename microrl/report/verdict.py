@@ -90,16 +90,16 @@ def judge(history: History) -> Verdict:
     count, gain = updates(history), gain_of(history)
     init = shown_text(str(history.setting("init") or ""))  # before training means the untouched model, whatever it started from
     is_clear = gain is not None and (gain.low > 0 or gain.high < 0) and not init
-    found = tuple(findings(history, is_clear=is_clear))
-    outcome = _outcome(history, found, count, gain)
+    all_findings = tuple(findings(history, is_clear=is_clear))
+    outcome = _outcome(history, all_findings, count, gain)
     more = tuple(one for metric in history.evaluated.more_gains() if (one := gain_of(history, metric)) is not None)
-    said = _sentences(history, outcome, gain, found, _little(updates_said(history, count), found))
+    said = _sentences(history, outcome, gain, all_findings, _little(updates_said(history, count), all_findings))
     more_said = [f"The gain includes that of {init}, which the run started from."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []
     if history.setting("reward.shuffle") is True:
         more_said.append("This is a control run with shuffled rewards: no gain here comes from rewards.")
-    sentences = (*_failure(history, found), *said, *trend, *more_said, *_undone(history, count), *control_said(history))
-    return Verdict(outcome, sentences, found, gain, count, more)
+    sentences = (*_failure(history, all_findings), *said, *trend, *more_said, *_undone(history, count), *control_said(history))
+    return Verdict(outcome, sentences, all_findings, gain, count, more)
 
 
 def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
@@ -145,7 +145,7 @@ def control_said(history: History) -> list[str]:
     return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {said}."]
 
 
-def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:
+def _outcome(history: History, all_findings: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:
     if history.is_running:
         return "running"
     if not count:
@@ -154,7 +154,7 @@ def _outcome(history: History, found: tuple[Finding, ...], count: int, gain: Gai
         return "helped"
     if gain is not None and gain.high < 0:
         return "worse"
-    if count < FEW_UPDATES or _was_cut(found):
+    if count < FEW_UPDATES or _was_cut(all_findings):
         return "too little to tell"
     return "not measured" if gain is None else "no clear effect"
 
@@ -169,9 +169,11 @@ def _missing(history: History) -> str:
     return f"The evaluation after training is missing (accuracy before training: {before.accuracy:.3f})"
 
 
-def _sentences(history: History, outcome: Outcome, gain: Gain | None, found: tuple[Finding, ...], little: str) -> list[str]:
+def _sentences(
+    history: History, outcome: Outcome, gain: Gain | None, all_findings: tuple[Finding, ...], little: str
+) -> list[str]:
     measured = [] if gain is None else [f"{gain}, from one training run."]
-    few = f"; it had {little}" if any(one.kind == "few updates" for one in found) else ""
+    few = f"; it had {little}" if any(one.kind == "few updates" for one in all_findings) else ""
     said: dict[Outcome, str] = {
         "running": "The run is still going: this is what there is so far.",
         "helped": f"The interval lies above zero: in this run, training helped{few}.",
@@ -184,9 +186,9 @@ def _sentences(history: History, outcome: Outcome, gain: Gain | None, found: tup
     return [*measured, said[outcome]]
 
 
-def _failure(history: History, found: tuple[Finding, ...]) -> list[str]:
+def _failure(history: History, all_findings: tuple[Finding, ...]) -> list[str]:
     """First of all that a run has not come to its end, if it has not."""
-    failed = [one for one in found if one.kind in ("killed", *ENDINGS) and one.is_serious]
+    failed = [one for one in all_findings if one.kind in ("killed", *ENDINGS) and one.is_serious]
     if history.is_running or not failed or history.status() in ("done", "stopped"):
         return []
     is_untrained = not history.rows and not history.sft_steps
@@ -212,9 +214,9 @@ def _undone(history: History, count: int) -> list[str]:
     return [f"The guard has undone {len(undone)} of the {made} steps: the weights are {rest}."]
 
 
-def _was_cut(found: tuple[Finding, ...]) -> bool:
-    return any(one.kind == "evaluation cut" for one in found)
+def _was_cut(all_findings: tuple[Finding, ...]) -> bool:
+    return any(one.kind == "evaluation cut" for one in all_findings)
 
 
-def _little(updates: str, found: tuple[Finding, ...]) -> str:
-    return f"{updates}, and an evaluation that was cut short" if _was_cut(found) else updates
+def _little(updates: str, all_findings: tuple[Finding, ...]) -> str:
+    return f"{updates}, and an evaluation that was cut short" if _was_cut(all_findings) else updates

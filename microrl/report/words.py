@@ -42,7 +42,7 @@ def facts(history: History) -> list[tuple[str, str]]:
     ]
     packages = environment.get("packages")
     versions = ", ".join(f"{name} {version}" for name, version in packages.items()) if isinstance(packages, Mapping) else UNKNOWN
-    found = {
+    values_by_name = {
         "status": history.status() + (", a control: rewards shuffled" if history.setting("reward.shuffle") is True else ""),
         "model": setting("model.name", UNKNOWN),
         "data": setting("data.name", UNKNOWN),
@@ -61,7 +61,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "versions": versions,
         "seed": setting("seed", UNKNOWN),
     }
-    return [(name, shown_text(str(value))) for name, value in found.items()]
+    return [(name, shown_text(str(value))) for name, value in values_by_name.items()]
 
 
 def _tools(history: History) -> dict[str, str]:
@@ -82,27 +82,27 @@ def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, st
 
     On the same held-out questions; nats per token.
     """
-    found = []
+    rows = []
     for history in histories:
         if (values := history.entropies()) is not None:
             before, after, change = values
             cells = str(history.setting("adapter.rank", "-")), f"{before:.3f}", f"{after:.3f}", f"{100 * change:+.1f} %"
-            found.append((shown_text(history.name), *cells))
-    return found
+            rows.append((shown_text(history.name), *cells))
+    return rows
 
 
 def evaluations(histories: Sequence[History]) -> list[Evaluated]:
     """All stored evaluations of these runs."""
-    found = []
+    evaluated = []
     for history in histories:
         for name, tree in sorted(history.evaluations.items(), key=lambda item: _place(item[0])):
             estimates = {shown_text(metric): value for metric in tree if (value := estimate_of(tree[metric])) is not None}
             settings = tree.get("settings")
-            said = ", ".join(f"{key} {value}" for key, value in settings.items()) if isinstance(settings, Mapping) else ""
+            listed = ", ".join(f"{key} {value}" for key, value in settings.items()) if isinstance(settings, Mapping) else ""
             if estimates:
                 run = shown_text(history.name), shown_text(name)
-                found.append(Evaluated(*run, tree.get("questions"), tree.get("samples"), shown_text(said), estimates))
-    return found
+                evaluated.append(Evaluated(*run, tree.get("questions"), tree.get("samples"), shown_text(listed), estimates))
+    return evaluated
 
 
 def gain_origin(parts: GainParts) -> list[str]:
@@ -185,7 +185,7 @@ def _trained(history: History) -> str:
     return f"{count:,} parameters{known}" if isinstance(count, int) else UNKNOWN
 
 
-def _gpu(found: Any) -> str:
-    if found is None:
+def _gpu(gpu: Any) -> str:
+    if gpu is None:
         return "no GPU"
-    return str(found.get("name", "a GPU") if isinstance(found, Mapping) else found)
+    return str(gpu.get("name", "a GPU") if isinstance(gpu, Mapping) else gpu)

@@ -49,7 +49,7 @@ def _private_folder() -> Path:
     with suppress(OSError):
         place.mkdir(mode=0o700)
     with suppress(OSError):
-        found = place.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        status = place.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
             return place
     return Path(tempfile.mkdtemp(prefix="microrl-cache-"))

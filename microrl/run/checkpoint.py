@@ -141,8 +141,8 @@ def prune(root: Path, kept: int = KEPT, *, keep_every: int | None = None) -> Non
 
 def all_in(root: Path) -> list[Path]:
     """All checkpoints, oldest first, intact or not."""
-    found = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) is not None]
-    return sorted(found, key=lambda path: _step_of(path) or 0)
+    folders = [path for path in root.glob("step-*") if path.is_dir() and _step_of(path) is not None]
+    return sorted(folders, key=lambda path: _step_of(path) or 0)
 
 
 def steps(root: Path) -> int:
@@ -221,9 +221,9 @@ def read_state(folder: Path) -> State:
 def restore(folder: Path, policy: Policy) -> None:
     """Load a checkpoint into the policy and the random generators. Raises UserError for another adapter's checkpoint and BadFile
     for a damaged one, and then changes nothing."""
-    state, found = read_state(folder), generators.checked(_tensors(folder / _RNG), folder / _RNG)
+    state, rng_states = read_state(folder), generators.checked(_tensors(folder / _RNG), folder / _RNG)
     load_weights(folder, policy)
-    generators.restore(found)
+    generators.restore(rng_states)
     policy.version = state.version
 
 
@@ -249,10 +249,10 @@ def load_weights(folder: Path, policy: Policy) -> None:
 def load_adapter(folder: Path, adapter: Adapter) -> None:
     """Load the adapter only. Raises as `restore` does."""
     path, own = folder / _ADAPTER, adapter.state()
-    found = _tensors(path)
-    if found.keys() == own.keys() and all(found[name].shape == own[name].shape for name in own):
-        _refuse_misfit(path, found, own)
-    adapter.load(found, folder)  # raises for another adapter's tensors
+    tensors = _tensors(path)
+    if tensors.keys() == own.keys() and all(tensors[name].shape == own[name].shape for name in own):
+        _refuse_misfit(path, tensors, own)
+    adapter.load(tensors, folder)  # raises for another adapter's tensors
 
 
 def fits(folder: Path, policy: Policy) -> bool:
@@ -300,8 +300,8 @@ def _path(root: Path, step: int) -> Path:
 
 def _step_of(folder: Path) -> int | None:
     """The step in a checkpoint's name; None if it is not such a name."""
-    found = re.fullmatch(r"step-(\d{6,15})", folder.name)
-    return int(found[1]) if found and _path(folder.parent, int(found[1])) == folder else None
+    match = re.fullmatch(r"step-(\d{6,15})", folder.name)
+    return int(match[1]) if match and _path(folder.parent, int(match[1])) == folder else None
 
 
 def _best_step(folder: Path) -> int | None:
@@ -315,10 +315,10 @@ def _sums(folder: Path) -> dict[str, str]:
     """Checksums by file name. Raises BadFile for an invalid line, or a file outside the folder."""
     named = {}
     for line in files.read_bytes(folder / SUMS, 2**20).decode(errors="replace").splitlines():
-        found = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line, re.ASCII)
-        if found is None or found[2] in (".", ".."):
+        match = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line, re.ASCII)
+        if match is None or match[2] in (".", ".."):
             raise BadFile(f"{SUMS} is damaged")
-        named[found[2]] = found[1]
+        named[match[2]] = match[1]
     return named
 
 
@@ -338,18 +338,18 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def _refuse_misfit(path: Path, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+def _refuse_misfit(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Raise BadFile unless these are the expected names, shapes and types, and all numbers are finite."""
-    for name in (*expected, *found):
+    for name in (*expected, *tensors):
         hint = "restore the run's config.json and model as they were, or start a new run: --out DIR"
-        if name not in found or name not in expected:
+        if name not in tensors or name not in expected:
             raise BadFile(f"{path} does not fit: `{name}` is {'missing' if name in expected else 'unexpected'}", hint)
-        ours, theirs = expected[name], found[name]
+        ours, theirs = expected[name], tensors[name]
         # The frozen part of some adapters has the base's type, which may differ on another GPU.
         is_type = theirs.dtype == ours.dtype or (_is_wide(theirs.dtype) and _is_wide(ours.dtype))
         if theirs.shape != ours.shape or not is_type:
-            said = f"{theirs.dtype} {list(theirs.shape)} instead of {ours.dtype} {list(ours.shape)}"
-            raise BadFile(f"{path} does not fit: `{name}` is {said}", hint)
+            difference = f"{theirs.dtype} {list(theirs.shape)} instead of {ours.dtype} {list(ours.shape)}"
+            raise BadFile(f"{path} does not fit: `{name}` is {difference}", hint)
         if theirs.dtype.is_floating_point and not bool(theirs.isfinite().all()):
             hint = "remove this checkpoint to resume from the one before it, or start a new run"
             raise BadFile(f"{path} is damaged: `{name}` has values that are not finite", hint)

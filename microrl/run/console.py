@@ -174,9 +174,9 @@ class RunConsole:
         else:
             self._log(line)
 
-    def guard(self, said: str) -> None:
+    def guard(self, message: str) -> None:
         """Show the guard's last word."""
-        self._seen.guard = said
+        self._seen.guard = message
 
     def _plain(self, text: str) -> None:
         """Print a line unless a live view shows it anyway; log it in any case."""

@@ -68,7 +68,7 @@ class Record(BaseModel):
 def record(
     training: Sequence[Question],
     benchmarks: Mapping[str, Sequence[Question]],
-    found: Mapping[str, Sequence[Overlap]],
+    overlaps: Mapping[str, Sequence[Overlap]],
     removed: Mapping[str, int],
 ) -> Record:
     """The record of these overlaps."""
@@ -77,12 +77,12 @@ def record(
         benchmarks={
             name: Benchmark(
                 questions=len(questions),
-                overlapping=len({pair.question for pair in found[name]}),
-                near=len({pair.question for pair in found[name] if pair.is_near}),
+                overlapping=len({pair.question for pair in overlaps[name]}),
+                near=len({pair.question for pair in overlaps[name] if pair.is_near}),
                 removed=removed.get(name, 0),
                 pairs=tuple(
                     Pair(row=questions[pair.question].row, training_row=training[pair.training].row, share=round(pair.share, 4))
-                    for pair in sorted(found[name], key=lambda pair: -pair.share)[:MOST_PAIRS]
+                    for pair in sorted(overlaps[name], key=lambda pair: -pair.share)[:MOST_PAIRS]
                 ),
             )
             for name, questions in benchmarks.items()
@@ -90,10 +90,10 @@ def record(
     )
 
 
-def keep(folder: RunFolder, found: Record) -> None:
+def keep(folder: RunFolder, overlap_record: Record) -> None:
     """Write the record, if the disk has room for it."""
     with folder.tolerate_write_errors(RECORD):
-        folder.write_json(RECORD, found.model_dump())
+        folder.write_json(RECORD, overlap_record.model_dump())
 
 
 def recorded(folder: RunFolder) -> Record | None:

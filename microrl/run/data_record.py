@@ -68,18 +68,18 @@ def record_or_verify(
     `solutions`: the data of the supervised phase; None if there is none or it is over. Raises UserError if the data has changed,
     or if the record of a run with results is missing.
     """
-    found = of_questions(config.data, questions)
+    current = of_questions(config.data, questions)
     sft = None
     if solutions is not None:
         sft = fingerprint(config.sft.data or config.data.name, ((one.question, one.identity) for one in solutions))
     record = recorded(folder)
     if record is None and not _has_results(folder):
-        folder.write_json(RECORD, Record(data=found, sft=sft).model_dump())
+        folder.write_json(RECORD, Record(data=current, sft=sft).model_dump())
         return
     if record is None:
         why = f"{folder.path / RECORD} is missing, so it is unknown whether the data has changed"
         raise UserError(why, "start a new run: --out DIR")
-    _refuse_other(folder, record.data, found, "the data")
+    _refuse_other(folder, record.data, current, "the data")
     if sft is None:
         return
     if record.sft is None:  # it was handed on
@@ -100,12 +100,12 @@ def recorded(folder: RunFolder) -> Record | None:
     return folder.read_if_there(RECORD, Record)
 
 
-def is_same(run: RunFolder | None, config: RunConfig, found: Fingerprint) -> bool | None:
+def is_same(run: RunFolder | None, config: RunConfig, current: Fingerprint) -> bool | None:
     """Whether a run's questions are unchanged; None if there is no record or the data is not the run's own."""
     record = recorded(run) if run is not None else None
     if run is None or record is None or not _is_own(run, config.data):
         return None
-    return found.sha256 == record.data.sha256
+    return current.sha256 == record.data.sha256
 
 
 def warning_for_sample(run: RunFolder, config: RunConfig) -> str | None:
@@ -114,10 +114,10 @@ def warning_for_sample(run: RunFolder, config: RunConfig) -> str | None:
     if record is None or not is_local_data(config.data.name):
         return None
     try:
-        found = of_questions(config.data, load_questions(config.data))
+        current = of_questions(config.data, load_questions(config.data))
     except UserError as error:
         return f"the run's training data cannot be read any more: {error.message}"
-    return None if found.sha256 == record.data.sha256 else changed(record.data, found)
+    return None if current.sha256 == record.data.sha256 else changed(record.data, current)
 
 
 def changed(then: Fingerprint, now: Fingerprint) -> str:

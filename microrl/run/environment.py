@@ -88,9 +88,9 @@ def _commit() -> str | None:
         tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True)
         if tracked.returncode != 0:
             return None
-        found = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True
         )
     except OSError:
         return None
-    return found.stdout.strip() or None
+    return described.stdout.strip() or None

@@ -152,10 +152,10 @@ class RunFolder:
     def newest(cls, root: Path = Path("runs"), *, has_final: bool = False) -> RunFolder:
         """The run under `root` that was started last, with `has_final` among those with a final adapter, if there is one; not the
         control of another run. Raises UserError if there is none at all."""
-        found = [path for path in cls._all_in(root, with_trials=True) if run_of(path) is None]
-        if not found:
+        runs = [path for path in cls._all_in(root, with_trials=True) if run_of(path) is None]
+        if not runs:
             raise UserError(f"there is no run in {root}/", "start one with `microrl train quickstart`, or pass its folder")
-        return cls.open(next((path for path in found if has_final and (path / "final").is_dir()), found[0]))
+        return cls.open(next((path for path in runs if has_final and (path / "final").is_dir()), runs[0]))
 
     @classmethod
     def _all_in(cls, root: Path, *, with_trials: bool) -> list[Path]:
@@ -184,12 +184,12 @@ class RunFolder:
                     f"resume it with its own settings: microrl train --resume {path}, or choose another folder: --out DIR",
                 )
             return folder
-        for found in cls._all_in(root, with_trials=False):  # those belong to their sweep
+        for candidate in cls._all_in(root, with_trials=False):  # those belong to their sweep
             try:
-                theirs = files.read_json(found / "config.json", dict[str, Any])
+                theirs = files.read_json(candidate / "config.json", dict[str, Any])
             except BadFile:
                 continue  # unreadable: not this run
-            if theirs == config and not (folder := cls.open(found)).is_done():
+            if theirs == config and not (folder := cls.open(candidate)).is_done():
                 return folder
         return None
 

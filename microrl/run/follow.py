@@ -46,7 +46,7 @@ class Lines:
     def new(self, limit: float = math.inf) -> list[dict[str, Any]]:
         """The objects of the lines since the last call; lines that are damaged are left out, as is what is behind `limit`
         bytes of the file."""
-        found: list[dict[str, Any]] = []
+        intact: list[dict[str, Any]] = []
         try:
             with files.open_regular(self._path) as file:
                 size = file.seek(0, 2)
@@ -64,7 +64,7 @@ class Lines:
                     self._offset += len(whole)
                     file.seek(self._offset)
                     objects = [*map(files.json_object, whole.splitlines())]
-                    found += filter(None, objects)
+                    intact += filter(None, objects)
                     self.damaged += objects.count(None)
         except FileNotFoundError:
             pass  # not there yet, or not any more
@@ -72,7 +72,7 @@ class Lines:
             self.error = error.message
         except OSError as error:
             self.error = f"{self._path} cannot be read: {error}"
-        return found
+        return intact
 
 
 def is_alive(folder: Path) -> bool:

@@ -38,28 +38,28 @@ def checked(saved: Mapping[str, torch.Tensor], path: Path) -> dict[str, Any]:
         cached = float(saved["numpy_gauss"])
         if len(gauss) > 1 or not 0 <= position <= len(keys) or has_gauss not in (0, 1) or not math.isfinite(cached):
             raise ValueError("a generator's position is out of range")
-        found: dict[str, Any] = {
+        native_states: dict[str, Any] = {
             "python": (3, tuple(saved["python"].tolist()), gauss[0] if gauss else None),
             "numpy": ("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached),
             "torch": saved["torch"],
         }
-        random.Random().setstate(found["python"])
-        np.random.RandomState().set_state(found["numpy"])
-        torch.Generator().set_state(found["torch"])
+        random.Random().setstate(native_states["python"])
+        np.random.RandomState().set_state(native_states["numpy"])
+        torch.Generator().set_state(native_states["torch"])
         for number in range(torch.cuda.device_count()):
             if (state := saved.get(f"cuda{number}")) is not None:
                 torch.Generator(f"cuda:{number}").set_state(state)
-                found[f"cuda{number}"] = state
+                native_states[f"cuda{number}"] = state
     except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise BadFile(f"{path} is damaged: {type(error).__name__}: {error}") from None
-    return found
+    return native_states
 
 
-def restore(found: Mapping[str, Any]) -> None:
+def restore(native_states: Mapping[str, Any]) -> None:
     """Set the generators to states returned by `checked`."""
-    random.setstate(found["python"])
-    np.random.set_state(found["numpy"])
-    torch.set_rng_state(found["torch"])
+    random.setstate(native_states["python"])
+    np.random.set_state(native_states["numpy"])
+    torch.set_rng_state(native_states["torch"])
     for number in range(torch.cuda.device_count()):
-        if f"cuda{number}" in found:
-            torch.cuda.set_rng_state(found[f"cuda{number}"], number)
+        if f"cuda{number}" in native_states:
+            torch.cuda.set_rng_state(native_states[f"cuda{number}"], number)

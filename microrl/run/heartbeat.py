@@ -71,18 +71,18 @@ class Hang:
 
     def place(self) -> str:
         """The innermost call of the stack, as the end of a sentence; empty if it is not known."""
-        found = re.findall(r'File "([^"]*)", line (\d+), in (.*)\n(?:    (.*))?', self.stack)
-        if not found:
+        calls = re.findall(r'File "([^"]*)", line (\d+), in (.*)\n(?:    (.*))?', self.stack)
+        if not calls:
             return ""
-        path, line, function, text = found[-1]
+        path, line, function, text = calls[-1]
         return f"; stuck at {path}:{line}, in {function}()" + (f": `{text}`" if text else "")
 
     def foreign_file(self) -> str | None:
         """The file of the innermost call, if it belongs neither to microrl nor to Python or an installed package."""
-        found = re.findall(r'File "([^"]*)", line', self.stack)
-        if not found or any(found[-1].startswith(place) for place in LIBRARIES) or "<" in found[-1]:
+        paths = re.findall(r'File "([^"]*)", line', self.stack)
+        if not paths or any(paths[-1].startswith(place) for place in LIBRARIES) or "<" in paths[-1]:
             return None
-        return str(found[-1])
+        return str(paths[-1])
 
 
 def kind_of(status: str) -> str:

@@ -37,9 +37,9 @@ def examine(config: RunConfig, folder: Path | None, *, runs: int = 1) -> Iterato
     has_driver = driver.is_here() and not driver.is_hidden()
     if (moved := caches.move(with_compilers=has_driver)) is not None:
         yield moved
-    card, found = of_gpu() if has_driver else (None, [])
-    yield from found
-    if any(one.status == "problem" for one in found):
+    card, gpu_findings = of_gpu() if has_driver else (None, [])
+    yield from gpu_findings
+    if any(one.status == "problem" for one in gpu_findings):
         return
     if has_driver and preflight.starts_vllm(config):
         yield from _of_compiler(goes_on=outlasts_vllm(config, has_steps=False))
@@ -52,17 +52,17 @@ def examine(config: RunConfig, folder: Path | None, *, runs: int = 1) -> Iterato
 def of_gpu() -> tuple[Card | None, list[Finding]]:
     """(the card that a run will use, if nvidia-smi tells; warnings and problems). Ask where there is a driver, and not hidden."""
     try:
-        found = cards.all_here()
-        choice = cards.chosen(found)
+        all_cards = cards.all_here()
+        choice = cards.chosen(all_cards)
     except driver.Hangs:
         says = f"{driver.TOOL} does not answer within {driver.ANSWER_S:g} s: the driver hangs"
         return None, [Finding("GPU", "problem", says, f"restart the machine, or rent another one; {driver.ON_CPU}")]
     if (problem := driver.problem_before_torch()) is not None:
         return None, [Finding("GPU", "problem", problem.message, problem.hint)]
-    return choice.card, list(_of_choice(choice, found))
+    return choice.card, list(_of_choice(choice, all_cards))
 
 
-def _of_choice(choice: Choice, found: Sequence[Card]) -> Iterator[Finding]:
+def _of_choice(choice: Choice, all_cards: Sequence[Card]) -> Iterator[Finding]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if choice.card is None:
         if choice.seen:
@@ -73,14 +73,14 @@ def _of_choice(choice: Choice, found: Sequence[Card]) -> Iterator[Finding]:
                 f"MIG off: `nvidia-smi -i {number} -mig 0`"
             )
             yield Finding("GPU", "problem", says, f"{do}; {driver.ON_CPU}")
-        elif found:
+        elif all_cards:
             says = f"CUDA_VISIBLE_DEVICES={visible} names none of this machine's GPUs"
-            do = f"unset CUDA_VISIBLE_DEVICES, or set it to one of: {_values(found)}; {driver.ON_CPU}"
+            do = f"unset CUDA_VISIBLE_DEVICES, or set it to one of: {_values(all_cards)}; {driver.ON_CPU}"
             yield Finding("GPU", "problem", says, do)
         return  # nvidia-smi fails: torch will tell why
     card = choice.card
     for one in (card,) if choice.is_sure else choice.seen:
-        if (problem := lacks_code(one, found)) is not None:
+        if (problem := lacks_code(one, all_cards)) is not None:
             yield problem
             return
     if not choice.is_sure:
@@ -101,10 +101,10 @@ def _of_choice(choice: Choice, found: Sequence[Card]) -> Iterator[Finding]:
         yield Finding("GPU memory", "warning", _who_is_on(card), "stop the other processes on this GPU")
 
 
-def _values(found: Sequence[Card]) -> str:
+def _values(all_cards: Sequence[Card]) -> str:
     """What CUDA_VISIBLE_DEVICES may be. Different GPUs go by their UUIDs, since CUDA numbers them in another order."""
-    by_number = len({card.name for card in found}) == 1
-    return ", ".join(f"{card.number if by_number else card.uuid} ({card.name})" for card in found)
+    by_number = len({card.name for card in all_cards}) == 1
+    return ", ".join(f"{card.number if by_number else card.uuid} ({card.name})" for card in all_cards)
 
 
 def lacks_code(card: Card, others: Sequence[Card] = ()) -> Finding | None:
@@ -149,9 +149,9 @@ def _of_compiler(*, goes_on: bool) -> Iterator[Finding]:
 
 def compiler(*, is_needed: bool) -> Finding:
     """Triton compiles a launcher for each of vLLM's kernels at run time, with $CC, gcc or clang."""
-    found = os.environ.get("CC") or next((name for name in ("gcc", "clang") if shutil.which(name)), None)
-    if found is not None:
-        return Finding("C compiler", "ok", found)
+    command = os.environ.get("CC") or next((name for name in ("gcc", "clang") if shutil.which(name)), None)
+    if command is not None:
+        return Finding("C compiler", "ok", command)
     return _missing("C compiler", "no gcc and no clang: Triton, and with it vLLM, cannot compile its kernels",
                     "export CC=cc" if shutil.which("cc") else "apt install gcc (or dnf install gcc)", is_needed)  # fmt: skip
 

@@ -41,35 +41,39 @@ def lines(
     completions each of the first TOKEN_GROUPS groups of the update are written token by token: those with the largest and the
     smallest advantage.
     """
-    advantages = {id(group): given for group, given in trained}
+    advantages_by_group = {id(group): advantages for group, advantages in trained}
     with_tokens = {id(group) for group, _ in trained[:TOKEN_GROUPS]} if decode is not None else set()
     for group in groups:
-        given = advantages.get(id(group))
-        chosen = {given.index(max(given)), given.index(min(given))} if given and id(group) in with_tokens else set()
+        advantages = advantages_by_group.get(id(group))
+        chosen = (
+            {advantages.index(max(advantages)), advantages.index(min(advantages))}
+            if advantages and id(group) in with_tokens
+            else set()
+        )
         for number, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
-            found = _line(group.prompt if number == 0 else replace(group.prompt, text="", raw=""), completion, score)
-            found["advantage"] = None if given is None else round(given[number], 6)
+            line = _line(group.prompt if number == 0 else replace(group.prompt, text="", raw=""), completion, score)
+            line["advantage"] = None if advantages is None else round(advantages[number], 6)
             if number in chosen and decode is not None:
-                found["pieces"] = pieces(completion.token_ids, decode)
-                found["logprobs"] = [
+                line["pieces"] = pieces(completion.token_ids, decode)
+                line["logprobs"] = [
                     float16(value) if is_drawn else None
                     for value, is_drawn in zip(completion.logprobs, completion.drawn or repeat(True))
                 ]
-            yield found
+            yield line
 
 
 def pieces(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
     """The text of each token. Of tokens that are one character together, the last has it, and the others are empty."""
-    found, waiting = [], []
+    texts, waiting = [], []
     for number, token in enumerate(tokens):
         waiting.append(token)
         text = decode(waiting)
         if text.endswith("\ufffd") and len(waiting) < MAX_CHARACTER and number + 1 < len(tokens):
-            found.append("")
+            texts.append("")
         else:
-            found.append(text)
+            texts.append(text)
             waiting = []
-    return found
+    return texts
 
 
 def float16(value: float) -> float | None:
@@ -134,8 +138,8 @@ class _Line(BaseModel):
 
 def steps(root: Path) -> list[tuple[int, Path]]:
     """The steps of a run folder that have rollouts, in order, with their files."""
-    found = [(NAME.fullmatch(path.name), path) for path in (root / FOLDER).glob("step-*.jsonl.gz")]
-    return sorted((int(match[1]), path) for match, path in found if match)
+    matches = [(NAME.fullmatch(path.name), path) for path in (root / FOLDER).glob("step-*.jsonl.gz")]
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def read(path: Path, group_size: int) -> list[Group]:

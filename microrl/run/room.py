@@ -89,13 +89,13 @@ def _of_disk(work: Workload, folder: Path | None, runs: int) -> Iterator[Finding
     download = float(work.weight_bytes) if hub.is_to_be_downloaded(work.config.model.name) else 0.0
     if download and work.config.budget.hours is not None:
         name, data = work.config.model.name, work.config.data.name
-        of = f"--model {name}" + (f" --data {shlex.quote(data)}" if data != DataConfig().name else "")
+        options = f"--model {name}" + (f" --data {shlex.quote(data)}" if data != DataConfig().name else "")
         says = f"{name} ({download / GB:.1f} GB) is not downloaded yet, and the download would count against --hours"
-        yield Finding("download", "warning", says, f"download it first: `microrl plan {of} --fetch`")
+        yield Finding("download", "warning", says, f"download it first: `microrl plan {options} --fetch`")
     least, most = run_bytes(work) if folder is not None else (0.0, 0.0)
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder is not None else 0  # to be resumed
-    of = f" of {runs} runs" if runs > 1 else ""
-    parts = [(download, "the model's download"), (max(runs * most - held, 0.0), f"checkpoints, adapters and rollouts{of}")]
+    of_runs = f" of {runs} runs" if runs > 1 else ""
+    parts = [(download, "the model's download"), (max(runs * most - held, 0.0), f"checkpoints, adapters and rollouts{of_runs}")]
     who = "the evaluation needs" if folder is None else "the runs need" if runs > 1 else "the run needs"
     if _device(models) == _device(place):
         yield from _short(place, least - held + download, parts, who)
@@ -134,8 +134,8 @@ def _said(size: float) -> str:
 
 def free_bytes(place: Path) -> float:
     """Bytes that are free on the disk of this folder, which need not exist yet. What is no disk, such as /proc, is not full."""
-    found = shutil.disk_usage(_existing(place))
-    return float(found.free) if found.total else math.inf
+    usage = shutil.disk_usage(_existing(place))
+    return float(usage.free) if usage.total else math.inf
 
 
 def _device(place: Path) -> int:

@@ -86,12 +86,12 @@ def size(config: RunConfig, *, is_at_hand: bool = False) -> TeacherSize | None:
 
     if config.asked_teacher is None:
         return None
-    found = find(config.asked_teacher)
-    if is_at_hand and not shapes.is_at_hand(found.model):
+    teacher = find(config.asked_teacher)
+    if is_at_hand and not shapes.is_at_hand(teacher.model):
         return None
-    shape, pairs, changed = shapes.shape_of(found.model), 0.0, 0
-    if found.config is not None and found.update is not None:
-        adapter = found.config.adapter
+    shape, pairs, changed = shapes.shape_of(teacher.model), 0.0, 0
+    if teacher.config is not None and teacher.update is not None:
+        adapter = teacher.config.adapter
         targets = shape.targets(adapter)
         if adapter.pair_rank is not None:
             pairs = 4.0 * adapter.pair_rank * shape.layers * sum(linear.n_in + linear.n_out for linear in targets)
@@ -99,7 +99,7 @@ def size(config: RunConfig, *, is_at_hand: bool = False) -> TeacherSize | None:
             changed = shape.parameters
         else:
             changed = shape.layers * sum(linear.n_in * linear.n_out for linear in targets)
-    elif found.update is not None:
-        pairs = float(sum(path.stat().st_size for path in found.update.glob("*.safetensors")))
-    is_shared = shares_base(found, config)
-    return TeacherSize(shape, is_shared, config.distill.quant or found.quant, pairs, changed)
+    elif teacher.update is not None:
+        pairs = float(sum(path.stat().st_size for path in teacher.update.glob("*.safetensors")))
+    is_shared = shares_base(teacher, config)
+    return TeacherSize(shape, is_shared, config.distill.quant or teacher.quant, pairs, changed)
