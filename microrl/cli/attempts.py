@@ -165,10 +165,10 @@ def report(summary: dict[str, Any], path: Path) -> None:
     from microrl.run.summary import Summary
 
     history = History.load(path, ending=Summary(**summary))
-    found = judge(history)
-    for line in found.lines():
+    verdict = judge(history)
+    for line in verdict.lines():
         say(line)
-    if found.outcome == "worse" and (best := summary["best"]) is not None:
+    if verdict.outcome == "worse" and (best := summary["best"]) is not None:
         say(
             f"warning: the trained model is worse than the untouched one. {path / 'best'} is from step {best['step']}, with "
             f"validation accuracy {best['accuracy']:.3f}; use it: microrl export {path / 'best'} --out DIR"
@@ -183,5 +183,5 @@ def report(summary: dict[str, Any], path: Path) -> None:
         steps = counted(sft["steps"], "SFT step") + (f", {steps}" if summary["steps"] else "")
     cost = f", ${summary['cost_usd']:.2f}" if summary["cost_usd"] else ""
     say(f"{steps} in {time}{cost}. Adapter: {path / 'final'}")
-    can_sample = found.is_worth_trying and (history.config.get("env") or {}).get("target") is None
+    can_sample = verdict.is_worth_trying and (history.config.get("env") or {}).get("target") is None
     say(f"try it: microrl sample {path} 'your question'" if can_sample else f"read more: microrl report {path}")

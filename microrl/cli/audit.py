@@ -50,28 +50,29 @@ def audit(
     from microrl.commands.audit import audit as run
     from microrl.commands.audit import findings
 
-    found = run(config)
-    rows = list(findings(found))
+    result = run(config)
+    rows = list(findings(result))
     if rows:
         _table(rows)
-    kinds = len(found.by_kind)
-    say(f"reward: {found.reward}")
+    kinds = len(result.by_kind)
+    say(f"reward: {result.reward}")
     say(
-        f"{found.cheats} cheats of {kinds} kinds: {len(found.paid)} pay; {found.golds} of {found.questions} {found.solutions}: "
-        f"{len(found.unpaid_golds)} do not pay, {len(found.unwritable_golds)} cannot be written; "
-        f"{len(found.killed)} checks killed; {found.per_second:.0f} completions/s"
+        f"{result.cheats} cheats of {kinds} kinds: {len(result.paid)} pay; "
+        f"{result.golds} of {result.questions} {result.solutions}: "
+        f"{len(result.unpaid_golds)} do not pay, {len(result.unwritable_golds)} cannot be written; "
+        f"{len(result.killed)} checks killed; {result.per_second:.0f} completions/s"
     )
-    if found.tool_calls is not None:
+    if result.tool_calls is not None:
         limit = config.sampling.max_completion_tokens
         say(
-            f"environment: {found.tool_calls} tool calls, {len(found.holes)} findings; an episode whose model never stops "
+            f"environment: {result.tool_calls} tool calls, {len(result.holes)} findings; an episode whose model never stops "
             f"calling ends at {limit:,} tokens (sampling.max_completion_tokens)"
         )
-    if found.without:
-        say(f"{found.without} of {found.questions} problems have no {found.solutions} in the data, so these were not checked")
+    if result.without:
+        say(f"{result.without} of {result.questions} problems have no {result.solutions} in the data, so these were not checked")
     if as_json:
-        emit(found.to_json())
-    if found.is_clean:
+        emit(result.to_json())
+    if result.is_clean:
         say("no problem found")
         return OK
     say("hint: fix the reward or the data before training; see `microrl guide custom-rewards`")

@@ -268,12 +268,12 @@ def rollout(
 
     results: list[dict[str, Any]] = []
 
-    def on_report(found: str | dict[str, Any]) -> None:
-        if isinstance(found, str):
-            return say(found)
-        results.append(found)
+    def on_report(report: str | dict[str, Any]) -> None:
+        if isinstance(report, str):
+            return say(report)
+        results.append(report)
         if not as_json:
-            _show_rollout(found)
+            _show_rollout(report)
 
     given = {
         "shape": shape, "rank": rank, "targets": values("--targets", targets), "sync": sync, "sleep": sleep, "dtype": dtype,
@@ -360,13 +360,13 @@ def sync(
     require_vllm("bench sync")
     from microrl.commands.bench.engine import sync as measure
 
-    found = measure(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say)
+    syncs = measure(adapters=kinds, shape=shape, layers=layers, rank=rank, versions=versions, say=say)
     if as_json:
-        emit({"syncs": found})
+        emit({"syncs": syncs})
         return
     print_lines(
         ("adapter", ">mode", ">push", ">trained parameters"),
-        [(row["kind"], row["mode"], f"{1000 * row['push_s']:.1f} ms", f"{row['trained']:,}") for row in found],
+        [(row["kind"], row["mode"], f"{1000 * row['push_s']:.1f} ms", f"{row['trained']:,}") for row in syncs],
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from microrl.cli import options
 from microrl.cli.output import say
-from microrl.cli.target import Found
+from microrl.cli.target import ResolvedTarget
 from microrl.config import RunConfig, catalogue, protocols
 from microrl.config.catalogue import KnownDataset
 from microrl.config.paths import is_data_file
@@ -22,7 +22,7 @@ ALL = 10**9
 
 
 def resolve_benchmarks(
-    found: Found,
+    resolved_target: ResolvedTarget,
     *,
     bench: str | None,
     protocol: str | None,
@@ -48,26 +48,27 @@ def resolve_benchmarks(
         names = names or list(paper.benchmarks)
     if names is None and data is not None:
         if (known := catalogue.find(data)) is not None:
-            _refuse_training_data(found, known)
+            _refuse_training_data(resolved_target, known)
         flags = {"data.name": data, "data.held_out": 1.0, "evaluation.problems": ALL} | flags
     versions = [flags | {"evaluation.max_completion_tokens": limit} for limit in dict.fromkeys(limits)] or [flags]
     if names is None:
-        made = [_made(found, None, found.config, one, sets, base) for one in versions]
+        benchmarks = [_benchmark(resolved_target, None, resolved_target.config, one, sets, base) for one in versions]
     else:
         known_ones = {catalogue.benchmark(name).name: name for name in names}  # MATH-500 is math500
-        made = [_by_name(found, name, paper, one, sets, base) for name in known_ones.values() for one in versions]
+        benchmarks = [_by_name(resolved_target, name, paper, one, sets, base) for name in known_ones.values() for one in versions]
     if len(versions) == 1:
-        return made
-    if any(one.sampling().max_tokens not in limits for one in made) or len({one.stem for one in made}) < len(made):
+        return benchmarks
+    stems = {one.stem for one in benchmarks}
+    if any(one.sampling().max_tokens not in limits for one in benchmarks) or len(stems) < len(benchmarks):
         raise UserError("--max-tokens and --set evaluation.max_completion_tokens contradict each other", "pass one of them")
-    return [replace(one, name=f"{one.name}-m{one.sampling().max_tokens}") for one in made]
+    return [replace(one, name=f"{one.name}-m{one.sampling().max_tokens}") for one in benchmarks]
 
 
-def label(found: Found, target: str | None) -> str:
+def label(resolved_target: ResolvedTarget, target: str | None) -> str:
     """The name of the weights in messages and folders."""
-    if found.run is not None:
-        return found.run.path.name + (f"/{found.part}" if found.part else "")
-    return options.run_name(None, target or found.config.model.name)
+    if resolved_target.run is not None:
+        return resolved_target.run.path.name + (f"/{resolved_target.part}" if resolved_target.part else "")
+    return options.run_name(None, target or resolved_target.config.model.name)
 
 
 def benchmark_name(data: str) -> str:
@@ -76,11 +77,11 @@ def benchmark_name(data: str) -> str:
     return path.stem if is_data_file(data) else path.name
 
 
-def _refuse_training_data(found: Found, known: KnownDataset) -> None:
+def _refuse_training_data(resolved_target: ResolvedTarget, known: KnownDataset) -> None:
     """Raises UserError where the run was trained on what this data set measures with, by GRPO or in its supervised phase."""
-    if found.run is None:
+    if resolved_target.run is None:
         return
-    own, sft = found.config.data, found.config.sft
+    own, sft = resolved_target.config.data, resolved_target.config.sft
     trained_on = [(own.name, own.split)] if own.held_out < 1 else []
     trained_on += [(sft.data, own.split)] if sft.is_on and sft.data is not None else []
     for name, split in trained_on:
@@ -91,17 +92,17 @@ def _refuse_training_data(found: Found, known: KnownDataset) -> None:
             is_same = (other.hub_id, other.only) == (known.hub_id, known.only)
         if is_same and (other or known).split(split) == known.splits.get("test"):
             raise UserError(
-                f"{found.run.path} was trained on {known.name}: its score there would mean nothing",
+                f"{resolved_target.run.path} was trained on {known.name}: its score there would mean nothing",
                 "leave --bench and --data out to evaluate on the held-out part, or choose another benchmark",
             )
 
 
 def _by_name(
-    found: Found, name: str, paper: Protocol | None, flags: dict[str, Any], sets: list[str], base: str | None
+    resolved_target: ResolvedTarget, name: str, paper: Protocol | None, flags: dict[str, Any], sets: list[str], base: str | None
 ) -> Benchmark:
     known = catalogue.benchmark(name)
-    own = found.config.data
-    _refuse_training_data(found, known)
+    own = resolved_target.config.data
+    _refuse_training_data(resolved_target, known)
     changes: dict[str, Any] = {"evaluation.problems": ALL}
     if paper is not None:
         if known.name not in paper.benchmarks:
@@ -116,21 +117,21 @@ def _by_name(
             "evaluation.max_completion_tokens": settings.max_tokens, "evaluation.seed": paper.seed,
             "evaluation.question_seed": paper.seed, "data.max_prompt_tokens": settings.max_prompt_tokens,
         }  # fmt: skip
-    tree = found.config.model_copy(update={"data": own.for_benchmark(name)})
+    tree = resolved_target.config.model_copy(update={"data": own.for_benchmark(name)})
     if "evaluation.pass_k" in flags and "evaluation.samples" not in flags and "evaluation.samples" in changes:
         changes["evaluation.samples"] = max(changes["evaluation.samples"], *flags["evaluation.pass_k"])
     if "evaluation.samples" in flags and "evaluation.pass_k" not in flags:
         changes.pop("evaluation.pass_k", None)  # the paper's k goes with its samples
-    return _made(found, known.name, tree, changes | flags, sets, base)
+    return _benchmark(resolved_target, known.name, tree, changes | flags, sets, base)
 
 
-def _made(
-    found: Found, name: str | None, tree: RunConfig, changes: dict[str, Any], sets: list[str], base: str | None
+def _benchmark(
+    resolved_target: ResolvedTarget, name: str | None, tree: RunConfig, changes: dict[str, Any], sets: list[str], base: str | None
 ) -> Benchmark:
     changes = changes | _samples_and_k(tree, changes)
     config = override(tree.model_dump(), changes, sets)
     shown = name or ("held-out" if config.data.held_out < 1 else benchmark_name(config.data.name))
-    return Benchmark(shown, _stem(shown, config, found.part, base), config)
+    return Benchmark(shown, _stem(shown, config, resolved_target.part, base), config)
 
 
 def _samples_and_k(tree: RunConfig, changes: dict[str, Any]) -> dict[str, Any]:

@@ -73,13 +73,13 @@ def compare(
     for target in targets:
         if SweepFolder.is_one(Path(target)):
             continue
-        found = find_adapter(target)
-        if found.run is None:
+        resolved_target = find_adapter(target)
+        if resolved_target.run is None:
             raise UserError(
                 f"{target} is not a run",
                 "pass run folders, which training evaluates at its end (or: microrl eval RUN), or folders of sweeps",
             )
-        entry = Entry.of(found.run, found.part)
+        entry = Entry.of(resolved_target.run, resolved_target.part)
         if any((entry.run.path.resolve(), entry.part) == (other.run.path.resolve(), other.part) for other in entries):
             raise UserError(f"{target} is given twice", "name each run once: it would count as two seeds")
         entries.append(entry)
@@ -88,13 +88,13 @@ def compare(
             say("; ".join(missing))
     with Console(stderr=True).status("reading the evaluations"):  # on a terminal only
         rows = rows_of(entries, published=published)
-    said = answer_of(sweeps[0]) if len(sweeps) == len(targets) == 1 else answer_to(entries)
+    answer = answer_of(sweeps[0]) if len(sweeps) == len(targets) == 1 else answer_to(entries)
     if as_json:
         by_setting = {
             "settings": [one.to_json() for sweep in sweeps for one in settings(sweep)],
             "contrasts": [one.to_json() for sweep in sweeps for one in contrasts(sweep)],
         }
-        told = {"answer": None if said is None else said.to_json()}
+        told = {"answer": None if answer is None else answer.to_json()}
         emit({"rows": [row.to_json() for row in rows], **told, **(by_setting if sweeps else {})})
         return
     print(forms[form](rows))
@@ -104,13 +104,13 @@ def compare(
         print()
         print_lines(*_settings(settings(sweep)))
         _print_contrasts(contrasts(sweep))
-    if said is not None:
-        say(said.text)
+    if answer is not None:
+        say(answer.text)
     if any(row.is_selected for row in rows):
         say("selected: several checkpoints of the run were evaluated on this benchmark; the best of them may be best by chance")
 
 
-def _settings(found: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
+def _settings(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
     """What the settings of a sweep took and did, beside their accuracy: means and standard deviations over seeds."""
     from microrl.sweep.table import Spread
 
@@ -122,33 +122,34 @@ def _settings(found: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
 
     head = ["method", "seeds", "scale", "trained %", "minutes", "steps", "$", "entropy change %", "KL to base"]
     rows = []
-    for one in found:
-        scale, trained = (None if value is None else Spread(value, None) for value in (one.scale, one.trained))
-        costs = one.usd if one.usd and one.usd.mean else None
+    for setting in settings:
+        scale, trained = (None if value is None else Spread(value, None) for value in (setting.scale, setting.trained))
+        costs = setting.usd if setting.usd and setting.usd.mean else None
         rows.append([
-            one.method, str(one.seeds), shown(scale, "g"), shown(trained, ".3g", 100), shown(one.hours, ".2f", 60),
-            shown(one.steps, ".0f"), shown(costs, ".2f"), shown(one.entropy_change, ".1f", 100), shown(one.kl_to_base, ".2g"),
+            setting.method, str(setting.seeds), shown(scale, "g"), shown(trained, ".3g", 100), shown(setting.hours, ".2f", 60),
+            shown(setting.steps, ".0f"), shown(costs, ".2f"), shown(setting.entropy_change, ".1f", 100),
+            shown(setting.kl_to_base, ".2g"),
         ])  # fmt: skip
     return head, rows
 
 
-def _print_contrasts(found: Sequence[Contrast]) -> None:
+def _print_contrasts(contrasts: Sequence[Contrast]) -> None:
     """A table for each axis of two values: accuracy and time with either of them, side by side."""
     from microrl.plan.show import print_lines
 
-    for axis in dict.fromkeys(one.axis for one in found):
-        of_axis = [one for one in found if one.axis == axis]
+    for axis in dict.fromkeys(contrast.axis for contrast in contrasts):
+        of_axis = [contrast for contrast in contrasts if contrast.axis == axis]
         first, second = (f"{axis} {value}" for value in of_axis[0].values)
         print()
         print_lines(
             ["setting", "seeds", first, second, "second - first", "p", f"minutes, {first}", f"minutes, {second}"],
             [
                 [
-                    one.setting, str(len(one.seeds)), *map(_interval, one.accuracy), _interval(one.difference, "+"),
-                    _p(one.p, one.p_adjusted),
-                    *(f"{minutes:.2f}" for minutes in one.minutes),
+                    contrast.setting, str(len(contrast.seeds)), *map(_interval, contrast.accuracy),
+                    _interval(contrast.difference, "+"), _p(contrast.p, contrast.p_adjusted),
+                    *(f"{minutes:.2f}" for minutes in contrast.minutes),
                 ]
-                for one in of_axis
+                for contrast in of_axis
             ],
             caption=f"accuracy {CAPTION}",
         )  # fmt: skip

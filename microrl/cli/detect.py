@@ -37,11 +37,11 @@ def study_of(gain: float, accuracy: float) -> Study:
 
 def show(config: RunConfig, shape: Shape, study: Study, devices: list[Device], *, as_json: bool) -> None:
     """Print the designs, and their cost on each device."""
-    found = [_design(config, shape, study, devices, samples, seeds) for seeds in SEEDS for samples in SAMPLES]
+    designs = [_design(config, shape, study, devices, samples, seeds) for seeds in SEEDS for samples in SAMPLES]
     if as_json:
-        emit({"detect": study.gain, "power": POWER, "assumptions": asdict(study), "designs": found})
+        emit({"detect": study.gain, "power": POWER, "assumptions": asdict(study), "designs": designs})
         return
-    print(_page(study, found, devices))
+    print(_page(study, designs, devices))
     say("the cost is that of evaluating both sides; each further seed also takes a training run")
 
 
@@ -68,11 +68,11 @@ def _page(study: Study, designs: list[dict[str, Any]], devices: list[Device]) ->
     columns = (">seeds", ">samples", ">questions", ">completions", *((f">hours on {alone}", ">$") if alone else ()))
     rows = []
     for design in designs:
-        found = ["never"]
+        cells = ["never"]
         if design["questions"] is not None:
             costs = _hours_and_dollars(design["cards"][alone]) if alone else ()
-            found = [f"{design['questions']:,}", f"{design['completions']:,}", *costs]
-        rows.append([str(design["seeds"]), str(design["samples"]), *found])
+            cells = [f"{design['questions']:,}", f"{design['completions']:,}", *costs]
+        rows.append([str(design["seeds"]), str(design["samples"]), *cells])
     parts: list[Any] = [table(columns, rows), *([] if alone else ["", _cards(designs, devices)])]
     head = (
         f"To detect a gain of {100 * study.gain:g} points from an accuracy of {study.accuracy:g} with a power of {POWER:.0%} "

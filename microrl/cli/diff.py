@@ -63,16 +63,16 @@ def diff(
     if name not in stored:
         raise UserError(f"{folder.path} has no evaluation `{name}` with both models' answers", did_you_mean(name, stored))
     notes: list[str] = []
-    found = list(transcripts.pairs(*stored[name], notes))
+    pairs = list(transcripts.pairs(*stored[name], notes))
     for note in dict.fromkeys(notes):
         say(f"warning: {note}")
-    counts = transcripts.counts(found)
-    chosen = [pair for kind in kinds[only] for pair in found if pair.kind == kind]
+    counts = transcripts.counts(pairs)
+    chosen = [pair for kind in kinds[only] for pair in pairs if pair.kind == kind]
     if as_json:
-        emit({"evaluation": name, "answers": len(found), "counts": counts, "pairs": [pair.to_json() for pair in chosen]})
+        emit({"evaluation": name, "answers": len(pairs), "counts": counts, "pairs": [pair.to_json() for pair in chosen]})
         return
     print(
-        f"{printable(name)}: {len(found)} answers of each model; "
+        f"{printable(name)}: {len(pairs)} answers of each model; "
         + ", ".join(f"{number} {kind}" for kind, number in counts.items())
     )
     for kind in kinds[only]:

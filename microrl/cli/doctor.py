@@ -60,19 +60,19 @@ def doctor(
         _check_before_measuring(peer, out)
     if self_test and not words.is_terminal:
         say("checking this machine; the self-test takes half a minute")
-    found = []
+    findings = []
     out_console = Console(highlight=False, soft_wrap=True)
     with words.status("checking this machine; the self-test takes half a minute"):
         for finding in examine(self_test=self_test):
-            found.append(finding)
+            findings.append(finding)
             if not as_json:
                 text, style = MARKS[finding.status]
                 out_console.print(f"[{style}]{text:8}[/] {finding.about:18}", end="")
                 out_console.print(finding.says, markup=False)
                 if finding.do:
                     out_console.print(f"{'':27} -> {finding.do}", markup=False)
-    value: dict[str, Any] = {"findings": [dataclasses.asdict(finding) for finding in found]}
-    is_bad = any(finding.status == "problem" for finding in found)
+    value: dict[str, Any] = {"findings": [dataclasses.asdict(finding) for finding in findings]}
+    is_bad = any(finding.status == "problem" for finding in findings)
     if measure and is_bad:
         say("not measured: first solve the problems above")
     elif measure:
@@ -115,15 +115,15 @@ def _measured(shape: str | None, rank: int | None, peer: str | None, out: Path) 
             against = compare(peer, Work(prompts=2, group=4, tokens=32, rank=8, steps=2), pairs=3, say=say)
         except Explained as error:  # what was measured before is kept
             say(f"not compared with TRL: {error.message}" + (f"; {error.hint}" if error.hint else ""))
-    found = measure.calibration_of(outcomes)
-    value = measure.report(outcomes, found, against)
+    new_calibration = measure.calibration_of(outcomes)
+    value = measure.report(outcomes, new_calibration, against)
     for path in measure.write(out, value, page(value)):
         say(f"written: {path}")
-    if found is None:
+    if new_calibration is None:
         say("no calibration: rates, sampling or update could not be measured")
         return value
     try:
-        path = calibration.save(found)
+        path = calibration.save(new_calibration)
     except OSError as error:
         say(f"warning: the calibration could not be stored: {error}")
     else:

@@ -120,8 +120,8 @@ def evaluate(
         raise UserError(f"--hours must be above 0, got {hours:g}", "leave it out for no time limit")
     if data is not None and (bench or protocol):
         raise UserError("--data cannot be combined with --bench or --protocol", "evaluate on one of them at a time")
-    found = find_weights(target)
-    name = label(found, target)
+    resolved_target = find_weights(target)
+    name = label(resolved_target, target)
     if base == "":
         raise UserError("--base is empty", "pass a model, a run or an adapter folder, or leave it out")
     against = None if base is None else find_weights(base)
@@ -135,7 +135,7 @@ def evaluate(
         "env.target": env, "env.path": "." if env else None,
     }  # fmt: skip
     benchmarks = resolve_benchmarks(
-        found,
+        resolved_target,
         bench=bench,
         protocol=protocol,
         data=data,
@@ -144,7 +144,7 @@ def evaluate(
         sets=sets or [],
         limits=numbers("--max-tokens", max_tokens, 1),
     )
-    adapter = found.adapter_folder()
+    adapter = resolved_target.adapter_folder()
     other_adapter = None if against is None else against.adapter_folder()
     early.refuse_environment(benchmarks[0].config.env, starts=not dry_run)
     if not dry_run:
@@ -162,13 +162,13 @@ def evaluate(
     from microrl.commands.evaluation_job import Weights
 
     config = benchmarks[0].config
-    place = out or (found.run.path / "eval" if found.run is not None else Path("runs/eval", name))
+    place = out or (resolved_target.run.path / "eval" if resolved_target.run is not None else Path("runs/eval", name))
     weights, other = Weights(name, config, adapter), None
     if against is not None and base_name is not None:
         model = config.model.model_copy(update={"name": against.config.model.name})
         other = Weights(base_name, config.model_copy(update={"model": model, "adapter": against.config.adapter}), other_adapter)
     deadline_s = None if hours is None else hours * 3600 - (clock.now_s() - clock.process_started_s())
-    result = measure(weights, benchmarks, other, found.run, place, deadline_s)
+    result = measure(weights, benchmarks, other, resolved_target.run, place, deadline_s)
     if as_json:
         for value in result["benchmarks"].values():
             for side in (value, value.get("base", {})):

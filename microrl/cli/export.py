@@ -56,13 +56,13 @@ def export(
     prepare_hub(config)
     from microrl.commands.export import merge
 
-    found = merge(config, folder, adapter, out, form=form, dtype=dtype)
+    summary = merge(config, folder, adapter, out, form=form, dtype=dtype)
     if as_json:
-        emit(found)
+        emit(summary)
         return
-    say(f"{out}: {described(found)}; see its README.md for how to load it")
-    if found["serve"] is not None:
-        say(f"to serve it: {found['serve']}")
+    say(f"{out}: {described(summary)}; see its README.md for how to load it")
+    if summary["serve"] is not None:
+        say(f"to serve it: {summary['serve']}")
 
 
 def refuse_type(form: str | None, dtype: str | None) -> None:
@@ -71,8 +71,8 @@ def refuse_type(form: str | None, dtype: str | None) -> None:
         raise UserError("--dtype needs --as full: an adapter is always written in float32", "remove --dtype")
 
 
-def described(found: dict[str, Any]) -> str:
+def described(summary: dict[str, Any]) -> str:
     """What was written."""
-    is_lora = found["as"] == "lora"
-    what = f"a LoRA of rank {found['rank']} for {found['base']}" if is_lora else f"a whole model in {found['dtype']}"
-    return f"{what}, {found['bytes'] / 1e6:,.1f} MB in {len(found['files'])} files"
+    is_lora = summary["as"] == "lora"
+    what = f"a LoRA of rank {summary['rank']} for {summary['base']}" if is_lora else f"a whole model in {summary['dtype']}"
+    return f"{what}, {summary['bytes'] / 1e6:,.1f} MB in {len(summary['files'])} files"

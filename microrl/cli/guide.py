@@ -23,9 +23,9 @@ def guide(
     from microrl.guide import pages, text
 
     if topic is None:
-        found = pages()
-        width = max(map(len, found))
-        for name, sentence in found.items():
+        first_sentences = pages()
+        width = max(map(len, first_sentences))
+        for name, sentence in first_sentences.items():
             print(f"{name:{width}}  {sentence}")
         say("to read a page: microrl guide TOPIC")
         return

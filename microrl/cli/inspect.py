@@ -53,42 +53,48 @@ def inspect(
     from microrl.report.inspected import kl_bound, save_all
 
     if target == KL_BOUND:
-        found = _kl_bound(numbers("--ranks", ranks, least=1) or list(RANKS), seeds, clip)
+        study = _kl_bound(numbers("--ranks", ranks, least=1) or list(RANKS), seeds, clip)
         if pictures is not None:
-            _save(lambda folder: save(lambda: [("kl-bound", kl_bound(found, width=3.3, height=2.2))], folder), pictures)
-        emit(found) if as_json else _show_kl_bound(found)
+            _save(lambda folder: save(lambda: [("kl-bound", kl_bound(study, width=3.3, height=2.2))], folder), pictures)
+        emit(study) if as_json else _show_kl_bound(study)
         return
     from microrl.cli.target import find_adapter, prepare_hub
 
-    chosen = find_adapter(target)
-    folder = chosen.adapter_folder()
+    resolved_target = find_adapter(target)
+    folder = resolved_target.adapter_folder()
     assert folder is not None, "an adapter has a folder"
-    prepare_hub(chosen.config)
+    prepare_hub(resolved_target.config)
     from microrl.commands.inspect import FILE
     from microrl.commands.inspect import inspect as measure
 
     chosen_layers = numbers("--layers", layers) or None
-    if html and chosen.run is None:
+    if html and resolved_target.run is None:
         raise UserError(f"{target} does not belong to a run, so there is no report to write", "pass --figures DIR instead")
-    found = measure(chosen.config, chosen.run, folder, layers=chosen_layers, projections=values("--projections", projections))
-    if chosen.run is not None:
+    measurements = measure(
+        resolved_target.config,
+        resolved_target.run,
+        folder,
+        layers=chosen_layers,
+        projections=values("--projections", projections),
+    )
+    if resolved_target.run is not None:
         try:
-            chosen.run.write_json(FILE, found)
+            resolved_target.run.write_json(FILE, measurements)
         except OSError as error:
-            say(f"warning: the result could not be stored in {chosen.run.path}: {error.strerror}")
+            say(f"warning: the result could not be stored in {resolved_target.run.path}: {error.strerror}")
     if pictures is not None:
-        _save(lambda folder: save_all(found, folder), pictures)
-    if html and chosen.run is not None:
+        _save(lambda folder: save_all(measurements, folder), pictures)
+    if html and resolved_target.run is not None:
         from microrl.report.history import History
         from microrl.report.page import write
 
-        target_file = chosen.run.path / "report.html"
+        target_file = resolved_target.run.path / "report.html"
         try:
-            write([History.load(chosen.run.path)], target_file)
+            write([History.load(resolved_target.run.path)], target_file)
         except OSError as error:
             raise UserError(f"cannot write {target_file}: {error.strerror}", "pass --figures DIR instead") from None
         say(f"report: {target_file}")
-    emit(found) if as_json else _show(found)
+    emit(measurements) if as_json else _show(measurements)
 
 
 def _save(write: Callable[[Path], list[Path]], folder: Path) -> None:
@@ -128,28 +134,28 @@ def _kl_bound(ranks: list[int], seeds: int, clip: Clip) -> dict[str, Any]:
     return {"seeds": seeds, "clip": clip, "ranks": rows, "grows": means == sorted(means)}
 
 
-def _show_kl_bound(found: dict[str, Any]) -> None:
+def _show_kl_bound(study: dict[str, Any]) -> None:
     print(f"{'rank':>5}  {'KL, nats':>22}  {'bound':>22}  holds for")
-    for row in found["ranks"]:
+    for row in study["ranks"]:
         kl, bound = (f"{row[name]['mean']:.3g} +- {row[name]['sd'] or 0.0:.2g}" for name in ("kl", "bound"))
-        print(f"{row['rank']:>5}  {kl:>22}  {bound:>22}  {row['holds']} of {found['seeds']} seeds")
-    say("the divergence grows with the rank" if found["grows"] else "the divergence does not grow with every rank")
+        print(f"{row['rank']:>5}  {kl:>22}  {bound:>22}  {row['holds']} of {study['seeds']} seeds")
+    say("the divergence grows with the rank" if study["grows"] else "the divergence does not grow with every rank")
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(measurements: dict[str, Any]) -> None:
     """By kind of projection: how large the update is; then where it lies in the spectra of the chosen weights."""
     kinds: dict[str, list[dict[str, Any]]] = {}
-    for row in found["norms"]:
+    for row in measurements["norms"]:
         kinds.setdefault(row["kind"], []).append(row)
     print(f"{'projection':<14} {'matrices':>8}  {'||dW||':>10}  {'||dW||/||W||':>12}")
     for kind, rows in kinds.items():
         norm, relative = (sum(row[name] for row in rows) / len(rows) for name in ("norm", "relative"))
         print(f"{kind:<14} {len(rows):>8}  {norm:>10.4g}  {relative:>12.3g}")
-    for row in found["spectra"]:
+    for row in measurements["spectra"]:
         half = next((at for at, energy in zip(row["index"], row["energy"], strict=True) if energy >= 0.5), None)
         where = "no change" if half is None else f"50 % of the energy within {half + 1} of {row['index'][-1] + 1} singular values"
         print(f"{row['module']}: {where}")
-    for row in found["similarity"]:
+    for row in measurements["similarity"]:
         print(
             f"{row['module']}: overlap of A with the top {row['rank']} singular directions {row['top']:.3f}, the bottom ones "
             f"{row['bottom']:.3f}; {row['by_chance']:.3f} is expected by chance"

@@ -14,11 +14,13 @@ from microrl.run.machine import examine
 def check(config: RunConfig, folder: Path | None, *, runs: int = 1) -> None:
     """Warn of what `microrl.run.machine.examine` finds; arguments as there. Raise UserError where the run cannot be made here."""
     problems = []
-    for found in examine(config, folder, runs=runs):
-        if found.status == "problem":
-            problems.append(found)
+    for finding in examine(config, folder, runs=runs):
+        if finding.status == "problem":
+            problems.append(finding)
         else:
-            say(f"warning: {found.says}; {found.do}")
+            say(f"warning: {finding.says}; {finding.do}")
     if problems:
-        raise UserError("; ".join(one.says for one in problems), "; ".join(one.do for one in problems if one.do))
+        raise UserError(
+            "; ".join(finding.says for finding in problems), "; ".join(finding.do for finding in problems if finding.do)
+        )
     refuse_without_vllm(config)

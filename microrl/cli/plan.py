@@ -97,11 +97,11 @@ def plan(
     from microrl.plan import make, show
     from microrl.run.teacher import size
 
-    found = make(config, shape, device, free_gb=free_gb, tool_tokens=tool_tokens, teacher=size(config))
+    run_plan = make(config, shape, device, free_gb=free_gb, tool_tokens=tool_tokens, teacher=size(config))
     if as_json:
-        emit(found.to_json())
+        emit(run_plan.to_json())
         return
-    print(show.page(config, found))
+    print(show.page(config, run_plan))
     from microrl.cli.starts import suggest
 
     suggest(config, device, free_gb)
@@ -196,8 +196,8 @@ def _card(name: str | None) -> tuple[Device | None, float | None]:
     if (problem := driver.problem()) is not None:
         say(f"note: {problem.message}; planning for other GPUs")
         say(f"hint: {problem.hint}")
-    found = here.gpu()
-    return (None, None) if found is None else found
+    gpu = here.gpu()
+    return (None, None) if gpu is None else gpu
 
 
 def _compare(config: RunConfig, shape: Shape, tool_tokens: int, *, names_price: bool, as_json: bool) -> None:
@@ -212,7 +212,8 @@ def _compare(config: RunConfig, shape: Shape, tool_tokens: int, *, names_price: 
     plans = [make(config, shape, device, tool_tokens=tool_tokens, teacher=teacher) for device in every]
     if as_json:
         likely = make(config, shape, here.likely(shape).device, tool_tokens=tool_tokens, teacher=teacher)
-        value: dict[str, Any] = {**likely.to_json(), "cards": {found.device.name: found.to_json() for found in plans}}
+        cards = {device_plan.device.name: device_plan.to_json() for device_plan in plans}
+        value: dict[str, Any] = {**likely.to_json(), "cards": cards}
         emit(value)
         return
     print(show.comparison(config, plans))

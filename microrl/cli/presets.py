@@ -32,12 +32,12 @@ def listing(context: typer.Context, as_json: options.Json = False) -> None:
         return
     from microrl.config import presets
 
-    found = {name: presets.description(path) for name, path in presets.available().items()}
+    descriptions = {name: presets.description(path) for name, path in presets.available().items()}
     if as_json:
-        emit(found)
+        emit(descriptions)
         return
-    width = max(map(len, found))
-    for name, text in found.items():
+    width = max(map(len, descriptions))
+    for name, text in descriptions.items():
         print(f"{name:{width}}  {text}")
 
 

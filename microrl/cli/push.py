@@ -52,11 +52,11 @@ def push(
         raise UserError("there is no token for the hub", "log in with `hf auth login`, or set HF_TOKEN")
     from microrl.commands.export import push
 
-    found = push(config, folder, adapter, hub_id, form=form, dtype=dtype, private=private)
+    summary = push(config, folder, adapter, hub_id, form=form, dtype=dtype, private=private)
     if as_json:
-        emit(found)
+        emit(summary)
         return
-    say(f"{found['url']}: {described(found)}")
+    say(f"{summary['url']}: {described(summary)}")
 
 
 def _token_file() -> Path:

@@ -34,16 +34,16 @@ def regrade(
     refuse_unusable(config.reward)
     from microrl.commands.regrade import regrade as judge_again
 
-    found = judge_again(run, config)
+    comparison = judge_again(run, config)
     if as_json:
-        emit(found)
+        emit(comparison)
         return
-    _table(found)
+    _table(comparison)
 
 
-def _table(found: dict[str, Any]) -> None:
-    say(f"reward then: {found['reward']['then']}; now: {found['reward']['now']}")
-    steps = found["steps"]
+def _table(comparison: dict[str, Any]) -> None:
+    say(f"reward then: {comparison['reward']['then']}; now: {comparison['reward']['now']}")
+    steps = comparison["steps"]
     shown = steps if len(steps) <= 2 * SHOWN else [*steps[:SHOWN], *steps[-SHOWN:]]
     for row in shown:
         then, now = row["then"], row["now"]
@@ -57,7 +57,7 @@ def _table(found: dict[str, Any]) -> None:
         say("  ".join((f"step {row['step'] + 1}", *pairs, counts)))
     if len(shown) < len(steps):
         say(f"{len(steps) - len(shown)} steps in between are not shown; --json has all")
-    changed = found["changed"]
+    changed = comparison["changed"]
     total = sum(row["completions"] for row in steps)
     say(f"the verdict changed for {len(changed)} of {total} completions" + ("; the first of them:" if changed else ""))
     for one in changed[:SHOWN]:

@@ -89,9 +89,9 @@ def _runs(sweep: SweepFolder) -> list[Path]:
     """The runs of a sweep; what is left out is said."""
     from microrl.sweep.table import left_out
 
-    found = sweep.runs()
-    if not found:
+    run_folders = sweep.runs()
+    if not run_folders:
         raise UserError(f"no trial of {sweep.path} has begun", f"train them first: microrl sweep --resume {sweep.path}")
     if any(missing := left_out(sweep)):
         say("; ".join(missing))
-    return found
+    return run_folders

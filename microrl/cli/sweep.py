@@ -185,12 +185,12 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
     from microrl.sweep.forecast import forecasts, refuse_what_does_not_fit
     from microrl.sweep.grid import rounds
 
-    found = forecasts(trials, strategy, hours)
-    refuse_what_does_not_fit(found, hours)
-    plans = [one.plan for one in found if one.plan is not None]
+    trial_forecasts = forecasts(trials, strategy, hours)
+    refuse_what_does_not_fit(trial_forecasts, hours)
+    plans = [one.plan for one in trial_forecasts if one.plan is not None]
     together = {"hours": sum(plan.hours for plan in plans), "cost_usd": sum(plan.cost_usd for plan in plans)}
     if as_json:
-        emit({"trials": [one.to_json() for one in found], "strategy": strategy, **together})
+        emit({"trials": [one.to_json() for one in trial_forecasts], "strategy": strategy, **together})
         return OK
     rows = [
         [
@@ -202,18 +202,18 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
             "" if one.plan is None else f"{one.plan.cost_usd:.2f}",
             "; ".join(one.trial.also_named()),
         ]
-        for one in found
+        for one in trial_forecasts
     ]
     print_lines(["trial", "scale", "limit", "steps", "forecast", "$", "same as"], rows)
-    said = counted(len(found), "trial")
+    trial_count = counted(len(trial_forecasts), "trial")
     parts = rounds((one.values for one in trials), strategy)
     if parts > 1:
-        said = f"round 1 of {parts}: {said}"
-    if len(plans) == len(found):
+        trial_count = f"round 1 of {parts}: {trial_count}"
+    if len(plans) == len(trial_forecasts):
         limit = f"; all rounds together take at most {duration(hours)}" if hours is not None and parts > 1 else ""
-        say(f"{said}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} in total{limit}")
+        say(f"{trial_count}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} in total{limit}")
     else:
-        say(f"{said}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
+        say(f"{trial_count}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
     return OK
 
 
@@ -283,28 +283,28 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
         show.close()
         say(f"resume with: microrl sweep --resume {folder.path}{where}")
         raise
-    found, said = lines(folder), answer_of(folder)
+    trial_lines, answer = lines(folder), answer_of(folder)
     if as_json:
-        trials = [line.to_json() for line in found]
-        emit({"sweep": str(folder.path), "trials": trials, "answer": None if said is None else said.to_json()})
+        trials = [line.to_json() for line in trial_lines]
+        emit({"sweep": str(folder.path), "trials": trials, "answer": None if answer is None else answer.to_json()})
     else:
-        print_lines(*_table(found))
-        if said is not None:
-            say(said.text)
-        if said is None or said.pairs:
+        print_lines(*_table(trial_lines))
+        if answer is not None:
+            say(answer.text)
+        if answer is None or answer.pairs:
             say(f"compare the settings: microrl compare {folder.path}")
-    if not any(line.status in LOST for line in found):
+    if not any(line.status in LOST for line in trial_lines):
         return OK
     say(f"once the cause is removed, try again what failed: microrl sweep --resume {folder.path}{where}")
-    if all(line.status == "refused" for line in found):
-        raise folder.refusal(found[0].trial.name)
+    if all(line.status == "refused" for line in trial_lines):
+        raise folder.refusal(trial_lines[0].trial.name)
     return FAILED
 
 
-def _table(found: list[Any]) -> tuple[list[str], list[list[str]]]:
+def _table(lines: list[Any]) -> tuple[list[str], list[list[str]]]:
     head = ["trial", "scale", "trained", "steps", "time", "loading", "$", "before", "after", "gain", "status"]
     rows = []
-    for line in found:
+    for line in lines:
         one, gain = line.summary, line.gain
         before, after = (one.eval.before, one.eval.after) if one else (None, None)
         rows.append([

@@ -73,14 +73,14 @@ class Display:
             self._planned_s[trial.name] = None if plan is None else plan.hours * 3600
         return self._planned_s[trial.name]
 
-    def started(self, following: NextTrial, status: str) -> None:
+    def started(self, upcoming: NextTrial, status: str) -> None:
         from microrl.run import follow
 
-        name = following.trial.name
+        name = upcoming.trial.name
         self._head = f"{[trial.name for trial in self._folder.plan.trials].index(name) + 1}/{self._count} {name}"
-        steps = following.trial.config["budget"]["steps"]
-        self._total = f"/{steps}" if steps and following.hours is None else ""
-        limit = "" if following.hours is None else f", limit {duration(following.hours)}"
+        steps = upcoming.trial.config["budget"]["steps"]
+        self._total = f"/{steps}" if steps and upcoming.hours is None else ""
+        limit = "" if upcoming.hours is None else f", limit {duration(upcoming.hours)}"
         say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}; {self.times()}")
         self._lines, self._said = follow.Lines(self._folder.trial(name) / "metrics.jsonl"), ": loading"
 

@@ -19,38 +19,38 @@ def values(flag: str, text: str | None) -> list[str]:
 
     Raises UserError for one that is empty or begins with a quote that is not closed.
     """
-    found: list[str] = []
+    option_values: list[str] = []
     parts, at = [] if text is None else text.split(","), 0
     while at < len(parts):
         value, at = _first(flag, parts, at)
         if not value and not isinstance(value, Quoted):
             raise UserError(f"{flag} '{text}': a value is empty", "put a single comma between two values, and none at the end")
-        found.append(value)
-    return found
+        option_values.append(value)
+    return option_values
 
 
 def numbers(flag: str, text: str | None, least: int | None = None) -> list[int]:
     """As `values`, of whole numbers."""
-    found = values(flag, text)
-    if not all(_WHOLE.fullmatch(value) and (least is None or int(value) >= least) for value in found):
+    option_values = values(flag, text)
+    if not all(_WHOLE.fullmatch(value) and (least is None or int(value) >= least) for value in option_values):
         wanted = "whole numbers" if least is None else f"whole numbers of at least {least},"
         raise invalid_value(flag, text, f"{wanted} with commas between them: {flag} 1,2,3")
-    return [int(value) for value in found]
+    return [int(value) for value in option_values]
 
 
 def varied(texts: Iterable[str]) -> dict[str, list[str]]:
     """The values of each key that `--vary` is given for. Raises UserError."""
-    found: dict[str, list[str]] = {}
+    values_by_key: dict[str, list[str]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
         key = key.strip()
         if not equals or not key or not listed.strip():
             raise UserError(f"--vary {text}: expected KEY=A,B", "for example: --vary optim.lr=1e-5,2e-5")
         refuse_varied_key(key, "--vary")
-        if key in found:
+        if key in values_by_key:
             raise UserError(f"--vary {key} is given twice", f"list all values together: --vary {key}=A,B")
-        found[key] = values(f"--vary {key}", listed)
-    return found
+        values_by_key[key] = values(f"--vary {key}", listed)
+    return values_by_key
 
 
 def _first(flag: str, parts: list[str], start: int) -> tuple[str, int]:

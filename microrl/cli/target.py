@@ -50,7 +50,7 @@ def is_path(name: str) -> bool:
     return name.startswith(("/", ".", "~", "runs/"))
 
 
-class Found(NamedTuple):
+class ResolvedTarget(NamedTuple):
     """A configuration with the model, the run (None: no run's), and the adapter's folder (None: the run's final adapter, or with
     no run none at all)."""
 
@@ -68,7 +68,7 @@ class Found(NamedTuple):
         return None if self.run is None or self.adapter is None or self.adapter.name == FINAL else self.adapter.name
 
 
-def find_adapter(name: str | None, model: str | None = None) -> Found:
+def find_adapter(name: str | None, model: str | None = None) -> ResolvedTarget:
     """A run (None: the newest), a part of it such as RUN/best or RUN/step-000100, or an adapter's folder in PEFT's format.
 
     `model` takes the place of the base model that these name. Raises UserError, also for anything else.
@@ -77,7 +77,7 @@ def find_adapter(name: str | None, model: str | None = None) -> Found:
     run, adapter = (_newest(), None) if path is None else (path, None) if RunFolder.is_one(path) else _part(path)
     if run is not None:
         folder = RunFolder.open(run)
-        return Found(override(folder.settings().model_dump(), {"model.name": model}, ()), folder, adapter)
+        return ResolvedTarget(override(folder.settings().model_dump(), {"model.name": model}, ()), folder, adapter)
     assert path is not None
     if not path.is_dir():
         raise UserError(
@@ -94,10 +94,10 @@ def find_adapter(name: str | None, model: str | None = None) -> Found:
             f"{name} does not name its base model",
             "name it in its adapter_config.json: base_model_name_or_path (merge: --model BASE)",
         )
-    return Found(resolve((), {"model.name": base}), None, path)
+    return ResolvedTarget(resolve((), {"model.name": base}), None, path)
 
 
-def find_weights(name: str | None) -> Found:
+def find_weights(name: str | None) -> ResolvedTarget:
     """As `find_adapter`, or a model. Raises UserError."""
     if name is not None:
         path = Path(expanded(name, "the name of a run or model"))
@@ -113,7 +113,7 @@ def find_weights(name: str | None) -> Found:
                     f"{name} is neither a run folder, nor an adapter's, nor a model's, which has a config.json",
                     "pass a run (`ls runs` lists yours), a model's folder, a .gguf file or a hub id",
                 )
-            return Found(_model(name), None, None)
+            return ResolvedTarget(_model(name), None, None)
     return find_adapter(name)
 
 
@@ -146,5 +146,5 @@ def _part(path: Path) -> tuple[Path, Path] | tuple[None, None]:
 
 
 def _parts(run: Path) -> list[str]:
-    found = [name for name in (FINAL, "best") if (run / name).is_dir()]
-    return [*found, *sorted(path.name for path in (run / CHECKPOINTS).glob("step-*"))] or ["none yet"]
+    final_and_best = [name for name in (FINAL, "best") if (run / name).is_dir()]
+    return [*final_and_best, *sorted(path.name for path in (run / CHECKPOINTS).glob("step-*"))] or ["none yet"]

@@ -153,8 +153,8 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
     from microrl.config.resolve import override
     from microrl.config.schema import RunConfig
 
-    found = find_weights(teacher)
-    given, plain = found.config.model_dump(), RunConfig().model_dump()
+    resolved_teacher = find_weights(teacher)
+    given, plain = resolved_teacher.config.model_dump(), RunConfig().model_dump()
     # How its run was trained is no matter here.
     tree = {**given, **{key: plain[key] for key in ("init", "loss", "distill", "sft", "track")}}
     tree |= {"reward": given["reward"] | {"functions": ()}, "evaluation": given["evaluation"] | {"max_completion_tokens": None}}
@@ -169,7 +169,7 @@ def _asked(teacher: str, sets: list[str], flags: dict[str, Any]) -> tuple[Any, P
         )
     if config.evaluation.temperature == 0 and config.evaluation.samples > 1:
         raise UserError("at temperature 0, all samples of a question are equal", "add --samples 1, or raise --temperature")
-    adapter = found.adapter_folder()
+    adapter = resolved_teacher.adapter_folder()
     return config, None if adapter is None else adapter.absolute()
 
 

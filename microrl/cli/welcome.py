@@ -23,8 +23,8 @@ def _machine() -> str:
     from microrl.models import driver
     from microrl.plan import here
 
-    if (found := here.gpu()) is not None:
-        return f"{found.device.name}, {found.free_gb:.0f} of {found.device.memory_gb:.0f} GB free"
+    if (gpu := here.gpu()) is not None:
+        return f"{gpu.device.name}, {gpu.free_gb:.0f} of {gpu.device.memory_gb:.0f} GB free"
     processor = here.processor()
     cores = f"{here.calibration_name(processor)}, {processor.memory_gb:.0f} GB of memory"
     return f"{cores}; its GPU cannot be used: microrl doctor" if driver.is_here() else f"{cores}, no NVIDIA GPU"

@@ -61,7 +61,7 @@ def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
     by_setting: dict[str, list[Result]] = {}
     for line, result in _ended(folder):
         by_setting.setdefault(method(folder, line.trial), []).append(result)
-    return [(name, found) for name, results in by_setting.items() if (found := accuracy_of(results)) is not None]
+    return [(name, accuracy) for name, results in by_setting.items() if (accuracy := accuracy_of(results)) is not None]
 
 
 def answer_of(folder: SweepFolder) -> Answer | None:
@@ -84,7 +84,7 @@ def contrasts(folder: SweepFolder) -> list[Contrast]:
     ended = [(values, one) for one in _ended(folder) for values in (one.line.trial.values, *one.line.trial.also)]
     planned = [values for trial in folder.plan.trials for values in (trial.values, *trial.also)]
     axes = dict.fromkeys(axis for values in planned for axis in values if axis != SEED)
-    found: list[Contrast] = []
+    adjusted_contrasts: list[Contrast] = []
     for axis in axes:
         pair = list(dict.fromkeys(str(values[axis]) for values in planned if axis in values))
         if len(pair) != 2:
@@ -98,8 +98,8 @@ def contrasts(folder: SweepFolder) -> list[Contrast]:
                 setting[1 + pair.index(str(values[axis]))][values[SEED]] = one  # type: ignore[index]
         made = [_contrast(axis, (pair[0], pair[1]), named, *sides) for named, *sides in settings.values()]
         known = [one for one in made if one is not None]
-        found += [replace(one, p_adjusted=p) for one, p in zip(known, holm([one.p for one in known]), strict=True)]
-    return found
+        adjusted_contrasts += [replace(one, p_adjusted=p) for one, p in zip(known, holm([one.p for one in known]), strict=True)]
+    return adjusted_contrasts
 
 
 def _contrast(
@@ -109,16 +109,18 @@ def _contrast(
     if not seeds:
         return None
     sides = [[side[seed].result for seed in seeds] for side in (first, second)]
-    accuracy, found = [accuracy_of(side) for side in sides], difference(sides[0], sides[1])
-    if accuracy[0] is None or accuracy[1] is None or found is None:
+    accuracy, difference_and_p = [accuracy_of(side) for side in sides], difference(sides[0], sides[1])
+    if accuracy[0] is None or accuracy[1] is None or difference_and_p is None:
         return None  # no problem in common: their hours were too short
     hours = [fmean(one.hours_spent for seed in seeds if (one := side[seed].line.summary)) for side in (first, second)]
     minutes = (60 * hours[0], 60 * hours[1])
-    return Contrast(key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), found[0], minutes, found[1])
+    return Contrast(
+        key_name(axis), values, setting, seeds, (accuracy[0], accuracy[1]), difference_and_p[0], minutes, difference_and_p[1]
+    )
 
 
 def _ended(folder: SweepFolder) -> list[_Ended]:
-    found: list[_Ended] = []
+    ended: list[_Ended] = []
     for line in lines(folder):
         path = folder.trial(line.trial.name) / "eval" / "held-out-after.json"
         if line.status in ("done", "stopped") and line.summary is not None and path.is_file():
@@ -129,5 +131,5 @@ def _ended(folder: SweepFolder) -> list[_Ended]:
                     f"{path} is damaged", f"delete {path.parent.parent}, then: microrl sweep --resume {folder.path}"
                 ) from None
             if result.right:
-                found.append(_Ended(line, result))
-    return found
+                ended.append(_Ended(line, result))
+    return ended

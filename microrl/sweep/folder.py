@@ -174,14 +174,14 @@ class SweepFolder:
         """
         where = f"{self.path / PLAN}: trial {trial.name}"
         try:
-            found = check(trial.config)
+            config = check(trial.config)
         except UserError as error:
             raise BadFile(f"{where}: {error.message}", error.hint or UNREADABLE) from None
-        if (missing := _missing(trial.config, found.model_dump())) is not None:
+        if (missing := _missing(trial.config, config.model_dump())) is not None:
             raise BadFile(f"{where} has no `{missing}`: {files.OF_ANOTHER_VERSION}", UNREADABLE)
-        if self.plan.hours is None and not found.is_bounded:
+        if self.plan.hours is None and not config.is_bounded:
             raise BadFile(f"{where} has neither hours nor steps", UNREADABLE)
-        return found
+        return config
 
     def status(self, name: str) -> Status:
         """How a trial stands."""
@@ -220,13 +220,13 @@ class SweepFolder:
         return UserError(last.message, last.hint or None)
 
     def _failures(self, name: str) -> list[Event]:
-        found: list[Event] = []
+        failures: list[Event] = []
         for event in self.events():
             if event.trial == name and event.kind == RETRIED:
-                found = []
+                failures = []
             elif event.trial == name and event.kind in (FAILED, REFUSED):
-                found.append(event)
-        return found
+                failures.append(event)
+        return failures
 
     def retry_failed(self) -> None:
         """Allow the trials that have failed or were refused as many attempts again: the cause may be repaired. Raises OSError."""
@@ -254,10 +254,10 @@ class SweepFolder:
     def elapsed_s(self) -> float:
         """Seconds that earlier processes of the sweep have used; 0 where that cannot be read."""
         try:
-            found = files.read_json(self.path / CLOCK, _Clock)
+            saved_clock = files.read_json(self.path / CLOCK, _Clock)
         except BadFile:
             return 0.0
-        return found.elapsed_s
+        return saved_clock.elapsed_s
 
     def save_clock(self, elapsed_s: float) -> None:
         """Write down the seconds used so far; a full disk is tolerated."""

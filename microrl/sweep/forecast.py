@@ -27,11 +27,11 @@ class Forecast:
     plan: Plan | None
 
     def to_json(self) -> dict[str, Any]:
-        found = None if self.plan is None else {
+        forecast = None if self.plan is None else {
             "steps": self.plan.steps, "hours": self.plan.hours, "cost_usd": self.plan.cost_usd, "gpu": self.plan.device.name,
             "trainable_params": self.plan.trainable_params, "fits": self.plan.fits, "sft_hours": self.plan.sft_s / 3600,
         }  # fmt: skip
-        return {"trial": self.trial.name, "values": dict(self.trial.values), "hours": self.hours, "forecast": found}
+        return {"trial": self.trial.name, "values": dict(self.trial.values), "hours": self.hours, "forecast": forecast}
 
 
 def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[Forecast]:
@@ -40,7 +40,7 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
     if share == 0:
         raise UserError(f"{hours:g} hours cannot be divided among {len(trials)} trials", "increase --hours")
     plans: dict[str, Plan | None] = {}
-    found = []
+    trial_forecasts = []
     for trial in trials:
         budget = trial.config.budget if share is None else trial.config.budget.model_copy(update={"hours": share})
         config = trial.config.model_copy(update={"budget": budget, "seed": 0})
@@ -50,8 +50,8 @@ def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> li
                 plans[key] = plan_of(config)
             except UserError as error:
                 raise of_trial(trial.name, error) from None
-        found.append(Forecast(trial, share if share is not None else budget.hours, plans[key]))
-    return found
+        trial_forecasts.append(Forecast(trial, share if share is not None else budget.hours, plans[key]))
+    return trial_forecasts
 
 
 def plan_of(config: RunConfig) -> Plan | None:
@@ -64,14 +64,14 @@ def plan_of(config: RunConfig) -> Plan | None:
     return make(config, shape, device, free_gb=free_gb, teacher=teacher)
 
 
-def refuse_what_does_not_fit(found: Sequence[Forecast], hours: float | None) -> None:
+def refuse_what_does_not_fit(trial_forecasts: Sequence[Forecast], hours: float | None) -> None:
     """Raise UserError where a trial's part of the hours would not suffice for loading, a step and short evaluations."""
-    needed_s = max((_needed_s(one.trial.config, one.plan) for one in found if one.plan is not None), default=0.0)
-    share = found[0].hours
+    needed_s = max((_needed_s(one.trial.config, one.plan) for one in trial_forecasts if one.plan is not None), default=0.0)
+    share = trial_forecasts[0].hours
     if hours is None or share is None or share * 3600 >= needed_s:
         return
     fitting = int(hours * 3600 / needed_s)
-    what = "1 trial does" if len(found) == 1 else f"{len(found)} trials do"
+    what = "1 trial does" if len(trial_forecasts) == 1 else f"{len(trial_forecasts)} trials do"
     enough = f"--hours {_rounded_up(needed_s * hours / share / 3600 * 1.1)}"
     raise UserError(
         f"{what} not fit into {hours:g} hours: each needs at least {math.ceil(needed_s):,} s and would get "

@@ -110,12 +110,12 @@ class Study(BaseModel):
 
     def axes(self) -> dict[str, Sequence[Any]]:
         """As in `Grid`."""
-        found = {
+        values_by_axis = {
             SETTING: [_named(name, keys) for name, keys in self.settings.items()],
             "model": self.models, "adapter": self.adapters, "rank": self.ranks, "alpha": self.alpha, "loss": self.losses,
             **self.vary, SEED: self.seeds,
         }  # fmt: skip
-        return {axis: values for axis, values in found.items() if values}
+        return {axis: values for axis, values in values_by_axis.items() if values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +160,19 @@ class Grid:
             count *= len(values)
         if count > MOST:
             raise UserError(f"the sweep has {count:,} trials", f"at most {MOST:,} are allowed; vary fewer values")
-        found: dict[str, Trial] = {}
+        trials_by_config: dict[str, Trial] = {}
         names: set[str] = set()
         for combination in itertools.product(*axes.values()):
             trial = self._trial(below, dict(zip(axes, combination, strict=True)))
-            first = found.setdefault(trial.config.model_dump_json(), trial)
+            first = trials_by_config.setdefault(trial.config.model_dump_json(), trial)
             if first is not trial:
                 if trial.values not in (first.values, *first.also):
                     first.also.append(trial.values)
                 continue
             if trial.name in names:  # of values that differ in characters that no name of a file has
-                found[trial.config.model_dump_json()] = replace(trial, name=f"{trial.name}-{len(found)}")
+                trials_by_config[trial.config.model_dump_json()] = replace(trial, name=f"{trial.name}-{len(trials_by_config)}")
             names.add(trial.name)
-        return list(found.values())
+        return list(trials_by_config.values())
 
     def _refuse_overlaps(self) -> None:
         """Raise UserError where one setting would hide another: a key that is set and varied, or varied twice, or its section."""

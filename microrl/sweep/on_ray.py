@@ -91,7 +91,7 @@ def _train_all(folder: SweepFolder, task: Any, cpus: int | None, show: Show) -> 
         if bases := bases_to_evaluate(folder, starting[0].hours):
             _evaluate_bases(folder, bases, task, cpus, show)
             continue  # with what is left of the hours
-        running = {task.remote(*_made(folder, one, cpus)): one for one in starting}
+        running = {task.remote(*_task_arguments(folder, one, cpus)): one for one in starting}
         show.note(f"{len(running)} trial{'s are' if len(running) != 1 else ' is'} queued")
         while running:
             ended, _ = ray.wait(list(running), num_returns=1, timeout=LOOK_S)
@@ -162,13 +162,13 @@ def _refuse_what_no_node_has(cpus: int | None) -> None:
         raise UserError(f"no node of the Ray cluster has {cpus} CPUs", f"--cpus {most} or less")
 
 
-def _made(folder: SweepFolder, found: NextTrial, cpus: int | None) -> tuple[str, str, list[str], int | None]:
+def _task_arguments(folder: SweepFolder, upcoming: NextTrial, cpus: int | None) -> tuple[str, str, list[str], int | None]:
     """The arguments of a trial's task; its run folder is made here, where there is none."""
-    name, path = found.trial.name, folder.trial(found.trial.name)
-    make_ready(folder, found)
+    name, path = upcoming.trial.name, folder.trial(upcoming.trial.name)
+    make_ready(folder, upcoming)
     had = RunFolder(path).config()["budget"]["hours"]
     command = ["-m", "microrl", "train", "--resume", str(path.absolute())]
-    command += [] if had == found.hours else ["--hours", repr(found.hours)]
+    command += [] if had == upcoming.hours else ["--hours", repr(upcoming.hours)]
     return str(path.absolute()), str(folder.log(name).absolute()), command, cpus
 
 
@@ -209,8 +209,8 @@ def _status(reference: Any) -> tuple[int, str]:
         return 1, f"Ray gave up on the task: {str(error).partition(chr(10))[0]}"
 
 
-def _end(folder: SweepFolder, found: NextTrial, reference: Any, show: Show) -> None:
-    name = found.trial.name
+def _end(folder: SweepFolder, upcoming: NextTrial, reference: Any, show: Show) -> None:
+    name = upcoming.trial.name
     status, why = _status(reference)
     if not why and status not in (OK, STOPPED):
         why = last_error(folder.log(name), status)
@@ -219,4 +219,4 @@ def _end(folder: SweepFolder, found: NextTrial, reference: Any, show: Show) -> N
             f"trial {name} ended on another node, but left no result in {folder.trial(name)}",
             "start the sweep again, with --out in a folder that every node sees under the same path",
         )
-    end(folder, found.trial, status, why, show)
+    end(folder, upcoming.trial, status, why, show)

@@ -36,29 +36,29 @@ def next_trial(folder: SweepFolder, elapsed_s: float) -> NextTrial | None:
 
     `elapsed_s`: seconds of the sweep so far. A rung that has ended is recorded, with what it keeps. Raises OSError.
     """
-    if (found := _rung(folder)) is None:
+    if (current_rung := _rung(folder)) is None:
         return None
     # What has failed is tried again after all others, so that it does not hold them up.
-    trial = min(found.left, key=lambda one: (len(folder.failures(one.name)), one.name not in found.given))
-    if folder.plan.hours is None or trial.name in found.given:
-        return NextTrial(trial, found.given.get(trial.name), found.number)
-    return NextTrial(trial, _share(folder, elapsed_s, found), found.number)
+    trial = min(current_rung.left, key=lambda one: (len(folder.failures(one.name)), one.name not in current_rung.given))
+    if folder.plan.hours is None or trial.name in current_rung.given:
+        return NextTrial(trial, current_rung.given.get(trial.name), current_rung.number)
+    return NextTrial(trial, _share(folder, elapsed_s, current_rung), current_rung.number)
 
 
 def side_by_side(folder: SweepFolder) -> list[NextTrial]:
     """The trials that are to be started or resumed now, where each has a machine of its own; empty if all is done.
 
-    The hours are then those of all machines together, and each has an equal part of them. Otherwise as `following`.
+    The hours are then those of all machines together, and each has an equal part of them. Otherwise as `next_trial`.
     """
-    if (found := _rung(folder)) is None:
+    if (current_rung := _rung(folder)) is None:
         return []
     bases = (path.parent for path in (folder.path / BASES).glob("*/config.json"))
     hours = None if folder.plan.hours is None else folder.plan.hours - sum(map(heartbeat.last_s, bases)) / 3600
-    fresh = None if hours is None else hours / rungs(folder) / found.count
-    before = {one.name: heartbeat.last_s(folder.trial(one.name)) / 3600 for one in found.left}
+    fresh = None if hours is None else hours / rungs(folder) / current_rung.count
+    before = {one.name: heartbeat.last_s(folder.trial(one.name)) / 3600 for one in current_rung.left}
     return [
-        NextTrial(one, found.given.get(one.name, None if fresh is None else before[one.name] + fresh), found.number)
-        for one in found.left
+        NextTrial(one, current_rung.given.get(one.name, None if fresh is None else before[one.name] + fresh), current_rung.number)
+        for one in current_rung.left
     ]
 
 
@@ -103,16 +103,16 @@ def _is_over(folder: SweepFolder, name: str, given: dict[str, float | None]) -> 
     return hours is not None and ended is not None and ended >= hours  # more: those of a later rung
 
 
-def _share(folder: SweepFolder, elapsed_s: float, found: _Rung) -> float:
+def _share(folder: SweepFolder, elapsed_s: float, current_rung: _Rung) -> float:
     """Hours of a trial that begins now, in all: an equal part of what the rung has left, beside the hours of earlier rungs."""
     assert folder.plan.hours is not None
-    left, given = found.left, found.given
+    left, given = current_rung.left, current_rung.given
     whole_s = folder.plan.hours * 3600 / rungs(folder)
     begun_s = sum((given[one.name] or 0.0) * 3600 - heartbeat.last_s(folder.trial(one.name)) for one in left if one.name in given)
     waiting = [one for one in left if one.name not in given]
-    share_s = ((found.number + 1) * whole_s - elapsed_s - begun_s) / len(waiting)
+    share_s = ((current_rung.number + 1) * whole_s - elapsed_s - begun_s) / len(waiting)
     spent_s = heartbeat.last_s(folder.trial(waiting[0].name))
-    return (spent_s + max(min(share_s, SPARE * whole_s / found.count), 1.0)) / 3600
+    return (spent_s + max(min(share_s, SPARE * whole_s / current_rung.count), 1.0)) / 3600
 
 
 def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> list[PlannedTrial]:
@@ -134,5 +134,5 @@ def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> li
 def validation(folder: SweepFolder, name: str) -> float | None:
     """A trial's last validation accuracy; None if there is none."""
     rows = follow.Lines(folder.trial(name) / "metrics.jsonl").new()
-    found = [row["validate/accuracy"] for row in rows if isinstance(row.get("validate/accuracy"), float)]
-    return found[-1] if found else None
+    accuracies = [row["validate/accuracy"] for row in rows if isinstance(row.get("validate/accuracy"), float)]
+    return accuracies[-1] if accuracies else None

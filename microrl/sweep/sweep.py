@@ -44,7 +44,7 @@ class Work(NamedTuple):
 class Show(Protocol):
     """What the sweep tells of itself."""
 
-    def started(self, following: NextTrial, status: str) -> None: ...
+    def started(self, upcoming: NextTrial, status: str) -> None: ...
 
     def waiting(self) -> None: ...
 
@@ -69,32 +69,32 @@ def run_trials(folder: SweepFolder, work: Work, show: Show, *, started: float) -
             folder.save_clock(recorded[0])
         show.waiting()
 
-    while (found := next_trial(folder, elapsed_s())) is not None:
-        if not _evaluate_base(folder, found, work, show, on_wait):  # which takes time: the trial's share is another then
-            _make(folder, found, work, show, on_wait)
+    while (upcoming := next_trial(folder, elapsed_s())) is not None:
+        if not _evaluate_base(folder, upcoming, work, show, on_wait):  # which takes time: the trial's share is another then
+            _make(folder, upcoming, work, show, on_wait)
     folder.save_clock(elapsed_s())
 
 
-def _make(folder: SweepFolder, found: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> None:
-    name, path = found.trial.name, folder.trial(found.trial.name)
-    show.started(found, folder.status(name))
-    is_fresh = make_ready(folder, found)
-    status = _in_child(folder, name, lambda: work.train(path, found.hours, is_fresh), on_wait)
+def _make(folder: SweepFolder, upcoming: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> None:
+    name, path = upcoming.trial.name, folder.trial(upcoming.trial.name)
+    show.started(upcoming, folder.status(name))
+    is_fresh = make_ready(folder, upcoming)
+    status = _in_child(folder, name, lambda: work.train(path, upcoming.hours, is_fresh), on_wait)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
-    end(folder, found.trial, status, "" if status in (OK, STOPPED) else last_error(folder.log(name), status), show)
+    end(folder, upcoming.trial, status, "" if status in (OK, STOPPED) else last_error(folder.log(name), status), show)
 
 
-def make_ready(folder: SweepFolder, found: NextTrial) -> bool:
+def make_ready(folder: SweepFolder, upcoming: NextTrial) -> bool:
     """Note that a trial starts, and make its run folder; returns whether there was none."""
-    name, path = found.trial.name, folder.trial(found.trial.name)
-    if not any(one.kind == STARTED and (one.trial, one.rung) == (name, found.rung) for one in folder.events()):
-        folder.event(name, STARTED, hours=found.hours, rung=found.rung)
+    name, path = upcoming.trial.name, folder.trial(upcoming.trial.name)
+    if not any(one.kind == STARTED and (one.trial, one.rung) == (name, upcoming.rung) for one in folder.events()):
+        folder.event(name, STARTED, hours=upcoming.hours, rung=upcoming.rung)
     if RunFolder.is_one(path):
         return False
     folder.forget(name)  # killed before its configuration was written
-    config = folder.config(found.trial)
-    RunFolder.create(path, bounded(folder, config, found.hours).model_dump(mode="json"))
+    config = folder.config(upcoming.trial)
+    RunFolder.create(path, bounded(folder, config, upcoming.hours).model_dump(mode="json"))
     give_base(folder, config, path)
     return True
 
@@ -183,15 +183,15 @@ def bases_to_evaluate(folder: SweepFolder, hours: float | None) -> list[Base]:
         if config.evaluation.problems:
             sharing.setdefault(base_key(config), []).append(config)
     has_begun = any(RunFolder.is_one(folder.trial(trial.name)) for trial in folder.plan.trials)
-    found = {key: _answered(folder.path / BASES / key) for key in sharing}
-    least = min((count for count in found.values() if count), default=None)
+    answered_counts = {key: _answered(folder.path / BASES / key) for key in sharing}
+    least = min((count for count in answered_counts.values() if count), default=None)
     bases = []
     for key, configs in sharing.items():
         config = min(configs, key=lambda one: math.inf if one.budget.hours is None else one.budget.hours)
         is_bounded = config.budget.hours is not None
         if len(configs) < 2 and not (is_bounded and len(folder.plan.trials) > 1):
             continue
-        is_due = not found[key] or (is_bounded and least is not None and found[key] > least and not has_begun)
+        is_due = not answered_counts[key] or (is_bounded and least is not None and answered_counts[key] > least and not has_begun)
         if not is_due or folder.failures(base_name(key)) or _have_all_begun(folder, key):
             continue
         if is_bounded and least is not None:
@@ -234,9 +234,9 @@ def _answered(base: Path) -> int:
     return 0
 
 
-def _evaluate_base(folder: SweepFolder, found: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> bool:
+def _evaluate_base(folder: SweepFolder, upcoming: NextTrial, work: Work, show: Show, on_wait: Callable[[], None]) -> bool:
     """Evaluate an untouched model, if one has to be; returns whether it was."""
-    bases = bases_to_evaluate(folder, found.hours)
+    bases = bases_to_evaluate(folder, upcoming.hours)
     if not bases:
         return False
     base = bases[0]
@@ -257,10 +257,10 @@ def _before(base: Path) -> list[Path]:
 def give_base(folder: SweepFolder, config: RunConfig, path: Path) -> None:
     """Copy the evaluation of the untouched model into a new run folder, and what it says of the data that it was made with."""
     base = folder.path / BASES / base_key(config)
-    found = _before(base)
-    if found:  # without that record the run would not trust the evaluation
+    evaluation_files = _before(base)
+    if evaluation_files:  # without that record the run would not trust the evaluation
         data_record.hand_on(RunFolder.open(base), RunFolder.open(path))
-    for file in found:
+    for file in evaluation_files:
         target = path / file.relative_to(base)
         target.parent.mkdir(exist_ok=True)
         with files.written_whole(target) as temporary:

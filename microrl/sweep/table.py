@@ -43,20 +43,20 @@ class Line:
         return self.summary.seconds_by_phase.get("load", 0.0) / (3600 * self.summary.hours_spent)
 
     def to_json(self) -> dict[str, Any]:
-        found = self.summary
+        summary = self.summary
         return {
             "trial": self.trial.name, "values": self.trial.values, "also": list(self.trial.also), "status": self.status,
-            "scale": self.scale, "steps": found and found.steps, "hours": found and found.hours_spent,
-            "cost_usd": found and found.cost_usd, "trainable_params": found and found.trainable_params,
-            "loading": self.loading, "before": found and found.eval.before and found.eval.before.accuracy,
-            "after": found and found.eval.after and found.eval.after.accuracy,
+            "scale": self.scale, "steps": summary and summary.steps, "hours": summary and summary.hours_spent,
+            "cost_usd": summary and summary.cost_usd, "trainable_params": summary and summary.trainable_params,
+            "loading": self.loading, "before": summary and summary.eval.before and summary.eval.before.accuracy,
+            "after": summary and summary.eval.after and summary.eval.after.accuracy,
             "paired_gain": None if self.gain is None else self.gain.to_json(), "failed": self.why or None,
         }  # fmt: skip
 
 
 def lines(folder: SweepFolder) -> list[Line]:
     """A line for each trial, in the order of the plan. A damaged summary counts as none."""
-    found = []
+    trial_lines = []
     for trial in folder.plan.trials:
         adapter, status = folder.config(trial).adapter, folder.status(trial.name)
         path, summary = folder.trial(trial.name), None
@@ -67,8 +67,8 @@ def lines(folder: SweepFolder) -> list[Line]:
             status = "unfinished"
             why = f"{path / NAME} is damaged; to repeat the trial, delete {path} and resume the sweep"
         scale = adapter.scale if isinstance(adapter, LowRankConfig) else None
-        found.append(Line(trial, status, scale, summary, why))
-    return found
+        trial_lines.append(Line(trial, status, scale, summary, why))
+    return trial_lines
 
 
 def left_out(folder: SweepFolder) -> tuple[str, str]:
@@ -129,8 +129,8 @@ class Setting:
     """`History.kl_to_base`: nats per token (kl, figure 2)."""
 
     def to_json(self) -> dict[str, Any]:
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value.to_json() if isinstance(value, Spread) else value for name, value in found.items()}
+        values_by_field = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value.to_json() if isinstance(value, Spread) else value for name, value in values_by_field.items()}
 
 
 def ended(folder: SweepFolder) -> list[tuple[str, Path]]:
@@ -171,23 +171,23 @@ def settings(folder: SweepFolder) -> list[Setting]:
     by_method: dict[str, list[tuple[Line, History]]] = {}
     for line in lines(folder):
         if line.summary is not None and line.status in ("done", "stopped"):
-            found = by_method.setdefault(method(folder, line.trial), [])
-            found.append((line, History.load(folder.trial(line.trial.name))))
-    return [_setting(name, found) for name, found in by_method.items()]
+            ended_trials = by_method.setdefault(method(folder, line.trial), [])
+            ended_trials.append((line, History.load(folder.trial(line.trial.name))))
+    return [_setting(name, ended_trials) for name, ended_trials in by_method.items()]
 
 
-def _setting(name: str, found: Sequence[tuple[Line, History]]) -> Setting:
-    summaries = [line.summary for line, _ in found if line.summary is not None]
+def _setting(name: str, ended_trials: Sequence[tuple[Line, History]]) -> Setting:
+    summaries = [line.summary for line, _ in ended_trials if line.summary is not None]
     return Setting(
         name,
-        len(found),
-        found[0][0].scale,
-        _trained(found[0][1]),
+        len(ended_trials),
+        ended_trials[0][0].scale,
+        _trained(ended_trials[0][1]),
         Spread.of([one.hours_spent for one in summaries]),
         Spread.of([one.steps for one in summaries]),
         Spread.of([one.cost_usd for one in summaries]),
-        Spread.of([None if (values := history.entropies()) is None else values[2] for _, history in found]),
-        Spread.of([history.kl_to_base() for _, history in found]),
+        Spread.of([None if (values := history.entropies()) is None else values[2] for _, history in ended_trials]),
+        Spread.of([history.kl_to_base() for _, history in ended_trials]),
     )
 
 
