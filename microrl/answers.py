@@ -144,8 +144,8 @@ def _stated(text: str) -> str | None:
     if boxed is not None:
         return boxed
     for rule in (_hash_answer, _bold_answer, _choice):
-        if (found := rule(text)) is not None:
-            return found
+        if (answer := rule(text)) is not None:
+            return answer
     return None
 
 
@@ -157,17 +157,17 @@ def is_heading(text: str) -> bool:
 def _hash_answer(text: str) -> str | None:
     """What stands after `####` on the last line that is not empty."""
     lines = text.rstrip()
-    found = _HASHES.fullmatch(lines, lines.rfind("\n") + 1)
-    return None if found is None or is_heading(found["answer"]) else found["answer"].strip()
+    match = _HASHES.fullmatch(lines, lines.rfind("\n") + 1)
+    return None if match is None or is_heading(match["answer"]) else match["answer"].strip()
 
 
 def _bold_answer(text: str) -> str | None:
     """`The answer is **4**`, `Answer: **4**`, `**Answer:** 4`, `**Answer: 4**`, `**Answer**: 4`; the last of them."""
     last = None
-    for found in _BOLD.finditer(text):
-        between, rest = found["between"], found["rest"].strip()
+    for match in _BOLD.finditer(text):
+        between, rest = match["between"], match["rest"].strip()
         if between[-1:].isspace() or (not between and not rest.startswith(":")):  # these stars open
-            stated = rest if found["closed"] else ""
+            stated = rest if match["closed"] else ""
         else:  # and these close
             stated = between.partition(":")[2].strip() or rest.removeprefix(":").strip()
         last = stated or last
@@ -201,10 +201,10 @@ def spelled_out(text: str) -> str:
     1e16 is 10000000000000000: a maths parser would take its e for Euler's. Empty for what is too large or too small to be
     written out, which is then no mathematics and equal to nothing.
     """
-    found = _SCIENTIFIC.fullmatch(text.strip())
-    if found is None:
+    match = _SCIENTIFIC.fullmatch(text.strip())
+    if match is None:
         return text
-    power = found[2].lstrip("+-0")
+    power = match[2].lstrip("+-0")
     if len(power) > 4 or int(power or 0) > MAX_ZEROS:
         return ""
-    return format(Decimal(f"{found[1]}e{found[2]}"), "f")
+    return format(Decimal(f"{match[1]}e{match[2]}"), "f")

@@ -80,11 +80,11 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) 
             raise BadFile(f"{path} is a symbolic link", "replace it with the file itself") from None
         raise
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise BadFile(f"{path} is not a regular file", "remove it, or replace it with the file itself")
         if not is_read:
-            refuse_hard_links(path, found)
+            refuse_hard_links(path, status)
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -93,22 +93,22 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) 
     return os.fdopen(descriptor, "rb" if is_read else "ab" if flags & os.O_APPEND else "r+b", buffering=-1 if is_read else 0)
 
 
-def refuse_hard_links(path: Path, found: os.stat_result) -> None:
+def refuse_hard_links(path: Path, status: os.stat_result) -> None:
     """Raise BadFile where the file at `path` is one under another name, too: whoever writes here would change it there."""
-    if found.st_nlink > 1:
+    if status.st_nlink > 1:
         raise BadFile(
-            f"{path} is a hard link: {found.st_nlink} names have one content, and writing would change them all",
+            f"{path} is a hard link: {status.st_nlink} names have one content, and writing would change them all",
             f"give it a content of its own: cp {path} {path}.own && mv {path}.own {path}",
         )
 
 
 def sha256(path: Path, size: int | None = None) -> hashlib._Hash:
     """The hash of a file, or of its first `size` bytes. Raises OSError and BadFile."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with open_regular(path) as file:
         while block := file.read(min(CHUNK, CHUNK if size is None else size - file.tell())):
-            found.update(block)
-    return found
+            hasher.update(block)
+    return hasher
 
 
 class RunningSum:
@@ -153,15 +153,15 @@ def read_json(path: Path, kind: type[Value], *, follow: bool = False, is_consist
     """
     content = read_bytes(path, follow=follow)
     try:
-        found: Value = _adapter(kind).validate_json(content)
+        parsed: Value = _adapter(kind).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if is_consistent and first["type"] == "unexpected_keyword_argument":
             raise BadFile(f"{path} has a key `{_place(first)}` too many: {OF_ANOTHER_VERSION}") from None
         raise BadFile(f"{path} is damaged: {said_first(error)}") from None
-    if is_consistent and (name := absent(json.loads(content), found)) is not None:
+    if is_consistent and (name := absent(json.loads(content), parsed)) is not None:
         raise BadFile(f"{path} has no `{name}`: {OF_ANOTHER_VERSION}")
-    return found
+    return parsed
 
 
 def said_first(error: ValidationError) -> str:
@@ -174,12 +174,12 @@ def _place(error: ErrorDetails) -> str:
     return ".".join(str(part) for part in error["loc"])
 
 
-def absent(raw: Any, found: Any) -> str | None:
+def absent(raw: Any, parsed: Any) -> str | None:
     """The first field of a dataclass, and of the dataclasses in it, that is not in the JSON it was read from."""
-    for field in fields(found) if is_dataclass(found) else ():
+    for field in fields(parsed) if is_dataclass(parsed) else ():
         if field.name not in raw:
             return field.name
-        if (inner := absent(raw[field.name], getattr(found, field.name))) is not None:
+        if (inner := absent(raw[field.name], getattr(parsed, field.name))) is not None:
             return f"{field.name}.{inner}"
     return None
 
@@ -346,5 +346,5 @@ def _errno(error: BaseException) -> int | None:
     """The errno of an error, or None. safetensors, written in Rust, has it in its message only."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found is not None else None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match is not None else None

@@ -192,20 +192,20 @@ class _Encoder:
         self._spend(len(items))
         is_key = tag in ("S", "F", "dk")
         self._keys += is_key
-        found = [self.encode(item, depth + 1) for item in items]
+        encoded = [self.encode(item, depth + 1) for item in items]
         self._keys -= is_key
-        return [tag, *found]
+        return [tag, *encoded]
 
     def _mapping(self, tag: str, pairs: Iterable[tuple[Any, Any]], depth: int, *head: str) -> list:
         items = list(islice(pairs, self._left + 1))
         self._spend(2 * len(items))
-        found: list[Any] = [tag, *head]
+        encoded: list[Any] = [tag, *head]
         for key, item in items:
             self._keys += 1
-            found.append(self.encode(key, depth + 1))
+            encoded.append(self.encode(key, depth + 1))
             self._keys -= 1
-            found.append(self.encode(item, depth + 1))
-        return found
+            encoded.append(self.encode(item, depth + 1))
+        return encoded
 
     def _spend(self, count: int) -> None:
         self._left -= count
@@ -259,18 +259,18 @@ class _Decoder:
     def _pairs(self, parts: list, depth: int) -> list[tuple]:
         if len(parts) % 2:
             raise BadValue("a key without a value")
-        found = [self.decode(part, depth + 1) for part in parts]
-        return list(zip(found[::2], found[1::2], strict=True))
+        decoded = [self.decode(part, depth + 1) for part in parts]
+        return list(zip(decoded[::2], decoded[1::2], strict=True))
 
     def _text(self, tag: str, parts: list) -> Any:
         if len(parts) != 1 or type(parts[0]) is not str or len(parts[0]) > (MAX_DIGITS if tag == "M" else 2 * MAX_BYTES):
             raise BadValue("not a text")
         if tag == "i" and len(parts[0]) > MAX_BITS // 4 + 2:
             raise BadValue("too large an integer")
-        found = _TEXTS[tag](parts[0])
-        if tag == "M" and found.is_finite() and abs(found.adjusted()) > MAX_DIGITS:
+        decoded = _TEXTS[tag](parts[0])
+        if tag == "M" and decoded.is_finite() and abs(decoded.adjusted()) > MAX_DIGITS:
             raise BadValue("too large or too small a decimal number")
-        return found
+        return decoded
 
     def _numbers(self, tag: str, parts: list, data: list) -> Any:
         if tag == "n" and len(parts) == 1 and type(parts[0]) is str and parts[0] in TYPES:
@@ -287,7 +287,7 @@ class _Decoder:
         numbers = [self.decode(part, MAX_DEPTH) for part in parts]
         if len(numbers) != count or any(type(number) not in kinds for number in numbers):
             raise BadValue("not numbers")
-        found = build(*numbers)
-        if tag == "r" and found[MAX_ITEMS:]:
+        decoded = build(*numbers)
+        if tag == "r" and decoded[MAX_ITEMS:]:
             raise BadValue("too long a range")
-        return found
+        return decoded

@@ -45,7 +45,7 @@ def compiled(source: str) -> CodeType:
 
 def names(source: str) -> Names:
     """The global names that a source defines and uses. Raises BadSource."""
-    found = Names(set(), set())
+    global_names = Names(set(), set())
     pending = [(compiled(source), True)]
     while pending:
         code, is_module = pending.pop()
@@ -54,24 +54,24 @@ def names(source: str) -> Names:
         for instruction in dis.get_instructions(code):
             if instruction.opname in _DEFINES:
                 # A class's body stores its own names as a module does.
-                (found.defined if is_module or instruction.opname == "STORE_GLOBAL" else local).add(instruction.argval)
+                (global_names.defined if is_module or instruction.opname == "STORE_GLOBAL" else local).add(instruction.argval)
             elif instruction.opname in _USES and instruction.argval not in local:
-                found.used.add(instruction.argval)
+                global_names.used.add(instruction.argval)
     if "*" in source:
-        found.defined.update(_from_star_imports(source))
-    return found
+        global_names.defined.update(_from_star_imports(source))
+    return global_names
 
 
 def _from_star_imports(source: str) -> set[str]:
     """The names that `from MODULE import *` defines, for modules of the standard library."""
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and node.module and not node.level:
             if node.module.partition(".")[0] not in sys.stdlib_module_names - _WITH_EFFECTS:
                 raise BadSource(f"it imports everything of {node.module}, which is not in the standard library")
             module = importlib.import_module(node.module)
-            found |= set(getattr(module, "__all__", (name for name in vars(module) if not name.startswith("_"))))
-    return found
+            imported |= set(getattr(module, "__all__", (name for name in vars(module) if not name.startswith("_"))))
+    return imported
 
 
 def free_names(*sources: str) -> set[str]:
@@ -79,8 +79,10 @@ def free_names(*sources: str) -> set[str]:
 
     Raises BadSource.
     """
-    found = [names(source) for source in sources]
-    return set().union(*(one.used for one in found)) - set().union(*(one.defined for one in found)) - vars(builtins).keys()
+    by_source = [names(source) for source in sources]
+    return (
+        set().union(*(one.used for one in by_source)) - set().union(*(one.defined for one in by_source)) - vars(builtins).keys()
+    )
 
 
 def is_only_a_module(name: str, sources: Iterator[str] | tuple[str, ...]) -> bool:
@@ -98,14 +100,16 @@ def is_only_a_module(name: str, sources: Iterator[str] | tuple[str, ...]) -> boo
 def imports(source: str) -> dict[str, str]:
     """The modules' names that a source imports at its top level: name -> the import statement. Raises BadSource."""
     compiled(source)
-    found = {}
+    statements = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
-                one = ast.Import([alias]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [alias], node.level)
-                found[name] = ast.unparse(one)
-    return found
+                statement = (
+                    ast.Import([alias]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [alias], node.level)
+                )
+                statements[name] = ast.unparse(statement)
+    return statements
 
 
 def first_call(source: str, wanted: set[str]) -> str | None:
@@ -128,15 +132,15 @@ class TopLevel(NamedTuple):
 def top_level(source: str) -> TopLevel:
     """Raises BadSource."""
     compiled(source)
-    found = TopLevel(set(), set(), set())
+    defined = TopLevel(set(), set(), set())
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.functions.add(node.name)
+            defined.functions.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            found.classes.add(node.name)
+            defined.classes.add(node.name)
         elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Lambda | ast.Call | ast.Name | ast.Attribute):
-            found.constants.update(target.id for target in node.targets if isinstance(target, ast.Name))
-    return found
+            defined.constants.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return defined
 
 
 def helpers(tests: Iterable[str], functions: set[str], classes: set[str]) -> tuple[set[str], set[str]]:
@@ -151,11 +155,11 @@ def helpers(tests: Iterable[str], functions: set[str], classes: set[str]) -> tup
     alone: set[str] = set()
     for test in tests if len(functions | classes) > 1 else ():
         compiled(test)
-        found = _Flows(functions, classes)
-        found.read(ast.parse(test))
-        flows |= found.flows
-        together |= found.compared
-        alone |= found.seen if len(found.seen) == 1 else set()
+        test_flows = _Flows(functions, classes)
+        test_flows.read(ast.parse(test))
+        flows |= test_flows.flows
+        together |= test_flows.compared
+        alone |= test_flows.seen if len(test_flows.seen) == 1 else set()
     takers = {taker for _, taker in flows}
     unclear = {name for flow in flows if flow[::-1] in flows for name in flow} | (takers & alone)
     for names_together in together:

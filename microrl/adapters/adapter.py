@@ -58,9 +58,9 @@ class Adapter:
     @staticmethod
     def layers(model: PreTrainedModel, config: Any) -> dict[str, torch.nn.Linear]:
         """The linear layers that it changes, by name. Raises UserError for targets and ranks that cannot be."""
-        found = linears(model)
-        names = chosen(config, {name: min(layer.in_features, layer.out_features) for name, layer in found.items()})
-        return {name: layer for name, layer in found.items() if name in names}
+        linear_layers = linears(model)
+        names = chosen(config, {name: min(layer.in_features, layer.out_features) for name, layer in linear_layers.items()})
+        return {name: layer for name, layer in linear_layers.items() if name in names}
 
     def peft_config(self, kinds: list[str]) -> peft.PeftConfig:
         """PEFT's configuration for these kinds of layers, with every default set that is not the paper's definition."""
@@ -160,12 +160,12 @@ class Adapter:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The live tensors of the adapter, trained and frozen, each once: with them it goes on as it was."""
-        found: dict[int, tuple[str, torch.Tensor]] = {}
+        tensors_by_id: dict[int, tuple[str, torch.Tensor]] = {}
         for name, layer in tuned(self.model).items():
             for leaf, tensor in layer.state_dict(keep_vars=True).items():
                 if not leaf.startswith("base_layer."):
-                    found.setdefault(id(tensor), (f"{name}.{leaf}", tensor.detach()))
-        return dict(found.values())
+                    tensors_by_id.setdefault(id(tensor), (f"{name}.{leaf}", tensor.detach()))
+        return dict(tensors_by_id.values())
 
     def load(self, state: dict[str, torch.Tensor], where: object) -> None:
         """Put a state back, bit by bit. Raises UserError for another variant's, and leaves everything as it was."""
@@ -184,12 +184,12 @@ class Adapter:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Trained tensors and parameters by kind of tensor (`lora_A`, `ia3_l`, ...)."""
-        found: dict[str, dict[str, int]] = {}
+        by_kind: dict[str, dict[str, int]] = {}
         for name, parameter in self.parameters.items():
-            entry = found.setdefault(self.tensor_kind(name), {"tensors": 0, "parameters": 0})
+            entry = by_kind.setdefault(self.tensor_kind(name), {"tensors": 0, "parameters": 0})
             entry["tensors"] += 1
             entry["parameters"] += parameter.numel()
-        return found
+        return by_kind
 
     def summary(self) -> dict[str, Any]:
         """What is trained and how it is served, in numbers and in a line: what a run writes down at its start."""

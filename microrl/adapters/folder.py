@@ -173,16 +173,16 @@ def _is_tied(model: PreTrainedModel) -> bool:
 
 
 def _refuse_misfits(
-    folder: Path, expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], names: Sequence[str]
+    folder: Path, expected: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], names: Sequence[str]
 ) -> None:
     """Raise UserError where the tensors are not those that the settings make of this model, name by name and shape by shape."""
-    wrong = next((key for key in expected if key in found and found[key].shape != expected[key].shape), None)
+    wrong = next((key for key in expected if key in stored and stored[key].shape != expected[key].shape), None)
     if wrong is not None:
         name = next((name for name in names if wrong.startswith(f"{PREFIX}{name}.")), wrong.removeprefix(PREFIX))
-        shapes = f"{wrong.rpartition(name)[2].strip('.')} is {tuple(found[wrong].shape)}, not {tuple(expected[wrong].shape)}"
+        shapes = f"{wrong.rpartition(name)[2].strip('.')} is {tuple(stored[wrong].shape)}, not {tuple(expected[wrong].shape)}"
         raise _for_another_model(folder, name, f" ({shapes})")
-    missing = [key for key in expected if key not in found]
-    unexpected = [key for key in found if key not in expected]
+    missing = [key for key in expected if key not in stored]
+    unexpected = [key for key in stored if key not in expected]
     if missing or unexpected:
         parts = [
             f"{len(keys)} {what} (first: `{_shown(keys[0])}`)"
@@ -206,20 +206,20 @@ def _refuse_overflow(folder: Path, model: PreTrainedModel, snapshot: AdapterSnap
 
 def _whole(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     """A model's own tensors, for every parameter that this one has."""
-    found: dict[str, torch.Tensor] = {}
+    stored: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):  # a checkpoint's other tensors lie beside them
         tensors = _tensors(folder, path)
-        if twice := found.keys() & tensors.keys():
+        if twice := stored.keys() & tensors.keys():
             raise UserError(f"{folder} holds `{_shown(min(twice))}` twice", "remove the files that do not belong to this model")
-        found |= tensors
+        stored |= tensors
     expected = {name: shape_of(parameter) for name, parameter in model.named_parameters()}
     for name, shape in expected.items():
-        if name not in found or found[name].shape != shape:
+        if name not in stored or stored[name].shape != shape:
             raise _for_another_model(folder, name)
     known = model.state_dict().keys()  # with the tied ones under each of their names
-    if (unexpected := next((name for name in found if name not in known), None)) is not None:
+    if (unexpected := next((name for name in stored if name not in known), None)) is not None:
         raise _for_another_model(folder, unexpected)
-    return {name: partial(replace_base, found[name].to(model.device)) for name in expected}
+    return {name: partial(replace_base, stored[name].to(model.device)) for name in expected}
 
 
 def _tensors(folder: Path, path: Path) -> dict[str, torch.Tensor]:

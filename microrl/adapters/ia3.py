@@ -29,10 +29,10 @@ class Ia3(Adapter):
     def update(layer: Any) -> Update:
         (name,) = layer.active_adapters
         vector = layer.ia3_l[name].detach()  # [1, in] or [out, 1]
-        found: dict[str, Merge] = {"weight": partial(_times, vector)}
+        merges: dict[str, Merge] = {"weight": partial(_times, vector)}
         if not layer.is_feedforward and layer.get_base_layer().bias is not None:
-            found["bias"] = partial(_times, vector.flatten())
-        return found
+            merges["bias"] = partial(_times, vector.flatten())
+        return merges
 
     def notes_for(self, layers: Mapping[str, torch.nn.Linear]) -> list[str]:
         return rounding_notes(self.config.kind, self.dtype)

@@ -220,9 +220,10 @@ def _read_cache(path: Path, layers: Mapping[str, torch.nn.Linear]) -> dict[str, 
     if not path.is_file():
         return None
     try:
-        found = load_file(path)
+        tensors = load_file(path)
         return {
-            name: Spectrum(*(found[f"{name}.{part}"].to(layer.weight.device) for part in "USV")) for name, layer in layers.items()
+            name: Spectrum(*(tensors[f"{name}.{part}"].to(layer.weight.device) for part in "USV"))
+            for name, layer in layers.items()
         }
     except (OSError, SafetensorError, KeyError):
         return None  # it is computed again, and overwritten

@@ -24,10 +24,10 @@ def make(config: RunConfig) -> Algorithm:
     from microrl.algorithm.grpo import Algorithm
 
     target = config.loss.target
-    found = plugins.load(target, what="algorithm", group=plugins.ALGORITHMS, folder=config.loss.path)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    loaded = plugins.load(target, what="algorithm", group=plugins.ALGORITHMS, folder=config.loss.path)
+    if not (isinstance(loaded, type) and issubclass(loaded, Algorithm)):
         raise UserError(f"`{target}` is no algorithm", "let the class inherit from microrl.algorithm.grpo.Algorithm")
-    algorithm = found(config)
+    algorithm = loaded(config)
     if algorithm.needs_teacher and config.asked_teacher is None:
         raise UserError(f"`{target}` needs a teacher", "pass --teacher MODEL, or --teacher RUN")
     if config.asked_teacher is not None and not algorithm.needs_teacher:

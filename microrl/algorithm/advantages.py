@@ -34,11 +34,11 @@ def advantages(rewards_PG: torch.Tensor, *, scale_by_std: bool, counts_PG: torch
 
 def _of_those_that_count(rewards_PG: torch.Tensor, counts_PG: torch.Tensor, *, scale_by_std: bool) -> torch.Tensor:
     """Row by row, as if the others had not been sampled. A row of which fewer than two are left gives 0."""
-    found_PG = torch.zeros_like(rewards_PG)
-    for rewards_G, counts_G, found_G in zip(rewards_PG, counts_PG, found_PG, strict=True):
+    advantages_PG = torch.zeros_like(rewards_PG)
+    for rewards_G, counts_G, advantages_G in zip(rewards_PG, counts_PG, advantages_PG, strict=True):
         if counts_G.any():
-            found_G[counts_G] = advantages(rewards_G[counts_G][None], scale_by_std=scale_by_std)[0]
-    return found_PG
+            advantages_G[counts_G] = advantages(rewards_G[counts_G][None], scale_by_std=scale_by_std)[0]
+    return advantages_PG
 
 
 def gdpo_advantages(parts_KPG: torch.Tensor, weights: Sequence[float], *, counts_PG: torch.Tensor | None = None) -> torch.Tensor:

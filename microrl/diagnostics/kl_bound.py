@@ -48,11 +48,11 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """The digits with features of mean 0 and variance 1 (assumption 2), and their labels. Features that never vary stay 0."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    features_NK = torch.tensor(found.data, dtype=torch.float64)
+    dataset = load_digits()
+    features_NK = torch.tensor(dataset.data, dtype=torch.float64)
     deviation_K = features_NK.std(0)
     features_NK = (features_NK - features_NK.mean(0)) / torch.where(deviation_K > 0, deviation_K, torch.ones_like(deviation_K))
-    return features_NK, torch.tensor(found.target)
+    return features_NK, torch.tensor(dataset.target)
 
 
 def pretrained(features_NK: torch.Tensor, labels_N: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -45,25 +45,25 @@ FOLDER_BYTES, FOLDER_ENTRIES = 16 << 20, 1000
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def refuse_other(found: Any, unusable: Callable[..., Exception]) -> None:
+def refuse_other(loaded: Any, unusable: Callable[..., Exception]) -> None:
     """Raise `unusable` for what is no environment class, with the line to write; no instance is needed for that."""
-    if not inspect.isclass(found):
-        raise unusable(f"it is no class, but of type {type(found).__name__}", hint="name a class: --env MODULE:CLASS")
-    if not inspect.isfunction(getattr(found, "reset", None)):
+    if not inspect.isclass(loaded):
+        raise unusable(f"it is no class, but of type {type(loaded).__name__}", hint="name a class: --env MODULE:CLASS")
+    if not inspect.isfunction(getattr(loaded, "reset", None)):
         raise unusable("it has no method `reset`", hint="write: def reset(self, **row) -> str | None")
-    names = tool_names(found)
+    names = tool_names(loaded)
     if not names:
         raise unusable(
             "it has no tool", hint="every public method except reset and get_reward is one; write: def add(self, a: int) -> int"
         )
     for name in names:
-        lacking = _lacks(getattr(found, name))
+        lacking = _lacks(getattr(loaded, name))
         if lacking is not None:
             why = f"its tool `{name}` has no {lacking[0]}, from which the model's description of the tool is made"
             raise unusable(why, hint=lacking[1])
-    if inspect.isfunction(getattr(found, "done", None)):
+    if inspect.isfunction(getattr(loaded, "done", None)):
         raise unusable("`done` is a method, which is always true", hint="write @property above `def done(self) -> bool`")
-    if twice := _defined_twice(found):
+    if twice := _defined_twice(loaded):
         raise unusable(f"it defines `{twice}` twice: the second definition shadows the first", hint="rename one of them")
 
 

@@ -87,18 +87,18 @@ class Instances(CustomProcess):
         """What the class offers. Raises UserError where it cannot be imported or is no environment."""
         instance = self.begin()
         try:
-            found = instance.ask({"describe": True}, IMPORT_S)
+            reply = instance.ask({"describe": True}, IMPORT_S)
         except NoReply as error:
-            found = {"error": error.why or f"it took more than {IMPORT_S:g} s"}
+            reply = {"error": error.why or f"it took more than {IMPORT_S:g} s"}
         finally:
             instance.end()
-        if "error" in found:
+        if "error" in reply:
             raise UserError(
-                f"the environment `{self._target}` cannot be used: {found['error']}",
+                f"the environment `{self._target}` cannot be used: {reply['error']}",
                 "every public method except reset and get_reward is a tool: it needs type hints, and a docstring in Google style "
                 "that describes each argument; `microrl guide environments` shows one",
             )
-        return Described(tuple(found["tools"]), bool(found["rewards"]))
+        return Described(tuple(reply["tools"]), bool(reply["rewards"]))
 
     def begin(self) -> Instance:
         """A fresh instance. Raises UserError where the class cannot be imported or is no environment, and NoReply."""

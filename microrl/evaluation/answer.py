@@ -79,23 +79,23 @@ def answer(methods: Sequence[Method], *, notes: Sequence[str] = ()) -> Answer | 
     measured = [one for one in methods if one.results]
     if len(methods) < 2:
         return None
-    said = [*_gaps(methods), *notes]
+    remarks = [*_gaps(methods), *notes]
     idle = [one.name for one in measured if one.is_untrained]
     if len(measured) < 2:
-        found = f"only {measured[0].name} was evaluated" if measured else "no trial was evaluated"
-        return Answer(" ".join([f"Nothing can be compared: {found}.", *said]), (), None)
+        reason = f"only {measured[0].name} was evaluated" if measured else "no trial was evaluated"
+        return Answer(" ".join([f"Nothing can be compared: {reason}.", *remarks]), (), None)
     if not (means := _means(measured)):
         many = "The runs" if len(measured) > 2 else f"{_capital(measured[0].name)} and {measured[1].name}"
-        return Answer(" ".join([f"{many} have no problem in common: they cannot be compared.", *said]), (), None)
+        return Answer(" ".join([f"{many} have no problem in common: they cannot be compared.", *remarks]), (), None)
     best = max(means, key=lambda name: means[name])
     pairs = _pairs(measured, best)
     if len(idle) == len(measured):
-        return Answer(" ".join([f"Nothing was trained, so {_listed(idle)} cannot be compared.", *said]), pairs, None)
+        return Answer(" ".join([f"Nothing was trained, so {_listed(idle)} cannot be compared.", *remarks]), pairs, None)
     text = _of_two(pairs[0]) if len(measured) == 2 else _of_many(best, measured[0].name, pairs, len(measured))
     untrained = (
         [f"{_capital(_listed(idle))} learned nothing: no step changed a weight, so this is the untouched model."] if idle else []
     )
-    return Answer(" ".join([*untrained, text, *_seeds(measured), *said]), pairs, best)
+    return Answer(" ".join([*untrained, text, *_seeds(measured), *remarks]), pairs, best)
 
 
 def _pairs(methods: Sequence[Method], best: str) -> tuple[Pair, ...]:
@@ -103,9 +103,9 @@ def _pairs(methods: Sequence[Method], best: str) -> tuple[Pair, ...]:
     first, *others = methods
     chosen = [(first, other) for other in others]
     chosen += [(other, one) for one in others if one.name == best for other in others if other is not one]
-    found = [_pair(*pair) for pair in chosen]
-    adjusted = holm([one.p for one in found], len(methods) * (len(methods) - 1) // 2)
-    return tuple(replace(one, p_adjusted=p) for one, p in zip(found, adjusted, strict=True))
+    pairs = [_pair(*pair) for pair in chosen]
+    adjusted = holm([one.p for one in pairs], len(methods) * (len(methods) - 1) // 2)
+    return tuple(replace(one, p_adjusted=p) for one, p in zip(pairs, adjusted, strict=True))
 
 
 def _of_two(pair: Pair) -> str:
@@ -154,9 +154,9 @@ def _pair(first: Method, second: Method) -> Pair:
     sides = [[one.by_question() for one in group] for group in groups]
     seeds = len(sides[0]), len(sides[1])
     shared = set.intersection(*(set(run) for side in sides for run in side))
-    found, p = difference(groups[0], groups[1]) or (None, None)
+    estimate, p = difference(groups[0], groups[1]) or (None, None)
     detectable = _detectable(sides, sorted(shared), seeds)
-    return Pair(first.name, second.name, seeds, len(shared), found, p, detectable=detectable)
+    return Pair(first.name, second.name, seeds, len(shared), estimate, p, detectable=detectable)
 
 
 def _detectable(
@@ -203,11 +203,11 @@ def _seeds(methods: Sequence[Method]) -> list[str]:
 
 def _gaps(methods: Sequence[Method]) -> list[str]:
     planned, there = sum(one.planned for one in methods), sum(len(one.results) for one in methods)
-    said = [f"{planned - there} of {planned} trials have no result."] if planned > there else []
+    remarks = [f"{planned - there} of {planned} trials have no result."] if planned > there else []
     counts = [len(result.right) for method in methods for result in method.results.values()]
     if counts and min(counts) < max(counts):
-        said.append(f"Between {min(counts)} and {max(counts)} problems were evaluated; differences are over those in common.")
-    return said
+        remarks.append(f"Between {min(counts)} and {max(counts)} problems were evaluated; differences are over those in common.")
+    return remarks
 
 
 def _points(estimate: Estimate) -> str:

@@ -86,12 +86,12 @@ def evaluate(
 def keys(prompts: Sequence[Prompt]) -> list[str]:
     """What names each question: its text, and a number from the second question with the same text on."""
     seen: Counter[str] = Counter()
-    found = []
+    names = []
     for prompt in prompts:
         seen[prompt.question] += 1
         count = seen[prompt.question]
-        found.append(prompt.question if count == 1 else f"{prompt.question} (#{count})")
-    return found
+        names.append(prompt.question if count == 1 else f"{prompt.question} (#{count})")
+    return names
 
 
 def clusters_of(prompts: Sequence[Prompt]) -> dict[str, str]:

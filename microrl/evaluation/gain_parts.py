@@ -61,8 +61,8 @@ class StoredAnswer:
         is_right, is_truncated = line.get("right") is True, line.get("finish") == "length"
         is_read, sample, reading = line.get("extracted") is not None, line.get("sample"), None
         if kind in LENIENT_KINDS and not (is_right or is_truncated or is_read):
-            said = lenient_answer(str(line.get("completion") or ""), is_text=kind == "text")
-            reading = None if said is None else (str(line.get("answer") or ""), said)
+            guess = lenient_answer(str(line.get("completion") or ""), is_text=kind == "text")
+            reading = None if guess is None else (str(line.get("answer") or ""), guess)
         return cls(question, sample if isinstance(sample, int) else 0, is_right, is_truncated, is_read, reading)
 
     def outcome(self, right_readings: Container[Reading]) -> Outcome:

@@ -104,12 +104,12 @@ def mean_share(values: Sequence[float], *, samples: int, k: int = 1, clusters: S
 
     if not all(0 <= value <= 1 for value in values):
         raise ValueError("shares outside [0, 1]")
-    found = spread(values, clusters)
+    value_spread = spread(values, clusters)
     mean = math.fsum(values) / len(values)
-    if math.isinf(found.variance):
+    if math.isinf(value_spread.variance):
         return Estimate(mean, (0.0, 1.0))
-    moments = np.array([mean]), np.array([found.variance])
-    low, high = share_bounds(*moments, count=found.number, samples=samples, k=k, crowding=found.crowding)
+    moments = np.array([mean]), np.array([value_spread.variance])
+    low, high = share_bounds(*moments, count=value_spread.number, samples=samples, k=k, crowding=value_spread.crowding)
     return Estimate(mean, (float(low[0]), float(high[0])))
 
 
@@ -174,14 +174,16 @@ def gain_interval(
     """The mean difference with its interval, by the probability beyond either end."""
     import numpy as np
 
-    found = spread(differences, clusters)
+    difference_spread = spread(differences, clusters)
     mean = math.fsum(differences) / len(differences)
-    moments = [np.array([moment]) for moment in (mean, found.absolute, found.square)]
+    moments = [np.array([moment]) for moment in (mean, difference_spread.absolute, difference_spread.square)]
 
     def at(tail: float) -> Estimate:
-        if math.isinf(found.variance):
+        if math.isinf(difference_spread.variance):
             return Estimate(mean, (-1.0, 1.0))
-        low, high = gain_bounds(*moments, count=found.number, samples=samples, k=k, crowding=found.crowding, tail=tail)
+        low, high = gain_bounds(
+            *moments, count=difference_spread.number, samples=samples, k=k, crowding=difference_spread.crowding, tail=tail
+        )
         return Estimate(mean, (float(low[0]), float(high[0])))
 
     return at

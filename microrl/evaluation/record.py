@@ -37,8 +37,8 @@ class FileJournal:
         for line in self._lines():
             if whole == 0 and not self._is_own(line):
                 break
-            if whole and (found := self._group(line)) is not None:
-                self._saved[found[0]] = found[1]
+            if whole and (numbered_group := self._group(line)) is not None:
+                self._saved[numbered_group[0]] = numbered_group[1]
             whole += len(line)
         self._attempt(self._begin, whole)
 
@@ -102,16 +102,16 @@ class FileJournal:
     def _group(self, line: bytes) -> tuple[int, Group] | None:
         """None for a line that is damaged: its question is asked again."""
         try:
-            found = _Line.model_validate_json(line)
+            entry = _Line.model_validate_json(line)
         except ValidationError:
             return None
-        if found.position >= len(self._prompts) or len(found.completions) != self._header["samples"]:
+        if entry.position >= len(self._prompts) or len(entry.completions) != self._header["samples"]:
             return None
         completions = tuple(
             Completion((0,) * one.tokens, (-one.entropy,), one.finish, 0, one.text, transcript=one.transcript)
-            for one in found.completions
+            for one in entry.completions
         )
-        return found.position, Group(self._prompts[found.position], completions)
+        return entry.position, Group(self._prompts[entry.position], completions)
 
 
 class _Sampled(BaseModel):
@@ -132,10 +132,10 @@ class _Line(BaseModel):
 def free_stem(place: Path, stem: str, own: Mapping[str, str | None]) -> str:
     """`stem`; but if what is stored there is of other data, prompts or weights than `own` says, then with a hash of `own`."""
     try:
-        found = files.read_json(place / f"{stem}.json", _Stored)
+        stored = files.read_json(place / f"{stem}.json", _Stored)
     except (OSError, BadFile):
         return stem  # there is none, or it is damaged
-    if found.model_dump() | {"data": found.data.sha256} == {"env": None, **own}:
+    if stored.model_dump() | {"data": stored.data.sha256} == {"env": None, **own}:
         return stem
     return f"{stem}-{hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]}"
 

@@ -70,19 +70,19 @@ class Result:
 
     def estimates(self) -> dict[str, Any]:
         """Every estimate by its name, as JSON: avg@n, and for each k pass@k, and above 1 also pass^k and maj@k."""
-        found = {f"avg@{self.samples}": self.accuracy()}
+        estimates = {f"avg@{self.samples}": self.accuracy()}
         for k in self.pass_k:
-            found[f"pass@{k}"] = self._mean(self.by_question(k), k)
+            estimates[f"pass@{k}"] = self._mean(self.by_question(k), k)
         for k in self.pass_k:
             if k > 1:
-                found[f"pass^{k}"] = self._mean(
+                estimates[f"pass^{k}"] = self._mean(
                     {question: pass_all_k(self.samples, right, k) for question, right in self.right.items()}, k
                 )
                 if self.answers:
-                    found[f"maj@{k}"] = self._mean(
+                    estimates[f"maj@{k}"] = self._mean(
                         {name: majority_at_k(answers, n=self.samples, k=k) for name, answers in self.answers.items()}, k
                     )
-        return {name: estimate.to_json() for name, estimate in found.items()}
+        return {name: estimate.to_json() for name, estimate in estimates.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Estimates, and everything needed to repeat and to pair them."""
@@ -111,27 +111,27 @@ class Result:
     @classmethod
     def read(cls, path: Path) -> Result:
         """The result that was written as `to_json`. Raises BadFile."""
-        found = files.read_json(path, _Stored)
-        if (wrong := found.contradiction()) is not None:
+        stored = files.read_json(path, _Stored)
+        if (wrong := stored.contradiction()) is not None:
             raise BadFile(f"{path} is damaged: {wrong}")
-        return cls._of(found)
+        return cls._of(stored)
 
     @classmethod
     def of(cls, value: Any) -> Result:
         """The result that `to_json` gave. Raises ValueError."""
-        found = _Stored.model_validate(value)
-        if (wrong := found.contradiction()) is not None:
+        stored = _Stored.model_validate(value)
+        if (wrong := stored.contradiction()) is not None:
             raise ValueError(wrong)
-        return cls._of(found)
+        return cls._of(stored)
 
     @classmethod
-    def _of(cls, found: _Stored) -> Result:
-        settings = found.settings
-        sampling = Sampling(found.samples, settings.max_tokens, settings.temperature, settings.top_p)
+    def _of(cls, stored: _Stored) -> Result:
+        settings = stored.settings
+        sampling = Sampling(stored.samples, settings.max_tokens, settings.temperature, settings.top_p)
         return cls(
-            sampling, settings.seed, found.pass_k(), found.right, mean_length=found.length_mean, truncated=found.truncated,
-            seconds=found.seconds, question_seed=found.question_seed,
-            clusters=found.cluster_of,
+            sampling, settings.seed, stored.pass_k(), stored.right, mean_length=stored.length_mean, truncated=stored.truncated,
+            seconds=stored.seconds, question_seed=stored.question_seed,
+            clusters=stored.cluster_of,
         )  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
@@ -148,10 +148,10 @@ class Result:
 
 def clusters(results: Iterable[Result]) -> dict[str, str]:
     """The clusters of the questions that all of the results have."""
-    found: dict[str, str] = {}
+    cluster_of: dict[str, str] = {}
     for result in results:
-        found |= result.clusters
-    return found
+        cluster_of |= result.clusters
+    return cluster_of
 
 
 def in_clusters(questions: int, count: int) -> str:
@@ -215,8 +215,8 @@ class _Stored(BaseModel):
 def gains(before: Result, after: Result) -> dict[str, Any]:
     """Paired gains of accuracy and of each pass@k. Beside each: the questions that both have answered, and their means before
     and after, of which the gain is the difference."""
-    found = {"paired_gain": _paired(before, after, None)}
-    return found | {f"paired_gain_pass@{k}": _paired(before, after, k) for k in before.pass_k}
+    paired_gains = {"paired_gain": _paired(before, after, None)}
+    return paired_gains | {f"paired_gain_pass@{k}": _paired(before, after, k) for k in before.pass_k}
 
 
 def _paired(before: Result, after: Result, k: int | None) -> dict[str, Any] | None:

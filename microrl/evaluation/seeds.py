@@ -90,8 +90,8 @@ def difference(
 ) -> tuple[Estimate, float] | None:
     """`hierarchical_gain` of the accuracy, or of pass@k, and its `p_value`, between two groups of evaluated runs."""
     sides = [[one.by_question(k) for one in group] for group in (before, after)]
-    of = clusters_of([*before, *after])
-    interval = hierarchical_gain(sides[0], sides[1], samples=after[0].samples, k=k or 1, clusters=of, is_fixed=is_fixed)
+    clusters = clusters_of([*before, *after])
+    interval = hierarchical_gain(sides[0], sides[1], samples=after[0].samples, k=k or 1, clusters=clusters, is_fixed=is_fixed)
     return None if interval is None else (interval(TAIL), p_value(interval))
 
 
@@ -171,8 +171,8 @@ def _of_questions(values_Q: NDArray, clusters: Sequence[Hashable] | None) -> tup
     """(variance of the mean over questions, degrees of freedom)."""
     if clusters is None:
         return float(values_Q.var(ddof=1)) / len(values_Q) if len(values_Q) > 1 else math.inf, len(values_Q) - 1
-    found = spread(values_Q.tolist(), clusters)
-    return found.variance / max(found.number - 1, 1e-9), found.number - 1
+    question_spread = spread(values_Q.tolist(), clusters)
+    return question_spread.variance / max(question_spread.number - 1, 1e-9), question_spread.number - 1
 
 
 def _parts(

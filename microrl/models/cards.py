@@ -50,8 +50,8 @@ def _card(line: str) -> Card | None:
     if len(parts) != FIELDS.count(",") + 1 or not parts[0].isdigit():
         return None
     number, uuid, name, capability, total, free, mig = parts
-    found = re.fullmatch(r"(\d+)\.(\d+)", capability)
-    return Card(int(number), uuid, name, (int(found[1]), int(found[2])) if found else None, _bytes(total), _bytes(free),
+    match = re.fullmatch(r"(\d+)\.(\d+)", capability)
+    return Card(int(number), uuid, name, (int(match[1]), int(match[2])) if match else None, _bytes(total), _bytes(free),
                 mig == "Enabled")  # fmt: skip
 
 
@@ -115,21 +115,21 @@ def _slice(cards: Sequence[Card], name: str | None) -> Card | None:
     for line in driver.ask("-L").splitlines():
         if (gpu := re.match(r"GPU \d+: .*\(UUID: (GPU-[^)]+)\)", line)) is not None:
             parent = by_uuid.get(gpu[1])
-        found = re.match(r"\s+MIG (\S*?(\d+)gb\S*)\s.*\(UUID: (MIG-[^)]+)\)", line)
-        if found is not None and parent is not None and (name is None or found[3].startswith(name)):
-            size = int(found[2]) * 10**9
-            return parent._replace(uuid=found[3], name=f"{parent.name} MIG {found[1]}", total_bytes=size, free_bytes=None)
+        mig = re.match(r"\s+MIG (\S*?(\d+)gb\S*)\s.*\(UUID: (MIG-[^)]+)\)", line)
+        if mig is not None and parent is not None and (name is None or mig[3].startswith(name)):
+            size = int(mig[2]) * 10**9
+            return parent._replace(uuid=mig[3], name=f"{parent.name} MIG {mig[1]}", total_bytes=size, free_bytes=None)
     return None
 
 
 def processes_on(uuid: str) -> list[Other]:
     """The processes that hold memory of a card, as far as the driver tells: in a container usually none. Raises
     `driver.Hangs`."""
-    said = driver.ask("--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader,nounits")
-    found = []
-    for line in said.splitlines():
+    listing = driver.ask("--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader,nounits")
+    processes = []
+    for line in listing.splitlines():
         parts = [part.strip() for part in line.split(",", 3)]
         if len(parts) == 4 and parts[0] == uuid and parts[1].isdigit():
             name = None if parts[3].startswith("[") else os.path.basename(parts[3])
-            found.append(Other(int(parts[1]), _bytes(parts[2]) or 0, name))
-    return found
+            processes.append(Other(int(parts[1]), _bytes(parts[2]) or 0, name))
+    return processes

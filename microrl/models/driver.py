@@ -47,10 +47,10 @@ def is_hidden() -> bool:
 def version() -> str | None:
     """The driver's version, such as 550.54.14, from /proc or else from nvidia-smi; None where neither tells."""
     try:
-        told = (PROC / "version").read_text(encoding="utf-8", errors="replace")
+        text = (PROC / "version").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        told = ""
-    return _version_in(told) or _version_in(asked("driver_version"))
+        text = ""
+    return _version_in(text) or _version_in(asked("driver_version"))
 
 
 class Hangs(Exception):
@@ -86,8 +86,8 @@ def asked(fields: str) -> str:
 
 
 def _version_in(text: str) -> str | None:
-    found = re.search(r"(?<![\w.])\d{3,}\.\d+(?:\.\d+)*", text)  # the compiler's version in the same file has two digits
-    return found[0] if found else None
+    match = re.search(r"(?<![\w.])\d{3,}\.\d+(?:\.\d+)*", text)  # the compiler's version in the same file has two digits
+    return match[0] if match else None
 
 
 def needed(cuda: str | None) -> int | None:
@@ -104,8 +104,8 @@ class Torch(NamedTuple):
 
 def installed_torch() -> Torch | None:
     """As its `version.py` has it, without importing it; None where there is none, or the file is another one."""
-    found = importlib.util.find_spec("torch")
-    folders = (found.submodule_search_locations if found is not None else None) or []
+    spec = importlib.util.find_spec("torch")
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
     for folder in folders:
         with suppress(OSError):
             text = (Path(folder) / "version.py").read_text(encoding="utf-8", errors="replace")
@@ -132,17 +132,18 @@ def _of_build(torch: Torch) -> UserError | None:
     )
 
 
-def _of_age(torch: Torch, found: str | None, *, asks_library: bool = False) -> UserError | None:
+def _of_age(torch: Torch, driver_version: str | None, *, asks_library: bool = False) -> UserError | None:
     """The error for a driver that is older than torch needs. `asks_library`: unless the compatibility package is in its place."""
     least = needed(torch.cuda)
-    if not (found and least and int(found.partition(".")[0]) < least):
+    if not (driver_version and least and int(driver_version.partition(".")[0]) < least):
         return None
     assert torch.cuda is not None
     if asks_library and (_cuda_of_library() or 0) >= int(torch.cuda.partition(".")[0]):
         return None
     package = "cuda-compat-" + "-".join(torch.cuda.split(".")[:2])
     return UserError(
-        f"{_named(found)} is too old: torch {torch.version} is built for CUDA {torch.cuda}, which needs driver {least} or later",
+        f"{_named(driver_version)} is too old: torch {torch.version} is built for CUDA {torch.cuda}, which needs driver {least} "
+        "or later",
         f"upgrade the driver, or rent a machine with driver {least} or later; a data-centre GPU also runs with the "
         f"package {package} (put its libraries on LD_LIBRARY_PATH); {ON_CPU}",
     )
@@ -155,14 +156,14 @@ def _cuda_of_library() -> int | None:
     """
     code = "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libcuda.so.1').cuDriverGetVersion(ctypes.byref(n)); print(n.value)"
     try:
-        said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=ANSWER_S).stdout
-        return int(said) // 1000
+        output = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=ANSWER_S).stdout
+        return int(output) // 1000
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def _named(found: str | None) -> str:
-    return f"NVIDIA driver {found}" if found else "an NVIDIA driver (its version cannot be read)"
+def _named(driver_version: str | None) -> str:
+    return f"NVIDIA driver {driver_version}" if driver_version else "an NVIDIA driver (its version cannot be read)"
 
 
 def lowest_capability(cuda: str | None) -> tuple[int, int] | None:
@@ -183,13 +184,14 @@ def problem() -> UserError | None:
         warnings.simplefilter("ignore")  # torch's own words on an old driver come without a remedy
         if torch.cuda.is_available():
             return None
-    installed, found = Torch(torch.__version__, torch.version.cuda), version()
-    if (error := _of_build(installed) or _of_age(installed, found)) is not None:
+    installed, driver_version = Torch(torch.__version__, torch.version.cuda), version()
+    if (error := _of_build(installed) or _of_age(installed, driver_version)) is not None:
         return error
     least = needed(installed.cuda)
     enough = f", which needs driver {least} or later" if least else ""
     return UserError(
-        f"this machine has {_named(found)}, but torch {installed.version} (built for CUDA {installed.cuda}{enough}) sees no GPU",
+        f"this machine has {_named(driver_version)}, but torch {installed.version} (built for CUDA {installed.cuda}{enough}) "
+        "sees no GPU",
         f"does `nvidia-smi` list one? a container needs --gpus all, and CUDA_VISIBLE_DEVICES must name one that exists; {ON_CPU}",
     )
 

@@ -144,12 +144,12 @@ def sequence_logprobs(
     dtype = dtype or hidden_BTD.dtype
     hidden_BTD, weight_VD = hidden_BTD.to(dtype), head.weight.to(dtype)
     bias_V = None if head.bias is None else head.bias.to(dtype)
-    found, transform = [], LogitTransform.of(model)
+    logprobs_by_sequence, transform = [], LogitTransform.of(model)
     for row, ids in enumerate(sequences):
         logits_TV = project(hidden_BTD[row, : len(ids) - 1], weight_VD, bias_V, fp32=fp32_head, transform=transform)
         logprobs_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32)).log_softmax(dim=-1)
-        found.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
-    return found
+        logprobs_by_sequence.append(logprobs_TV.gather(1, ids_BT[row, 1 : len(ids)].unsqueeze(1)).squeeze(1))
+    return logprobs_by_sequence
 
 
 def stop_tokens(model: Any, tokenizer: Any) -> set[int]:

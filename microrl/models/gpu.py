@@ -118,11 +118,11 @@ def others_on_card() -> tuple[Other, ...]:
         running = cards.processes_on(f"GPU-{torch.cuda.get_device_properties().uuid}")
     except driver.Hangs:
         return ()
-    found = [one for one in running if one.pid != os.getpid()]
-    if len(found) == len(running) > 0:
+    others = [one for one in running if one.pid != os.getpid()]
+    if len(others) == len(running) > 0:
         own = torch.cuda.memory_reserved() - asleep_bytes()
-        found.remove(min(found, key=lambda other: abs(other.bytes - own)))
-    return tuple(found)
+        others.remove(min(others, key=lambda other: abs(other.bytes - own)))
+    return tuple(others)
 
 
 PATIENCE_S = 120.0
@@ -229,8 +229,8 @@ def segments_that_stay(environment: Mapping[str, str] = os.environ) -> str | Non
 
 def _vllm_reads_both_names() -> bool:
     """Whether the installed vLLM has the file that does, without importing it; also where there is no vLLM."""
-    found = importlib.util.find_spec("vllm")
-    folders = found.submodule_search_locations if found is not None else None
+    spec = importlib.util.find_spec("vllm")
+    folders = spec.submodule_search_locations if spec is not None else None
     return not folders or any((Path(folder) / "device_allocator" / "alloc_conf.py").is_file() for folder in folders)
 
 

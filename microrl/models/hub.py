@@ -47,10 +47,10 @@ def hub_id(name: str) -> str | None:
 
 def is_to_be_downloaded(name: str) -> bool:
     """Whether a model is the hub's, and its weights are not all in the cache."""
-    found = hub_id(name)
-    if found is None:
+    id_on_hub = hub_id(name)
+    if id_on_hub is None:
         return False
-    return not any(map(_has_weights, hub_folder().glob(f"{folder_name(found)}/snapshots/*")))
+    return not any(map(_has_weights, hub_folder().glob(f"{folder_name(id_on_hub)}/snapshots/*")))
 
 
 def folder_name(hub_id: str) -> str:
@@ -60,14 +60,14 @@ def folder_name(hub_id: str) -> str:
 
 def _has_weights(folder: Path) -> bool:
     """Whether the weights are one file, or all that the index names."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    index_path = folder / "model.safetensors.index.json"
+    if not index_path.is_file():
         return (folder / "model.safetensors").is_file()
     try:
-        found = read_json(index, _Index, follow=True)
+        index = read_json(index_path, _Index, follow=True)
     except BadFile:
         return False
-    return all((folder / name).is_file() for name in set(found.weight_map.values()))
+    return all((folder / name).is_file() for name in set(index.weight_map.values()))
 
 
 class _Index(BaseModel):

@@ -145,5 +145,5 @@ def _packed(rows: torch.Tensor, weight_OI: torch.Tensor, side: int) -> torch.Ten
         _PACKED[weight_OI] = (weight_OI._version, sides)
     if side not in sides:
         sides[side] = pack(weight_OI.t() if side else weight_OI)
-    found: torch.Tensor | None = sides[side]
-    return found
+    packed: torch.Tensor | None = sides[side]
+    return packed

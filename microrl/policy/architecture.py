@@ -122,15 +122,15 @@ def _run(how: str, path: Callable[[], Result]) -> Result:
         raise _Failed(f"{how}, the model raises {type(error).__name__}: {first_line(error)[:200]}") from error
 
 
-def _compare(how: str, dtype: torch.dtype, found_N: torch.Tensor, own_N: torch.Tensor) -> None:
-    gap = float((found_N - own_N).abs().max())
+def _compare(how: str, dtype: torch.dtype, logprobs_N: torch.Tensor, own_N: torch.Tensor) -> None:
+    gap = float((logprobs_N - own_N).abs().max())
     if not gap <= LARGEST_GAP.get(dtype, 2e-3):
         raise _Failed(f"{how}, log-probabilities differ by {gap:.2g} nats per token")
 
 
-def _compare_scored(how: str, dtype: torch.dtype, found: _Scored, expected: _Scored) -> None:
-    _compare(how, dtype, found.logprobs_N, expected.logprobs_N)
-    gap = float((found.gradient_D - expected.gradient_D).norm() / expected.gradient_D.norm().clamp(min=1e-30))
+def _compare_scored(how: str, dtype: torch.dtype, scored: _Scored, expected: _Scored) -> None:
+    _compare(how, dtype, scored.logprobs_N, expected.logprobs_N)
+    gap = float((scored.gradient_D - expected.gradient_D).norm() / expected.gradient_D.norm().clamp(min=1e-30))
     if not gap <= LARGEST_GRADIENT_GAP.get(dtype, 0.02):
         raise _Failed(f"{how}, gradients differ by {gap:.2g} of their norm")
 

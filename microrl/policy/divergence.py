@@ -129,20 +129,20 @@ class Divergence(Comparison):
         ).to(wide)
         shared = min(logits_CV.shape[1], teacher_CV.shape[1])
         for block in _blocks(*logits_CV.shape, on_cpu=not logits_CV.is_cuda):
-            of = slice(part.start + block.start, part.start + block.start + len(logits_CV[block]))
-            self.best_N[of] = teacher_CV[block].max(1).indices
-            super().look(logits_CV[block], of, temperature, transform, None)
+            positions = slice(part.start + block.start, part.start + block.start + len(logits_CV[block]))
+            self.best_N[positions] = teacher_CV[block].max(1).indices
+            super().look(logits_CV[block], positions, temperature, transform, None)
             log_q_CV = (teacher_CV[block] / temperature).log_softmax(1)
             q_CV = log_q_CV.exp()
-            self.entropy_N[of] = -(q_CV * log_q_CV.clamp(min=MIN_LOGPROB)).sum(1)
-            known_C1 = (targets_C1 := self.targets_N[of].unsqueeze(1)) < log_q_CV.shape[1]
-            found_C1 = log_q_CV.gather(1, targets_C1.where(known_C1, 0))
-            self.logprobs_N[of] = found_C1.masked_fill(~known_C1, -torch.inf).squeeze(1)
+            self.entropy_N[positions] = -(q_CV * log_q_CV.clamp(min=MIN_LOGPROB)).sum(1)
+            known_C1 = (targets_C1 := self.targets_N[positions].unsqueeze(1)) < log_q_CV.shape[1]
+            target_log_q_C1 = log_q_CV.gather(1, targets_C1.where(known_C1, 0))
+            self.logprobs_N[positions] = target_log_q_C1.masked_fill(~known_C1, -torch.inf).squeeze(1)
             if shared < log_q_CV.shape[1]:
                 log_q_CV = log_q_CV[:, :shared].log_softmax(1)
                 q_CV = log_q_CV.exp()
             log_p_CV = (logits_CV[block, :shared] / temperature).log_softmax(1)
-            self.divergence_N[of], gradient_CV = self._compare(log_p_CV, log_q_CV, q_CV)
+            self.divergence_N[positions], gradient_CV = self._compare(log_p_CV, log_q_CV, q_CV)
             if slope_CV is not None:
                 slope_CV[block, :shared], slope_CV[block, shared:] = gradient_CV, 0
                 if transform is not None:

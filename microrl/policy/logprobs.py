@@ -112,9 +112,9 @@ class _ChosenLogprobs(torch.autograd.Function):
                     apart_ND[part] = to_states(apart_CV)
                 del apart_CV
             for first in range(0, len(logits_CV), rows):
-                block, of = slice(first, first + rows), slice(start + first, start + min(first + rows, size))
+                block, positions = slice(first, first + rows), slice(start + first, start + min(first + rows, size))
                 _score_(
-                    logits_CV[block], targets_N[of], logprobs_N[of], entropy_N[of], temperature, transform,
+                    logits_CV[block], targets_N[positions], logprobs_N[positions], entropy_N[positions], temperature, transform,
                     _in_place_of(logits_CV[block], weight_VD.dtype) if slope_ND is not None else None,
                 )  # fmt: skip
             if slope_ND is not None:

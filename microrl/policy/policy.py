@@ -120,7 +120,7 @@ class Policy:
         They are those that an update of the same rows computes, to the last bit: the micro-batches are the same. Rows that
         represent none are not scored: theirs are empty.
         """
-        found: dict[int, torch.Tensor] = {}
+        logprobs_by_row: dict[int, torch.Tensor] = {}
         is_compiled = self._compiled is not None and self._compiled.is_active
         with self.threads():
             for carries, batch in self.microbatches(rows):
@@ -128,8 +128,8 @@ class Policy:
                 with torch.set_grad_enabled(is_compiled and carries):  # as in the update: without, it runs uncompiled
                     logprobs_BT = self.token_scores(batch)[0].detach()
                 for number, position in enumerate(batch.rows):
-                    found[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
-        return [found.get(position, torch.empty(0)) for position in range(len(rows))]
+                    logprobs_by_row[position] = logprobs_BT[number, : len(rows[position].completion_ids)]
+        return [logprobs_by_row.get(position, torch.empty(0)) for position in range(len(rows))]
 
     @torch.no_grad()
     def kl_to_base(self, batch: Batch) -> float:
@@ -270,14 +270,14 @@ class Policy:
         self, batch: MicroBatch, rows: list[Row], old: list[torch.Tensor] | None, weights_NT: torch.Tensor, metrics: UpdateMetrics
     ) -> torch.Tensor:
         """The loss of one micro-batch, already divided by the whole mini-batch's denominators."""
-        mask_BT, of = batch.mask_BT, batch.rows
+        mask_BT, row_numbers = batch.mask_BT, batch.rows
         compared = None
         if self._teacher is not None:  # before the activations of the gradient are there
             compared = self._teacher.compared(batch, self._algorithm.top_k, self._algorithm.has_policy_gradient)
         new_BT, entropy_BT = self.token_scores(batch, compared=compared)
         teacher = None if compared is None else compared.scores(mask_BT)
-        engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in of], new_BT)
-        old_BT = stack([old[row] for row in of], new_BT) if old is not None else new_BT.detach()
+        engine_BT = stack([torch.tensor(rows[row].engine_logprobs) for row in row_numbers], new_BT)
+        old_BT = stack([old[row] for row in row_numbers], new_BT) if old is not None else new_BT.detach()
         ref_BT = None
         if self._algorithm.needs_reference:
             with torch.no_grad(), self.adapter.off():
@@ -287,9 +287,9 @@ class Policy:
             old_BT=old_BT,
             engine_BT=engine_BT,
             ref_BT=ref_BT,
-            advantages_B=torch.tensor([rows[row].advantage for row in of], dtype=new_BT.dtype, device=new_BT.device),
+            advantages_B=torch.tensor([rows[row].advantage for row in row_numbers], dtype=new_BT.dtype, device=new_BT.device),
             mask_BT=mask_BT,
-            weights_BT=weights_NT[list(of), : mask_BT.shape[1]].to(new_BT),
+            weights_BT=weights_NT[list(row_numbers), : mask_BT.shape[1]].to(new_BT),
             teacher_BT=None if teacher is None else teacher.logprobs_BT.to(new_BT),
             divergence_BT=None if compared is None else compared.divergence(mask_BT),
         )
@@ -305,7 +305,7 @@ class Policy:
             teacher=teacher,
             agrees_BT=None if compared is None else compared.agrees(mask_BT),
             mask_BT=mask_BT,
-            represents_B=torch.tensor([rows[row].represents for row in of], device=mask_BT.device),
+            represents_B=torch.tensor([rows[row].represents for row in row_numbers], device=mask_BT.device),
         )
         return loss
 

@@ -41,14 +41,14 @@ def top_scores(
     A token of the vocabulary is always left beside them, so that a student with a head of that size has one, too. A head may have
     more rows than the tokenizer has tokens; these are never chosen.
     """
-    found = []
+    scores_by_chunk = []
     hidden_ND, drawn_N = hidden_BTD[batch.mask_BT], batch.completions_BT[batch.mask_BT]
     for hidden_CD, drawn_C in zip(*(_chunks(tensor, head) for tensor in (hidden_ND, drawn_N)), strict=True):
         logprobs_CV = (_logits(hidden_CD, head, fp32_head, transform) / temperature).log_softmax(1)
         own_C = logprobs_CV.gather(1, drawn_C[:, None]).squeeze(1)
         top_CK, ids_CK = logprobs_CV[:, :vocabulary].topk(min(count, vocabulary - 1, logprobs_CV.shape[1] - 1), dim=1)
-        found.append(TopScores(own_C, ids_CK, top_CK))
-    return TopScores(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        scores_by_chunk.append(TopScores(own_C, ids_CK, top_CK))
+    return TopScores(*(torch.cat(parts) for parts in zip(*scores_by_chunk, strict=True)))
 
 
 def kl_to_top(

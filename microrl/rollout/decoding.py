@@ -209,10 +209,10 @@ def _located(weights_RN: torch.Tensor, uniforms_R1: torch.Tensor) -> tuple[torch
     ends_RN = weights_RN.cumsum(dim=-1, dtype=torch.float64)
     targets_R1 = uniforms_R1 * ends_RN[:, -1:]
     # NaN sorts last. It is kept in range, here and above; the log-probability shows it.
-    found_R1 = torch.searchsorted(ends_RN, targets_R1, right=True).clamp(max=weights_RN.shape[1] - 1)
-    weight_R1 = weights_RN.gather(1, found_R1).double()
+    index_R1 = torch.searchsorted(ends_RN, targets_R1, right=True).clamp(max=weights_RN.shape[1] - 1)
+    weight_R1 = weights_RN.gather(1, index_R1).double()
     # The target is at least one rounding step below the end, so that this is below 1: nothing of probability 0 is drawn.
-    return found_R1, (1 - (ends_RN.gather(1, found_R1) - targets_R1) / weight_R1).clamp(min=0)
+    return index_R1, (1 - (ends_RN.gather(1, index_R1) - targets_R1) / weight_R1).clamp(min=0)
 
 
 def _nucleus(probabilities_RV: torch.Tensor, top_p: float) -> torch.Tensor:

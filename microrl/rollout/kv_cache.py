@@ -89,17 +89,17 @@ class _InPlaceLayer(DynamicLayer):
     def begin(self, number: int, blocks: Sequence[_Block], rows: int, width: int) -> None:
         """Hold what these blocks have of layer `number`, in so many rows, all of which end at `width`."""
         buffers = []
-        for of in (0, 1):
+        for key_or_value in (0, 1):
             new: torch.Tensor | None = None
             for block in blocks:
                 states = block.copy[number]
                 assert states is not None
                 if new is None:
-                    _, heads, _, size = states[of].shape
-                    new = states[of].new_empty(rows, heads, self._capacity, size)
+                    _, heads, _, size = states[key_or_value].shape
+                    new = states[key_or_value].new_empty(rows, heads, self._capacity, size)
                 first = width - (block.end - block.start)
                 new[block.places, :, :first] = 0
-                new[block.places, :, first:width] = states[of][block.rows, :, block.start : block.end]
+                new[block.places, :, first:width] = states[key_or_value][block.rows, :, block.start : block.end]
             assert new is not None
             buffers.append(new)
         self.lazy_initialization(*buffers)

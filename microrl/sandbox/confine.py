@@ -151,11 +151,11 @@ def libraries(packages: bool = True) -> tuple[str, ...]:
     """
     common = ("/lib64", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime")
     if packages:
-        found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
         # Of `pip install --user`, or of another environment that a .pth file names.
-        found |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
+        folders |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
         python = str(Path(sys.executable).resolve().parent.parent / "lib")
-        return (*common, *found, python, str(Path(__file__).parents[1]), "/usr/lib", "/usr/local/lib", "/lib")
+        return (*common, *folders, python, str(Path(__file__).parents[1]), "/usr/lib", "/usr/local/lib", "/lib")
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     paths = [f"/lib/{multiarch}", f"/usr/lib/{multiarch}"] if multiarch else []
     for name in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}:

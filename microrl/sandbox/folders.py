@@ -45,8 +45,8 @@ def make() -> tuple[str, int]:
 
 def _sweep(now: float) -> None:
     """Remove the folders of this user that nobody holds. `now`: by the clock of the file system."""
-    with os.scandir(tempfile.gettempdir()) as found:
-        paths = [entry.path for entry in found if entry.name.startswith(PREFIX)]
+    with os.scandir(tempfile.gettempdir()) as entries:
+        paths = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
     for path in paths:
         with suppress(OSError):
             state = os.lstat(path)

@@ -40,10 +40,10 @@ def version() -> int:
     if sys.platform != "linux":
         return 0
     try:
-        found = _syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)
+        abi_version = _syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)
     except (OSError, AttributeError):
         return 0
-    return max(0, found)
+    return max(0, abi_version)
 
 
 def restrict(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:

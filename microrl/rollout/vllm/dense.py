@@ -136,7 +136,7 @@ def _own_wrapper(platform: Any) -> type | None:
     try:
         module, _, name = platform.get_punica_wrapper().rpartition(".")
         own: type = getattr(importlib.import_module(module), name)
-        found = {method: tuple(inspect.signature(getattr(own, method)).parameters) for method in TAKEN_OVER}
+        parameters = {method: tuple(inspect.signature(getattr(own, method)).parameters) for method in TAKEN_OVER}
     except (ImportError, AttributeError, NotImplementedError):
         return None
-    return own if all(found[method][: len(begin)] == begin for method, begin in TAKEN_OVER.items()) else None
+    return own if all(parameters[method][: len(begin)] == begin for method, begin in TAKEN_OVER.items()) else None

@@ -131,10 +131,10 @@ class VllmDriver:
         """The first parameter that is not, bit by bit, the trainer's with this snapshot merged; None: all are."""
         for name, expected in weights(self._base, snapshot, for_engine=True):
             try:
-                found = self._stored(name, len(expected))
+                stored = self._stored(name, len(expected))
             except AttributeError:
                 return f"`{name}` has no counterpart in vLLM's model"
-            if not torch.equal(found, expected):
+            if not torch.equal(stored, expected):
                 return f"`{name}` in vLLM's memory is not the trainer's"
         return None
 
@@ -212,12 +212,12 @@ class VllmDriver:
 
         settings = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         names = [self._add(ids, settings) for ids in sequences]
-        found: dict[str, torch.Tensor] = {}
+        logprobs_by_request: dict[str, torch.Tensor] = {}
         while self._unfinished:
             for output in self.step():
                 ids, scores = output.prompt_token_ids, output.prompt_logprobs
-                found[output.request_id] = torch.tensor([scores[i][ids[i]].logprob for i in range(1, len(ids))])
-        return [found[name] for name in names]
+                logprobs_by_request[output.request_id] = torch.tensor([scores[i][ids[i]].logprob for i in range(1, len(ids))])
+        return [logprobs_by_request[name] for name in names]
 
     def step(self) -> list[Any]:
         """Decode one more token of every request; returns the outputs of those that are finished by it."""

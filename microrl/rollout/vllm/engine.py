@@ -117,10 +117,10 @@ class VllmEngine:
             failure.fault = self._fault(doing)
             raise failure from error
 
-    def _out_of_memory(self, doing: Doing, said: str) -> MachineFailure:
+    def _out_of_memory(self, doing: Doing, reason: str) -> MachineFailure:
         """The error for a lack of memory, with what the run's next process needs to know to take less."""
         failure = MachineFailure(
-            f"vLLM ran out of memory while {doing}, with a KV cache of {self._settings.kv_bytes / 1e9:.3g} GB: {said}",
+            f"vLLM ran out of memory while {doing}, with a KV cache of {self._settings.kv_bytes / 1e9:.3g} GB: {reason}",
             in_a_new_run(
                 "--set engine.cuda_graphs=false, --engine transformers or a lower --set sampling.max_completion_tokens=N"
             ),
@@ -189,12 +189,12 @@ class VllmEngine:
         self._said.add(shown)
         change = f"{reading.change:.2g} nats per token"
         if reading.slope is None:
-            said = (
+            text = (
                 f"the update is still too small to see in log-probabilities ({change}); the bit-by-bit comparison alone decides"
             )
         else:
-            said = f"the update is now visible in log-probabilities ({change}); the engine's slope on it is {reading.slope:.3f}"
-        self._on_event("probe", said, version=version)
+            text = f"the update is now visible in log-probabilities ({change}); the engine's slope on it is {reading.slope:.3f}"
+        self._on_event("probe", text, version=version)
 
     def _push_timed(self, snapshot: AdapterSnapshot, mode: Mode) -> None:
         self.report.push_s = 0.0
