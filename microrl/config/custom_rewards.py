@@ -31,13 +31,13 @@ def parse_functions(given: Sequence[str]) -> tuple[RewardFunction, ...]:
     A part is called as its function; where two functions, or a function and a built-in part, have the same name, as its whole
     target. Raises ValueError(message, hint).
     """
-    found = [_parse(one) for one in given]
-    names = Counter([function.name for function in found] + list(BUILT_IN))
-    targets = Counter(function.target for function in found)
+    functions = [_parse(one) for one in given]
+    names = Counter([function.name for function in functions] + list(BUILT_IN))
+    targets = Counter(function.target for function in functions)
     for target, count in targets.items():
         if count > 1:
             raise ValueError(f"the reward `{target}` is given {count} times", "give it once, with the sum of the weights")
-    return tuple(one._replace(name=one.target) if names[one.name] > 1 else one for one in found)
+    return tuple(function._replace(name=function.target) if names[function.name] > 1 else function for function in functions)
 
 
 def _parse(text: str) -> RewardFunction:

@@ -105,12 +105,12 @@ class DataConfig(Section):
                 f"the answers of {values['name']} are of the kind `{implied}`, not `{kind}`", "remove data.answer_kind"
             )
         kind = implied or kind
-        found = {**values, "answer_kind": kind}
+        completed = {**values, "answer_kind": kind}
         if known is not None and isinstance(split := values.get("split", "train"), str):
-            found["split"] = known.split(split)
+            completed["split"] = known.split(split)
         if values.get("system", BOXED) == BOXED:
-            found["system"] = ASKS_FOR.get(str(kind), BOXED)
-        return found
+            completed["system"] = ASKS_FOR.get(str(kind), BOXED)
+        return completed
 
     def for_benchmark(self, name: str) -> DataConfig:
         """The data of a benchmark, all of it held out. Of these settings those stay that say how a prompt is rendered, the system

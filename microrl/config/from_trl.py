@@ -33,24 +33,24 @@ def preset(path: Path) -> str:
     given = _read(path)
     values = other_names.TRL_DEFAULTS | {name: _value(value) for name, value in given.items() if value is not None}
     left = {name: "as if left out" for name, value in given.items() if value is None}
-    found = {key: (value, names) for key, value, names in _derived(values)}
-    done = {name for _, names in found.values() for name in _names(names)}
+    counterparts = {key: (value, names) for key, value, names in _derived(values)}
+    done = {name for _, names in counterparts.values() for name in _names(names)}
     for key, value, name in _renamed({name: value for name, value in values.items() if name not in done}, left):
-        if key in found and _names(found[key][1]) & given.keys():
-            left[name] = f"`{key}` is set by {found[key][1]}"
+        if key in counterparts and _names(counterparts[key][1]) & given.keys():
+            left[name] = f"`{key}` is set by {counterparts[key][1]}"
         else:
-            found[key] = value, name
+            counterparts[key] = value, name
     taken: dict[str, Any] = {}
     # Those first that decide which other keys there are.
-    for key in sorted(found, key=lambda key: (not key.endswith((".kind", ".importance_cap")), key)):
+    for key in sorted(counterparts, key=lambda key: (not key.endswith((".kind", ".importance_cap")), key)):
         try:
-            resolve((), {**taken, key: found[key][0]})
-            taken[key] = found[key][0]
+            resolve((), {**taken, key: counterparts[key][0]})
+            taken[key] = counterparts[key][0]
         except UserError as error:
-            left |= dict.fromkeys(_names(found[key][1]), error.message)
+            left |= dict.fromkeys(_names(counterparts[key][1]), error.message)
     lines = [f"# Made by `microrl presets from-trl` from {_shown(path.name)}."]
     for key in sorted(taken):
-        value, names = json.dumps(taken[key], ensure_ascii=False).replace("\x7f", "\\u007f"), found[key][1]
+        value, names = json.dumps(taken[key], ensure_ascii=False).replace("\x7f", "\\u007f"), counterparts[key][1]
         lines.append(f"{key} = {value}  # {names.removeprefix(': ')}{'' if _names(names) & given.keys() else ' (its default)'}")
     lines += [] if "budget.steps" in taken else ["# There is no end yet: pass --steps N or --hours H."]
     lines += [
@@ -140,12 +140,12 @@ def _read(path: Path) -> dict[str, Any]:
             or any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
         ):
             raise UserError(f"{path} is too long, has too many brackets, or refers to its own parts by *NAME", _EXAMPLE)
-        found = yaml.safe_load(text)
+        document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # not YAML, no such date, too deep a nesting
         raise UserError(f"{path} is not valid YAML: {first_line(error)}", _EXAMPLE) from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise UserError(f"{path} is not a mapping of keys to values", _EXAMPLE)
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in document.items()}
 
 
 def _value(value: Any) -> Any:

@@ -114,8 +114,8 @@ def packaged_file(name: str) -> Path | None:
     """The file of a packaged model; None if there is no such model, or its package is not installed. Nothing is imported."""
     if name not in PACKAGED:
         return None
-    found = importlib.util.find_spec(PACKAGED[name].module)
-    folders = found.submodule_search_locations if found is not None else None
+    spec = importlib.util.find_spec(PACKAGED[name].module)
+    folders = spec.submodule_search_locations if spec is not None else None
     files = [Path(folder) / PACKAGED[name].file for folder in folders or ()]
     return next(filter(Path.is_file, files), None)
 

@@ -122,6 +122,6 @@ def hint(name: str, given: Any = None) -> str | None:
     while isinstance(given, dict) and len(given) == 1:
         ((part, given),) = given.items()
         name = f"{name}.{part}"
-    if (found := ours(name)) is None:
+    if (suggestion := ours(name)) is None:
         return INSTEAD.get(name.lower().rpartition(".")[2])
-    return f"did you mean `--set {found}`?" if "=" in found else f"did you mean `{found}`?"
+    return f"did you mean `--set {suggestion}`?" if "=" in suggestion else f"did you mean `{suggestion}`?"

@@ -25,10 +25,10 @@ def expanded(name: str, what: str) -> str:
         raise UserError(f"{what} contains a NUL character", "remove it")
     if len(os.fsencode(name)) > LONGEST_PATH or any(len(os.fsencode(part)) > LONGEST_NAME for part in name.split("/")):
         raise UserError(f"{what} `{name[:40]}...` is too long: {len(name)} characters", "pass a shorter name")
-    found = os.path.expanduser(name)
-    if found.startswith("~"):
+    path = os.path.expanduser(name)
+    if path.startswith("~"):
         raise UserError(f"{what} `{name}`: there is no such home folder", "use an absolute path")
-    return found
+    return path
 
 
 def local_model(name: str) -> Path | None:
@@ -102,8 +102,8 @@ def absolute(config: RunConfig) -> RunConfig:
         updates["sft"] = config.sft.model_copy(update={"data": _data(config.sft.data, "sft.data")})
     if config.reward.functions:
         # A module in the current folder is found again when the run is resumed from another one.
-        found = _absolute(expanded(config.reward.path or ".", "reward.path"))
-        updates["reward"] = config.reward.model_copy(update={"path": found})
+        folder = _absolute(expanded(config.reward.path or ".", "reward.path"))
+        updates["reward"] = config.reward.model_copy(update={"path": folder})
     if config.env.target is not None:
         updates["env"] = config.env.model_copy(update={"path": _absolute(expanded(config.env.path or ".", "env.path"))})
     if isinstance(config.loss, CustomLossConfig):
@@ -116,15 +116,15 @@ def absolute(config: RunConfig) -> RunConfig:
 def _data(name: str, key: str) -> str:
     if name.lower().startswith(GYM):
         return name  # no path: a list of tasks, of any length
-    found = expanded(name, key)
-    return _absolute(found) if is_local_data(found) else name
+    path = expanded(name, key)
+    return _absolute(path) if is_local_data(path) else name
 
 
 def _model(name: str, key: str) -> str:
     if (file := known_models.packaged_file(name)) is not None:
         return str(file)
-    found = expanded(name, key)
-    return _absolute(found) if name not in known_models.TINY and (found.endswith(".gguf") or os.path.exists(found)) else name
+    path = expanded(name, key)
+    return _absolute(path) if name not in known_models.TINY and (path.endswith(".gguf") or os.path.exists(path)) else name
 
 
 def _absolute(path: str) -> str:

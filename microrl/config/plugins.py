@@ -67,14 +67,14 @@ def load(target: str, *, what: str, group: str, folder: str | None) -> Any:
     try:
         if not colon:
             return next(point for point in metadata.entry_points(group=group) if point.name == target).load()
-        found: Any = import_module(module_name)
+        loaded: Any = import_module(module_name)
     except Exception as error:  # whatever the code of others raises
         raise UserError(
             f"the {what} `{target}` cannot be imported: {type(error).__name__}: {error}", "repair its module"
         ) from error
     for name in path.split("."):
-        if not hasattr(found, name):
-            known = [key for key, value in vars(found).items() if isinstance(value, type) and not key.startswith("_")]
+        if not hasattr(loaded, name):
+            known = [key for key, value in vars(loaded).items() if isinstance(value, type) and not key.startswith("_")]
             raise UserError(f"`{module_name}` has no {what} `{path}`", did_you_mean(path, known))
-        found = getattr(found, name)
-    return found
+        loaded = getattr(loaded, name)
+    return loaded

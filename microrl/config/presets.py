@@ -68,10 +68,10 @@ def load(name: str) -> dict[str, Any]:
 
 def sweep(name: str) -> dict[str, Any]:
     """The section `sweep` of a preset, which says what `microrl sweep` varies; empty if it has none. Raises UserError."""
-    found = _load(name).get(SWEEP, {})
-    if not isinstance(found, dict):
+    section = _load(name).get(SWEEP, {})
+    if not isinstance(section, dict):
         raise UserError(f"`{SWEEP}` in {name} is a section, not a value", "for example: [sweep] and below it ranks = [8, 64]")
-    return found
+    return section
 
 
 def with_bases(names: Iterable[str], above: tuple[str, ...] = ()) -> list[str]:
@@ -79,17 +79,17 @@ def with_bases(names: Iterable[str], above: tuple[str, ...] = ()) -> list[str]:
 
     `above` are those of which these are bases.
     """
-    found: list[str] = []
+    ordered: list[str] = []
     for name in names:
         if name in above or len(above) > MAX_BASES:
             raise UserError(f"`sweep.base` of {above[0]} leads back to {name}", "remove it from one of the presets")
         base = sweep(name).get("base", [])
         if not isinstance(base, list) or not all(isinstance(one, str) for one in base):
             raise UserError(f"`sweep.base` in {name} is not a list of presets", 'for example: base = ["quickstart"]')
-        found += [*with_bases(base, (*above, name)), name]
-        if len(found) > MAX_PRESETS:
+        ordered += [*with_bases(base, (*above, name)), name]
+        if len(ordered) > MAX_PRESETS:
             raise UserError(f"{name} has more than {MAX_PRESETS} presets below it", "name fewer as `sweep.base`")
-    return found
+    return ordered
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def _load(name: str) -> dict[str, Any]:
             "see `microrl presets show micro-r8` for an example",
         )
     try:
-        found = tomllib.loads(text)
+        tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, a number without end, too deep a nesting
         raise UserError(f"{path} is not valid TOML: {error}", "see `microrl presets show micro-r8` for an example") from None
-    refuse_depth(found, str(path))
-    return found
+    refuse_depth(tree, str(path))
+    return tree
 
 
 def refuse_depth(tree: dict[str, Any], where: str) -> None:

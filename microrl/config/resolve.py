@@ -180,8 +180,8 @@ def _same_field(before: type[BaseModel], after: type[BaseModel], name: str) -> b
 
 def _section(model: type[BaseModel], key: str) -> type[BaseModel]:
     field = model.model_fields.get(key)
-    found = field.annotation if field else None
-    return found if isinstance(found, type) and issubclass(found, BaseModel) else Section
+    annotation = field.annotation if field else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Section
 
 
 def _kinds(model: type[BaseModel], key: str) -> dict[str, type[BaseModel]]:
@@ -220,14 +220,14 @@ def _value(raw: str) -> Any:
     if raw.lower() in ("none", "null"):
         return None
     try:
-        found = tomllib.loads(f"value = {raw}")["value"]
+        parsed = tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):  # not TOML, a number without end, too deep a nesting
         return raw
     try:
         tomllib.loads(f"value = [{raw}]")  # fails where a comment or another line hides the bracket
     except ValueError:
         raise UserError(f"`{_shown(raw)}` is not a single value", "remove the comment or line that follows it") from None
-    return found
+    return parsed
 
 
 def _nest(items: Iterable[tuple[str, Any]]) -> Tree:

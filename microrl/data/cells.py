@@ -21,10 +21,10 @@ def cell(row: Mapping[str, Any], name: str) -> Any:
     """The cell of a column, or a field within one, such as `reward_model.ground_truth`; None where there is none."""
     if name in row:
         return row[name]
-    found: Any = row
+    nested: Any = row
     for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        nested = nested.get(part) if isinstance(nested, Mapping) else None
+    return nested
 
 
 def plain(value: Any) -> str:
@@ -82,14 +82,14 @@ def _as_written(number: Number) -> int | float | str | None:
     except ValueError:
         pass
     try:
-        found = float(number)
+        as_float = float(number)
     except ValueError:
         return str(number)
-    return found if math.isfinite(found) else str(number)
+    return as_float if math.isfinite(as_float) else str(number)
 
 
 def _number(written: Number) -> str:
-    found = spelled_out(str(written))
-    if not found:
+    digits = spelled_out(str(written))
+    if not digits:
         raise NotText(f"a number too large or too small to be written out ({written[:40]})")
-    return found
+    return digits

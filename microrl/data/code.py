@@ -84,10 +84,10 @@ def _sources(row: Mapping[str, Any], name: str) -> list[str]:
         with suppress(ValueError, RecursionError):  # a source that begins with a list
             cell = json.loads(cell)
     cells = [] if cell is None else list(cell) if isinstance(cell, list | tuple) else [cell]
-    found = [plain(one) for one in cells]
-    if sum(map(len, found)) > LONGEST:
+    sources = [plain(one) for one in cells]
+    if sum(map(len, sources)) > LONGEST:
         raise BadRow(f"`{name}` has more than {LONGEST:,} characters", "remove the row")
-    return [source for source in found if source.strip()]
+    return [source for source in sources if source.strip()]
 
 
 def _humaneval(prompt: str, test: str, entry: str, solution: str | None) -> Problem:

@@ -42,17 +42,17 @@ def words(text: str) -> Words:
     return tuple(_WORD.findall((_SIZES.sub(" ", text) if "\\" in text else text).casefold()))
 
 
-def sequences(found: Words) -> set[Words]:
+def sequences(text_words: Words) -> set[Words]:
     """Every run of 13 words; of a shorter text, the whole of it."""
-    if len(found) < LENGTH:
-        return {found} if found else set()
-    return set(zip(*(found[start:] for start in range(LENGTH)), strict=False))
+    if len(text_words) < LENGTH:
+        return {text_words} if text_words else set()
+    return set(zip(*(text_words[start:] for start in range(LENGTH)), strict=False))
 
 
 def overlaps(training: Iterable[str], benchmarks: Mapping[str, Sequence[str]]) -> dict[str, list[Overlap]]:
     """For each benchmark its overlaps with training questions, ordered by its questions."""
     looked_for = {(name, place): words(text) for name, texts in benchmarks.items() for place, text in enumerate(texts)}
-    asked = {owner: sequences(found) for owner, found in looked_for.items()}
+    asked = {owner: sequences(text_words) for owner, text_words in looked_for.items()}
     owners: dict[Words, list[tuple[str, int]]] = defaultdict(list)
     for owner, own in asked.items():
         for sequence in own:
@@ -68,15 +68,15 @@ def overlaps(training: Iterable[str], benchmarks: Mapping[str, Sequence[str]]) -
             uses.update(shared)
     stock = {sequence for sequence, number in uses.items() if number > STOCK}
     telling = {owner: len(own - stock) for owner, own in asked.items()}
-    found: dict[str, list[Overlap]] = {name: [] for name in benchmarks}
+    overlaps_by_benchmark: dict[str, list[Overlap]] = {name: [] for name in benchmarks}
     for place, (own_count, shared) in hits.items():
         left = [sequence for sequence in shared if sequence not in stock]
         common = Counter(owner for sequence in left for owner in owners[sequence])
         shorter = own_count - (len(shared) - len(left))
         for owner, number in common.items():
             name, question = owner
-            found[name].append(Overlap(question, place, number / min(telling[owner], shorter)))
-    return {name: sorted(pairs) for name, pairs in found.items()}
+            overlaps_by_benchmark[name].append(Overlap(question, place, number / min(telling[owner], shorter)))
+    return {name: sorted(pairs) for name, pairs in overlaps_by_benchmark.items()}
 
 
 def _suspects(given: Sequence[Words], looked_for: Iterable[Words]) -> list[int]:
@@ -96,6 +96,6 @@ def _suspects(given: Sequence[Words], looked_for: Iterable[Words]) -> list[int]:
 
     wanted = hashes(looked_for)
     ends = np.cumsum([len(text) for text in given])
-    found = np.flatnonzero(np.isin(hashes(given), wanted))
-    suspects = set(np.searchsorted(ends, found, side="right").tolist())
+    matches = np.flatnonzero(np.isin(hashes(given), wanted))
+    suspects = set(np.searchsorted(ends, matches, side="right").tolist())
     return sorted(suspects | {place for place, text in enumerate(given) if len(text) < LENGTH})

@@ -55,8 +55,8 @@ def _saved(folder: Path, distinct: Distinct | None) -> Iterator[Row]:
 def _record(path: Path, key: str) -> list[Any] | None:
     """The list under a key of a JSON file; None where there is none. Raises BadFile."""
     record = read_json(path, dict[str, Any], follow=True)
-    found = record.get(key)
-    return found if isinstance(found, list) else None
+    entries = record.get(key)
+    return entries if isinstance(entries, list) else None
 
 
 def _texts(path: Path, values: object) -> list[str]:
@@ -70,19 +70,19 @@ def _texts(path: Path, values: object) -> list[str]:
 
 def _files(folder: Path) -> list[PurePosixPath]:
     """Every data file in the folder, by its path in it. Raises UserError where there are far too many."""
-    found: list[PurePosixPath] = []
+    data_files: list[PurePosixPath] = []
     level = [folder]
     for _ in range(DEEPEST):
         entries = [entry for one in level for entry in sorted(one.iterdir()) if not entry.name.startswith(".")]
-        found += [
+        data_files += [
             PurePosixPath(entry.relative_to(folder))
             for entry in entries
             if is_data_file(entry.name) and entry.name not in _RECORDS and entry.is_file()
         ]
         level = [entry for entry in entries if entry.is_dir()]
-        if len(found) + len(level) > MOST_FILES:
+        if len(data_files) + len(level) > MOST_FILES:
             raise UserError(f"{folder} has more than {MOST_FILES:,} files", "pass one of its files")
-    return found
+    return data_files
 
 
 def _of_subset(files: list[PurePosixPath], subset: str | None, folder: Path) -> list[PurePosixPath]:

@@ -55,20 +55,20 @@ PATIENCE_S = 900.0
 
 def tasks(name: str) -> list[str]:
     """The tasks that a data set's name lists. Raises UserError for one that does not exist, or where the library is missing."""
-    found = [task.strip() for task in name[len(GYM) :].split(",")]
-    if not all(found):
+    names = [task.strip() for task in name[len(GYM) :].split(",")]
+    if not all(names):
         raise UserError(f"`{name[:80]}` lacks the name of a task", f"list tasks as in {GYM}chain_sum,gcd")
-    for task in found:
+    for task in names:
         if task not in NAMES:
             usable = [known for known in NAMES if known not in UNSOUND]
             raise UserError(f"reasoning-gym has no task `{task[:80]}`", did_you_mean(task[:80], usable, shown=20))
         if task in UNSOUND:
             raise _refused(task, UNSOUND[task])
-    if repeated := next((task for task in found if found.count(task) > 1), None):
+    if repeated := next((task for task in names if names.count(task) > 1), None):
         raise UserError(f"`{repeated}` is listed twice", "list each task once; data.problems is the number of problems of each")
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError("procedural tasks need reasoning-gym", "in your clone of microrl: pip install -e '.[gym]'")
-    return found
+    return names
 
 
 def problems(config: DataConfig) -> Iterator[tuple[str, str, str, str]]:

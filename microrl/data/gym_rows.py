@@ -40,11 +40,11 @@ def _rows(task: str, settings: dict[str, int], count: int) -> list[dict[str, Any
 
     _seed(f"{task} {settings['seed']}")
     generated = reasoning_gym.create_dataset(task, **settings)
-    found = []
+    rows = []
     for index in range(count):
         _seed(f"{task} {settings['seed']} {index}")
-        found.append(_row(generated[index]))
-    return found
+        rows.append(_row(generated[index]))
+    return rows
 
 
 def _seed(text: str) -> None:

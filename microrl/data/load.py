@@ -233,8 +233,8 @@ def _guessed(
     if config.cluster is not None:
         column("cluster", config.cluster, (), row)
     roles = ("question", "answer")
-    found = {role: name for role, name, given in zip(roles, columns, wanted, strict=True) if given is None}
-    return found | ({"cluster": CLUSTER_COLUMN} if config.cluster is None and CLUSTER_COLUMN in row else {})
+    guessed = {role: name for role, name, given in zip(roles, columns, wanted, strict=True) if given is None}
+    return guessed | ({"cluster": CLUSTER_COLUMN} if config.cluster is None and CLUSTER_COLUMN in row else {})
 
 
 def _code_columns(row: Mapping[str, Any], config: DataConfig, where: str) -> tuple[str, str]:
@@ -289,10 +289,10 @@ def column(role: str, wanted: str | None, usual: Iterable[str], row: Iterable[st
 
 def _both(wanted: tuple[str | None, str | None], row: Mapping[str, Any]) -> tuple[str, str]:
     """The columns of question and answer. Where neither exists, the error says so of both."""
-    found, errors = [], []
+    columns, errors = [], []
     for role, one, usual in zip(("question", "answer"), wanted, (QUESTION_COLUMNS, ANSWER_COLUMNS), strict=True):
         try:
-            found.append(column(role, one, usual, row))
+            columns.append(column(role, one, usual, row))
         except UserError as error:
             errors.append(error)
     if len(errors) == 2:
@@ -303,7 +303,7 @@ def _both(wanted: tuple[str | None, str | None], row: Mapping[str, Any]) -> tupl
         raise UserError("; ".join(messages), "; ".join(dict.fromkeys(hints)))
     if errors:
         raise errors[0]
-    return found[0], found[1]
+    return columns[0], columns[1]
 
 
 def is_torn(text: str) -> bool:

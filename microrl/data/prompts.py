@@ -107,8 +107,8 @@ def render_all(
     for question in progress(questions):
         try:
             text, answer = question.text, question.answer
-            told = tools(question)
-            prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking, tools=told)
+            offered = tools(question)
+            prompt = render(text, answer, tokenizer, config.system, config.system_role, thinking=config.thinking, tools=offered)
         except UserError as error:
             raise UserError(f"{config.name}, row {question.row}: {error.message}", error.hint) from None
         if len(prompt.token_ids) > limit:

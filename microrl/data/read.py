@@ -80,7 +80,7 @@ def _json(text: str, path: Path) -> Iterator[Row]:
     if not text.strip():
         return
     try:
-        found = _decoded(text)
+        decoded = _decoded(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             yield from _json_lines(text, path)
@@ -88,7 +88,7 @@ def _json(text: str, path: Path) -> Iterator[Row]:
         raise UserError(f"{path} is not JSON: {error}", "expected a list of objects, or one object per line") from None
     except _Refused as error:
         raise UserError(f"{path}: {error}", _EXAMPLE) from None
-    for number, row in enumerate(found if isinstance(found, list) else [found], 1):
+    for number, row in enumerate(decoded if isinstance(decoded, list) else [decoded], 1):
         yield _object(row, f"{path}, row {number}")
 
 
@@ -116,10 +116,10 @@ def _decoded(text: str) -> Any:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> Row:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise _Refused(f"`{_repeated(name for name, _ in pairs)}` occurs twice")
-    return found
+    return members
 
 
 def _object(value: Any, where: str) -> Row:
@@ -192,13 +192,13 @@ def rows_of_batches(batches: Iterable[Any], distinct: Distinct | None = None) ->
     for batch in batches:
         part = batch if distinct is None else distinct.of(batch)
         columns = {name: part.column(name).to_pylist() for name in part.schema.names}
-        for found in part.schema:
-            if found.type not in (pyarrow.float16(), pyarrow.float32()):
+        for field in part.schema:
+            if field.type not in (pyarrow.float16(), pyarrow.float32()):
                 continue  # only these would show spurious digits as Python floats
-            digits = part.column(found.name).to_numpy(zero_copy_only=False)
-            columns[found.name] = [
+            digits = part.column(field.name).to_numpy(zero_copy_only=False)
+            columns[field.name] = [
                 Number(digit) if value is not None and math.isfinite(value) else value
-                for value, digit in zip(columns[found.name], digits, strict=True)
+                for value, digit in zip(columns[field.name], digits, strict=True)
             ]
         yield from (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
 

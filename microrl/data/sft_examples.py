@@ -131,7 +131,7 @@ def to_sft_examples(
     Held-out and validation questions are never included: the hash of the text decides, as in `load.split`. Raises UserError if
     no solution is left.
     """
-    data, found, left_out = config.data, [], Counter[str]()
+    data, examples, left_out = config.data, [], Counter[str]()
     is_held_out = _held_out(data)
     stored = _as_stored(solutions[0].stored, tokenizer, config) if solutions and solutions[0].stored else None
 
@@ -164,8 +164,8 @@ def to_sft_examples(
             elif len(one.token_ids) > config.sampling.max_completion_tokens:
                 left_out["with a solution that is too long"] += 1
             else:
-                found.append(one)
-    if not found:
+                examples.append(one)
+    if not examples:
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "the file is empty"
         raise UserError(
             f"no usable solution in {config.sft.data or data.name}: {why}",
@@ -174,7 +174,7 @@ def to_sft_examples(
             f"data.held_out (now {data.held_out}) or data.validation (now {data.validation})"
             + (f"; if scores are broken: make the folder again, {taught.NEW}" if stored is not None else ""),
         )
-    return Examples(found, dict(left_out))
+    return Examples(examples, dict(left_out))
 
 
 def _as_stored(first: taught.Stored, tokenizer: Any, config: RunConfig) -> Callable[[Prompt, taught.Stored], SftExample | str]:

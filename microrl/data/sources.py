@@ -108,7 +108,7 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
 
     disable_progress_bars()
     try:
-        found = load_dataset(name, subset, split=config.split, revision=revision)
+        dataset = load_dataset(name, subset, split=config.split, revision=revision)
     except ValueError as error:  # an unknown configuration or split; the library's message lists what there is
         raise UserError(
             f"data set {name}: {first_line(error)}", "choose with --set data.subset=NAME and --set data.split=NAME"
@@ -116,8 +116,8 @@ def _hub_rows(config: DataConfig, known: KnownDataset | None) -> Iterable[Mappin
     except Exception as error:  # the hub client has many exceptions for missing data sets
         page, copy = (known.licence_page, own_copy(known)) if known is not None else (None, None)
         raise hub.missing("data set", name, error, page, revision=revision, copy=copy) from error
-    _refuse_other_commit(found, name, revision)
-    return found if known is None or not known.repeats else _without_repeats(found, known)
+    _refuse_other_commit(dataset, name, revision)
+    return dataset if known is None or not known.repeats else _without_repeats(dataset, known)
 
 
 def _snapshot(name: str, revision: str) -> Path | None:
@@ -131,9 +131,9 @@ def _snapshot(name: str, revision: str) -> Path | None:
     return folder if has_data(folder) else None
 
 
-def _refuse_other_commit(found: Any, name: str, revision: str | None) -> None:
+def _refuse_other_commit(dataset: Any, name: str, revision: str | None) -> None:
     """Without a network, the library takes what its cache has, of whatever commit. Raises UserError if that is another."""
-    files = getattr(getattr(found, "info", None), "download_checksums", None) or {}
+    files = getattr(getattr(dataset, "info", None), "download_checksums", None) or {}
     commits = {commit[1] for file in files if (commit := re.search("@([0-9a-f]{40})/", file))}
     if revision is not None and len(revision) == 40 and commits and revision not in commits:
         there = sorted(commits)[0]
@@ -143,9 +143,9 @@ def _refuse_other_commit(found: Any, name: str, revision: str | None) -> None:
         )
 
 
-def _without_repeats(found: Any, known: KnownDataset) -> Iterator[Mapping[str, Any]]:
+def _without_repeats(dataset: Any, known: KnownDataset) -> Iterator[Mapping[str, Any]]:
     distinct = _distinct(known)
-    for table in found.with_format("arrow").iter(ROWS_AT_ONCE):
+    for table in dataset.with_format("arrow").iter(ROWS_AT_ONCE):
         yield from rows_of_batches(table.to_batches(), distinct)
 
 

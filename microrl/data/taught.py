@@ -245,14 +245,14 @@ def stored(folder: Path, config: RunConfig) -> Iterator[tuple[Line, Stored]]:
             _read(path, content) for path, content in zip(part_files(folder, number), (part.lines, part.scores), strict=True)
         )
         try:
-            found = [Line.model_validate_json(line) for line in lines.splitlines()]
+            completions = [Line.model_validate_json(line) for line in lines.splitlines()]
         except ValidationError as error:
             raise BadFile(f"{part_files(folder, number)[0]} is damaged: {files.said_first(error)}", RESTORE) from None
-        tensors = _tensors(scores, part_files(folder, number)[1], sum(len(line.token_ids) for line in found))
+        tensors = _tensors(scores, part_files(folder, number)[1], sum(len(line.token_ids) for line in completions))
         start = 0
-        for line in found:
-            of, start = slice(start, start + len(line.token_ids)), start + len(line.token_ids)
-            mine = {name: tensor[of] for name, tensor in tensors.items()} if config.has_stored_teacher else {}
+        for line in completions:
+            span, start = slice(start, start + len(line.token_ids)), start + len(line.token_ids)
+            mine = {name: tensor[span] for name, tensor in tensors.items()} if config.has_stored_teacher else {}
             targets = SoftTargets(mine[IDS], mine[TOP]) if IDS in mine else None
             is_broken = any(_is_broken(mine[name]) for name in (LOGPROBS, TOP) if name in mine)
             key = f"{part.lines.sha256} {part.scores.sha256} {start}"
@@ -260,10 +260,10 @@ def stored(folder: Path, config: RunConfig) -> Iterator[tuple[Line, Stored]]:
 
 
 def _read(path: Path, content: Content) -> bytes:
-    found = files.read_bytes(path, content.bytes)
-    if hashlib.sha256(found).hexdigest() != content.sha256:
+    file_bytes = files.read_bytes(path, content.bytes)
+    if hashlib.sha256(file_bytes).hexdigest() != content.sha256:
         raise BadFile(f"{path} is not what the record says: its sha256 differs", RESTORE)
-    return found
+    return file_bytes
 
 
 def _tensors(content: bytes, path: Path, tokens: int) -> dict[str, np.ndarray]:
@@ -272,14 +272,14 @@ def _tensors(content: bytes, path: Path, tokens: int) -> dict[str, np.ndarray]:
     from safetensors.numpy import load
 
     try:
-        found = load(content)
+        tensors = load(content)
     except SafetensorError as error:
         raise BadFile(f"{path} is damaged: {error}", RESTORE) from None
-    shapes = {name: tensor.shape for name, tensor in found.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     has_top = shapes.keys() == {LOGPROBS, IDS, TOP} and len(shapes[IDS]) == 2 and shapes[IDS] == shapes[TOP]
     if not (has_top or shapes.keys() == {LOGPROBS}) or any(shape[0] != tokens for shape in shapes.values()):
         raise BadFile(f"{path} does not have scores for {tokens:,} tokens, but {shapes}", RESTORE)
-    return found
+    return tensors
 
 
 def _is_broken(logprobs: np.ndarray) -> bool:

@@ -86,13 +86,13 @@ class Masked:
             return _encoded(self._tokenizer, text, add_special_tokens=add_special_tokens)["input_ids"]
         if not self._tokenizer.is_fast:
             raise self._refused()
-        found = _encoded(self._tokenizer, text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+        encoding = _encoded(self._tokenizer, text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
         control = _control(self._tokenizer, self._every).ids
         ids: list[int] = []
         stretch: list[int] = []
         behind: list[int] = []
         start = 0
-        tokens = [*zip(found["input_ids"], found["offset_mapping"], strict=True), (None, (len(text), len(text) + 1))]
+        tokens = [*zip(encoding["input_ids"], encoding["offset_mapping"], strict=True), (None, (len(text), len(text) + 1))]
         for token, (begin, end) in tokens:
             if token is not None and token not in control:
                 stretch.append(token)

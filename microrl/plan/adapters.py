@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 def rows(shape: Shape, ranks: tuple[int, ...]) -> list[Row]:
     """All adapters with their defaults, at these ranks, for a network of this shape."""
-    found = []
+    table_rows = []
     for kind, cls in KINDS.items():
         counts: dict[int, int | None] = {}
         for rank in ranks if "rank" in cls.model_fields else (0,):
@@ -42,18 +42,18 @@ def rows(shape: Shape, ranks: tuple[int, ...]) -> list[Row]:
                 counts[rank] = shape.trainable(cls.model_validate({"rank": rank} if rank else {}))
             except UserError:
                 counts[rank] = None
-        found.append(Row(kind, *described(cls), counts, shape.parameters))
-    return found
+        table_rows.append(Row(kind, *described(cls), counts, shape.parameters))
+    return table_rows
 
 
-def page(model: str, found: list[Row]) -> str:
+def page(model: str, table_rows: list[Row]) -> str:
     """The table as text."""
-    ranks = max((row.trained for row in found), key=len)
+    ranks = max((row.trained for row in table_rows), key=len)
     lines = []
-    for row in found:
+    for row in table_rows:
         counts = [row.trained.get(rank, row.trained.get(0)) for rank in ranks]
         percentages = ["-" if count is None else f"{count / row.total:.3%}" for count in counts]
         lines.append((row.kind, f"{row.form}; {row.source}", row.served, *percentages))
     columns = table(("adapter", "form; source", "served as", *(f">r = {rank}" for rank in ranks)), lines)
-    said = f"Percentages of the {found[0].total:,} parameters of {printable(model)}. Choose one with --adapter NAME."
+    said = f"Percentages of the {table_rows[0].total:,} parameters of {printable(model)}. Choose one with --adapter NAME."
     return as_text(Group(columns, "", said))

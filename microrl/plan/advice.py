@@ -64,20 +64,20 @@ def why_this_way(work: Workload, timing: Timing) -> str:
 
 def conflicts(work: Workload) -> list[Fix]:
     """What contradicts whatever the memory, with the way out."""
-    config, found = work.config, []
+    config, contradictions = work.config, []
     positions = work.shape.max_positions
     if positions is not None and work.longest_row > positions:
         prompt, completion = config.data.max_prompt_tokens, work.longest_row - config.data.max_prompt_tokens
         why = f"prompts of up to {prompt} tokens and completions of up to {completion} exceed the model's {positions} positions"
-        found.append(Fix(shorter(config, positions), why))
+        contradictions.append(Fix(shorter(config, positions), why))
     if work.dtype == "bfloat16" and work.device.auto_dtype == "float16":
-        found.append(Fix({"model.dtype": "float16"}, f"the {work.device.label} has no bfloat16"))
+        contradictions.append(Fix({"model.dtype": "float16"}, f"the {work.device.label} has no bfloat16"))
     if work.has_vllm and work.dtype == "float32" and not work.merges:
-        found.append(Fix({"engine.sync": "merge"}, "on a GPU, vLLM computes adapters in 16 bits only"))
+        contradictions.append(Fix({"engine.sync": "merge"}, "on a GPU, vLLM computes adapters in 16 bits only"))
     if work.has_vllm and work.merges and config.engine.sync == "swap":
         why = f"{config.adapter.name} is served {config.adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}"
-        found.append(Fix({"engine.sync": "merge"}, why))
-    return found
+        contradictions.append(Fix({"engine.sync": "merge"}, why))
+    return contradictions
 
 
 def shorter(config: RunConfig, bound: int) -> dict[str, Any]:
@@ -212,37 +212,39 @@ def episodes(config: RunConfig, tool_tokens: int) -> list[str]:
     """What the plan assumes of turns, where there is an environment."""
     if config.env.target is None:
         return []
-    told = f"; about {tool_tokens} tokens of each prompt tell of the tools" if tool_tokens else ""
+    about_tools = f"; about {tool_tokens} tokens of each prompt tell of the tools" if tool_tokens else ""
     return [
         "how often a model calls its tools is not known before a run: all turns of an episode and the tools' answers together "
-        f"are assumed to reach {LENGTH_FRACTION:.0%} of the limit{told}. The tools' own time, and reading earlier turns again, "
-        "are not included"
+        f"are assumed to reach {LENGTH_FRACTION:.0%} of the limit{about_tools}. The tools' own time, and reading earlier "
+        "turns again, are not included"
     ]
 
 
 def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int) -> tuple[str, ...]:
     """What a reader should know beside the numbers."""
-    config, found = work.config, []
+    config, remarks = work.config, []
     if work.shape.note:
-        found.append(work.shape.note)
-    found += episodes(config, work.tool_tokens)
+        remarks.append(work.shape.note)
+    remarks += episodes(config, work.tool_tokens)
     if config.sft.only:
-        found.append("this is a run of SFT alone: its steps are not estimated, and what is said of sampling does not apply")
+        remarks.append("this is a run of SFT alone: its steps are not estimated, and what is said of sampling does not apply")
     if work.shape.model_type in SLOWER:
         apart = "" if work.has_vllm else "; it does not include that prompts of different lengths are decoded in separate batches"
-        found.append(f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}")
+        remarks.append(
+            f"the estimate includes that the update recomputes the prompt for each completion of a hybrid model{apart}"
+        )
     if steps == 0 and not config.sft.only and sizes.fits(room):
-        found.append("the budget is too small for loading, two evaluations and one step: increase --hours")
+        remarks.append("the budget is too small for loading, two evaluations and one step: increase --hours")
     if (start_s := roofline.start_s(work)) > LONG_START_S:
-        found.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")
+        remarks.append(f"loading includes about {start_s:.0f} s to initialise {config.adapter.name}; later runs use the cache")
     updates_s = steps * timing.step["update"]
     saved_s = SAVED_ON_CPU * updates_s if work.device.is_cpu else updates_s
     if config.optim.compile and saved_s < COMPILE_S:
         saves = f"and saves about {saved_s:.0f} s" if work.device.is_cpu else f"and all updates take {updates_s:.0f} s"
-        found.append(f"optim.compile=true will not pay: compiling takes about {COMPILE_S:.0f} s, {saves}")
+        remarks.append(f"optim.compile=true will not pay: compiling takes about {COMPILE_S:.0f} s, {saves}")
     price = config.budget.price
     if price is not None and work.device.usd_hour and not 0.75 <= price / work.device.usd_hour <= 1.33:
-        found.append(
+        remarks.append(
             f"the configured price is ${price:.2f}/h; the {work.device.label} typically costs about ${work.device.usd_hour:.2f}/h"
         )
     if work.checkpoints_activations and not work.device.is_cpu and sizes.fits(room):
@@ -251,7 +253,7 @@ def notes(work: Workload, sizes: Memory, timing: Timing, room: float, steps: int
         if sizes_without.fits(room):
             gain = timing.step["update"] - roofline.estimate_time(without, sizes_without).step["update"]
             if gain > 0:
-                found.append(f"--set model.gradient_checkpointing=false also fits and saves about {gain:.3g} s per step")
+                remarks.append(f"--set model.gradient_checkpointing=false also fits and saves about {gain:.3g} s per step")
     if sizes.concurrency < LENGTH_FRACTION * work.rows and sizes.fits(room):
-        found.append(f"the KV cache holds about {int(sizes.concurrency)} of {work.rows} completions at a time; the others wait")
-    return tuple(found)
+        remarks.append(f"the KV cache holds about {int(sizes.concurrency)} of {work.rows} completions at a time; the others wait")
+    return tuple(remarks)

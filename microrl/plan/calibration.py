@@ -68,30 +68,30 @@ class Calibration(BaseModel):
         return f"{self.source}, {self.date}"
 
 
-class Found(NamedTuple):
+class Lookup(NamedTuple):
     """The calibration to use, if any, and why another one is not used."""
 
     calibration: Calibration | None
     warning: str | None = None
 
 
-def find(device: str, memory_gb: float) -> Found:
+def find(device: str, memory_gb: float) -> Lookup:
     """The newest calibration of this device."""
     mismatch = None
-    for found in _all():
-        if found.device != device or abs(found.memory_gb / memory_gb - 1) > SAME_MEMORY:
+    for candidate in _all():
+        if candidate.device != device or abs(candidate.memory_gb / memory_gb - 1) > SAME_MEMORY:
             continue
-        if found.versions == versions():
-            return Found(found)
+        if candidate.versions == versions():
+            return Lookup(candidate)
         different = ", ".join(
-            f"{name} {found.versions.get(name)} instead of {version}"
+            f"{name} {candidate.versions.get(name)} instead of {version}"
             for name, version in versions().items()
-            if found.versions.get(name) != version
+            if candidate.versions.get(name) != version
         )
         mismatch = (
-            f"the calibration of this device ({found.label}) is not used, since it was measured with {different}; {MEASURE}"
+            f"the calibration of this device ({candidate.label}) is not used, since it was measured with {different}; {MEASURE}"
         )
-    return Found(None, mismatch)
+    return Lookup(None, mismatch)
 
 
 def save(calibration: Calibration) -> Path:
@@ -122,7 +122,7 @@ def _all() -> list[Calibration]:
     for path in sorted(_own().glob("*.json")):
         with suppress(files.BadFile):
             readable.append(files.read_json(path, Calibration))
-    return sorted(readable, key=lambda found: found.date, reverse=True)
+    return sorted(readable, key=lambda calibration: calibration.date, reverse=True)
 
 
 def _own() -> Path:

@@ -42,8 +42,8 @@ def ways(work: Workload, rates: Rates) -> list[Way]:
     """Those that the run may take: where there are several, it measures them in its first steps and keeps the fastest."""
     if not work.has_vllm:
         return [_shared(work, rates)]
-    found = [] if work.sync == "merge" else [swap(work)]
-    return found if work.sync == "swap" else [*found, merge(work, rates)]
+    swaps = [] if work.sync == "merge" else [swap(work)]
+    return swaps if work.sync == "swap" else [*swaps, merge(work, rates)]
 
 
 def swap(work: Workload) -> Way:

@@ -70,8 +70,8 @@ def processor() -> Device:
 
 def calibrated(device: Device) -> Device:
     """This machine's device with its calibration, if `microrl doctor --measure` has made one."""
-    found = calibration.find(calibration_name(device), device.memory_gb)
-    return replace(device, calibration=found.calibration, calibration_warning=found.warning)
+    lookup = calibration.find(calibration_name(device), device.memory_gb)
+    return replace(device, calibration=lookup.calibration, calibration_warning=lookup.warning)
 
 
 def calibration_name(device: Device) -> str:

@@ -112,12 +112,12 @@ class Shape:
         """The linear layers of one decoder layer that this adapter changes. Raises UserError as `chosen` does."""
         if not isinstance(adapter, TargetedConfig):
             return self.linears if adapter.has_linears else ()
-        found = {FIRST_LAYER + linear.path: linear for linear in self.linears}
+        linear_by_name = {FIRST_LAYER + linear.path: linear for linear in self.linears}
         kinds = {linear.kind for linear in self.linears}
         if self.note is not None and adapter.targets != "all-linear" and not kinds.issuperset(adapter.targets):
             return self.linears  # it has layers that are not known here; `adapters.attach.targets` knows them
-        names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for name, linear in found.items()})
-        return tuple(linear for name, linear in found.items() if name in names)
+        names = chosen(adapter, {name: min(linear.n_in, linear.n_out) for name, linear in linear_by_name.items()})
+        return tuple(linear for name, linear in linear_by_name.items() if name in names)
 
     def trainable(self, adapter: BaseAdapterConfig) -> int:
         """Parameters that are trained with this adapter. Raises UserError as `targets` does."""

@@ -140,9 +140,9 @@ _PARTS = {"sync": "weight sync", "sleep_wake": "sleep and wake", "verify": "answ
 def _memory(plan: Plan) -> Table:
     phases = (plan.sampling_gb, plan.updating_gb)
     rows = [(name, *(_gb(phase.get(name)) for phase in phases)) for name in plan.memory_gb if name != "peak"]
-    found = table(("memory, GB", ">sampling", ">updating"), rows)
-    found.add_row("total", *(_gb(sum(phase.values())) for phase in phases), style="bold")
-    return found
+    memory_table = table(("memory, GB", ">sampling", ">updating"), rows)
+    memory_table.add_row("total", *(_gb(sum(phase.values())) for phase in phases), style="bold")
+    return memory_table
 
 
 def _gb(size: float | None) -> str:
@@ -150,13 +150,15 @@ def _gb(size: float | None) -> str:
 
 
 def _seconds(plan: Plan) -> Table:
-    found = table(("time, s", ">"), [(_PARTS.get(name, name), _s(seconds)) for name, seconds in plan.step_parts_s.items()])
-    found.add_row("one step", _s(plan.step_s), style="bold")
-    found.add_row("", "")
+    seconds_table = table(
+        ("time, s", ">"), [(_PARTS.get(name, name), _s(seconds)) for name, seconds in plan.step_parts_s.items()]
+    )
+    seconds_table.add_row("one step", _s(plan.step_s), style="bold")
+    seconds_table.add_row("", "")
     rows = (("loading", plan.load_s), ("one evaluation", plan.evaluation_s), ("one validation", plan.validation_s))
     for name, seconds in (*rows, ("one checkpoint", plan.save_s)):
-        found.add_row(name, _s(seconds))
-    return found
+        seconds_table.add_row(name, _s(seconds))
+    return seconds_table
 
 
 def _update(plan: Plan) -> str:
@@ -290,14 +292,14 @@ def as_text(content: RenderableType, pipe_width: int = PIPE_WIDTH) -> str:
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str | None = None) -> Table:
     """A table with a caption under it; the columns whose names start with ">" are flush right, and those with "<" are not
     broken into lines either."""
-    found = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
+    plain_table = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
     for name in head:
         is_right = name.startswith(">")
         is_whole = name.startswith((">", "<"))
-        found.add_column(name.lstrip("<>"), justify="right" if is_right else "left", no_wrap=is_whole, overflow="fold")
+        plain_table.add_column(name.lstrip("<>"), justify="right" if is_right else "left", no_wrap=is_whole, overflow="fold")
     for row in rows:
-        found.add_row(*(Text(printable(cell)) for cell in row))
-    return found
+        plain_table.add_row(*(Text(printable(cell)) for cell in row))
+    return plain_table
 
 
 def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:

@@ -63,8 +63,8 @@ def _gguf(path: Path) -> dict[str, Any]:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def field(key: str) -> Any:
-        found = reader.get_field(f"{architecture}.{key}")
-        return None if found is None else found.contents()
+        gguf_field = reader.get_field(f"{architecture}.{key}")
+        return None if gguf_field is None else gguf_field.contents()
 
     return {**_sizes(field), "model_type": _GGUF_TYPES.get(architecture, architecture), **_from_tensors(tensors)}
 
@@ -82,8 +82,8 @@ def _sizes(field: Any) -> dict[str, Any]:
         "head_dim": "attention.key_length",
         "max_position_embeddings": "context_length",
     }
-    found = {ours: field(theirs) for ours, theirs in keys.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    sizes = {ours: field(theirs) for ours, theirs in keys.items()}
+    return {key: value for key, value in sizes.items() if value is not None}
 
 
 def _from_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:

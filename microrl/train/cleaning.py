@@ -69,16 +69,16 @@ def without_contamination(
         catalogue.benchmark(name).name: load_questions(config.data.for_benchmark(name)) for name in config.data.decontaminate
     }
     benchmarks = {**parts, **named}
-    found = overlaps(
+    overlaps_by_benchmark = overlaps(
         [question.text for question in training],
         {name: [question.text for question in questions] for name, questions in benchmarks.items()},
     )
     drops: dict[int, str] = {}
     for name in named:
-        for pair in found[name]:
+        for pair in overlaps_by_benchmark[name]:
             if pair.is_near:
                 drops.setdefault(pair.training, name)
-    record = contamination.record(training, benchmarks, found, Counter(drops.values()))
+    record = contamination.record(training, benchmarks, overlaps_by_benchmark, Counter(drops.values()))
     contamination.keep(folder, record)
     for name, benchmark in record.benchmarks.items():
         if benchmark.near or name in named:

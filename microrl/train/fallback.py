@@ -119,10 +119,10 @@ def record(config: RunConfig, folder: RunFolder, error: Explained) -> str | None
     if fault is None or not (fault.out_of_memory or outlasts_vllm(config, has_steps=folder.has_steps)):
         return None
     made = folder.read_if_there(FILE, Changes) or Changes(engine=config.engine, failures=[])
-    found = after(config, made, error, _step_s)
-    if found is None:
+    next_change = after(config, made, error, _step_s)
+    if next_change is None:
         return None
-    changes, said = found
+    changes, said = next_change
     try:
         folder.write_json(FILE, changes.model_dump(mode="json"))
     except OSError:  # a full disk: without the record the next process would fail in the same way

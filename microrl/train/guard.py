@@ -88,13 +88,13 @@ class Guard:
         """
         cause = idle.cause_of(row, counts_accuracy=self.counts_accuracy)
         self._look(row, cause)
-        found = [verdict for name, rule in RULES.items() if (verdict := self._check_rule(name, rule, row, cause, has_failed))]
+        verdicts = [verdict for name, rule in RULES.items() if (verdict := self._check_rule(name, rule, row, cause, has_failed))]
         if norm := row["policy/grad_norm"]:
             self._memory.norms += 1
             self._memory.log_norms += math.log(norm)
-        if not found:
+        if not verdicts:
             return None
-        verdict = max(found, key=lambda verdict: STRENGTH[verdict.action])
+        verdict = max(verdicts, key=lambda verdict: STRENGTH[verdict.action])
         if verdict.action == "warn":
             self._memory.warned.append(verdict.rule)
         else:
@@ -260,10 +260,10 @@ def act(run: Run, row: Row, step: int) -> None:
         advice = f"{idle.advice(verdict.cause, setting, row, run.folder.path)}; or go on as it is: guard.useful_groups=none"
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
     run.folder.event("guard", verdict.message, **details, advice=advice)
-    said = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
-    run.console.guard(said)
+    verdict_text = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
+    run.console.guard(verdict_text)
     tell = run.console.note_once if verdict.action == "warn" else run.console.note
-    tell(f"guard, {said}" + (f". What to do: {advice}" if advice else ""))
+    tell(f"guard, {verdict_text}" + (f". What to do: {advice}" if advice else ""))
     run.state.is_stopped = verdict.action == "stop"
     if verdict.action == "rollback" or (verdict.action == "stop" and run.guard.has_seen_an_update):
         _load_best_weights(run, step, verdict.action)
@@ -282,7 +282,7 @@ def _load_best_weights(run: Run, step: int, action: Action) -> None:
         lr = (run.state.steering.rate or float(run.config.optim.lr)) * run.guard.lr_factor
         halved = f" and halved the learning rate to {lr:g}" if action == "rollback" else ""
         made = run.state.validation.best_step or 0
-        of = f"from after step {made}" if made else "from before the first step"
-        run.announce("rolled back", f"restored the weights {of}{halved}", step=step, restored_steps=made)
+        origin = f"from after step {made}" if made else "from before the first step"
+        run.announce("rolled back", f"restored the weights {origin}{halved}", step=step, restored_steps=made)
     except UserError as error:
         run.announce("warning", f"cannot roll back to {best.name}: {error.message}", step=step)

@@ -40,18 +40,18 @@ def measured_before(folder: RunFolder, config: RunConfig) -> Result | None:
         return None
     hint = f"remove it to evaluate the untouched model again: rm {path}"
     try:
-        found = Result.read(path)
+        result = Result.read(path)
     except BadFile as error:
         raise BadFile(error.message, hint) from None
     asked = config.evaluation
-    if (found.sampling, found.seed, found.question_seed) != (sampling_of(config), asked.seed, asked.question_seed):
-        then = found.sampling
+    if (result.sampling, result.seed, result.question_seed) != (sampling_of(config), asked.seed, asked.question_seed):
+        then = result.sampling
         raise BadFile(
             f"{path} was measured with different settings: with {then.group_size} samples of up to {then.max_tokens} tokens at "
-            f"temperature {then.temperature:g}, top_p {then.top_p:g}, seeds {found.seed} and {found.question_seed}",
+            f"temperature {then.temperature:g}, top_p {then.top_p:g}, seeds {result.seed} and {result.question_seed}",
             hint,
         )
-    return found
+    return result
 
 
 def evaluate_before(run: Run) -> None:
@@ -128,10 +128,12 @@ def _record_gain_parts(run: Run, before: Result, after: Result) -> None:
     base, trained = (run.folder.path / f"eval/{HELD_OUT}-{name}.jsonl.gz" for name in ("before", "after"))
     left_s = None if run.budget.left_s() is None else lambda: run.budget.left_s() or 0.0
     if base.exists() and trained.exists():  # a full disk may have kept them out
-        found = gain_parts(base, trained, run.scorer, notes, clusters([before, after]), left_s)
-        if found is not None:
+        parts_of_gain = gain_parts(base, trained, run.scorer, notes, clusters([before, after]), left_s)
+        if parts_of_gain is not None:
             with run.folder.tolerate_write_errors("evaluations", run.announce):
-                run.folder.write_json(f"eval/{HELD_OUT}-after.json", after.to_json() | {PARTS_KEY: found.model_dump(mode="json")})
+                run.folder.write_json(
+                    f"eval/{HELD_OUT}-after.json", after.to_json() | {PARTS_KEY: parts_of_gain.model_dump(mode="json")}
+                )
     for note in notes:
         run.console.note(f"warning: {note}")
 

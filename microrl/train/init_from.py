@@ -46,10 +46,10 @@ def find(config: RunConfig) -> Path | None:
             f"{_value(ours, differing)} here",
             f"use the same adapter: {_flags(theirs, ours)}",
         )
-    found = checkpoint.newest_whole(path / checkpoint.FOLDER)
-    if found is None:
+    newest = checkpoint.newest_whole(path / checkpoint.FOLDER)
+    if newest is None:
         raise UserError(f"--init {path}: it has no intact checkpoint", f"finish it first: microrl train --resume {path}")
-    return found
+    return newest
 
 
 def _value(adapter: dict[str, Any], name: str) -> str:

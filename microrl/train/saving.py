@@ -34,16 +34,16 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
     for aside, why_bad in checkpoint.adopt(root):
         _log_bad(folder, aside, why_bad)
     bad: list[tuple[Path, str]] = []
-    found, state, intact = None, State(), None
+    usable, state, intact = None, State(), None
     for path in reversed(checkpoint.all_in(root)):
         if (why := checkpoint.find_damage(path)) is None:
             why = checkpoint.ill_typed(path) or _unusable(folder, checkpoint.read_state(path))
             intact = intact or (f"{path}: {why}" if why else None)
         if why is None:
-            found, state = path, checkpoint.read_state(path)
+            usable, state = path, checkpoint.read_state(path)
             break
         bad.append((path, why))
-    if found is None and intact is not None:
+    if usable is None and intact is not None:
         raise BadFile(
             f"no checkpoint is usable: {intact}",
             "restore the missing files, or resume with the version of microrl that wrote it, or start a new run: --out DIR",
@@ -53,7 +53,7 @@ def find_checkpoint(folder: RunFolder) -> tuple[Path | None, State]:
     elapsed_s = max(state.elapsed_s, heartbeat.last_s(folder.path, lambda why: _log_bad_heartbeat(folder, why)))
     state.phases["lost"] = state.phases.get("lost", 0.0) + elapsed_s - state.elapsed_s
     state.elapsed_s = elapsed_s
-    return found, state
+    return usable, state
 
 
 def _unusable(folder: RunFolder, state: State) -> str | None:
@@ -121,9 +121,9 @@ def _restore_best(folder: RunFolder, state: State) -> None:
     if step is None:
         files.remove(target)
     elif checkpoint.find_corruption(target) is not None or checkpoint.read_state(target).step != step:
-        found = checkpoint.best(folder.path / FOLDER, state)
-        if found is not None:
-            checkpoint.publish(found, target)
+        best = checkpoint.best(folder.path / FOLDER, state)
+        if best is not None:
+            checkpoint.publish(best, target)
 
 
 def save_checkpoint(run: Run) -> bool:
@@ -183,9 +183,9 @@ def save_if_due(run: Run, *, step: int, steps: int | None) -> None:
 def publish_best(run: Run) -> None:
     """Make `best/` a copy of the checkpoint with the best validation accuracy."""
     with run.watch.phase("save"), run.folder.tolerate_write_errors(f"{BEST}/", run.announce):
-        found = checkpoint.best(run.folder.path / FOLDER, run.state)
-        if found is not None:
-            checkpoint.publish(found, run.folder.path / BEST)
+        best = checkpoint.best(run.folder.path / FOLDER, run.state)
+        if best is not None:
+            checkpoint.publish(best, run.folder.path / BEST)
 
 
 def save_final(run: Run) -> None:

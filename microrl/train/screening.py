@@ -67,14 +67,16 @@ def screening_phase(run: Run) -> None:
         return
     path = run.folder.path / RECORD
     if path.exists():
-        found = run.folder.read_json(RECORD, Screening)
+        screening = run.folder.read_json(RECORD, Screening)
     elif run.state.step:
         raise BadFile(f"{path} is missing, so it is unknown what was left out of training")
     else:
-        found = _screen(run)
-        run.folder.write_json(RECORD, found.model_dump())
-        run.announce("screened", str(found), seen=len(found.seen), left_out=len(found.left_out), seconds=found.seconds)
-    _train_on_the_rest(run, found)
+        screening = _screen(run)
+        run.folder.write_json(RECORD, screening.model_dump())
+        run.announce(
+            "screened", str(screening), seen=len(screening.seen), left_out=len(screening.left_out), seconds=screening.seconds
+        )
+    _train_on_the_rest(run, screening)
 
 
 def _screen(run: Run) -> Screening:
@@ -140,9 +142,9 @@ def uninformative_rows(config: RunConfig, groups: Sequence[Group]) -> list[int]:
     At most half of all, so that training keeps something. Always right ones come first, in the order of `groups`: training
     makes right answers more frequent, so they move away from groups that differ, and the others towards them.
     """
-    found = [group for group in groups if _is_uninformative(config, group)]
-    found.sort(key=lambda group: -difficulty(config, group))
-    return [group.prompt.row for group in found[: int(AT_MOST * len(groups))]]
+    uninformative = [group for group in groups if _is_uninformative(config, group)]
+    uninformative.sort(key=lambda group: -difficulty(config, group))
+    return [group.prompt.row for group in uninformative[: int(AT_MOST * len(groups))]]
 
 
 def _is_uninformative(config: RunConfig, group: Group) -> bool:
@@ -153,16 +155,16 @@ def _is_uninformative(config: RunConfig, group: Group) -> bool:
     return not metrics.is_useful(group, gdpo_weights(config.reward, config.env))
 
 
-def _train_on_the_rest(run: Run, found: Screening) -> None:
-    questions, left_out = run.prompts.items, set(found.left_out)
-    is_ours = found.questions == len(questions) and found.seen.keys() <= {prompt.row for prompt in questions}
-    if not is_ours or not left_out <= found.seen.keys() or len(left_out) > AT_MOST * len(found.seen):
+def _train_on_the_rest(run: Run, screening: Screening) -> None:
+    questions, left_out = run.prompts.items, set(screening.left_out)
+    is_ours = screening.questions == len(questions) and screening.seen.keys() <= {prompt.row for prompt in questions}
+    if not is_ours or not left_out <= screening.seen.keys() or len(left_out) > AT_MOST * len(screening.seen):
         raise BadFile(f"{run.folder.path / RECORD} does not fit this run's questions")
     kept = [prompt for prompt in questions if prompt.row not in left_out]
     run.prompts = make_prompt_sampler(run.config, kept)
     if run.state.step:
         run.prompts.restore(run.state.sampler_position, run.state.question_history)
         return
-    seen = [(prompt, *found.seen[prompt.row]) for prompt in kept if prompt.row in found.seen]
+    seen = [(prompt, *screening.seen[prompt.row]) for prompt in kept if prompt.row in screening.seen]
     run.prompts.learn([(prompt, right / answers, answers) for prompt, right, answers in seen])
     run.state.question_history = dict(run.prompts.history)

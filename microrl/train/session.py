@@ -211,8 +211,8 @@ def recorded(run: Run) -> Iterator[None]:
         raise
     except Exception as error:
         hint = {"hint": error.hint} if isinstance(error, Explained) and error.hint else {}
-        said = error.message if isinstance(error, Explained) else f"{type(error).__name__}: {error}"
-        run.folder.event("failed", said, **hint, resume=run.resume_command(), step=run.state.step)
+        reason = error.message if isinstance(error, Explained) else f"{type(error).__name__}: {error}"
+        run.folder.event("failed", reason, **hint, resume=run.resume_command(), step=run.state.step)
         saving.save_consistent_state(run)
         error.add_note(f"resume with: {run.resume_command()}")
         raise

@@ -47,9 +47,9 @@ def sft_phase(run: Run) -> None:
     is_cut = _is_full(run) and state.steps != config.steps
     why = f" (another would have exceeded sft.minutes={config.minutes:g})" if is_cut else ""
     losses = f"loss {_number(state.first_loss)} -> {_number(state.last_loss)}"
-    said = f"{counted(state.steps, 'SFT step')} in {spent_s(run):.0f} s{why}, {losses}"
-    run.folder.event("sft finished", said, steps=state.steps, step=0)
-    run.console.note(f"SFT finished: {said}")
+    outcome = f"{counted(state.steps, 'SFT step')} in {spent_s(run):.0f} s{why}, {losses}"
+    run.folder.event("sft finished", outcome, steps=state.steps, step=0)
+    run.console.note(f"SFT finished: {outcome}")
     saving.save_checkpoint(run)
 
 
@@ -97,20 +97,20 @@ def _step(run: Run, draws: PromptSampler[SftExample]) -> None:
     lr = rate * (1 - done)
     # AdaLoRA's rank schedule follows the budget of the run, of which this phase is a part.
     spent = done if config.sft.only else run.budget.progress(0)
-    of = f"/{config.sft.steps}" if config.sft.steps is not None else ""
-    said = f", loss {_number(state.last_loss)}, {done:.0%} done" if state.steps else ""
+    total = f"/{config.sft.steps}" if config.sft.steps is not None else ""
+    so_far = f", loss {_number(state.last_loss)}, {done:.0%} done" if state.steps else ""
     left = f", {clock_text(spent_s(run) * (1 - done) / done)} to go" if done else ""
-    run.console.status(f"SFT: step {state.steps + 1}{of}{said}{left}")
+    run.console.status(f"SFT: step {state.steps + 1}{total}{so_far}{left}")
     with run.signals.held("this micro-batch"), run.watch.phase(PHASE):
-        found = sft.sft_step(policy, draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
-        loss = found.loss if math.isfinite(found.loss) else None
+        update = sft.sft_step(policy, draws.draw(config.sft.batch), lr, run.check_deadline, progress=spent)
+        loss = update.loss if math.isfinite(update.loss) else None
         row = {
-            "step": state.steps, "loss": loss, "tokens": found.tokens, "lr": lr, "grad_norm": found.grad_norm,
-            "seconds": clock.now_s() - began, **({} if found.kl is None else {"kl": loss}),
+            "step": state.steps, "loss": loss, "tokens": update.tokens, "lr": lr, "grad_norm": update.grad_norm,
+            "seconds": clock.now_s() - began, **({} if update.kl is None else {"kl": loss}),
         }  # fmt: skip
         run.folder.append(saving.SFT, row)
-        if found.reason:
-            run.folder.event("update skipped", found.reason, sft_step=state.steps)
+        if update.reason:
+            run.folder.event("update skipped", update.reason, sft_step=state.steps)
         state.steps += 1
         state.first_loss = loss if state.first_loss is None else state.first_loss
         state.last_loss = loss

@@ -181,14 +181,14 @@ def record(
             run.console.note_once(f"reward failed: {why}")
         if missing_groups:
             wanted = run.config.sampling.prompts_per_step
-            found = f"only {wanted - missing_groups} of {wanted} groups have both right and wrong answers"
-            folder.event("batch not full", f"{found}, after {len(sampled)} prompts", step=step, missing=missing_groups)
+            shortage = f"only {wanted - missing_groups} of {wanted} groups have both right and wrong answers"
+            folder.event("batch not full", f"{shortage}, after {len(sampled)} prompts", step=step, missing=missing_groups)
     return row
 
 
 def advantages_by_group(groups: list[Group], batch: Batch) -> list[tuple[Group, list[float]]]:
     """The groups that were trained on, each with the advantages of its completions."""
-    found: list[tuple[Group, list[float]]] = [(group, []) for group in groups]
+    by_group: list[tuple[Group, list[float]]] = [(group, []) for group in groups]
     for row in batch.rows:
-        found[row.group][1].append(row.advantage)
-    return found
+        by_group[row.group][1].append(row.advantage)
+    return by_group

@@ -22,7 +22,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     elapsed_s, left_s = budget.elapsed_s(), budget.left_s()
     phases = {name: round(seconds, 3) for name, seconds in run.watch.totals.items()}
     best, sft = state.validation, state.sft
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "status": run.status,
         "steps": state.step,
         "hours_budget": budget.hours,
@@ -44,8 +44,8 @@ def summary_of(run: Run) -> dict[str, Any]:
     }
     with suppress(OSError, BadFile):  # gone, or something else is in its place
         size = run.folder.size(METRICS)
-        found["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
-    ended = Summary(**found)
+        fields["metrics"] = {"bytes": size, "sha256": run.folder.metrics_sum.at(size)}
+    ended = Summary(**fields)
     with suppress(UserError, OSError):  # gone or damaged: the rest, or the error that ends the run, matters more
         ended.verdict = judge(History.load(run.folder.path, ending=ended)).to_json()
     return ended.to_json()
