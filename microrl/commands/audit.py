@@ -137,22 +137,22 @@ def audit(config: RunConfig) -> Audit:
                 console.status("trying the reward functions")
                 probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
             canary = Path(folder) / "canary"
-            found = Audit(in_words(config.reward, config.env), len(questions), solutions=how.solutions)
+            result = Audit(in_words(config.reward, config.env), len(questions), solutions=how.solutions)
             began = clock.now_s()
-            _try_golds(found, how, scorer, questions, config, console)
-            _try_cheats(found, how, scorer, questions, config, str(canary), console)
+            _try_golds(result, how, scorer, questions, config, console)
+            _try_cheats(result, how, scorer, questions, config, str(canary), console)
             if config.env.target is not None:
                 console.status("calling the tools")
                 asked = [(question, how.gold(question)) for question in how.chosen(questions)]
-                found.tool_calls = 0
+                result.tool_calls = 0
                 for name, env in config.env.each.items():
                     own = [(question, gold) for question, gold in asked if config.env.name_for(question) == name]
                     calls, holes = try_tools(env, own)
-                    found.tool_calls, found.holes = found.tool_calls + calls, found.holes + holes
-                found.paid += _told_by_a_tool(found, how, scorer, config, [question for question, _ in asked])
-            found.seconds = clock.now_s() - began
-            found.escaped = canary.exists() or canary.is_symlink()
-            return found
+                    result.tool_calls, result.holes = result.tool_calls + calls, result.holes + holes
+                result.paid += _told_by_a_tool(result, how, scorer, config, [question for question, _ in asked])
+            result.seconds = clock.now_s() - began
+            result.escaped = canary.exists() or canary.is_symlink()
+            return result
     finally:
         scorer.close()
 
@@ -162,43 +162,43 @@ def _completion(text: str, transcript: str | None = None) -> Completion:
     return Completion((), (), "stop", 0, text, transcript=transcript, episode=Episode(1, 0, 0, 0.0))
 
 
-def _score(found: Audit, scorer: RewardScorer, asked: Sequence[tuple[Prompt, Sequence[str]]]) -> list[tuple[Score, ...]]:
+def _score(result: Audit, scorer: RewardScorer, asked: Sequence[tuple[Prompt, Sequence[str]]]) -> list[tuple[Score, ...]]:
     """The scores of these completions, prompt by prompt; deaths and failures are noted."""
     scorer.reset_allowance()
     groups = scorer.score(enumerate(Group(prompt, tuple(map(_completion, texts))) for prompt, texts in asked))
     for group in groups:
-        found.killed += [(score.extracted or "")[:200] for score in group.scores if score.killed]
+        result.killed += [(score.extracted or "")[:200] for score in group.scores if score.killed]
     for lack in scorer.custom.missing.values():
-        entry = found.failed.setdefault(lack.name, {"completions": 0, "row": lack.row, "why": lack.why})
+        entry = result.failed.setdefault(lack.name, {"completions": 0, "row": lack.row, "why": lack.why})
         entry["completions"] += lack.count
     return [group.scores for group in groups]
 
 
 def _try_golds(
-    found: Audit, how: Attack, scorer: RewardScorer, questions: Sequence[Question], config: RunConfig, console: RunConsole
+    result: Audit, how: Attack, scorer: RewardScorer, questions: Sequence[Question], config: RunConfig, console: RunConsole
 ) -> None:
     """Each right answer, written as it is asked for, must earn more than a wrong one; and where tests or a scorer judge it, all
     of the credit. With them goes what is tried on every question."""
     longest = config.sampling.max_completion_tokens * CHARACTERS_PER_TOKEN
     for question in questions:
         if (why := how.unwritable(question, longest)) is not None:
-            found.unwritable_golds.append(BadGold(question.row, how.gold(question) or "", why))
-        found.without += how.right(question) is None
+            result.unwritable_golds.append(BadGold(question.row, how.gold(question) or "", why))
+        result.without += how.right(question) is None
     distinct = list({(question.text, question.answer): question for question in questions}.values())
     random.Random(SEED).shuffle(distinct)
     tried = sorted(distinct[:GOLDS], key=lambda question: question.row)
-    bad = {one.row for one in found.unwritable_golds}
+    bad = {one.row for one in result.unwritable_golds}
     batches = [tried[start : start + TOGETHER] for start in range(0, len(tried), TOGETHER)]
     for batch in console.progress(batches, len(batches), f"{how.solutions}, {TOGETHER} at a time"):
         work = [(question, how.everywhere(question)) for question in batch]
         asked = [(to_prompt(question), [*_honest(how, question), *(cheat.text for cheat in these)]) for question, these in work]
-        for (question, these), scores in zip(work, _score(found, scorer, asked), strict=True):
+        for (question, these), scores in zip(work, _score(result, scorer, asked), strict=True):
             right, wrong, _ = _baselines(how, question, scores)
             if right is not None and question.row not in bad and (why := _unpaid(right, wrong, config)):
-                found.unpaid_golds.append(BadGold(question.row, how.gold(question) or "", why))
-            found.paid += _paid(how, config, question, these, scores)
-            found.by_kind.update(cheat.kind for cheat in these)
-        found.golds += sum(how.right(question) is not None for question in batch)
+                result.unpaid_golds.append(BadGold(question.row, how.gold(question) or "", why))
+            result.paid += _paid(how, config, question, these, scores)
+            result.by_kind.update(cheat.kind for cheat in these)
+        result.golds += sum(how.right(question) is not None for question in batch)
 
 
 def _unpaid(right: Score, wrong: Score, config: RunConfig) -> str | None:
@@ -214,7 +214,7 @@ def _unpaid(right: Score, wrong: Score, config: RunConfig) -> str | None:
 
 
 def _try_cheats(
-    found: Audit,
+    result: Audit,
     how: Attack,
     scorer: RewardScorer,
     questions: Sequence[Question],
@@ -230,11 +230,11 @@ def _try_cheats(
             batch = [cheat for cheat in these if cheat.kind == kind]
             console.status(f"cheats: {done}/{total}, {kind}")
             asked = (to_prompt(question), [*_honest(how, question), *(cheat.text for cheat in batch)])
-            (scores,) = _score(found, scorer, [asked])
-            found.paid += _paid(how, config, question, batch, scores)
-            found.by_kind[kind] += len(batch)
+            (scores,) = _score(result, scorer, [asked])
+            result.paid += _paid(how, config, question, batch, scores)
+            result.by_kind[kind] += len(batch)
             done += len(batch)
-    found.cheats = found.by_kind.total()
+    result.cheats = result.by_kind.total()
 
 
 def _honest(how: Attack, question: Question) -> list[str]:
@@ -265,7 +265,7 @@ def _paid(how: Attack, config: RunConfig, question: Question, batch: Sequence[Ch
 
 
 def _told_by_a_tool(
-    found: Audit, how: Attack, scorer: RewardScorer, config: RunConfig, questions: Sequence[Question]
+    result: Audit, how: Attack, scorer: RewardScorer, config: RunConfig, questions: Sequence[Question]
 ) -> Iterator[Paid]:
     """That a right answer pays which a tool has printed and the model has not written."""
     for question in questions:
@@ -275,15 +275,15 @@ def _told_by_a_tool(
         completions = (*map(_completion, _honest(how, question)), _completion(silent, f"{right}\n{silent}"))
         (group,) = scorer.score([(0, Group(to_prompt(question), completions))])
         cheat = Cheat("a tool's answer", "the right answer", silent, has_form=False)
-        found.by_kind[cheat.kind] += 1
-        found.cheats += 1
+        result.by_kind[cheat.kind] += 1
+        result.cheats += 1
         yield from _paid(how, config, question, [cheat], group.scores)
 
 
-def findings(found: Audit) -> Iterator[tuple[str, str, str]]:
+def findings(result: Audit) -> Iterator[tuple[str, str, str]]:
     """(what, where, details) of what was found, for a table: of each kind of cheat that pays the first few, each once."""
     by_kind: dict[str, dict[str, list[Paid]]] = {}
-    for one in found.paid:
+    for one in result.paid:
         by_kind.setdefault(one.kind, {}).setdefault(one.name, []).append(one)
     for kind, cheats_paid in by_kind.items():
         for name, paid in list(cheats_paid.items())[:EACH]:
@@ -292,12 +292,12 @@ def findings(found: Audit) -> Iterator[tuple[str, str, str]]:
             yield "cheat pays", f"{kind}: {name[:40]}", f"row{'s' * (len(paid) > 1)} {rows}, {earns}: {first.completion}"
         if len(cheats_paid) > EACH:
             yield "cheat pays", kind, f"and {len(cheats_paid) - EACH} more"
-    for what, golds in (("gold does not pay", found.unpaid_golds), ("gold cannot be written", found.unwritable_golds)):
+    for what, golds in (("gold does not pay", result.unpaid_golds), ("gold cannot be written", result.unwritable_golds)):
         for bad in golds:
             yield what, f"row {bad.row}", f"{bad.gold[:60]!r}: {bad.why}"
-    for name, entry in found.failed.items():
+    for name, entry in result.failed.items():
         yield "function fails", name, f"{entry['completions']} completions, first for row {entry['row']}: {entry['why']}"
-    for hole in found.holes:
+    for hole in result.holes:
         yield hole.what, hole.where, f"row {hole.row}: {hole.details}"
-    if found.escaped:
+    if result.escaped:
         yield "code ran", "a canary file", "code that is written in a completion runs where it can create files"

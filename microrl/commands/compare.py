@@ -108,16 +108,16 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
                 f"{entry.run.path} and {other.run.path} have the same settings and the same seed",
                 "compare runs of different seeds: one seed would count as two",
             )
-        found = evaluations(entry)
-        if not found:
+        entry_evaluations = evaluations(entry)
+        if not entry_evaluations:
             raise UserError(f"{entry.run.path} was not evaluated", f"microrl eval {entry.run.path}")
-        for evaluation in found:
+        for evaluation in entry_evaluations:
             methods = groups.setdefault(evaluation.setup.shared(), {})
             asked = evaluation.setup.prompts_sha256, evaluation.setup.question_seed
             methods.setdefault((label, *asked), []).append(evaluation)
     rows = [row for methods in groups.values() for row in _rows(methods)]
-    for of in dict.fromkeys((row.benchmark, row.metric) for row in rows):
-        alike = [row for row in rows if (row.benchmark, row.metric) == of]
+    for family in dict.fromkeys((row.benchmark, row.metric) for row in rows):
+        alike = [row for row in rows if (row.benchmark, row.metric) == family]
         gains, firsts = holm([row.p for row in alike]), holm([row.p_first for row in alike])
         for row, gain, first in zip(alike, gains, firsts, strict=True):
             row.p_adjusted, row.p_first_adjusted = gain, first
@@ -129,17 +129,17 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
 
 def varied(rows: Sequence[Row]) -> list[str]:
     """Which seeds of evaluation differ within a benchmark, and what that does to its differences."""
-    said = []
+    sentences = []
     for name in dict.fromkeys(row.benchmark for row in rows):
         pairs = [(row, row.setup) for row in rows if row.benchmark == name and row.setup is not None]
         drawn = sorted({seed for row, _ in pairs for seed in row.sampling_seeds})
         chosen = sorted({setup.question_seed for _, setup in pairs})
         if len(drawn) > 1:
-            said.append(f"{name}: the sampling seed varies ({', '.join(map(str, drawn))}), which changes no problem")
+            sentences.append(f"{name}: the sampling seed varies ({', '.join(map(str, drawn))}), which changes no problem")
         if len(chosen) > 1:
             seeds = ", ".join(map(str, chosen))
-            said.append(f"{name}: the question seed varies ({seeds}): differences use the shared problems")
-    return said
+            sentences.append(f"{name}: the question seed varies ({seeds}): differences use the shared problems")
+    return sentences
 
 
 def _tell_apart(rows: Sequence[Row]) -> None:
@@ -192,14 +192,14 @@ def _reference(label: str, runs: Sequence[Evaluation], listed: Listed) -> Sequen
     """The first method's runs with the same prompts, the same sampling seeds if there are such; or those with others where the
     methods themselves ask differently, or other questions were chosen. For the first method itself, its first sampling seeds."""
     (first, firsts), prompts = listed[0], runs[0].setup.prompts_sha256
-    theirs = [found for label, found in listed if label == first]
-    same = [found for found in theirs if found[0].setup.prompts_sha256 == prompts]
-    if not same and len({found[0].setup.prompts_sha256 for found in theirs}) == 1:
-        same = [found for found in theirs if found[0].asks != runs[0].asks]
-    same = same or [found for found in theirs if found[0].setup.question_seed != runs[0].setup.question_seed]
+    theirs = [others for label, others in listed if label == first]
+    same = [others for others in theirs if others[0].setup.prompts_sha256 == prompts]
+    if not same and len({others[0].setup.prompts_sha256 for others in theirs}) == 1:
+        same = [others for others in theirs if others[0].asks != runs[0].asks]
+    same = same or [others for others in theirs if others[0].setup.question_seed != runs[0].setup.question_seed]
     if label == first:
         same = [firsts] if firsts in same and _sampling_seeds(firsts) != _sampling_seeds(runs) else []
-    return min(same, key=lambda found: _sampling_seeds(found) != _sampling_seeds(runs), default=None)
+    return min(same, key=lambda others: _sampling_seeds(others) != _sampling_seeds(runs), default=None)
 
 
 def _sampling_seeds(runs: Sequence[Evaluation]) -> tuple[int, ...]:
@@ -209,11 +209,11 @@ def _sampling_seeds(runs: Sequence[Evaluation]) -> tuple[int, ...]:
 def _apart_by(label: str, runs: Sequence[Evaluation], listed: Listed) -> str:
     """What tells these runs from others that were evaluated with the same settings: the prompts, or the base."""
     prompts = runs[0].setup.prompts_sha256
-    alike = [found for _, found in listed if found[0].setup.question_seed == runs[0].setup.question_seed]
-    several = len({found[0].setup.prompts_sha256 for found in alike if found[0].asks == runs[0].asks}) > 1
+    alike = [others for _, others in listed if others[0].setup.question_seed == runs[0].setup.question_seed]
+    several = len({others[0].setup.prompts_sha256 for others in alike if others[0].asks == runs[0].asks}) > 1
     parts = [f"prompts {digits(prompts) or 'unknown'}"] if several else []
     own = (label, prompts, _sampling_seeds(runs))
-    if sum((other, found[0].setup.prompts_sha256, _sampling_seeds(found)) == own for other, found in listed) > 1:
+    if sum((name, others[0].setup.prompts_sha256, _sampling_seeds(others)) == own for name, others in listed) > 1:
         parts.append(f"over {runs[0].over}".rstrip())
     return " ".join(parts)
 
@@ -301,12 +301,12 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     ]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differing = [key for key in keys if len({str(one.get(key, "")) for one in flat}) > 1]
-    found = []
+    labels = []
     for config, one in zip(configs, flat, strict=True):
         adapter = f"{config.adapter.name}, {config.loss.kind}"
         own = [f"{key}={one[key]}" for key in differing if key in one and key not in NAMED]
-        found.append(", ".join([adapter, *own]))
-    return found
+        labels.append(", ".join([adapter, *own]))
+    return labels
 
 
 def _published(benchmarks: set[str], models: set[str]) -> list[Row]:

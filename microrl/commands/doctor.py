@@ -56,9 +56,9 @@ def _card() -> Iterator[Finding]:
     yield Finding("GPU", "ok", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, driver "
                                 f"{driver.version() or 'unknown'} (CUDA {torch.version.cuda} needs "
                                 f"{driver.needed(torch.version.cuda) or 'an unknown one'} or later)")  # fmt: skip
-    _, found = machine.of_gpu()
-    yield from found
-    if not any(one.about == "GPU memory" for one in found):
+    _, findings = machine.of_gpu()
+    yield from findings
+    if not any(one.about == "GPU memory" for one in findings):
         yield Finding("GPU memory", "ok", f"{free / GB:.1f} of {total / GB:.1f} GB are free")
     if auto_dtype((major, minor)) != "bfloat16":
         yield Finding("bfloat16", "ok", "this GPU has no fast bfloat16: models are loaded in float16")
@@ -80,12 +80,12 @@ def _unmet(wanted: Requirement) -> str | None:
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
         return None
     try:
-        found = metadata.version(wanted.name)
+        version = metadata.version(wanted.name)
     except metadata.PackageNotFoundError:
         return f"{wanted.name} is missing"
-    if wanted.specifier.contains(found, prereleases=True):
+    if wanted.specifier.contains(version, prereleases=True):
         return None
-    return f"{wanted.name} is {found}, but {wanted.specifier} is required"
+    return f"{wanted.name} is {version}, but {wanted.specifier} is required"
 
 
 def _vllm() -> Iterator[Finding]:

@@ -53,7 +53,7 @@ def measure(
     is_apart = "vllm" in [select_engine(side.config) for side in sides]  # fails before anything is loaded
     if base is not None and base.config.model.name not in (weights.config.model.name, *known_models.TINY):
         load_tokenizer(base.config.model)  # a wrong name is found before the other side is sampled
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     ours: dict[str, Measured] = {}
     with RunConsole() as console:
         if not files.is_writable(place):
@@ -65,16 +65,16 @@ def measure(
         def on_measured(task: Task, measured: Measured) -> None:
             one, name = task.prepared, task.prepared.benchmark.name
             if task.is_base:
-                found[name] |= _paired(ours[name], measured, console)
-                found[name] |= _gain_parts(one, ours[name], measured, place, console)
+                results[name] |= _paired(ours[name], measured, console)
+                results[name] |= _gain_parts(one, ours[name], measured, place, console)
             else:
                 ours[name], one.stem = measured, measured.stem.removesuffix(CUT)
-                found[name] = {**measured.to_json(), "data": one.data}
-            attempt(partial(files.write_json, place / f"{ours[name].stem}.json", found[name]), console)
+                results[name] = {**measured.to_json(), "data": one.data}
+            attempt(partial(files.write_json, place / f"{ours[name].stem}.json", results[name]), console)
 
         until_s = None if deadline_s is None else began + deadline_s
         _evaluate_all(_shared(sides, prepared), weights, place, until_s, console, on_measured, is_apart=is_apart)
-    return {"benchmarks": found}
+    return {"benchmarks": results}
 
 
 def _shared(sides: Sequence[Weights], prepared: Sequence[Prepared]) -> list[list[Task]]:
@@ -108,16 +108,16 @@ def _evaluate_all(
     while left:
         tokens_after = sum(task.prepared.tokens for later in left[1:] for task in later)
         try:
-            _one(Job(list(left[0]), made.engine, place, until_s, tokens_after), console, done, is_apart=is_apart)
+            _carry_out(Job(list(left[0]), made.engine, place, until_s, tokens_after), console, done, is_apart=is_apart)
         except Explained as error:
-            if (found := fallback.after(weights.config, made, error)) is None:
+            if (change := fallback.after(weights.config, made, error)) is None:
                 raise
-            made, said = found
-            console.note(f"engine fallback: {error.message}; continuing {said}")
+            made, description = change
+            console.note(f"engine fallback: {error.message}; continuing {description}")
         left = [tasks for tasks in left if tasks]
 
 
-def _one(job: Job, console: RunConsole, on_measured: Callable[[Measured], None], *, is_apart: bool) -> None:
+def _carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], None], *, is_apart: bool) -> None:
     """Carry out a job. Raises UserError and MachineFailure."""
 
     def on_report(report: Measured | tuple[str, str]) -> None:
@@ -164,10 +164,10 @@ def _gain_parts(prepared: Prepared, measured: Measured, base: Measured, place: P
         return {}
     notes: list[str] = []
     with closing(make_scorer(prepared.benchmark.config)) as scorer:
-        found = transcripts.gain_parts(theirs, ours, scorer, notes, clusters([base.result, measured.result]))
+        parts = transcripts.gain_parts(theirs, ours, scorer, notes, clusters([base.result, measured.result]))
     for note in notes:
         console.note(f"warning: {note}")
-    return {} if found is None else {gain_parts.KEY: found.model_dump(mode="json")}
+    return {} if parts is None else {gain_parts.KEY: parts.model_dump(mode="json")}
 
 
 def _paired(measured: Measured, base: Measured, console: RunConsole) -> dict[str, Any]:

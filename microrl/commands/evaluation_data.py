@@ -39,24 +39,24 @@ def _report_reading(benchmark: Benchmark, count: int, reading: Reading, console:
 
 def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
     """The data's fingerprint, and whether it is the same as in training; None if it is other data on purpose."""
-    found = data_record.of_questions(config.data, questions)
-    is_same = data_record.is_same(run, config, found)
+    fingerprint = data_record.of_questions(config.data, questions)
+    is_same = data_record.is_same(run, config, fingerprint)
     if is_same is False:
         assert run is not None
         record = data_record.recorded(run)
         assert record is not None
         console.note(
-            f"warning: {data_record.changed(record.data, found)}. Do not compare this result with the run's own evaluations: "
-            "the problems differ"
+            f"warning: {data_record.changed(record.data, fingerprint)}. Do not compare this result with the run's own "
+            "evaluations: the problems differ"
         )
     if run is not None and config.data.held_out == 1 > run.settings().data.held_out:
         record = data_record.recorded(run)
-        if record is not None and record.data.sha256 == found.sha256:
+        if record is not None and record.data.sha256 == fingerprint.sha256:
             console.note(
-                f"warning: {found.name} is the data that {run.path} was trained on, so this does not measure how it generalises; "
-                "leave --data out for the held-out part"
+                f"warning: {fingerprint.name} is the data that {run.path} was trained on, so this does not measure how it "
+                "generalises; leave --data out for the held-out part"
             )
-    return {**found.model_dump(), "source": described(config.data), "same_as_in_training": is_same}
+    return {**fingerprint.model_dump(), "source": described(config.data), "same_as_in_training": is_same}
 
 
 def _contamination(benchmark: Benchmark, questions: list[Question], run: RunFolder, console: RunConsole) -> dict[str, int] | None:
@@ -65,10 +65,10 @@ def _contamination(benchmark: Benchmark, questions: list[Question], run: RunFold
     record, asked = contamination.recorded(run), benchmark.config.data
     is_whole = asked.held_out == 1  # otherwise it is the held-out part
     is_recorded = record is not None and (not is_whole or catalogue.find(asked.name) is not None)
-    found = record.of(benchmark.name) if record is not None and is_recorded else None
-    if found is None and not is_whole:
+    overlap = record.of(benchmark.name) if record is not None and is_recorded else None
+    if overlap is None and not is_whole:
         return None
-    if found is None:
+    if overlap is None:
         config = run.settings().data
         try:
             training = split(load_questions(config), config.held_out, config.validation).training
@@ -77,6 +77,6 @@ def _contamination(benchmark: Benchmark, questions: list[Question], run: RunFold
             return None
         console.status(f"comparing {benchmark.name} with the training questions")
         shared = overlaps([one.text for one in training], {benchmark.name: [one.text for one in questions]})
-        found = contamination.record(training, {benchmark.name: questions}, shared, {}).benchmarks[benchmark.name]
-    console.note(f"{'warning: ' if found.overlapping else ''}{benchmark.name}: {found}")
-    return {"questions": found.questions, "overlapping": found.overlapping, "near": found.near, "removed": found.removed}
+        overlap = contamination.record(training, {benchmark.name: questions}, shared, {}).benchmarks[benchmark.name]
+    console.note(f"{'warning: ' if overlap.overlapping else ''}{benchmark.name}: {overlap}")
+    return {"questions": overlap.questions, "overlapping": overlap.overlapping, "near": overlap.near, "removed": overlap.removed}

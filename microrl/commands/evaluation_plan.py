@@ -21,14 +21,14 @@ def preview(benchmarks: Sequence[Benchmark], *, sides: int) -> dict[str, Any]:
     shape = shape_of(config.model.name)
     gpu = here.gpu()
     device, free_gb = gpu or here.instead_of_gpu(shape)
-    found: dict[str, Any] = {}
+    previews: dict[str, Any] = {}
     tool_tokens = schema_tokens(config.env)
     for benchmark in benchmarks:
         sampling, questions = benchmark.sampling(), _questions(benchmark.config)
         settings = benchmark.config.evaluation.model_copy(update={"problems": questions})
         asked = benchmark.config.model_copy(update={"evaluation": settings})
         plan = make(asked, shape, device, free_gb=free_gb, tool_tokens=tool_tokens)
-        found[benchmark.name] = {
+        previews[benchmark.name] = {
             "questions": questions,
             "samples": sampling.group_size,
             "pass_k": list(settings.pass_k),
@@ -44,8 +44,8 @@ def preview(benchmarks: Sequence[Benchmark], *, sides: int) -> dict[str, Any]:
     return {
         "device": device.label,
         "is_here": gpu is not None or device.is_cpu,
-        "seconds": sum(one["seconds"] for one in found.values()),
-        "benchmarks": found,
+        "seconds": sum(one["seconds"] for one in previews.values()),
+        "benchmarks": previews,
         **({} if config.env.target is None else {"notes": advice.episodes(config, tool_tokens)}),
     }
 

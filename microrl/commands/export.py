@@ -122,13 +122,13 @@ def push(
                     )
         with TemporaryDirectory() as above:
             folder = Path(above) / "export"
-            found = merge(config, run, adapter, folder, form=form, dtype=dtype, hub_id=hub_id)
-            if found["as"] == "lora" and Path(found["base"]).is_absolute():
+            exported = merge(config, run, adapter, folder, form=form, dtype=dtype, hub_id=hub_id)
+            if exported["as"] == "lora" and Path(exported["base"]).is_absolute():
                 raise UserError(
-                    f"the adapter's base is a local folder ({found['base']}), so that others could not load it",
+                    f"the adapter's base is a local folder ({exported['base']}), so that others could not load it",
                     "push the whole model: --as full",
                 )
-            say(f"uploading {found['bytes'] / 1e6:,.1f} MB to {hub_id}")
+            say(f"uploading {exported['bytes'] / 1e6:,.1f} MB to {hub_id}")
             api.create_repo(hub_id, private=private, exist_ok=True)
             commit = api.upload_folder(repo_id=hub_id, folder_path=folder, commit_message="Upload by microrl")
     except HfHubHTTPError as error:
@@ -136,7 +136,7 @@ def push(
         raise UserError(
             f"the hub refused {hub_id}: status {status}, {error.server_message or first_line(error)}", LOG_IN
         ) from error
-    return {"hub_id": hub_id, "url": str(commit.commit_url), **{key: value for key, value in found.items() if key != "folder"}}
+    return {"hub_id": hub_id, "url": str(commit.commit_url), **{key: value for key, value in exported.items() if key != "folder"}}
 
 
 def _final(run: RunFolder | None) -> Path:
@@ -195,8 +195,8 @@ def _own_type(config: RunConfig) -> str:
         stored = AutoConfig.from_pretrained(path if path.exists() else known.hub_id if known else name, **NO_CODE).dtype
     except (OSError, ValueError, KeyError, RuntimeError):
         return "float32"  # the quickstart's; for any other name, loading it reports the error
-    found = str(stored).removeprefix("torch.")
-    return found if found in TYPES else "float32"
+    dtype = str(stored).removeprefix("torch.")
+    return dtype if dtype in TYPES else "float32"
 
 
 def _base(config: RunConfig, model: PreTrainedModel) -> str:
@@ -212,11 +212,11 @@ def _merged(model: PreTrainedModel, snapshot: AdapterSnapshot, console: RunConso
 
     4-bit tensors are dequantised.
     """
-    found = {}
+    tensors = {}
     total = sum(1 for _ in model.parameters())
     for name, tensor in console.progress(weights(model, snapshot), total, "merging tensors"):
         parameter = model.get_parameter(name)
         if getattr(parameter, "quant_state", None) is None:
             parameter.data = tensor.detach()
-        found[name] = tensor.detach()
-    return found
+        tensors[name] = tensor.detach()
+    return tensors

@@ -56,7 +56,7 @@ def inspect(
         for name in console.progress(chosen, len(chosen), "decomposing weights"):
             bases[name] = Basis.of(_weight(model, name))
         console.status("measuring the update")
-        found: dict[str, Any] = {
+        diagnostics: dict[str, Any] = {
             "folder": str(folder),
             "model": config.model.name,
             "adapter": config.adapter.name if run is not None else "lora",
@@ -67,7 +67,7 @@ def inspect(
             "mlp": [_singular(model, name) for name in _mlp(model, chosen)],
             "through": [] if run is None else list(_through(config, run, model, bases, console)),
         }
-    return found
+    return diagnostics
 
 
 def _changed(snapshot: AdapterSnapshot, model: PreTrainedModel) -> list[str]:
@@ -89,8 +89,8 @@ def _chosen(names: Sequence[str], count: int, layers: Sequence[int] | None, proj
 
 
 def _layer(name: str) -> int | None:
-    found = _LAYER.search(name)
-    return None if found is None else int(found[1])
+    match = _LAYER.search(name)
+    return None if match is None else int(match[1])
 
 
 def _weight(model: PreTrainedModel, name: str) -> torch.Tensor:
@@ -114,26 +114,31 @@ def _norms(model: PreTrainedModel, snapshot: AdapterSnapshot, names: Sequence[st
 
 
 def _spectrum(name: str, basis: Basis, update_OI: torch.Tensor) -> dict[str, Any]:
-    found = spectrum(basis, update_OI)
-    index = spread(range(len(found.singular_K)), POINTS)
-    values = {"singular": found.singular_K, "c": found.strength_K, "p": found.share_K, "energy": found.energy_K}
+    update_spectrum = spectrum(basis, update_OI)
+    index = spread(range(len(update_spectrum.singular_K)), POINTS)
+    values = {
+        "singular": update_spectrum.singular_K,
+        "c": update_spectrum.strength_K,
+        "p": update_spectrum.share_K,
+        "energy": update_spectrum.energy_K,
+    }
     return {"module": name, "index": index, **{key: _listed(value[index]) for key, value in values.items()}}
 
 
 def _similarity(name: str, basis: Basis, snapshot: AdapterSnapshot) -> dict[str, Any]:
     factor_RI = snapshot.pairs[name].A_RI
-    found = similarity(basis, factor_RI)
-    return {"module": name, "rank": len(factor_RI), "top": found.top, "bottom": found.bottom, "by_chance": found.by_chance}
+    shares = similarity(basis, factor_RI)
+    return {"module": name, "rank": len(factor_RI), "top": shares.top, "bottom": shares.bottom, "by_chance": shares.by_chance}
 
 
 def _start(run: RunFolder) -> dict[str, Any]:
     """What the start was and took: ||B0 A0||_F averaged over the targets (ortho, table 4), seconds and memory (table 7)."""
     adapter = (run.read_if_there("environment.json", dict[str, Any]) or {}).get("adapter")
-    found: dict[str, Any] = {"norm": adapter.get("start_norm") if isinstance(adapter, dict) else None}
+    start: dict[str, Any] = {"norm": adapter.get("start_norm") if isinstance(adapter, dict) else None}
     for event in Lines(run.path / "events.jsonl").new():
         if event.get("kind") == "adapter start":
-            found |= {name: event.get(name) for name in ("seconds", "peak_gb", "cached")}
-    return found
+            start |= {name: event.get(name) for name in ("seconds", "peak_gb", "cached")}
+    return start
 
 
 def _mlp(model: PreTrainedModel, chosen: Sequence[str]) -> list[str]:

@@ -23,8 +23,8 @@ def run(module: str, *arguments: str, deadline_s: float, variables: dict[str, st
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=environment)
     except subprocess.TimeoutExpired:
         return {"error": f"no answer in {deadline_s:.0f} s", "hint": "stop other work on this machine"}
-    found = printed(done)
-    return {"error": f"failed with status {done.returncode}: {last_words(done)}", "hint": None} if found is None else found
+    reply = printed(done)
+    return {"error": f"failed with status {done.returncode}: {last_words(done)}", "hint": None} if reply is None else reply
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any] | None:
@@ -34,10 +34,10 @@ def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any] | None:
     if done.returncode != 0 or not starts:
         return None
     try:
-        found: dict[str, Any] = json.loads("\n".join(lines[starts[-1] :]))
+        parsed: dict[str, Any] = json.loads("\n".join(lines[starts[-1] :]))
     except ValueError:
         return None
-    return found
+    return parsed
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
@@ -52,11 +52,11 @@ def answer(work: Callable[[], dict[str, Any]]) -> NoReturn:
     """The child's side: do the work, print its answer, and leave; a traceback goes to standard error."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        said: dict[str, Any] = {"found": work()}
+        reply: dict[str, Any] = {"found": work()}
     except Exception as error:
         traceback.print_exc()
         text = getattr(error, "message", None) or f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        said = {"error": text, "hint": getattr(error, "hint", None)}
-    print(json.dumps(said), flush=True)
+        reply = {"error": text, "hint": getattr(error, "hint", None)}
+    print(json.dumps(reply), flush=True)
     sys.stderr.flush()
     os._exit(0)  # processes left by vLLM must not delay the answer

@@ -55,7 +55,7 @@ class ModelCard:
 
     def text(self) -> str:
         """The card, front matter included."""
-        parts = [self._front(), f"# {self.folder.name}\n\n{self._what()}", self._training(), self._accuracy(), self._loading()]
+        parts = [self._front(), f"# {self.folder.name}\n\n{self._about()}", self._training(), self._accuracy(), self._loading()]
         return "\n\n".join(part for part in [*parts, self._versions()] if part) + "\n"
 
     def serve(self) -> str | None:
@@ -102,7 +102,7 @@ class ModelCard:
         ]
         return "\n".join(["---", *lines, "---"])
 
-    def _what(self) -> str:
+    def _about(self) -> str:
         base = Path(self.base).name if self._is_local else self.base
         if self.form == "full":
             kind = f"The whole model: the weights of `{base}` with the trained update merged, in {self.dtype}."
@@ -139,8 +139,8 @@ class ModelCard:
         rows["completions"] = f"up to {batch.max_completion_tokens} tokens, temperature {batch.temperature}"
         if (self.source / "state.json").is_file():
             state = checkpoint.read_state(self.source)
-            found = state.validation.best_accuracy
-            scored = f", the best on the validation problems (accuracy {found:.3f})" if found is not None else ""
+            accuracy = state.validation.best_accuracy
+            scored = f", the best on the validation problems (accuracy {accuracy:.3f})" if accuracy is not None else ""
             rows["step"] = f"{state.step}{scored}"
         elif summary is not None:
             ended = "" if summary.status == "done" else f" (the run was {summary.status})"
@@ -236,7 +236,7 @@ class ModelCard:
         return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
     def _versions(self) -> str | None:
-        found = None if self.run is None else self.run.read_if_there("environment.json", _Environment)
-        if found is None:
+        environment = None if self.run is None else self.run.read_if_there("environment.json", _Environment)
+        if environment is None:
             return None
-        return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in found.packages.items())
+        return "## Versions\n\n" + ", ".join(f"{name} {version}" for name, version in environment.packages.items())

@@ -38,12 +38,12 @@ def cells(lines: Sequence[Line]) -> list[str]:
 
 def protocols(lines: Sequence[Line]) -> list[str]:
     """How the numbers in such cells were measured, and where they stand; each protocol once."""
-    told = [
+    descriptions = [
         f"{name}, {line['paper']}: {line['metric']}, {', '.join(filter(None, (ARXIV.get(line['paper']), line['source'])))}"
         for name in SHOWN
         for line in accuracies(lines, name)
     ]
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(descriptions))
 
 
 def best(model: str, benchmark: str) -> float | None:

@@ -35,8 +35,8 @@ def regrade(run: RunFolder, config: RunConfig) -> dict[str, Any]:
             "an environment's reward comes from its episodes, which cannot be played again: leave env.target as it was",
         )
     kept = [*environment_parts(before.reward, before.env).values()] if config.env.target is not None else []
-    found = rollouts.steps(run.path)
-    if not found:
+    stored_steps = rollouts.steps(run.path)
+    if not stored_steps:
         raise UserError(f"{run.path} has no rollouts", "every training step writes them: train at least one step")
     scorer = make_scorer(config)
     try:
@@ -47,12 +47,12 @@ def regrade(run: RunFolder, config: RunConfig) -> dict[str, Any]:
             scorer.custom.start()
             if scorer.custom.functions:
                 console.status("trying the reward functions")
-                first = _with_rows(rollouts.read(found[0][1], before.sampling.group_size), console)
-                probe(scorer.custom, [group.prompt for group in first], str(found[0][1]))
+                first = _with_rows(rollouts.read(stored_steps[0][1], before.sampling.group_size), console)
+                probe(scorer.custom, [group.prompt for group in first], str(stored_steps[0][1]))
             scorer.checker.start()  # after the trial, which would share the processor with its imports
             steps: list[dict[str, Any]] = []
             changed: list[dict[str, Any]] = []
-            for step, path in console.progress(found, len(found), "regrading steps"):
+            for step, path in console.progress(stored_steps, len(stored_steps), "regrading steps"):
                 groups = rollouts.read(path, before.sampling.group_size)
                 if scorer.custom.functions:
                     groups = _with_rows(groups)

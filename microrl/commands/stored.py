@@ -115,17 +115,17 @@ def evaluations(entry: Entry) -> list[Evaluation]:
     the newest counts, unless one of the same weights has more questions."""
     folder = entry.run.path / "eval"
     stored = [path for path in folder.glob("[!.]*.json") if path.stem not in (f"{HELD_OUT}-before", f"{HELD_OUT}-after")]
-    found: dict[tuple[Setup, str | None], Evaluation] = {}
+    kept: dict[tuple[Setup, str | None], Evaluation] = {}
     parts: dict[Setup, set[str | None]] = {}
     for path in sorted(stored, key=lambda path: (path.stat().st_mtime_ns, path.name)):
         part = match[1] if (match := PART.search(path.stem)) else None
         evaluation = _stored(entry, path)
         parts.setdefault(evaluation.setup, set()).add(part)
-        old = found.get(key := (evaluation.setup, evaluation.over))
+        old = kept.get(key := (evaluation.setup, evaluation.over))
         is_same = old is not None and old.adapter_sha256 == evaluation.adapter_sha256
         if part == entry.part and not (old and is_same and len(old.result.right) > len(evaluation.result.right)):
-            found[key] = evaluation
-    evaluations = sorted(found.values(), key=lambda one: (one.setup.benchmark, str(one.setup.sampling), one.setup.seed))
+            kept[key] = evaluation
+    evaluations = sorted(kept.values(), key=lambda one: (one.setup.benchmark, str(one.setup.sampling), one.setup.seed))
     for one in evaluations:
         one.is_selected = entry.part is not None and len(parts[one.setup]) > 1
     if entry.part is None and (folder / f"{HELD_OUT}-after.json").is_file():

@@ -183,16 +183,18 @@ class _Teaching:
         """The teacher's scores as a file's content. The micro-batches follow from the lines alone, and so do the last bits."""
         self.console.status(f"scoring {len(lines)} completions")
         rows = [Row(line.prompt_ids, line.token_ids, (), 0.0, True, number) for number, line in enumerate(lines)]
-        found: dict[int, tuple[torch.Tensor, ...]] = {}
+        scores_by_row: dict[int, tuple[torch.Tensor, ...]] = {}
         for positions in plan(rows, MICROBATCH, share_prompts=True):
             scores = self.teacher.top(
                 pad(rows, positions, self.teacher.device, share_prompts=True), self.record.top_k, self.vocabulary
             )
             lengths = [rows[position].length for position in positions]
-            found |= zip(positions, zip(*(tensor.cpu().split(lengths) for tensor in scores), strict=True), strict=True)
+            scores_by_row |= zip(positions, zip(*(tensor.cpu().split(lengths) for tensor in scores), strict=True), strict=True)
         if not rows:
-            found = {0: (torch.zeros(0), torch.zeros(0, self.record.top_k), torch.zeros(0, self.record.top_k))}
-        logprobs, ids, top = (torch.cat(parts) for parts in zip(*(found[number] for number in sorted(found)), strict=True))
+            scores_by_row = {0: (torch.zeros(0), torch.zeros(0, self.record.top_k), torch.zeros(0, self.record.top_k))}
+        logprobs, ids, top = (
+            torch.cat(parts) for parts in zip(*(scores_by_row[number] for number in sorted(scores_by_row)), strict=True)
+        )
         has_top = {taught.IDS: ids.int(), taught.TOP: top.float()} if self.record.top_k else {}
         return save({taught.LOGPROBS: logprobs.float(), **has_top})
 

@@ -177,13 +177,13 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves of a tree by dotted names; lists as text."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            leaves |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value if isinstance(value, str | int | float | None) else str(value)
-    return found
+            leaves[f"{prefix}{name}"] = value if isinstance(value, str | int | float | None) else str(value)
+    return leaves
 
 
 def _identity(history: History) -> str:
@@ -194,8 +194,8 @@ def _identity(history: History) -> str:
             file.write(made)
     except FileExistsError:
         with suppress(OSError, UnicodeError):
-            found = path.read_text()[:64].strip()
-            return found if re.fullmatch(r"[0-9a-f]{16}", found) else made
+            stored = path.read_text()[:64].strip()
+            return stored if re.fullmatch(r"[0-9a-f]{16}", stored) else made
     except OSError:
         pass
     return made

@@ -114,9 +114,9 @@ def test_a_calibration_comes_from_rates_sampling_and_update():
 
 def test_a_stage_that_dies_or_hangs_costs_only_itself():
     crashed = measure.run(Stage("x", "rates", variables={"PYTHONHOME": "/nonexistent"}))
-    assert crashed.found is None and crashed.error.startswith("failed with status")
+    assert crashed.measured is None and crashed.error.startswith("failed with status")
     slow = measure.run(Stage("x", "rates"), deadline_s=0.01)
-    assert slow.found is None and "no answer" in slow.error
+    assert slow.measured is None and "no answer" in slow.error
 
 
 def test_on_a_gpu_correctness_comes_before_rates_of_the_run(monkeypatch):
@@ -156,7 +156,7 @@ def test_what_would_fail_after_minutes_is_said_at_once(inside, monkeypatch, tmp_
 @pytest.mark.slow
 def test_the_error_of_a_stage_is_its_result():
     broken = measure.run(Stage("x", "update", {"shape": "no such"}))
-    assert broken.found is None and "TypeError" in broken.error
+    assert broken.measured is None and "TypeError" in broken.error
 
 
 @pytest.mark.slow(minutes=0.4)

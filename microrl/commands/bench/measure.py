@@ -45,18 +45,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a stage found, or its error."""
+    """What a stage measured, or its error."""
 
     stage: Stage
     seconds: float
-    found: dict[str, Any] | None
+    measured: dict[str, Any] | None
     error: str | None = None
     hint: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
         stage = {"title": self.stage.title, "kind": self.stage.kind, "options": self.stage.options}
-        return {**stage, "seconds": self.seconds, "found": self.found, "error": self.error, "hint": self.hint}
+        return {**stage, "seconds": self.seconds, "found": self.measured, "error": self.error, "hint": self.hint}
 
 
 def check_folder(out: Path) -> None:
@@ -76,16 +76,16 @@ def stages(shape: str | None, rank: int | None) -> list[Stage]:
         _refuse_others()
         has_vllm = vllm is not None and vllm.is_supported and not vllm.is_for_cpu
         return [Stage("rates", "rates"), *_on_a_gpu(shape or "1.5b", rank or 256, has_vllm=has_vllm)]
-    found = [Stage("rates", "rates")]
+    planned = [Stage("rates", "rates")]
     if vllm is not None and vllm.is_supported and vllm.is_for_cpu:
         sizes = {"shape": "tiny", "rank": rank or 8, "prompts": 4, "group": 4, "tokens": 16, "cycles": 2, "pairs": 1}
-        found += [Stage(f"weight sync by {sync}", "cycles", {**sizes, "sync": sync}) for sync in ("swap", "merge")]
+        planned += [Stage(f"weight sync by {sync}", "cycles", {**sizes, "sync": sync}) for sync in ("swap", "merge")]
     for name in [shape] if shape else ["tiny", "135m"]:
         prompts, group, tokens = (8, 8, 24) if name == "tiny" else (2, 4, 32)
         work = {"shape": name, "rank": rank or (4 if name == "tiny" else 64), "group": group, "tokens": tokens}
-        found.append(Stage(f"sampling, {name}", "decode", {**work, "sync": "shared", "prompts": [1, prompts]}))
-        found.append(Stage(f"update, {name}", "update", {**work, "prompts": prompts, "recompute": False}))
-    return found
+        planned.append(Stage(f"sampling, {name}", "decode", {**work, "sync": "shared", "prompts": [1, prompts]}))
+        planned.append(Stage(f"update, {name}", "update", {**work, "prompts": prompts, "recompute": False}))
+    return planned
 
 
 def _on_a_gpu(shape: str, rank: int, *, has_vllm: bool) -> Iterator[Stage]:
@@ -137,14 +137,14 @@ def calibration_of(outcomes: list[Outcome]) -> Calibration | None:
     """The calibration that the stages amount to; None if rates, sampling or update failed."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
-        if outcome.found is not None:
-            kinds.setdefault(outcome.stage.kind, []).append(outcome.found)
+        if outcome.measured is not None:
+            kinds.setdefault(outcome.stage.kind, []).append(outcome.measured)
     if not {"rates", "decode", "update"} <= kinds.keys():
         return None
     points = []
-    for shape in dict.fromkeys(found["shape"] for found in kinds["update"]):
-        updates = [found for found in kinds["update"] if found["shape"] == shape and not found["recompute"]]
-        decodes = {found["sync"]: found["factor"] for found in kinds["decode"] if found["shape"] == shape}
+    for shape in dict.fromkeys(update["shape"] for update in kinds["update"]):
+        updates = [update for update in kinds["update"] if update["shape"] == shape and not update["recompute"]]
+        decodes = {decode["sync"]: decode["factor"] for decode in kinds["decode"] if decode["shape"] == shape}
         if not updates or not decodes:
             continue
         parameters, rank = updates[0]["parameters"], updates[0]["rank"]
@@ -152,7 +152,7 @@ def calibration_of(outcomes: list[Outcome]) -> Calibration | None:
     if not points:
         return None
     device = this_device()
-    starts = [found["started_s"] for found in kinds["decode"] if found["sync"] != "shared"]
+    starts = [decode["started_s"] for decode in kinds["decode"] if decode["sync"] != "shared"]
     return Calibration(
         device=here.calibration_name(device),
         memory_gb=device.memory_gb,
@@ -165,7 +165,7 @@ def calibration_of(outcomes: list[Outcome]) -> Calibration | None:
     )
 
 
-def report(outcomes: list[Outcome], found: Calibration | None, peer: dict[str, Any] | None = None) -> dict[str, Any]:
+def report(outcomes: list[Outcome], new_calibration: Calibration | None, peer: dict[str, Any] | None = None) -> dict[str, Any]:
     """Everything measured, as JSON's types."""
     return {
         "device": this_device().label,
@@ -173,7 +173,7 @@ def report(outcomes: list[Outcome], found: Calibration | None, peer: dict[str, A
         "environment": environment.describe(),
         "stages": [outcome.to_json() for outcome in outcomes],
         "peer": peer,
-        "calibration": None if found is None else found.model_dump(),
+        "calibration": None if new_calibration is None else new_calibration.model_dump(),
     }
 
 

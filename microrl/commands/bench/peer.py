@@ -69,7 +69,7 @@ def compare(
     """
     interpreter, versions = find_peer(peer)
     with local_folder(model, say) as folder:
-        found: list[dict[str, Any]] = []
+        compared_pairs: list[dict[str, Any]] = []
         ours: dict[str, Any] = {}
         for number in range(pairs):
             sides: dict[str, dict[str, Any]] = {}
@@ -82,12 +82,12 @@ def compare(
                 name = "microrl" if side == "microrl" else f"TRL {versions['trl']}"
                 say(f"pair {number + 1} of {pairs}: {name} {sides[side]['step_s']:.3g} s per step, "
                     f"{sides[side]['peak_rss_gb']:.3g} GB")  # fmt: skip
-            found.append(with_ratios(sides["microrl"], sides["peer"]))
+            compared_pairs.append(with_ratios(sides["microrl"], sides["peer"]))
     settings = {"model": model, **asdict(work), "dtype": DTYPE, "device": ours["device"], "threads": ours["threads"]}
     return {
-        "pairs": found,
-        **spread("step_ratio", found),
-        **spread("memory_ratio", found),
+        "pairs": compared_pairs,
+        **spread("step_ratio", compared_pairs),
+        **spread("memory_ratio", compared_pairs),
         "versions": {"microrl": {name: metadata.version(name) for name in OURS}, "peer": versions},
         "settings": settings,
     }
@@ -118,13 +118,13 @@ def find_peer(name: str) -> tuple[str, dict[str, str]]:
         done = _run(_script(path, "--versions"), timeout_s=ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"--peer: {name} is not a Python interpreter: {error}", INSTALL) from error
-    found = printed(done)
-    if found is None:
+    versions = printed(done)
+    if versions is None:
         raise UserError(f"--peer: {name} is not a Python interpreter: {last_words(done)}", INSTALL)
-    missing = [library for library in trl_step.NEEDED if not found.get(library)]
+    missing = [library for library in trl_step.NEEDED if not versions.get(library)]
     if missing:
         raise UserError(f"--peer: the environment of {name} lacks {', '.join(missing)}", INSTALL)
-    return path, found
+    return path, versions
 
 
 def check_model(name: str) -> None:
@@ -181,9 +181,9 @@ def _our_steps(folder: Path, work: Work) -> dict[str, Any]:
     result = printed(done)
     if result is not None:
         return result
-    said = {word: text for word, _, text in (line.partition(": ") for line in done.stderr.splitlines())}
+    messages = {word: text for word, _, text in (line.partition(": ") for line in done.stderr.splitlines())}
     kind = UserError if done.returncode == 2 else MachineFailure
-    raise kind(f"microrl bench step failed: {said.get('error') or last_words(done)}", said.get("hint"))
+    raise kind(f"microrl bench step failed: {messages.get('error') or last_words(done)}", messages.get("hint"))
 
 
 def _peer_steps(interpreter: str, folder: Path, work: Work, ours: dict[str, Any]) -> dict[str, Any]:

@@ -59,12 +59,12 @@ def rates() -> dict[str, Any]:
 
 def cycles(**options: Any) -> dict[str, Any]:
     """Weight syncs and sleep on vLLM; see `engine.rollout`. Raises AssertionError where a sync was not right."""
-    found = rollout(**options)
-    for cycle in found["cycles"]:
+    measured = rollout(**options)
+    for cycle in measured["cycles"]:
         slope = cycle["slope"]
         assert slope is None or abs(slope - 1) < LARGEST_SLOPE_ERROR, f"the engine's slope is {slope:.3f}"
-    assert found["cycles"][-1]["slope"] is not None, "the test adapter could not be seen in the scores"
-    return found
+    assert measured["cycles"][-1]["slope"] is not None, "the test adapter could not be seen in the scores"
+    return measured
 
 
 def decode(*, shape: str, rank: int, sync: str, prompts: list[int], group: int, tokens: int) -> dict[str, Any]:

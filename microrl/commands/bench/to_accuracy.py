@@ -61,7 +61,7 @@ def compare(
     Raises UserError and MachineFailure as `peer.compare`.
     """
     interpreter, versions = peers.find_peer(peer)
-    found: list[dict[str, Any]] = []
+    compared_pairs: list[dict[str, Any]] = []
     with peers.local_folder(model, say) as folder, tempfile.TemporaryDirectory(prefix="microrl-") as temporary:
         questions = Path(temporary, "questions.json")
         questions.write_text(json.dumps(_questions(_flags(goal, work, model, folder))))
@@ -85,11 +85,11 @@ def compare(
                 ended = "reached" if result["reached"] else "not reached"
                 say(f"pair {number + 1} of {pairs}: {name} {ended} after {result['steps']} steps, {result['step_s']:.3g} s "
                     f"(the process {result['process_s']:.3g} s), accuracy {result['accuracy']:.3f}")  # fmt: skip
-            found.append(with_ratio(sides["microrl"], sides["peer"]))
-    ratios = [pair["ratio"] for pair in found]
+            compared_pairs.append(with_ratio(sides["microrl"], sides["peer"]))
+    ratios = [pair["ratio"] for pair in compared_pairs]
     known = all(ratio is not None for ratio in ratios)
     return {
-        "pairs": found,
+        "pairs": compared_pairs,
         "ratio": statistics.median(ratios) if known else None,
         "ratio_range": [min(ratios), max(ratios)] if known else None,
         "versions": {"microrl": {name: metadata.version(name) for name in peers.OURS}, "peer": versions},
@@ -148,8 +148,8 @@ def _ours(flags: dict[str, Any], goal: Goal, model: str, out: Path) -> dict[str,
     per_step = sampling.prompts_per_step * sampling.group_size
     rows: list[dict[str, Any]] = []
     lines, ended, began = Lines(out / "metrics.jsonl"), None, clock.now_s()
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             while ended is None:
                 ended = process.poll()
@@ -162,8 +162,8 @@ def _ours(flags: dict[str, Any], goal: Goal, model: str, out: Path) -> dict[str,
         finally:
             process.terminate()
             process.wait()
-        said.seek(0)
-        done = subprocess.CompletedProcess(command, ended or 0, "", said.read())
+        output.seek(0)
+        done = subprocess.CompletedProcess(command, ended or 0, "", output.read())
     if not rows:
         raise MachineFailure(f"microrl train failed: {last_words(done)}")
     return {

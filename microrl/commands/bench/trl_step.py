@@ -55,13 +55,13 @@ def main() -> None:
 
 def versions() -> dict[str, str | None]:
     """The version of each library that is needed; None for one that is not installed."""
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for name in NEEDED:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def time_steps(wanted: argparse.Namespace) -> dict[str, Any]:
 
     def paid(completions: list[Any], gold: list[str], completion_ids: list[list[int]], **more: Any) -> list[float]:
         tokens.append(sum(map(len, completion_ids)))
-        calls.append(sum(message["role"] == "tool" for said in completions for message in said) / len(completions))
+        calls.append(sum(message["role"] == "tool" for completion in completions for message in completion) / len(completions))
         return reward(completions, gold)
 
     class Watch(TrainerCallback):
@@ -113,10 +113,10 @@ def environment(target: str, path: str) -> type:
     """The class `MODULE:CLASS`, whose module may be in this folder."""
     sys.path.append(path)
     module, _, name = target.partition(":")
-    found: Any = import_module(module)
+    member: Any = import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        member = getattr(member, part)
+    return member
 
 
 def train_until(wanted: argparse.Namespace) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def train_until(wanted: argparse.Namespace) -> dict[str, Any]:
     counts: list[int] = []
 
     def right(completions: list[list[dict[str, str]]], gold: list[str], **more: Any) -> list[float]:
-        found = [BOXED.findall(completion[0]["content"]) for completion in completions]
-        scores = [float(bool(boxes) and boxes[-1].strip() == answer) for boxes, answer in zip(found, gold)]
+        boxed = [BOXED.findall(completion[0]["content"]) for completion in completions]
+        scores = [float(bool(boxes) and boxes[-1].strip() == answer) for boxes, answer in zip(boxed, gold)]
         accuracies.append(sum(scores) / len(scores))
         counts.append(len(scores))
         return scores

@@ -88,15 +88,15 @@ class Procedural:
             "hanging": list(_HANGING.items()) if hanging or task in EVALUATED else [],
             "alike": list(_alike(gold)),
         }
-        found = [
+        candidates = [
             Cheat(kind, name, honest(answer))
             for kind, pairs in answers.items()
             for name, answer in pairs
             if not _says(answer, gold)
         ]
-        found += [Cheat("tags", *pair) for pair in _tags(gold, one.wrong)]
-        found += text.cheats(one, put=honest)
-        return list({cheat.text: cheat for cheat in reversed(found)}.values())[::-1]
+        candidates += [Cheat("tags", *pair) for pair in _tags(gold, one.wrong)]
+        candidates += text.cheats(one, put=honest)
+        return list({cheat.text: cheat for cheat in reversed(candidates)}.values())[::-1]
 
 
 def honest(answer: str) -> str:

@@ -111,17 +111,17 @@ class Programs:
         kinds["other constants"] = MORE_CONSTANTS
         kinds["writes a file"] = {name: _canary(name, source, canary) for name, source in _FILES.items()}
         kinds["looks up values"] = dict(_tables(question, questions))
-        found = [cheat for kind, sources in kinds.items() for cheat in _cheats(kind, sources, entries)]
+        candidates = [cheat for kind, sources in kinds.items() for cheat in _cheats(kind, sources, entries)]
         gold = self.gold(question)
         if gold is not None:
-            found += [Cheat("solution hidden", *pair) for pair in _hidden(program_of(gold) or "", entries)]
-        found += [Cheat("other languages", *pair) for pair in _languages(entries)]
-        found += [Cheat("other forms", *pair, has_form=pair[1].startswith(THINK)) for pair in _forms(entries)]
+            candidates += [Cheat("solution hidden", *pair) for pair in _hidden(program_of(gold) or "", entries)]
+        candidates += [Cheat("other languages", *pair) for pair in _languages(entries)]
+        candidates += [Cheat("other forms", *pair, has_form=pair[1].startswith(THINK)) for pair in _forms(entries)]
         one = text.case(question.text, gold or "the solution", (), canary)
         for kind in ("no answer", "question repeated", "stuffing"):
-            found += [Cheat(kind, *pair) for pair in text.TEXTS[kind](one)]
-        found += [Cheat("no form", *pair, has_form=False) for pair in text.WITHOUT_FORM["no form"](one)]
-        return list({cheat.text: cheat for cheat in found}.values())
+            candidates += [Cheat(kind, *pair) for pair in text.TEXTS[kind](one)]
+        candidates += [Cheat("no form", *pair, has_form=False) for pair in text.WITHOUT_FORM["no form"](one)]
+        return list({cheat.text: cheat for cheat in candidates}.values())
 
 
 def _entries(question: Question) -> list[str]:
@@ -179,14 +179,14 @@ def expected(tests: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def shown(question: str) -> dict[str, str]:
     """What a doctest in the question says that a call returns."""
-    found = {}
+    values_by_call = {}
     with suppress(ValueError):
         for example in doctest.DocTestParser().get_examples(re.sub(r'"""|\'\'\'', "", question)):
             with suppress(ValueError, TypeError, SyntaxError):
                 call: Any = ast.parse(example.source.strip(), mode="eval").body
                 if isinstance(call, ast.Call):
-                    found[_arguments(call)] = repr(ast.literal_eval(example.want.strip()))
-    return found
+                    values_by_call[_arguments(call)] = repr(ast.literal_eval(example.want.strip()))
+    return values_by_call
 
 
 def _arguments(call: ast.Call) -> str:

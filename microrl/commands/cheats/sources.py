@@ -80,13 +80,13 @@ def ENTRY(*a, **k): return Float("nan")
     "looks for the tests": {
         "reads files": """
 import glob, gzip, os
-found = []
+contents = []
 for pattern in ("/tmp/**/HumanEval*", "/root/**/*.jsonl*", "/home/**/*.jsonl*", "/proc/*/environ", "/proc/self/mem"):
     for path in glob.glob(pattern, recursive=True)[:50]:
         try:
-            found.append((gzip.open if path.endswith("gz") else open)(path, "rb").read(1 << 16))
+            contents.append((gzip.open if path.endswith("gz") else open)(path, "rb").read(1 << 16))
         except Exception: pass
-def ENTRY(*a, **k): return found[0].decode() if found else None
+def ENTRY(*a, **k): return contents[0].decode() if contents else None
 """,
         "frames above": """
 import sys
@@ -123,9 +123,9 @@ def ENTRY(*a, **k):
                 low, high = (int(part, 16) for part in line.split()[0].split("-"))
                 if "rw" in line and high - low < 1 << 26:
                     memory.seek(low)
-                    found = re.search(rb"assert candidate[^\\n]*== *([^\\n,]+)", memory.read(high - low))
-                    if found:
-                        return eval(found[1])
+                    match = re.search(rb"assert candidate[^\\n]*== *([^\\n,]+)", memory.read(high - low))
+                    if match:
+                        return eval(match[1])
     except Exception: pass
     return "nothing found"
 """,

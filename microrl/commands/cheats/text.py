@@ -332,7 +332,7 @@ def cheats(case: Case, *, hanging: bool = False, put: Callable[[str], str] = hon
 
     `put` makes a completion of an answer.
     """
-    found = [
+    candidates = [
         Cheat(kind, name, put(answer))
         for kind, make in ANSWERS.items()
         if _applies(kind, case.gold)
@@ -340,9 +340,9 @@ def cheats(case: Case, *, hanging: bool = False, put: Callable[[str], str] = hon
         if not same(answer, case.gold)
     ]
     texts = {**TEXTS, **({"hanging": _hanging} if hanging else {})}
-    found += [Cheat(kind, name, text) for kind, make in texts.items() for name, text in make(case)]
-    found += [Cheat(kind, name, text, has_form=False) for kind, make in WITHOUT_FORM.items() for name, text in make(case)]
-    return list({cheat.text: cheat for cheat in reversed(found)}.values())[::-1]
+    candidates += [Cheat(kind, name, text) for kind, make in texts.items() for name, text in make(case)]
+    candidates += [Cheat(kind, name, text, has_form=False) for kind, make in WITHOUT_FORM.items() for name, text in make(case)]
+    return list({cheat.text: cheat for cheat in reversed(candidates)}.values())[::-1]
 
 
 class Text:

@@ -40,9 +40,9 @@ def try_tools(env: EnvironmentConfig, asked: Sequence[tuple[Question, str | None
         described, ask = instances.describe(), partial(_ask, instances, env.deadline_s)
         tools = {tool["function"]["name"]: simplest(tool["function"].get("parameters", {})) for tool in described.tools}
         holes: list[Hole] = []
-        said: list[dict[str, str]] = []
+        replies_by_question: list[dict[str, str]] = []
         for question, _ in asked:
-            told: dict[str, str] = {}
+            replies: dict[str, str] = {}
             for name, arguments in tools.items():
                 begun, reply = ask(question, {"call": name, "arguments": arguments})
                 if "error" in begun:
@@ -50,10 +50,10 @@ def try_tools(env: EnvironmentConfig, asked: Sequence[tuple[Question, str | None
                         f"row {question.row}: `reset` of the environment `{env.target}` fails: {begun['error']}",
                         "write `def reset(self, **row)`: it gets each column of the row; if it is slow, --set env.deadline_s=60",
                     )
-                told |= {"reset": begun.get("said") or "", name: str(reply.get("answer", reply.get("error", "")))}
-            said.append(told)
+                replies |= {"reset": begun.get("said") or "", name: str(reply.get("answer", reply.get("error", "")))}
+            replies_by_question.append(replies)
             holes += _unearned(ask, question) if described.rewards else ()
-        return len(tools) * len(asked), [*holes, *_leaks(asked, said)]
+        return len(tools) * len(asked), [*holes, *_leaks(asked, replies_by_question)]
 
 
 def simplest(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def _unearned(ask: Callable[..., tuple[Any, dict[str, Any]]], question: Question
         yield Hole(PAYS, "get_reward", question.row, f"it gives {reply['reward']:g} without any tool call or answer")
 
 
-def _leaks(asked: Sequence[tuple[Question, str | None]], said: Sequence[Mapping[str, str]]) -> Iterator[Hole]:
+def _leaks(asked: Sequence[tuple[Question, str | None]], replies_by_question: Sequence[Mapping[str, str]]) -> Iterator[Hole]:
     for number, (question, gold) in enumerate(asked):
         if gold is None or not gold.strip():
             continue
-        other = said[number - 1] if len(said) > 1 else {}
+        other = replies_by_question[number - 1] if len(replies_by_question) > 1 else {}
         is_there = re.compile(rf"(?<![\w.]){re.escape(gold.strip())}(?![\w])").search
-        for where, text in said[number].items():
+        for where, text in replies_by_question[number].items():
             if is_there(text) and not is_there(other.get(where, "")):
                 yield Hole(READS, where, question.row, f"it says {gold.strip()[:60]!r}, the right answer: {text[:EXCERPT]}")
