@@ -108,7 +108,7 @@ def _evaluate_all(
     while left:
         tokens_after = sum(task.prepared.tokens for later in left[1:] for task in later)
         try:
-            _carry_out(Job(list(left[0]), made.engine, place, until_s, tokens_after), console, done, is_apart=is_apart)
+            _evaluate_job(Job(list(left[0]), made.engine, place, until_s, tokens_after), console, done, is_apart=is_apart)
         except Explained as error:
             if (change := fallback.after(weights.config, made, error)) is None:
                 raise
@@ -117,7 +117,7 @@ def _evaluate_all(
         left = [tasks for tasks in left if tasks]
 
 
-def _carry_out(job: Job, console: RunConsole, on_measured: Callable[[Measured], None], *, is_apart: bool) -> None:
+def _evaluate_job(job: Job, console: RunConsole, on_measured: Callable[[Measured], None], *, is_apart: bool) -> None:
     """Carry out a job. Raises UserError and MachineFailure."""
 
     def on_report(report: Measured | tuple[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Packages import only from lower layers, and packages of one layer do not import each other."""
+"""Packages import only from lower layers, and packages of one layer do not import each other; sizes, names, clocks."""
 
 import ast
 import re
@@ -71,6 +71,17 @@ def test_only_the_agreed_names_are_tracked_at_the_root():
 def test_files_stay_small_enough_to_hold_in_mind():
     long = {str(path.relative_to(ROOT)): count for path in sources() if (count := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+def test_no_name_says_only_that_something_was_looked_for():
+    """What a name holds is its content."""
+    places = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg | ast.keyword) else None
+            if name == "found" or (isinstance(node, ast.Attribute) and node.attr == "found"):
+                places.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not places
 
 
 def test_spans_are_measured_by_a_clock_that_cannot_be_set():
