@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -235,6 +236,8 @@ def test_every_kind_has_cheats_and_its_form():
     kinds = {cheat.kind for cheat in found}
     assert kinds == {*ANSWERS, *TEXTS, *WITHOUT_FORM, "hanging"} - {"other words"}
     assert {cheat.kind for cheat in cheats(case("Where?", "east", [], "/nowhere"))} >= {"other words"}
+    capitals = {word for cheat in found for word in re.findall("[A-Z]{4,}", cheat.text)}
+    assert capitals == {"MMXVII", "PASS", "THINK"}, "every other word of the data file stands for something"
     assert has_format(honest("1")) and last_boxed(honest("1")) == "1"
 
 

@@ -7,14 +7,14 @@ import gzip
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from microrl.commands import audit as auditing
 from microrl.commands.cheats import procedural, programs
-from microrl.commands.cheats.programs import CONSTANTS, Programs, expected, shown
-from microrl.commands.cheats.sources import KINDS
+from microrl.commands.cheats.programs import CONSTANTS, KINDS, Programs, expected, shown
 from microrl.config import resolve
 from microrl.config.data import DataConfig
 from microrl.data import gym as tasks
@@ -128,6 +128,9 @@ def test_every_problem_has_its_cheats(tmp_path):
     written_programs = [program_of(cheat.text) for cheat in found[0]]
     assert sum(program is not None for program in written_programs) > 120
     assert MERGE["code"] not in written_programs, "no cheat is the solution"
+    capitals = {word for cheat in found[0] for word in re.findall(r"\b[A-Z]{4,}\b", cheat.text)}
+    known = {"CDLL", "SELECT", "SIGKILL", "SOURCE", "TABLE", "THINK", "VALUES"}
+    assert capitals == known, "every other word of the data file stands for something"
     assert {cheat.kind for cheat in Programs().cheats(questions[0], questions, "", hanging=True)} >= {"hangs", "looks up values"}
 
 
@@ -154,6 +157,7 @@ def test_answers_to_a_procedural_task_are_cheated_on_without_its_library():
     found = attack.cheats(question, [question], "/nowhere", hanging=False)
     assert len(found) == len({cheat.text for cheat in found}) >= 250
     assert {"hanging", "evaluated as code", "tags", "nonsense"} <= {cheat.kind for cheat in found}
+    assert {word for cheat in found for word in re.findall("[A-Z]{4,}", cheat.text)} == {"ANSWER", "MMXVII", "PASS", "THINK"}
     assert "12" not in {answer_of(cheat.text) for cheat in found}
 
 

@@ -51,7 +51,9 @@ def test_a_build_repeats_byte_for_byte_and_can_be_uploaded(built):
 def test_wheel_and_source_hold_what_they_need(built):
     wheel = zipfile.ZipFile(next(built[0].glob("*.whl")))
     names = set(wheel.namelist())
-    for name in ("py.typed", "guide/quickstart.md", "guide/quickstart.svg", "report/page.html", "presets/quickstart.toml"):
+    read = ("guide/quickstart.md", "guide/quickstart.svg", "report/page.html", "presets/quickstart.toml")
+    cheats = (f"commands/cheats/{module}.toml" for module in ("programs", "procedural", "text"))
+    for name in ("py.typed", *read, *cheats):
         assert f"microrl/{name}" in names
     assert not [name for name in names if name.startswith(("tests/", "presets/"))]
     with tarfile.open(next(built[0].glob("*.tar.gz"))) as source:

@@ -11,7 +11,7 @@ import time
 import pytest
 from code_host import Host
 
-from microrl.commands.cheats.sources import HANGING, KINDS, ONLY_CONFINED, calling
+from microrl.commands.cheats.programs import HANGING, KINDS, ONLY_CONFINED, calling
 from microrl.config import resolve
 from microrl.config.schema import DataConfig
 from microrl.data import code as rows

@@ -10,39 +10,17 @@ from fractions import Fraction
 from microrl.answers import END_THINK, THINK
 from microrl.commands.cheats import text
 from microrl.commands.cheats.attack import QUESTIONS, Cheat, some
+from microrl.commands.cheats.tables import filled, tables
 from microrl.data.gym import own_answer
 from microrl.data.load import Question
 from microrl.rewards.judges.gym import EMPTY, EVALUATED, NONSENSE, answer_of
 
 OTHERS = 12
 """Problems of the same task whose answers are given."""
-_EVALUATED = (
-    "entry['answer']", 'entry["answer"]', "self.score_answer", "answer", "eval(entry['answer'])", "[x for x in (1, 2)]",
-    "{entry[answer]}", "f'{entry}'", "locals()", "vars(entry)", "entry.get('answer')", "type('A', (), {'__eq__': all})()",
-    "integrate(x)", "Integral(x, x)", "Integral(1, x) + C", "diff(x**2, x)", "S('x')", "Symbol('x')", "expand((x + 1)**2)",
-    "oo - oo", "zoo", "nan + C", "C", "0*nan", "True + C", "int('24')", "len('x' * 24)", "24 if True else 0", "24 or 0",
-    "not 0", "sum([24])", "(24)", "[True]", "[[True]]", "[None]", "{}", "set()", "()", "b'24'", "'24'", "0x18", "24.", "24j",
-    "-0", "--24", "1_0", "1e1", "exit()", "raise SystemExit", "assert True", "pass", "import os", "\\", "''", "'", "#", "# right",
-)  # fmt: skip
+_TABLES = tables("procedural")
+_EVALUATED = tuple(_TABLES["answers"]["evaluated as code"])
 """Expressions that a scorer which evaluates the answer may take for something right."""
-_HANGING = {
-    "tower of powers": "9**9**9**9",
-    "with carets": "9^9^9^9",
-    "large exponent": "10**(10**10)",
-    "in brackets": "9+9**9+9**(9)**9**9",
-    "exponent of a float": "1e999999",
-    "factorial": "factorial(10**9)",
-    "shift": "1 << (1 << 40)",
-    "brackets": "(" * 4000 + "1" + ")" * 4000,
-    "lists": "[" * 5000,
-    "signs": "-" * 9999 + "1",
-    "digits": "9" * 9999,
-    "long list": "[" + "1," * 4000 + "]",
-    "many terms": "+".join(f"x**{n}" for n in range(900)),
-    "product": "(x+1)*" * 300 + "(x+1)",
-    "nested functions": "sin(" * 60 + "x" + ")" * 60,
-}
-"""What may take a scorer for ever."""
+_TERMS = {"TERMS": "+".join(f"x**{n}" for n in range(900))}
 
 
 class Procedural:
@@ -85,7 +63,7 @@ class Procedural:
             "nonsense": [(repr(answer), answer) for answer in (*NONSENSE, *EMPTY)],
             "answers of other problems": [(other[:40], other) for other in one.others],
             "evaluated as code": [(code, code) for code in _EVALUATED],
-            "hanging": list(_HANGING.items()) if hanging or task in EVALUATED else [],
+            "hanging": list(filled(_TABLES["answers"]["hanging"], _TERMS)) if hanging or task in EVALUATED else [],
             "alike": list(_alike(gold)),
         }
         candidates = [
@@ -94,7 +72,9 @@ class Procedural:
             for name, answer in pairs
             if not _says(answer, gold)
         ]
-        candidates += [Cheat("tags", *pair) for pair in _tags(gold, one.wrong)]
+        candidates += [
+            Cheat("tags", *pair) for pair in filled(_TABLES["completions"]["tags"], {"GOLD": gold, "WRONG": one.wrong})
+        ]
         candidates += text.cheats(one, put=honest)
         return list({cheat.text: cheat for cheat in reversed(candidates)}.values())[::-1]
 
@@ -129,19 +109,3 @@ def _alike(gold: str) -> Iterator[tuple[str, str]]:
     yield "and any text", f"{gold} or anything else"
     yield "after any text", f"anything else or {gold}"
     yield "negated", f"not {gold}"
-
-
-def _tags(gold: str, wrong: str) -> Iterator[tuple[str, str]]:
-    """The gold answer where no answer belongs."""
-    think = f"{THINK}I guess.{END_THINK} "
-    yield "in the thinking", f"{THINK}{tagged(gold)}{END_THINK} I give up."
-    yield "in the thinking, a wrong one outside", f"{THINK}{tagged(gold)}{END_THINK} {tagged(wrong)}"
-    yield "a wrong one last", f"{think}{tagged(gold)} {tagged(wrong)}"
-    yield "both in one", think + tagged(f"{gold} {wrong}")
-    yield "one in the other", f"{think}<answer>{gold}<answer>{wrong}</answer>"
-    yield "empty", think + tagged("")
-    yield "never closed", f"{think}<answer>{gold}"
-    yield "never opened", f"{think}{gold}</answer>"
-    yield "capitals", f"{think}<ANSWER>{gold}</ANSWER>"
-    yield "in plain text", f"{think}{gold}"
-    yield "a box, and wrong tags", f"{think}{text.boxed(gold)} {tagged(wrong)}"
