@@ -43,8 +43,9 @@ def run_with_fallback(
         until_done.callback(folder.unlock)
         until_done.enter_context(tracked(config, folder))
         while True:
-            # The seconds between two attempts count too: the next one knows the run's time by its heartbeat alone.
-            now = began + heartbeat.last_s(folder.path) - before_s
+            # The seconds between two attempts count too: the next one knows the run's time by its heartbeat alone. One that was
+            # damaged jumps to the checkpoint's time, which is no time of this process.
+            now = min(began + heartbeat.last_s(folder.path) - before_s, max(began, clock.now_s()))
             status = child.in_child() if is_forked else None
             if status is None:
                 status = _attempt(folder, config, started=now, resume=resume, is_extended=is_extended, may_hang=is_forked)

@@ -108,12 +108,12 @@ def in_time(work, seconds=PATIENCE_S):
 def all_processes():
     """Process id to (parent, state, seconds of processor time)."""
     found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        found[int(path.parent.name)] = (int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        found[int(pid)] = (int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
     return found
 
 
@@ -436,13 +436,13 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
     code = (
         "from dataclasses import replace\n"
         "from microrl.rollout import continuous\n"
-        "real, made = continuous.InFlight._completion, []\n"
-        "def tower(self, *arguments, **more):\n"
-        "    made.append(real(self, *arguments, **more))\n"
+        "real, made = continuous.Completion, []\n"
+        "def tower(**fields):\n"
+        "    made.append(real(**fields))\n"
         "    late = len(made) > 150\n"
         "    endless = r'\\boxed{1022+\\int_0^1 \\frac{\\sqrt{\\sin(x^{9}+%d)+\\ln(x^{7}+3)}}{10^{12}} dx}' % len(made)\n"
         "    return replace(made[-1], text=endless) if late else made[-1]\n"
-        "continuous.InFlight._completion = tower\n"
+        "continuous.Completion = tower\n"
         "from microrl.cli import main; main()"
     )
     out, budget_s, data = tmp_path / "run", 60, tmp_path / "sums.jsonl"

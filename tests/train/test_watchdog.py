@@ -244,7 +244,7 @@ def test_a_hang_is_resumed_once(tiny_arguments, tmp_path):
     (tmp_path / "once").mkdir()
     done, out = script(tmp_path / "once", [hang], *tiny_arguments, run=started_anew)
     assert survived(done, out) == [("hanging", "restart")]
-    assert "in `step 1: sampling" in done.stderr and "continuing in a new process" in done.stderr
+    assert "at `step 1: sampling" in done.stderr and "continuing in a new process" in done.stderr
     done, out = script(tmp_path, [hang, hang], *tiny_arguments, run=started_anew)
     assert done.returncode == 1 and done.stderr.count("engine fallback") == 1, done.stderr
     assert "error: the run hung: " in done.stderr and f"resume the run: microrl train --resume {out}" in done.stderr
