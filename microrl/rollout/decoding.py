@@ -99,7 +99,7 @@ class DecodingBatch:
         self._width += 1
         mask_RL = None if self._mask_RC is None else self._mask_RC[:, : self._width]
         if self._plain_step is not None:
-            self.logits_RV = self._logits(self._plain_step(tokens_R, self._lengths_R, mask_RL, self._cache))
+            self.logits_RV = self._logits(self._plain_step(tokens_R[:, None], self._lengths_R[:, None], mask_RL, self._cache))
         else:
             self.logits_RV = self._forward(tokens_R[:, None], self._lengths_R[:, None], mask_RL, self._cache)
         self._lengths_R = self._lengths_R + 1
@@ -123,7 +123,10 @@ class DecodingBatch:
         cache = InPlaceCache(self._model.config.num_hidden_layers, capacity or width)
         if read < width:
             cache.begin(kept, [max(length - read, 0) for length in lengths], width - read)
-        return cache, lengths_P, self._forward(ids_PL, positions_PL, None if bool(mask_PL.all()) else mask_PL, cache)
+        mask = None if bool(mask_PL.all()) else mask_PL
+        if kept and self._plain_step is not None and self._plain_step.holds(len(prompts), read, width):
+            return cache, lengths_P, self._logits(self._plain_step(ids_PL, positions_PL, mask, cache))
+        return cache, lengths_P, self._forward(ids_PL, positions_PL, mask, cache)
 
     def _forward(
         self, ids_RL: torch.Tensor, positions_RL: torch.Tensor, mask_RL: torch.Tensor | None, cache: InPlaceCache

@@ -1,4 +1,4 @@
-"""A decode step of Llama, Qwen2 and Qwen3 models in a few torch calls a layer, on a CPU.
+"""A decode step of Llama, Qwen2 and Qwen3 models, or a few tokens of each row, in a few torch calls a layer, on a CPU.
 
 transformers' modules spend half a millisecond of Python on a layer and token, which for 32 rows of a small model is more than
 the arithmetic. This is the same arithmetic; other architectures, GPUs and 16-bit types keep transformers'.
@@ -24,15 +24,18 @@ FUSED = ("q_proj", "k_proj", "v_proj")
 """Layers that are one product here. Nothing else packs them."""
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose frequencies depend on the length: no table of positions holds them."""
+MAX_SCORES = 2**24
+"""Attention scores of a layer that are held at once: 64 MB."""
 
 
 class PlainStep:
-    """The body of a model for one token a row. It is made anew for every batch, because weights are others then."""
+    """The body of a model for the next tokens of each row. It is made anew for every batch, because weights are others then."""
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         body: Any = model.base_model
         self._embedding, self._layers = body.embed_tokens.weight, [_Layer(layer) for layer in body.layers]
         self._norm = _Norm(body.norm)
+        self._heads = model.config.num_attention_heads
         positions_1C = torch.arange(capacity)[None]
         cos_1CS, sin_1CS = body.rotary_emb(self._embedding[:1, None], positions_1C)
         half = sin_1CS.shape[-1] // 2
@@ -58,19 +61,29 @@ class PlainStep:
             and config.rope_parameters["rope_type"] not in LENGTH_DEPENDENT_ROPE
         )
 
-    def __call__(
-        self, tokens_R: torch.Tensor, positions_R: torch.Tensor, mask_RL: torch.Tensor | None, cache: InPlaceCache
-    ) -> torch.Tensor:
-        """The last layer's states [R, D] of these tokens, whose keys and values are appended to the cache.
+    def holds(self, rows: int, tokens: int, length: int) -> bool:
+        """Whether the attention scores of so many tokens of each row, over so many positions, are few enough."""
+        return rows * tokens * length * self._heads <= MAX_SCORES
 
-        The mask says which of a row's L positions, this token's included, are seen; None: all of them.
+    def __call__(
+        self, tokens_RT: torch.Tensor, positions_RT: torch.Tensor, mask_RL: torch.Tensor | None, cache: InPlaceCache
+    ) -> torch.Tensor:
+        """The last layer's states [R, D] of the last of these tokens, whose keys and values are appended to the cache.
+
+        The mask says which of a row's L positions, these tokens' included, are no padding; None: all of them.
         """
-        bias_RL = None if mask_RL is None else torch.zeros(mask_RL.shape).masked_fill_(~mask_RL, -torch.inf)
-        x_RD = self._embedding[tokens_R]
-        cos_R1S, sin_R1S = self._cos_C1S[positions_R], self._sin_C1S[positions_R]
+        count = tokens_RT.shape[1]
+        bias_RtL = None if mask_RL is None else torch.zeros(mask_RL.shape).masked_fill_(~mask_RL, -torch.inf)[:, None]
+        if count > 1:
+            length = cache.get_seq_length() + count
+            bias_tL = torch.full((count, length), -torch.inf).triu_(length - count + 1)
+            bias_RtL = bias_tL[None] if bias_RtL is None else bias_RtL + bias_tL
+            bias_RtL.diagonal(length - count, 1, 2).zero_()  # padding, too, sees itself: nothing would be NaN
+        x_ND = self._embedding[tokens_RT.flatten()]
+        cos_N1S, sin_N1S = self._cos_C1S[positions_RT.flatten()], self._sin_C1S[positions_RT.flatten()]
         for number, layer in enumerate(self._layers):
-            x_RD = layer(x_RD, cos_R1S, sin_R1S, bias_RL, cache, number)
-        return self._norm(x_RD)
+            x_ND = layer(x_ND, cos_N1S, sin_N1S, bias_RtL, cache, number, count)
+        return self._norm(x_ND[count - 1 :: count])
 
 
 class _Norm:
@@ -113,41 +126,50 @@ class _Layer:
 
     def __call__(
         self,
-        x_RD: torch.Tensor,
-        cos_R1S: torch.Tensor,
-        sin_R1S: torch.Tensor,
-        bias_RL: torch.Tensor | None,
+        x_ND: torch.Tensor,
+        cos_N1S: torch.Tensor,
+        sin_N1S: torch.Tensor,
+        bias_RtL: torch.Tensor | None,
         cache: InPlaceCache,
         number: int,
+        count: int,
     ) -> torch.Tensor:
-        rows, (heads, shared) = len(x_RD), self._heads
-        all_RHS = self._qkv(self._before(x_RD)).view(rows, -1, self._size)
-        both_RHS, value_RKS = all_RHS.split_with_sizes([heads + shared, shared], 1)
+        """N counts rows and `count` tokens (t) of each."""
+        rows, (heads, shared) = len(x_ND) // count, self._heads
+        all_NHS = self._qkv(self._before(x_ND)).view(len(x_ND), -1, self._size)
+        both_NHS, value_NKS = all_NHS.split_with_sizes([heads + shared, shared], 1)
         if self._q_norm is not None and self._k_norm is not None:
-            both_RHS = torch.cat([self._q_norm(both_RHS[:, :heads]), self._k_norm(both_RHS[:, heads:])], dim=1)
-        query_RHS, key_RKS = _rotated(both_RHS, cos_R1S, sin_R1S).split_with_sizes([heads, shared], 1)
-        keys_RKLS, values_RKLS = cache.update(key_RKS.unsqueeze(2), value_RKS.unsqueeze(2), number)
-        # The G heads that share a key stand in the place of queries: keys and values are read once for all of them. N counts
-        # rows and shared heads. For one token a row this is faster than torch's fused attention.
-        query_NGS = query_RHS.reshape(rows * shared, -1, self._size)
-        keys_NSL = keys_RKLS.flatten(0, 1).transpose(1, 2)
-        if bias_RL is None:
-            scores_NGL = torch.bmm(query_NGS, keys_NSL).mul_(self._scaling)
+            both_NHS = torch.cat([self._q_norm(both_NHS[:, :heads]), self._k_norm(both_NHS[:, heads:])], dim=1)
+        query_NHS, key_NKS = _rotated(both_NHS, cos_N1S, sin_N1S).split_with_sizes([heads, shared], 1)
+        key_RKtS, value_RKtS = (
+            states_NKS.view(rows, count, shared, self._size).transpose(1, 2) for states_NKS in (key_NKS, value_NKS)
+        )
+        keys_RKLS, values_RKLS = cache.update(key_RKtS, value_RKtS, number)
+        # The G heads that share a key stand in the place of queries: keys and values are read once for all of them. M counts
+        # rows and shared heads, Q these heads and tokens. For one token a row this is faster than torch's fused attention.
+        query_RKGtS = query_NHS.view(rows, count, shared, -1, self._size).permute(0, 2, 3, 1, 4)
+        query_MQS = query_RKGtS.reshape(rows * shared, -1, self._size)
+        keys_MSL = keys_RKLS.flatten(0, 1).transpose(1, 2)
+        if bias_RtL is None or count > 1:
+            scores_MQL = torch.bmm(query_MQS, keys_MSL).mul_(self._scaling)
+            if bias_RtL is not None:
+                scores_MQL.view(rows, heads, count, -1).add_(bias_RtL[:, None])
         else:
-            bias_N1L = bias_RL if shared == 1 else bias_RL.repeat_interleave(shared, 0)
-            scores_NGL = torch.baddbmm(bias_N1L.unsqueeze(1), query_NGS, keys_NSL, alpha=self._scaling)
-        seen_NGS = torch.bmm(scores_NGL.softmax(dim=-1), values_RKLS.flatten(0, 1))
-        x_RD = x_RD + self._o(seen_NGS.view(rows, -1))
-        return self._down(self._gated(self._after(x_RD))).add_(x_RD)
+            bias_M1L = bias_RtL if shared == 1 else bias_RtL.repeat_interleave(shared, 0)
+            scores_MQL = torch.baddbmm(bias_M1L, query_MQS, keys_MSL, alpha=self._scaling)
+        seen_MQS = torch.bmm(scores_MQL.softmax(dim=-1), values_RKLS.flatten(0, 1))
+        seen_NO = seen_MQS.view(rows, heads, count, self._size).transpose(1, 2).reshape(len(x_ND), -1)
+        x_ND = x_ND + self._o(seen_NO)
+        return self._down(self._gated(self._after(x_ND))).add_(x_ND)
 
-    def _gated(self, x_RD: torch.Tensor) -> torch.Tensor:
+    def _gated(self, x_ND: torch.Tensor) -> torch.Tensor:
         """silu(gate x) * up x."""
         if self._gate_up is None:
-            return functional.silu(self._gate(x_RD)).mul_(self._up(x_RD))
-        gate_RI, up_RI = self._gate_up(x_RD).chunk(2, 1)
-        return functional.silu(gate_RI).mul_(up_RI)
+            return functional.silu(self._gate(x_ND)).mul_(self._up(x_ND))
+        gate_NI, up_NI = self._gate_up(x_ND).chunk(2, 1)
+        return functional.silu(gate_NI).mul_(up_NI)
 
 
-def _rotated(x_RHS: torch.Tensor, cos_R1S: torch.Tensor, sin_R1S: torch.Tensor) -> torch.Tensor:
+def _rotated(x_NHS: torch.Tensor, cos_N1S: torch.Tensor, sin_N1S: torch.Tensor) -> torch.Tensor:
     """Rotary embedding: x cos + (the halves of x exchanged) sin, where the first half of sin is negated."""
-    return torch.addcmul(x_RHS * cos_R1S, x_RHS.roll(x_RHS.shape[-1] // 2, -1), sin_R1S)
+    return torch.addcmul(x_NHS * cos_N1S, x_NHS.roll(x_NHS.shape[-1] // 2, -1), sin_N1S)

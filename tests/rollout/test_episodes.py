@@ -15,6 +15,7 @@ from microrl.rollout import episodes, requests
 from microrl.rollout.continuous import InFlight
 from microrl.rollout.decoding import DecodingBatch
 from microrl.rollout.engine import Sampler
+from microrl.rollout.plain_step import PlainStep
 from microrl.rollout.transformers import TransformersEngine
 from microrl.types import BASE, Completion, Sampling
 
@@ -141,7 +142,15 @@ def tokens_read(monkeypatch):
             read.append(ids_RL.numel())
         return plain(self, ids_RL, *arguments)
 
+    own = PlainStep.__call__
+
+    def several(self, tokens_RT, *arguments):
+        if tokens_RT.shape[1] > 1:
+            read.append(tokens_RT.numel())
+        return own(self, tokens_RT, *arguments)
+
     monkeypatch.setattr(DecodingBatch, "_forward", forward)
+    monkeypatch.setattr(PlainStep, "__call__", several)
     return read
 
 

@@ -56,6 +56,25 @@ def test_rows_that_leave_and_join_keep_their_logits():
             assert torch.allclose(batch.logits_RV[row], own_V, atol=1e-4)
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("architecture", PLAIN)
+@torch.inference_mode()
+def test_what_follows_is_read_with_its_logits(architecture, padded, monkeypatch):
+    """Several tokens behind rows that were kept: of different lengths, also one that is shorter than what is read."""
+    model, none = random_model(architecture), torch.zeros(0, dtype=torch.long)
+    prompts = [tuple(range(5, 5 + length)) for length in ((12, 3, 9) if padded else (9, 9, 9))]
+    longer = [ids + tuple(range(40, 40 + more)) for ids, more in zip(prompts, (2, 1, 6) if padded else (4, 4, 4))]
+    batch = DecodingBatch(model, capacity=24, fp32_head=False)
+    batch.gather(none, prompts, [1] * 3)
+    kept = batch.keep([0, 1, 2], [len(ids) - 1 for ids in prompts])
+    monkeypatch.setattr(DecodingBatch, "_forward", None)  # all of it is the plain step's
+    batch.gather(none, longer, [1] * 3, kept)
+    batch.step(torch.tensor([7, 8, 9]))
+    for row, (ids, drawn) in enumerate(zip(longer, (7, 8, 9), strict=True)):
+        own_V = model(input_ids=torch.tensor([[*ids, drawn]])).logits[0, -1]
+        assert torch.allclose(batch.logits_RV[row], own_V, atol=1e-4)
+
+
 @pytest.mark.parametrize("change", ["gemma3", "bfloat16", "hook", "rope", "subclass", "activation", "sliding"])
 def test_what_it_does_not_compute_is_left_to_transformers(change):
     model = random_model("gemma3" if change == "gemma3" else "qwen2")
