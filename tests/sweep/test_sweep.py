@@ -440,7 +440,7 @@ def test_a_trial_that_fails_is_tried_again(inside, arguments, tmp_path, monkeypa
     assert done.stdout.count(" done") == 3 and "failed:" in "".join(done.stdout.split())
 
 
-@pytest.mark.slow(minutes=1.2)
+@pytest.mark.slow  # without `minutes`: at the very beginning, all workers pretrain or import at once
 @pytest.mark.one_of_each
 def test_the_hours_are_kept(microrl, tmp_path):
     # Where this is the first test, the quickstart's model is still to be pretrained, for longer than the hours below.

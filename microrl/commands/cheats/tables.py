@@ -31,4 +31,4 @@ def filled(texts: Mapping[str, str], words: Mapping[str, str]) -> Iterator[tuple
     """(name, text), with each of these words replaced by what it stands for. What is put in is not searched again."""
     any_word = re.compile(rf"\b(?:{'|'.join(words)})\b")
     for name, text in texts.items():
-        yield name, any_word.sub(lambda found: words[found[0]], text)
+        yield name, any_word.sub(lambda word: words[word[0]], text)
