@@ -60,7 +60,9 @@ def find(name: str) -> Source:
                 raise UserError("the adapter does not name its base model", f"set base_model_name_or_path in its {SETTINGS}")
             source = Source(named, path)
         elif not path.exists() and (path.is_absolute() or path.parent.name == "runs"):
-            raise UserError("there is no such run or folder", f"put it back, or look for it: ls {path.parent}")
+            raise UserError(
+                "there is no such run or folder", f"look for it: ls {path.parent}; how to make one: microrl guide distillation"
+            )
         else:
             source = Source(name, None)
         local_model(source.model)
