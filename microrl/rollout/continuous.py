@@ -100,7 +100,7 @@ class InFlight:
 
     def _leave(self, going_on: Collection[tuple[int, ...]], joining: Collection[tuple[int, ...]], room: int) -> None:
         """Take back the finished rows' slots. The cache of those whose episode goes on is kept: of `joining`, the episodes that
-        join now, and of as many others as there is room for. What is needed last, is dropped first."""
+        join now, and of as many others as there is room for. What is needed last is dropped first."""
         leaving_R = self._finished_R.nonzero().squeeze(1)
         slots = self._slots_R[leaving_R].tolist()
         leaving: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -111,7 +111,7 @@ class InFlight:
         self._free += reversed(slots)
         candidates = [episode for episode in (*self._kept, *leaving) if episode in going_on]
         waiting = [episode for episode in candidates if episode not in joining]
-        dropped = set(waiting[max(room, 0) :])
+        dropped = set(waiting[room:])
         self._kept = {episode: self._kept[episode] for episode in candidates if episode in self._kept and episode not in dropped}
         added = [episode for episode in candidates if episode in leaving and episode not in dropped]
         if added:
@@ -168,17 +168,14 @@ class InFlight:
             if stopped:
                 self._read[slot] = len(request.token_ids) + drawn - request.written - 1
             ids = tokens[request.written : drawn]
-            yield (
-                request,
-                number,
-                Completion(
-                    token_ids=tuple(ids),
-                    logprobs=tuple(logprobs[request.written : drawn]),
-                    finish="stop" if stopped else "length",
-                    version=self._version,
-                    text=self._tokenizer.decode(ids, skip_special_tokens=True),
-                ),
+            completion = Completion(
+                token_ids=tuple(ids),
+                logprobs=tuple(logprobs[request.written : drawn]),
+                finish="stop" if stopped else "length",
+                version=self._version,
+                text=self._tokenizer.decode(ids, skip_special_tokens=True),
             )
+            yield request, number, completion
 
 
 def _uniforms(key: tuple[int, ...], count: int) -> np.ndarray:

@@ -19,7 +19,6 @@ from made_run import ending
 from microrl.cli.sweep_display import Display
 from microrl.config import presets
 from microrl.errors import UserError
-from microrl.limits import exit_reserve_s
 from microrl.run.folder import RunFolder
 from microrl.sweep import schedule
 from microrl.sweep.folder import SweepFolder
@@ -99,8 +98,16 @@ def test_what_cannot_be_varied_is_refused(axes, said):
 STUDIES = {name for name in presets.available() if presets.sweep(name)}
 
 
+OF_LANGUAGE_MODELS = [name for name in sorted(STUDIES) if name.endswith("-laptop")]
+"""Their packages take seconds to import."""
+
+
 @pytest.mark.cases(fast=3)
-@pytest.mark.parametrize("name", sorted(STUDIES))
+@pytest.mark.parametrize("name", [
+    *sorted(STUDIES - {*OF_LANGUAGE_MODELS}),
+    *(pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.one_of_each] * (number == 0)])
+      for number, name in enumerate(OF_LANGUAGE_MODELS)),
+])  # fmt: skip
 def test_every_study_has_a_small_twin_and_says_what_it_takes(name, inside, tmp_path):
     whole = name.removesuffix("-small").removesuffix("-laptop")
     assert {whole, f"{whole}-small"} - {"study-teacher"} <= STUDIES  # which is of no paper, and needs teachers
@@ -445,21 +452,17 @@ def test_a_trial_that_fails_is_tried_again(inside, arguments, tmp_path, monkeypa
 def test_the_hours_are_kept(microrl, tmp_path):
     # Where this is the first test, the quickstart's model is still to be pretrained, for longer than the hours below.
     microrl("train", "quickstart", "--steps", 1, "--set", "evaluation.problems=1", "--out", tmp_path / "warm")
-    began = time.monotonic()
-    done = microrl("sweep", "quickstart", "--ranks", "2,4", "--hours", "0.02", "--out", tmp_path / "study")
-    assert done.returncode == 0, done.stderr
-    elapsed = json.loads((tmp_path / "study" / "clock.json").read_text())["elapsed_s"]
-    kept_back = [left_at_the_end(tmp_path / "study" / f"r{rank}-seed0") for rank in (2, 4)]
-    assert 72 - max(0.05 * 72, sum(kept_back)) <= elapsed <= 1.01 * 72, kept_back
-    assert time.monotonic() - began < 1.05 * 72 + 2
-
-
-def left_at_the_end(trial):
-    """Seconds that may be left at a trial's end: a step that no longer fits, by its forecast, and the evaluation's second half.
-    On a busy machine they are a tenth of so short a trial."""
-    summary = json.loads((trial / "summary.json").read_text())
-    steps = [json.loads(line)["time/step"] for line in (trial / "metrics.jsonl").read_text().splitlines()]
-    return 1.2 * max(steps[-16:]) + 2 * summary["seconds_by_phase"]["evaluate"] + exit_reserve_s(summary["hours_budget"])
+    # Long enough that a step and the margin of an evaluation, which are left unused, are small beside it; where other processes
+    # keep the machine busy, both take longer, and the sweep gets more hours.
+    for hours in (0.02, 0.04, 0.08):
+        began, out = time.monotonic(), tmp_path / f"study-{hours}"
+        done = microrl("sweep", "quickstart", "--ranks", "2,4", "--hours", hours, "--out", out)
+        assert done.returncode == 0, done.stderr
+        elapsed, budget = json.loads((out / "clock.json").read_text())["elapsed_s"], 3600 * hours
+        assert elapsed <= 1.01 * budget and time.monotonic() - began < 1.05 * budget + 2
+        if elapsed >= 0.95 * budget:
+            break
+    assert elapsed >= 0.95 * budget
 
 
 def within(arguments, out, hours, *more):
