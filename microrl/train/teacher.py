@@ -28,10 +28,7 @@ RECORD = "teacher.json"
 """Of the teacher's update, in the run folder."""
 COMPARED = 8
 """Questions whose prompts are compared."""
-RAW = (
-    "the teacher is not a microrl run, so it may not have been trained by RL on this task; in arXiv 2605.12483, distilling from "
-    "such a teacher ended below GRPO"
-)
+RAW = "microrl has not trained the teacher by RL; in arXiv 2605.12483, distilling from such a teacher ended below GRPO"
 
 
 def load_teacher(
