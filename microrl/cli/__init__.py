@@ -6,48 +6,103 @@ import atexit
 import os
 import signal
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from microrl import __version__
-from microrl.cli import (
-    audit,
-    bench,
-    compare,
-    diff,
-    doctor,
-    evaluate,
-    export,
-    guide,
-    inspect,
-    plan,
-    presets,
-    push,
-    regrade,
-    report,
-    sample,
-    sweep,
-    teach,
-    track,
-    train,
-    warmup,
-    watch,
-)
 from microrl.cli.output import FAILED, guarded
 from microrl.cli.welcome import ABOUT, first_screen
 from microrl.limits import SPINS_BEFORE_SLEEP
 from microrl.terminal import printable
 
-app = typer.Typer(
-    name="microrl",
-    help=f"{ABOUT[0].upper()}{ABOUT[1:]}.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+PANELS = {
+    "Start here": {
+        "train": "Train a model by reinforcement learning with verifiable rewards.",
+        "plan": "Estimate memory, time and cost of a run. Needs no GPU.",
+        "eval": "Measure accuracy and pass@k, with confidence intervals.",
+    },
+    "Train": {
+        "warmup": "Supervised fine-tuning (SFT) on worked solutions, before RL.",
+        "teach": "Store a teacher's answers and scores, to distil from later.",
+        "sweep": "Train every combination of settings and seeds.",
+        "presets": "List presets, adapters and data sets.",
+    },
+    "Measure": {
+        "compare": "Compare runs by their evaluations, over seeds and problems.",
+        "audit": "Try hundreds of cheats on a reward, without a model.",
+        "regrade": "Score a run's completions again, with other rewards.",
+    },
+    "Look": {
+        "watch": "Watch a run in progress.",
+        "report": "Write a page: did training help, what went wrong, figures.",
+        "diff": "Show answers before and after training, side by side.",
+        "sample": "Ask the base model and the trained one a question.",
+        "inspect": "Measure what training has done to the weights.",
+    },
+    "Share": {
+        "export": "Export the adapter, or the whole model, with a model card.",
+        "push": "Upload an adapter or model to the Hugging Face Hub.",
+        "track": "Send a run's metrics to wandb, Trackio or TensorBoard.",
+    },
+    "Machine": {
+        "doctor": "Check GPU, libraries, vLLM, disk and Hugging Face Hub.",
+        "guide": "Read the user guide.",
+        "bench": "Measure the speed of steps, sampling and weight syncs.",
+    },
+}
+"""Every command by its panel in `microrl --help`, with its line there; its file is `microrl/cli/NAME.py`, or as in `_FILES`."""
+
+_FILES = {"eval": "evaluate", "merge": "export"}  # `merge`: what `export` was called before
+_NAMES = (*(name for panel in PANELS.values() for name in panel), "merge")
+
+
+@cache
+def _command(name: str) -> Any:
+    """The parsed command: the group that its file defines, or the function with the file's name."""
+    file = _FILES.get(name, name)
+    module = import_module(f"microrl.cli.{file}")
+    group = getattr(module, "group", None)
+    if group is None:
+        group = typer.Typer(add_completion=False)
+        group.command(hidden=name == "merge")(getattr(module, file))
+    command = typer.main.get_command(group)
+    command.name = name
+    command.epilog = getattr(module, "EXAMPLES", "").replace("\n", "\n\n") or None  # each example a paragraph
+    return command
+
+
+class _Commands(Mapping[str, Any]):
+    """Every command by its name. Its file is imported only when it is asked for: the list of all loads none."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise KeyError(name)
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+class _Microrl(TyperGroup):
+    """The list of all commands. Its help is plain text: importing rich's panels takes longer than all the rest."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write usage, options, and the commands by panel."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        options = [line for option in self.get_params(ctx) if (line := option.get_help_record(ctx))]
+        for panel, lines in {"Options": options, **{panel: list(commands.items()) for panel, commands in PANELS.items()}}.items():
+            with formatter.section(panel):
+                formatter.write_dl(lines)
 
 
 def _version(wanted: bool) -> None:
@@ -56,7 +111,17 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+_app = typer.Typer(
+    name="microrl",
+    help=f"{ABOUT[0].upper()}{ABOUT[1:]}.",
+    cls=_Microrl,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@_app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
     version: Annotated[
@@ -67,52 +132,8 @@ def _options(
         print(printable(first_screen()))
 
 
-COMMANDS = {
-    "Start here": {
-        "train": (train, "Train a model by reinforcement learning with verifiable rewards."),
-        "plan": (plan, "Estimate memory, time and cost of a run. Needs no GPU."),
-        "eval": (evaluate, "Measure accuracy and pass@k, with confidence intervals."),
-    },
-    "Train": {
-        "warmup": (warmup, "Supervised fine-tuning (SFT) on worked solutions, before RL."),
-        "teach": (teach, "Store a teacher's answers and scores, to distil from later."),
-        "sweep": (sweep, "Train every combination of settings and seeds."),
-        "presets": (presets, "List presets, adapters and data sets."),
-    },
-    "Measure": {
-        "compare": (compare, "Compare runs by their evaluations, over seeds and problems."),
-        "audit": (audit, "Try hundreds of cheats on a reward, without a model."),
-        "regrade": (regrade, "Score a run's completions again, with other rewards."),
-    },
-    "Look": {
-        "watch": (watch, "Watch a run in progress."),
-        "report": (report, "Write a page: did training help, what went wrong, figures."),
-        "diff": (diff, "Show answers before and after training, side by side."),
-        "sample": (sample, "Ask the base model and the trained one a question."),
-        "inspect": (inspect, "Measure what training has done to the weights."),
-    },
-    "Share": {
-        "export": (export, "Export the adapter, or the whole model, with a model card."),
-        "push": (push, "Upload an adapter or model to the Hugging Face Hub."),
-        "track": (track, "Send a run's metrics to wandb, Trackio or TensorBoard."),
-    },
-    "Machine": {
-        "doctor": (doctor, "Check GPU, libraries, vLLM, disk and Hugging Face Hub."),
-        "guide": (guide, "Read the user guide."),
-        "bench": (bench, "Measure the speed of steps, sampling and weight syncs."),
-    },
-}
-"""Every command, by its panel in `microrl --help`, with its line there."""
-
-for panel, commands in COMMANDS.items():
-    for name, (module, line) in commands.items():
-        epilog = getattr(module, "EXAMPLES", "").replace("\n", "\n\n") or None  # each example a paragraph
-        if isinstance(group := getattr(module, "group", None), typer.Typer):
-            app.add_typer(group, name=name, short_help=line, rich_help_panel=panel, epilog=epilog)
-        else:  # the function with the file's name
-            function = getattr(module, module.__name__.rpartition(".")[2])
-            app.command(name, short_help=line, rich_help_panel=panel, epilog=epilog)(function)
-app.command("merge", hidden=True)(export.export)  # what it was called before
+app: Any = typer.main.get_command(_app)
+app.commands = _Commands()
 
 
 def main() -> None:

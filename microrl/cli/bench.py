@@ -371,7 +371,9 @@ def sync(
 
 
 group = typer.Typer(
-    help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.", no_args_is_help=True
+    help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 for command in (step, peer, rollout, sync, logprob):
     group.command(command.__name__)(command)

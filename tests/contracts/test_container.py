@@ -6,10 +6,11 @@ import shlex
 import tomllib
 from pathlib import PurePosixPath
 
-from command_line import command_line
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from places import ROOT
+
+from microrl.cli import app
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / ".ci" / "requirements.lock").read_text()
@@ -34,7 +35,7 @@ def environment() -> dict[str, str]:
 
 def parse(words: list[str]):
     """What the command line makes of the arguments; exits where it knows one of them not."""
-    group = command_line()
+    group = app
     while words and hasattr(group, "commands") and words[0] in group.commands:
         group, words = group.commands[words[0]], words[1:]
     return group.make_context("microrl", list(words), resilient_parsing=False)

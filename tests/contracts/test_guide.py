@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from command_line import command_line, in_process
+from command_line import in_process
 from guide_pages import COMMANDS, PAGES, TEXTS
 from losses import DISTILL, LOSSES
 from places import ROOT
 
 from microrl import guide
+from microrl.cli import app
 from microrl.config import known_models, resolve
 from microrl.errors import UserError
 
@@ -36,7 +37,7 @@ def test_every_command_parses_and_its_keys_resolve(page, command, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.toml").write_text(re.findall(r"```\n(# My.*?)```", TEXTS["configuration"], re.DOTALL)[0])
     _, *arguments = shlex.split(command)
-    group = command_line()
+    group = app
     while arguments and hasattr(group, "commands") and arguments[0] in group.commands:
         group = group.commands[arguments.pop(0)]
     given = group.make_context("microrl", arguments, resilient_parsing=False).params

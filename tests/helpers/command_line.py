@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import subprocess
 import sys
 from pathlib import Path
 
 
-@functools.cache
-def command_line():
-    """The parsed command line, made once: Typer makes it anew at each call, which takes a tenth of a second."""
-    import typer
-
-    from microrl.cli import app
-
-    return typer.main.get_command(app)
-
-
 def in_process(
     *arguments: object, stderr: io.TextIOBase | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in this process. `stderr` is where its words go instead of into the result."""
+    from microrl.cli import app
     from microrl.cli.output import guarded
 
     words = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err), contextlib.chdir(cwd or "."):
-        status = guarded(lambda: command_line()(words, standalone_mode=False))
+        status = guarded(lambda: app(words, standalone_mode=False))
     return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
