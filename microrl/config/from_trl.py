@@ -43,14 +43,16 @@ def preset(path: Path) -> str:
     taken: dict[str, Any] = {}
     # Those first that decide which other keys there are.
     for key in sorted(counterparts, key=lambda key: (not key.endswith((".kind", ".importance_cap")), key)):
+        tried = {**taken, key: counterparts[key][0]}
         try:
-            resolve((), {**taken, key: counterparts[key][0]})
-            taken[key] = counterparts[key][0]
+            resolve((), tried, [f"{name}={presets.NONE[0]}" for name, value in tried.items() if value is None])
+            taken = tried
         except UserError as error:
             left |= dict.fromkeys(_names(counterparts[key][1]), error.message)
     lines = [f"# Made by `microrl presets from-trl` from {_shown(path.name)}."]
     for key in sorted(taken):
-        value, names = json.dumps(taken[key], ensure_ascii=False).replace("\x7f", "\\u007f"), counterparts[key][1]
+        shown = presets.NONE[0] if taken[key] is None else taken[key]
+        value, names = json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f"), counterparts[key][1]
         lines.append(f"{key} = {value}  # {names.removeprefix(': ')}{'' if _names(names) & given.keys() else ' (its default)'}")
     lines += [] if "budget.steps" in taken else ["# There is no end yet: pass --steps N or --hours H."]
     lines += [
@@ -93,6 +95,8 @@ def _derived(given: dict[str, Any]) -> Iterator[Setting]:
     yield "loss.ratio_cap" if kind == "cispo" else "loss.clip_high", given.get("epsilon_high", low), "epsilon_high"
     if kind == "dapo":
         yield "loss.dynamic_sampling", False, "loss_type: TRL does not replace groups"
+    if given.get("vllm_importance_sampling_correction") is False:
+        yield "loss.importance_cap", None, "vllm_importance_sampling_correction"
     variant = next((kind for kind in ("rslora", "dora") if given.get(f"use_{kind}")), "lora")
     yield "adapter.kind", variant if given.get("use_peft") else "full", "use_peft, use_rslora, use_dora"
     if given.keys() & {"adam_beta1", "adam_beta2"}:

@@ -13,6 +13,7 @@ from microrl.errors import UserError, did_you_mean
 SWEEP = "sweep"
 DEEPEST = 8
 """Maximum levels of nesting; the configuration has four."""
+NONE = ("none", "null")
 MAX_CHARACTERS, MAX_DOTS = 1_000_000, 500
 """Python's TOML parser takes time quadratic in the number of dots of a key: minutes for a small file."""
 MAX_BASES, MAX_PRESETS = 20, 100
@@ -105,7 +106,14 @@ def _load(name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not TOML, a number without end, too deep a nesting
         raise UserError(f"{path} is not valid TOML: {error}", "see `microrl presets show micro-r8` for an example") from None
     refuse_depth(tree, str(path))
-    return tree
+    return _with_none(tree)
+
+
+def _with_none(value: Any) -> Any:
+    """The same with None for "none" and "null", as in `--set`: TOML has no word for it."""
+    if isinstance(value, dict):
+        return {name: _with_none(part) for name, part in value.items()}
+    return None if isinstance(value, str) and value.lower() in NONE else value
 
 
 def refuse_depth(tree: dict[str, Any], where: str) -> None:

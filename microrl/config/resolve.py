@@ -217,7 +217,7 @@ def keys_set(sets: Iterable[str]) -> set[str]:
 
 def _value(raw: str) -> Any:
     """A value parsed as TOML, or plain text if that fails; `none` is None."""
-    if raw.lower() in ("none", "null"):
+    if raw.lower() in presets.NONE:
         return None
     try:
         parsed = tomllib.loads(f"value = {raw}")["value"]

@@ -148,7 +148,7 @@ def test_qlora(made):
         ("use_peft: 'false'\nlora_r: 8", "# lora_r: 8 -- `adapter.rank` cannot be set: `full` has no `rank`"),
         ("hub_token: hf_secret", "# hub_token: *** -- no counterpart"),
         ("datasets: [{path: a/b}]", "# datasets: [{'path': 'a/b'}] -- one data set"),
-        ("vllm_importance_sampling_correction: false", "correction: False -- it is on; --set loss.importance_cap=none"),
+        ("vllm_importance_sampling_correction: 0", "correction: 0 -- it is on; --set loss.importance_cap=none"),
         ('"two\\nlines": "a\\nb"', "# two lines: a b -- no counterpart"),
         ("beta: {a: [1, {b: 2}]}", "# beta: {'a': [1, {'b': 2}]} -- `loss.beta` cannot be"),
         ("3: 4", "# 3: 4 -- no counterpart"),
@@ -157,6 +157,12 @@ def test_qlora(made):
 )  # fmt: skip
 def test_what_has_no_counterpart_is_said_with_the_reason(made, text, kept):
     assert kept in made(text)[1]
+
+
+def test_a_correction_that_is_off_stays_off(made):
+    config, text = made("loss_type: grpo\nvllm_importance_sampling_correction: false\nvllm_importance_sampling_clip_max: 3")
+    assert config.loss.importance_cap is None
+    assert "vllm_importance_sampling_clip_max: 3 -- `loss.importance_cap` is set by vllm_importance_sampling_correction" in text
 
 
 @pytest.mark.parametrize(
