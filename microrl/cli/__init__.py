@@ -69,7 +69,7 @@ def _command(name: str) -> Any:
     module = import_module(f"microrl.cli.{file}")
     group = getattr(module, "group", None)
     if group is None:
-        group = typer.Typer(add_completion=False)
+        group = typer.Typer(add_completion=False, rich_markup_mode="rich")
         group.command(hidden=name == "merge")(getattr(module, file))
     command = typer.main.get_command(group)
     command.name = name

@@ -374,6 +374,7 @@ group = typer.Typer(
     help="Measure training steps, sampling and weight syncs on this machine, and compare with TRL.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="rich",
 )
 for command in (step, peer, rollout, sync, logprob):
     group.command(command.__name__)(command)

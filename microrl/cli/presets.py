@@ -22,7 +22,7 @@ class _ShowsByName(TyperGroup):
         return super().resolve_command(ctx, ["show", *args] if is_name else args)
 
 
-group = typer.Typer(invoke_without_command=True, cls=_ShowsByName, add_completion=False)
+group = typer.Typer(invoke_without_command=True, cls=_ShowsByName, add_completion=False, rich_markup_mode="rich")
 
 
 @group.callback()

@@ -291,8 +291,9 @@ def test_a_preset_can_say_none(tmp_path):
     assert (config.loss.importance_cap, config.data.system) == (None, None)
 
 
-def test_help_loads_nothing_heavy():
-    assert without_heavy_libraries(["train", "--help"]).returncode == 0
+def test_help_loads_nothing_heavy_and_shows_no_markup():
+    done = without_heavy_libraries(["train", "--help"])
+    assert done.returncode == 0 and "Examples" in done.stdout and not re.search(r"\[(bold|dim|/)", done.stdout)
 
 
 def test_the_help_has_one_line_a_command_and_a_newcomers_three_first(monkeypatch):
