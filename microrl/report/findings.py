@@ -280,7 +280,8 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         minutes = setting("sft.minutes")
         advice = more if minutes is None else f"raise sft.minutes (now {minutes:g})"
         yield Finding("SFT cut", f"only {made} of {wanted} SFT steps were made before their time was up", advice, not is_clear)
-    bound, only_sft = setting("budget.steps"), bool(setting("sft.only"))
+    only_sft = bool(setting("sft.only"))
+    bound = wanted if only_sft else setting("budget.steps")
     is_done = ended is not None and ended.status == "done"
     is_cut = ended is not None and is_done and not only_sft and isinstance(bound, int) and ended.steps < bound
     if ended is not None and is_cut:
@@ -300,7 +301,7 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         left, steps_s = hours - ended.hours_spent, history.series("time/step")[1]
         evaluation_s = finite(history.evaluations.get("held-out-after", {}).get("seconds")) or 0.0
         step = f"a further step of up to {max(steps_s):.0f} s" if steps_s else "a further step"
-        smaller = "make steps smaller (sampling.prompts_per_step), "
+        smaller = f"make steps smaller ({'sft.batch' if only_sft else 'sampling.prompts_per_step'}), "
         if evaluation_s > 0.1 * left * 3600:  # what was kept for it is at least as much
             step += " and what was kept for the final evaluation"
             smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "

@@ -190,6 +190,11 @@ def test_starvation_is_named(tmp_path):
         history(tmp_path / "used", config={"budget.steps": None}, hours_budget=1.0, hours_spent=0.97)
     )
     assert "budget unused" not in kinds(history(tmp_path / "bounded", **unused)), "it has made all of its steps"
+    alone = {"budget.steps": None, "sft.only": True, "sft.steps": 4}
+    assert "budget unused" not in kinds(history(tmp_path / "SFT, bounded", config=alone, sft=sft, **unused, **unclear))
+    unbound = judge(history(tmp_path / "SFT", config={**alone, "sft.steps": None}, sft=sft, **unused, **unclear))
+    (one,) = [one for one in unbound.findings if one.kind == "budget unused"]
+    assert one.advice == "make steps smaller (sft.batch), or raise --hours"
 
     assert "few useful groups" in kinds(history(tmp_path / "useful", rows={"groups/useful": 0.04}, **unclear))
     cut = [{"kind": "evaluation cut", "message": "time is up: the final evaluation has only 16 of 64 questions"}]

@@ -121,6 +121,26 @@ def test_a_killed_evaluation_goes_on_where_it_died(microrl, arguments, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_student_learns_from_a_teacher_in_memory_and_from_one_that_has_answered(microrl, arguments, tmp_path):
+    teacher, student, answers = (tmp_path / name for name in ("teacher", "student", "answers"))
+    done = microrl("train", *arguments, "--steps", 3, "--set", "engine.kind=transformers", "--out", teacher)
+    assert done.returncode == 0, done.stderr
+    done = microrl("train", *arguments, "--steps", 3, "--teacher", teacher, "--out", student)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (student / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 3 and all(row["update/skipped"] == 0 and row["distill/kl"] is not None for row in rows)
+    assert max(row["policy/kl_sampler"] for row in rows) < (1e-3 if CUDA else 1e-6), "the teacher's update is not in the engine"
+    done = microrl("teach", "--teacher", teacher, "--problems", 4, "--samples", 2, "--engine", "vllm", "--out", answers)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((answers / "teach.json").read_text())
+    assert record["sampling"]["engine"].startswith("vllm") and sum(part["kept"] for part in record["parts"]) == 8
+    done = microrl("train", *arguments, "--steps", 2, "--teacher", answers, "--out", tmp_path / "offline")
+    assert done.returncode == 0, done.stderr
+    (first, _) = [json.loads(line) for line in (tmp_path / "offline" / "sft.jsonl").read_text().splitlines()]
+    assert first["kl"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_steps_of_every_kind(microrl, arguments, tmp_path, kind):
     ten_steps(microrl, arguments, tmp_path, kind, "vllm")
