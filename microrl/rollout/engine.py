@@ -87,8 +87,8 @@ class Sampler(ABC):
         for request, number, completion in self.complete(queue, sampling):
             position = request.key[-1]
             finished[position][number] = completion
+            queue.ended(request.episode(number))
             if len(finished[position]) == request.count:
-                queue.finished()
                 yield position, Group(asked[position], tuple(one for _, one in sorted(finished.pop(position).items())))
 
 

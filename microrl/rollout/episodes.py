@@ -170,7 +170,6 @@ def _begun_together(
                 completions = tuple(one.completion for one in in_progress.get(position, ()) if one.completion is not None)
                 if len(completions) == size:
                     del in_progress[position]
-                    queue.finished()
                     yield position, Group(prompts[position], completions)
 
         def go_on(turn: Completion, episode: tuple[int, ...]) -> Request | None:

@@ -54,8 +54,8 @@ class Queue:
 
     def __init__(self, requests: Iterable[Request], *, stream: tuple[int, ...], pace: Pace | None = None) -> None:
         self.stream = stream
-        self.in_flight = 0
-        """Requests that have started and are not finished, those of one episode counted once."""
+        self._unfinished: dict[tuple[int, ...], int] = {}
+        """Completions that have not ended, by the key of a request that has started; an episode is one completion."""
         self._waiting, self._pace = deque(requests), pace
         self._later_turns: deque[Request] = deque()
         self._expected: deque[tuple[int, tuple[int, ...], Future[Request | None]]] = deque()
@@ -76,7 +76,7 @@ class Queue:
         return self._pace is not None and self._pace.is_over()
 
     def expect(self, episode: tuple[int, ...], reply: Future[Request | None]) -> None:
-        """A request for an episode's next turn that is being made; None will be the episode's end."""
+        """A request for an episode's next turn that is being made; None will be the episode's end, and counts as `ended`."""
         self.going_on.add(episode)
         self._expected.append((self._round + REPLY_ROUNDS, episode, reply))
 
@@ -97,6 +97,7 @@ class Queue:
                 self._later_turns.append(request)
             else:
                 self.going_on.discard(episode)
+                self.ended(episode)
 
     def ready(self, room: int | None = None, look: Callable[[], None] = lambda: None) -> list[Request]:
         """The requests that may start now, in their order. Their completions fill at most `room` rows; None: any number.
@@ -117,20 +118,23 @@ class Queue:
             rows += request.count
             if room is not None and rows > room:
                 break
-            if self._pace is not None and not self._pace.may_start(self.in_flight + fresh + len(ready)):
+            if self._pace is not None and not self._pace.may_start(len(self._unfinished) + fresh + len(ready)):
                 break
             ready.append(request)
         return ready
 
     def start(self, ready: Sequence[Request]) -> None:
         """Take out what `ready` has returned."""
-        for _ in ready:
+        for request in ready:
             if self._later_turns:
                 self._later_turns.popleft()
             else:
                 self._waiting.popleft()
-                self.in_flight += 1
+                self._unfinished[request.key] = request.count
 
-    def finished(self) -> None:
-        """One of the requests that have started is finished."""
-        self.in_flight -= 1
+    def ended(self, completion: tuple[int, ...]) -> None:
+        """A completion has ended, of which this is the request's key and the number. `expect` says it of episodes."""
+        key = completion[:-1]
+        self._unfinished[key] -= 1
+        if not self._unfinished[key]:  # the next question may start
+            del self._unfinished[key]

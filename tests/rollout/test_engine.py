@@ -1,9 +1,11 @@
 """The transformers engine: what it samples, how likely it says that was, and that the trainer agrees."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
+from echoes import Echoes
 from random_models import ARCHITECTURES, random_model, with_adapter
 from samples import PROMPTS, collect, rows_of
 
@@ -274,6 +276,16 @@ def test_a_pace_holds_groups_back_and_ends_the_sampling(tokenizer):
         assert list(sampler.groups(prompts, sampling, stream=(0, 0), pace=Scripted(0))) == []
         cut = dict(sampler.groups(prompts, sampling, stream=(0, 0), pace=Scripted(2, looks=60)))
     assert 0 < len(cut) < 9 and all(cut[n] == held[n] for n in cut), "what is yielded is whole"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_an_answered_question_makes_room_for_another(tokenizer, seconds):
+    """However long its environment takes for the last turn, after which nothing is decoded."""
+    engine, pace = TransformersEngine(that_often_stops("qwen2"), tokenizer, max_kv_gb=1), Scripted(2)
+    echoes = Echoes(turns=2, wait=lambda: time.sleep(seconds))
+    with engine.awake(BASE) as sampler:
+        groups = sampler.groups(varied(9), Sampling(2, 40), stream=(0, 0), pace=pace, environment=echoes)
+        assert {position for position, _ in groups} == {*range(9)} and pace.most == 2
 
 
 def test_positions_name_the_random_numbers(tokenizer):
