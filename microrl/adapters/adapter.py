@@ -68,7 +68,10 @@ class Adapter:
 
     @staticmethod
     def update(layer: Any) -> Update:
-        """The update of one of PEFT's layers, relative to the untouched base, and exact."""
+        """The update of one of PEFT's layers, relative to the untouched base, and exact.
+
+        Merges are of tensors that the base has, since engines and exported models hold no others: no bias where it has none.
+        """
         raise NotImplementedError
 
     def wrap(self, settings: peft.PeftConfig, layers: Mapping[str, torch.nn.Linear]) -> peft.PeftModel:

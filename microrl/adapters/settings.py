@@ -55,7 +55,10 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class AdapterSettings(BaseModel):
-    """What decides what an adapter computes. `kind` is PEFT's `peft_type`; the fields have PEFT's names."""
+    """What decides what an adapter computes. `kind` is PEFT's `peft_type`; the fields are arguments of PEFT's own configuration.
+
+    Runs' own adapters are read through it as well. Any other key that PEFT writes is in UNUSED, or has a value of `_OFF`.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
     kind: ClassVar[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from importlib import metadata
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from microrl.config import RunConfig
 from microrl.config.engine_rules import auto_is_vllm, sync_mode
@@ -63,25 +63,24 @@ def require_vllm(command: str) -> None:
         raise UserError(f"{command} measures vLLM, which is not installed", INSTALL_GPU)
 
 
-def select_engine(config: RunConfig) -> Literal["vllm", "transformers"]:
-    """The engine of a run. Raises UserError if the configured engine, quantisation or optimizer cannot run here, and where
-    torch sees no GPU beside an NVIDIA driver."""
+def select_engine(config: RunConfig) -> str:
+    """The kind of a run's engine, never `auto`. Raises UserError if the configured engine, quantisation or optimizer cannot run
+    here, and where torch sees no GPU beside an NVIDIA driver."""
     driver.require_gpu()
     _check_bitsandbytes(config)
-    kind = config.engine.kind
+    kind: str = config.engine.kind
     vllm = installed()
     if kind == "auto":
         can = vllm is not None and not vllm.is_for_cpu and vllm.is_supported and _has_cuda()
         kind = "vllm" if can and auto_is_vllm(config) else "transformers"
-    if kind == "transformers":
-        if config.engine.sync != "auto":
-            raise UserError(
-                f"engine.sync={config.engine.sync} needs vLLM: transformers shares the trainer's weights",
-                "remove engine.sync, or use --engine vllm",
-            )
-        return "transformers"
-    check_vllm(config, vllm)
-    return "vllm"
+    if kind == "vllm":
+        check_vllm(config, vllm)
+    elif config.engine.sync != "auto":
+        raise UserError(
+            f"engine.sync={config.engine.sync} needs vLLM: {kind} shares the trainer's weights",
+            "remove engine.sync, or use --engine vllm",
+        )
+    return kind
 
 
 def refuse_without_vllm(config: RunConfig) -> None:
