@@ -21,6 +21,8 @@ from microrl.terminal import counted
 Outcome = Literal["helped", "worse", "no clear effect", "too little to tell", "nothing learned", "not measured", "running"]
 HOPELESS = ("no update", "few right answers", "truncated", "reward failed", "killed", *ENDINGS)
 """Kinds of findings after which nobody is asked to try the model, unless training demonstrably helped."""
+TOO_LITTLE = ("few updates", "steps cut", "SFT cut", "budget unused")
+"""Kinds of findings that advise more training, which is no advice where training made the model worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ def judge(history: History) -> Verdict:
     all_findings = tuple(findings(history, is_clear=is_clear))
     outcome = _outcome(history, all_findings, count, gain)
     more = tuple(one for metric in history.evaluated.more_gains() if (one := gain_of(history, metric)) is not None)
+    if outcome == "worse":
+        all_findings = tuple(one for one in all_findings if one.kind not in TOO_LITTLE)
     said = _sentences(history, outcome, gain, all_findings, _little(updates_said(history, count), all_findings))
     more_said = [f"The gain includes that of {init}, which the run started from."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []

@@ -65,7 +65,8 @@ def test_a_healthy_run_has_nothing_wrong(tmp_path):
     assert verdict.outcome == "helped" and verdict.findings == () and verdict.is_worth_trying and verdict.updates == 40
     assert "No: the run logged no warnings" in page([found])
     assert judge(history(tmp_path / "2", **gained(UNCLEAR))).outcome == "no clear effect"
-    assert judge(history(tmp_path / "3", **gained({"mean": -0.2, "ci95": [-0.3, -0.1]}))).outcome == "worse"
+    worse = judge(history(tmp_path / "3", steps=7, **gained({"mean": -0.2, "ci95": [-0.3, -0.1]})))
+    assert (worse.outcome, worse.findings) == ("worse", ()), "no advice to train longer, though there were seven updates"
     assert judge(history(tmp_path / "4", eval={"before": None, "after": None})).outcome == "not measured"
 
 
