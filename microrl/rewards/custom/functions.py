@@ -60,6 +60,15 @@ class Asked(NamedTuple):
     token_ids: tuple[int, ...] = ()
 
 
+class Item(NamedTuple):
+    """What a function is given of one completion. `row` is JSON; empty for none."""
+
+    prompt: str
+    completion: str
+    row: str
+    asked: Asked
+
+
 class CustomReward:
     """One reward function. Use it from one thread at a time."""
 
@@ -77,74 +86,48 @@ class CustomReward:
         """Whether None from it leaves only its own part out, and not the completion."""
         return self._process.is_by_name
 
-    def values(
-        self,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        rows: Sequence[str],
-        asked: Sequence[Asked],
-        is_cancelled: Cancelled = never,
-    ) -> tuple[list[Value], list[Failure]]:
-        """One value for each completion, and why those that are missing are, but for the function's own None.
-
-        `rows` are JSON; empty for none.
-        """
-        count = len(completions)
+    def values(self, items: Sequence[Item], is_cancelled: Cancelled) -> tuple[list[Value], list[Failure]]:
+        """One value for each completion, and why those that are missing are, but for the function's own None."""
         if self.kills >= KILLS:
             outcome: list[Any] | str = f"{NOT_CALLED}: {KILLS} calls in this step have been killed"
         else:
-            outcome = self._call(prompts, completions, rows, asked, is_cancelled=is_cancelled)
-            if self._raised and count > 1:
+            outcome = self._call(items, is_cancelled)
+            if self._raised and len(items) > 1:
                 # One completion that it cannot read must not cost the others of its group their rewards.
-                outcome = self._one_by_one(prompts, completions, rows, asked, is_cancelled)
+                outcome = self._one_by_one(items, is_cancelled)
         if isinstance(outcome, str):
-            outcome = [{"bad": outcome}] * count
+            outcome = [{"bad": outcome}] * len(items)
         values = [None if isinstance(result, dict) else result for result in outcome]
         return values, [Failure(index, result["bad"]) for index, result in enumerate(outcome) if isinstance(result, dict)]
 
-    def _one_by_one(
-        self,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        rows: Sequence[str],
-        asked: Sequence[Asked],
-        is_cancelled: Cancelled,
-    ) -> list[Any]:
+    def _one_by_one(self, items: Sequence[Item], is_cancelled: Cancelled) -> list[Any]:
         """Retry one by one, sharing one deadline."""
         until = now_s() + self._deadline_s
         results: list[Any] = []
-        for prompt, completion, row, about in zip(prompts, completions, rows, asked, strict=True):
+        for item in items:
             if self.kills >= KILLS or now_s() > until:
                 results.append({"bad": f"{NOT_CALLED} again: the time of reward.function_deadline_s was up"})
                 continue
-            outcome = self._call([prompt], [completion], [row], [about], is_cancelled=is_cancelled)
+            outcome = self._call([item], is_cancelled)
             results.append({"bad": outcome} if isinstance(outcome, str) else outcome[0])
         return results
 
-    def _call(
-        self,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        rows: Sequence[str],
-        asked: Sequence[Asked],
-        *,
-        is_cancelled: Cancelled,
-    ) -> list[Any] | str:
+    def _call(self, items: Sequence[Item], is_cancelled: Cancelled) -> list[Any] | str:
         """The values of one call, or in words why there are none. `_raised` says whether it raised an exception."""
         self._raised = False
         request: dict[str, Any] = {
-            "prompts": list(prompts),
-            "completions": list(completions),
-            "rows": [json.loads(row) if row else {} for row in rows],
+            "prompts": [item.prompt for item in items],
+            "completions": [item.completion for item in items],
+            "rows": [json.loads(item.row) if item.row else {} for item in items],
         }
         try:
             self._process.wait_until_ready(is_cancelled)
             if self._process.is_by_name:
-                questions, answers, token_ids = zip(*asked, strict=True)
+                questions, answers, token_ids = zip(*(item.asked for item in items), strict=True)
                 request |= {"questions": questions, "answers": answers, "token_ids": token_ids}
             reply = self._process.call(request, self._deadline_s, is_cancelled)
             self._raised = reply.get("raised") is True
-            return _checked(reply, len(completions))
+            return _checked(reply, len(items))
         except NoReply as error:
             why = error.why or f"it took longer than {self._deadline_s:g} s (reward.function_deadline_s)"
         except UserError as error:  # it was imported once: the run goes on without it
@@ -195,10 +178,14 @@ class Calls:
 
     def ask(self, position: int, group: Group) -> None:
         """Begin to score a group."""
-        prompt, texts = group.prompt, [completion.text for completion in group.completions]
-        asked = [Asked(prompt.question, prompt.answer, completion.token_ids) for completion in group.completions]
-        arguments = [prompt.text] * len(texts), texts, [prompt.raw] * len(texts), asked, self.is_cancelled
-        futures = [pool.submit(reward.values, *arguments) for reward, pool in zip(self.rewards, self.pools, strict=True)]
+        prompt = group.prompt
+        items = [
+            Item(prompt.text, completion.text, prompt.raw, Asked(prompt.question, prompt.answer, completion.token_ids))
+            for completion in group.completions
+        ]
+        futures = [
+            pool.submit(reward.values, items, self.is_cancelled) for reward, pool in zip(self.rewards, self.pools, strict=True)
+        ]
         self._begun[position] = (group, futures)
 
     def settle(self) -> dict[int, list[dict[str, Value]]]:
@@ -281,8 +268,9 @@ class CustomRewards:
     ) -> Iterator[tuple[RewardFunction, list[Value], list[Failure]]]:
         """Call every function now, one after the other. Without `asked`, the prompts are the questions, which have no answers."""
         asked = asked or [Asked(prompt, "") for prompt in prompts]
+        items = [*map(Item, prompts, completions, rows, asked)]
         for reward, pool in zip(self._rewards, self._pools, strict=True):
-            yield (reward.function, *pool.submit(reward.values, prompts, completions, rows, asked, lambda: self._closed).result())
+            yield (reward.function, *pool.submit(reward.values, items, lambda: self._closed).result())
 
     def close(self) -> None:
         """End the processes and threads; what is still being scored is given up."""
