@@ -19,8 +19,7 @@ from microrl.errors import UserError
 from microrl.rewards.custom.process import IMPORT_S, CustomProcess
 from microrl.sandbox import folders, levels
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Cancelled, never
-from microrl.sandbox.worker import NO_ANSWER, Lines, NoReply
+from microrl.sandbox.worker import NO_ANSWER, Cancelled, Lines, NoReply, never
 
 ROOT = str(Path(__file__).parents[2])
 START_S = 60.0

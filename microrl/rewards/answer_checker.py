@@ -9,7 +9,7 @@ from typing import NamedTuple
 from microrl.answers import same_text
 from microrl.rewards.compare import quick, readable
 from microrl.rewards.judges.judge import Judge, Kind
-from microrl.sandbox.pipes import Cancelled, never
+from microrl.sandbox.worker import Cancelled, never
 
 REMEMBERED = 100_000
 CHILDREN = 2

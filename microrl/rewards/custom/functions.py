@@ -31,8 +31,7 @@ from microrl.config.custom_rewards import RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.custom.process import CustomProcess
-from microrl.sandbox.pipes import LOOK_S, Cancelled, never
-from microrl.sandbox.worker import NoReply
+from microrl.sandbox.worker import LOOK_S, Cancelled, NoReply, never
 from microrl.types import Group
 
 RewardFunctionType = Callable[[list[str], list[str], list[dict[str, Any]]], list[float | None]]

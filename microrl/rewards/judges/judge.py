@@ -13,7 +13,7 @@ from microrl.config.schema import RunConfig
 from microrl.errors import UserError
 from microrl.rewards.judges import code, gym
 from microrl.sandbox import Host, levels
-from microrl.sandbox.pipes import Cancelled
+from microrl.sandbox.worker import Cancelled
 
 Kind = Literal["math", "text", "code", "gym"]
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
