@@ -253,9 +253,9 @@ def _stated(gold: Node, answer: Chain) -> bool:
     After an approximation sign a decimal may stand that is the number rounded.
     """
     parts, marks = list(answer.parts), ["=", *answer.marks]
-    if is_name(parts[0]) and not _is_name_of(gold):
+    if is_name(parts[0]) and not isinstance(gold, Words):
         parts, marks = parts[1:], marks[1:]
-    elif len(parts) == 2 and is_name(parts[1]) and not _is_name_of(gold):
+    elif len(parts) == 2 and is_name(parts[1]) and not isinstance(gold, Words):
         parts, marks = parts[:1], marks[:1]
     for number, (part, mark) in enumerate(zip(parts, marks, strict=True)):
         if mark == "approx" and number > 0 and isinstance(gold, Value) and isinstance(part, Value) and part.unit == gold.unit:
@@ -264,10 +264,6 @@ def _stated(gold: Node, answer: Chain) -> bool:
         elif not same(gold, part):
             return False
     return bool(parts)
-
-
-def _is_name_of(gold: Node) -> bool:
-    return isinstance(gold, Words)
 
 
 def _named_value(gold: Chain) -> Node | None:
