@@ -68,22 +68,16 @@ class Item(NamedTuple):
     asked: Asked
 
 
-class CustomReward:
+class CustomReward(CustomProcess):
     """One reward function. Use it from one thread at a time."""
 
     def __init__(self, function: RewardFunction, config: RewardConfig) -> None:
+        super().__init__(function.target, config.path, confined=config.confine_functions)
         self.function = function
         self._deadline_s = config.function_deadline_s
-        self._process = CustomProcess(function.target, config.path, confined=config.confine_functions)
         self._raised = False
         self.kills = 0
         """Calls that were killed since the step began."""
-        self.start, self.wait_until_ready, self.close = self._process.start, self._process.wait_until_ready, self._process.kill
-
-    @property
-    def may_not_apply(self) -> bool:
-        """Whether None from it leaves only its own part out, and not the completion."""
-        return self._process.is_by_name
 
     def values(self, items: Sequence[Item], is_cancelled: Cancelled) -> tuple[list[Value], list[Failure]]:
         """One value for each completion, and why those that are missing are, but for the function's own None."""
@@ -120,11 +114,11 @@ class CustomReward:
             "rows": [json.loads(item.row) if item.row else {} for item in items],
         }
         try:
-            self._process.wait_until_ready(is_cancelled)
-            if self._process.is_by_name:
+            self.wait_until_ready(is_cancelled)
+            if self.is_by_name:
                 questions, answers, token_ids = zip(*(item.asked for item in items), strict=True)
                 request |= {"questions": questions, "answers": answers, "token_ids": token_ids}
-            reply = self._process.call(request, self._deadline_s, is_cancelled)
+            reply = self.call(request, self._deadline_s, is_cancelled)
             self._raised = reply.get("raised") is True
             return _checked(reply, len(items))
         except NoReply as error:
@@ -206,7 +200,7 @@ class Calls:
                 self._note(reward.function.name, group.prompt.row, failures)
                 failed = {failure.place for failure in failures}
                 for place, value in enumerate(values):
-                    if value is not None or place in failed or not reward.may_not_apply:
+                    if value is not None or place in failed or not reward.is_by_name:
                         given[place][reward.function.name] = value
             by_position[position] = given
         return by_position
@@ -277,5 +271,5 @@ class CustomRewards:
             return
         self._closed = True
         for reward, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(reward.close)  # after the call that it is in, which sees that it is given up
+            pool.submit(reward.kill)  # after the call that it is in, which sees that it is given up
             pool.shutdown(wait=True)

@@ -34,7 +34,8 @@ class CustomProcess(Worker):
         super().__init__()
         self._target, self._folder, self._confined = target, folder, "confined" if confined else ""
         self.is_by_name = False
-        """Whether what it serves is a function with TRL's parameters; known once it is ready."""
+        """Whether what it serves is a function with TRL's parameters, whose None leaves only its own part out, and not the
+        completion; known once it is ready."""
 
     def start(self) -> None:
         """Begin to start it, unless it runs; nobody waits."""
