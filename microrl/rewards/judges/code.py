@@ -2,7 +2,7 @@
 
 The tests, their expected values and the verdicts never exist in the program's process: no frame, no memory and no descriptor of
 it leads to them. All that it can do is return plain values (`microrl.plain`), and then it is right if they are.
-`serve` is the program's side, `judge` the tests'; both are called in a fresh fork that is already confined. The process that
+`serve` is the program's side, `handle` the tests'; both are called in a fresh fork that is already confined. The process that
 they are forked from must never have held a test: a fork sees its parent's memory.
 """
 
@@ -23,7 +23,7 @@ from microrl import plain
 from microrl.answers import END_THINK, THINK
 from microrl.clock import now_s
 from microrl.plain import BadValue, NotPlain
-from microrl.rewards.judges.calls import Channel, Handle, Program, ProgramGone
+from microrl.rewards.judges.calls import Channel, Program, ProgramGone
 
 LONGEST_PROGRAM = 100_000
 """Characters. A longer text is no program, and is not run."""
@@ -96,7 +96,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 
 def requests(gold: str, program: str, seconds: float = SECONDS) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `serve` and `judge` are asked: the program with what it was given to build on, and the tests. `gold` is the answer of
+    """What `serve` and `handle` are asked: the program with what it was given to build on, and the tests. `gold` is the answer of
     a question of kind code (`microrl.data.code`)."""
     row = json.loads(gold)
     asked = {"program": program, "given": row.get("given", ""), "entry_point": row.get("entry_point")}
@@ -231,7 +231,7 @@ def _run(source: str, name: str, space: dict[str, Any]) -> None:
 # ---- the tests' process
 
 
-def judge(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
+def handle(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
     """One verdict a test: whether it ended without an exception, and the program has answered what it asked.
 
     `request`: `setup`, a source that is executed first; `tests`, sources; `names`, which the program defines and the tests use;
@@ -266,10 +266,3 @@ def judge(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
 
 def _new_space() -> dict[str, Any]:
     return {"__name__": "tests", "__builtins__": builtins}
-
-
-handle = judge
-"""The name under which a confined process is asked."""
-
-
-__all__ = ["Handle", "credit", "handle", "judge", "prepare", "program_of", "requests", "serve"]
