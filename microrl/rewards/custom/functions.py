@@ -74,6 +74,8 @@ class CustomReward(CustomProcess):
     def __init__(self, function: RewardFunction, config: RewardConfig) -> None:
         super().__init__(function.target, config.path, confined=config.confine_functions)
         self.function = function
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="reward")
+        """A thread of its own: a slow function does not keep another one waiting."""
         self._deadline_s = config.function_deadline_s
         self._raised = False
         self.kills = 0
@@ -163,7 +165,6 @@ class Calls:
     """The calls for the groups of one scoring: begun while others are sampled, and waited for in the end."""
 
     rewards: Sequence[CustomReward]
-    pools: Sequence[ThreadPoolExecutor]
     look: Callable[[], None]
     missing: dict[str, Missing]
     is_cancelled: Cancelled
@@ -176,10 +177,7 @@ class Calls:
             Item(prompt.text, completion.text, prompt.raw, Asked(prompt.question, prompt.answer, completion.token_ids))
             for completion in group.completions
         ]
-        futures = [
-            pool.submit(reward.values, items, self.is_cancelled) for reward, pool in zip(self.rewards, self.pools, strict=True)
-        ]
-        self._begun[position] = (group, futures)
+        self._begun[position] = (group, [reward.pool.submit(reward.values, items, self.is_cancelled) for reward in self.rewards])
 
     def settle(self) -> dict[int, list[dict[str, Value]]]:
         """For each group's position and completion, every function's value, but for functions that do not apply to it.
@@ -220,8 +218,6 @@ class CustomRewards:
 
     def __init__(self, config: RewardConfig) -> None:
         self._rewards = [CustomReward(function, config) for function in parse_functions(config.functions)]
-        # One thread for each process: a slow function does not keep another one waiting.
-        self._pools = [ThreadPoolExecutor(1, thread_name_prefix="reward") for _ in self._rewards]
         self._closed = False
         self.missing: dict[str, Missing] = {}
         """By function, values that are missing since the last `reset`, other than by its own None."""
@@ -247,14 +243,14 @@ class CustomRewards:
         """The calls of one scoring; those that are not settled when the block ends are given up."""
         is_over = False
         try:
-            yield Calls(self._rewards, self._pools, look, self.missing, lambda: is_over or self._closed)
+            yield Calls(self._rewards, look, self.missing, lambda: is_over or self._closed)
         finally:
             is_over = True
 
     def import_all(self, is_cancelled: Cancelled = never) -> None:
         """Wait until every function is imported. Raises UserError for one that cannot be, and NoReply once `is_cancelled()`."""
-        for reward, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(reward.wait_until_ready, lambda: self._closed or is_cancelled()).result()
+        for reward in self._rewards:
+            reward.pool.submit(reward.wait_until_ready, lambda: self._closed or is_cancelled()).result()
 
     def values_of(
         self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked] = ()
@@ -262,14 +258,14 @@ class CustomRewards:
         """Call every function now, one after the other. Without `asked`, the prompts are the questions, which have no answers."""
         asked = asked or [Asked(prompt, "") for prompt in prompts]
         items = [*map(Item, prompts, completions, rows, asked)]
-        for reward, pool in zip(self._rewards, self._pools, strict=True):
-            yield (reward.function, *pool.submit(reward.values, items, lambda: self._closed).result())
+        for reward in self._rewards:
+            yield (reward.function, *reward.pool.submit(reward.values, items, lambda: self._closed).result())
 
     def close(self) -> None:
         """End the processes and threads; what is still being scored is given up."""
         if self._closed:
             return
         self._closed = True
-        for reward, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(reward.kill)  # after the call that it is in, which sees that it is given up
-            pool.shutdown(wait=True)
+        for reward in self._rewards:
+            reward.pool.submit(reward.kill)  # after the call that it is in, which sees that it is given up
+            reward.pool.shutdown(wait=True)
