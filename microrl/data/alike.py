@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from microrl.data.contamination import LENGTH, Words, words
+from microrl.data.contamination import Words, sequences, words
 
 ALIKE = 0.5
 FEWEST = 8
@@ -29,7 +29,7 @@ def alike(texts: Sequence[str]) -> list[int]:
     given = Counter(patterns)
     uses: Counter[Words] = Counter()
     for pattern, number in given.items():
-        uses.update(dict.fromkeys(_sequences(pattern), number))
+        uses.update(dict.fromkeys(sequences(pattern, _RUN) or {pattern}, number))
     parents: list[int] = []
     sizes: list[int] = []
     owners: dict[Words, set[int]] = {}
@@ -41,7 +41,7 @@ def alike(texts: Sequence[str]) -> list[int]:
 
     clusters: dict[Words, int] = {}
     for pattern in sorted(given):
-        own = {sequence for sequence in _sequences(pattern) if 2 * uses[sequence] <= len(texts)}
+        own = {sequence for sequence in (sequences(pattern, _RUN) or {pattern}) if 2 * uses[sequence] <= len(texts)}
         if not own:
             continue
         clusters[pattern] = new = len(parents)
@@ -63,9 +63,3 @@ def _pattern(text: str) -> Words:
     """The text's words, where a number, with its separators and decimals, is `0`."""
     masked = ("0" if word[0].isdecimal() else word for word in words(text))
     return tuple(one for word, equal in groupby(masked) for one in (["0"] if word == "0" else equal))
-
-
-def _sequences(pattern: Words) -> set[Words]:
-    if len(pattern) < LENGTH:
-        return {pattern}
-    return set(zip(*(pattern[start:] for start in range(_RUN)), strict=False))

@@ -42,11 +42,11 @@ def words(text: str) -> Words:
     return tuple(_WORD.findall((_SIZES.sub(" ", text) if "\\" in text else text).casefold()))
 
 
-def sequences(text_words: Words) -> set[Words]:
-    """Every run of 13 words; of a shorter text, the whole of it."""
+def sequences(text_words: Words, run: int = LENGTH) -> set[Words]:
+    """Every `run` words in a row; of a text of fewer than 13, the whole of it."""
     if len(text_words) < LENGTH:
         return {text_words} if text_words else set()
-    return set(zip(*(text_words[start:] for start in range(LENGTH)), strict=False))
+    return set(zip(*(text_words[start:] for start in range(run)), strict=False))
 
 
 def overlaps(training: Iterable[str], benchmarks: Mapping[str, Sequence[str]]) -> dict[str, list[Overlap]]:

@@ -14,10 +14,11 @@ from microrl.config.data import DataConfig
 from microrl.config.environment import RUNS_CODE, EnvironmentConfig, Row
 from microrl.data.prompts import Tools, render
 from microrl.environments.calls import Call, parser
-from microrl.environments.forks import LARGEST, LONGEST_ANSWER
+from microrl.environments.forks import LONGEST_ANSWER
 from microrl.environments.process import Described, Instance, Instances
 from microrl.environments.template import Continuation
 from microrl.errors import UserError
+from microrl.rewards.custom.host import LARGEST
 from microrl.sandbox.worker import NO_ANSWER, NoReply
 from microrl.types import Completion, Episode, Prompt
 

@@ -28,6 +28,7 @@ from functools import partial
 from glob import glob
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from microrl.rewards.custom.host import LARGEST, described, die_with, write
 from microrl.sandbox import Limits, confine, memory_folder
 from microrl.sandbox.confine import levels_in_force, libraries, rules
 from microrl.sandbox.landlock import libc
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 NO_TOOLS = ("reset", "get_reward", "done")
 LONGEST_ANSWER = 1 << 16
 """Characters of a tool's answer: more than a conversation could hold."""
-LARGEST = 1e12
-"""Largest magnitude of a reward: the square of a larger one could overflow."""
 FOLDER_BYTES, FOLDER_ENTRIES = 16 << 20, 1000
 """What a confined instance may write."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -110,9 +109,7 @@ class Bounds(NamedTuple):
     """Where a confined one gets a folder in memory, if this machine allows that."""
 
 
-def serve(
-    environment: type, requests: BinaryIO, replies: int, *, die_with: Callable[[int], None], described: Callable[..., str]
-) -> None:
+def serve(environment: type, requests: BinaryIO, replies: int) -> None:
     """Fork and kill, until the parent closes its end."""
     forks: dict[int, str | None] = {}
     helpers, new_loop = _children(), _loops(environment)
@@ -126,7 +123,7 @@ def serve(
             # Else it was the fork of a process before this one, and the number may be another's now.
             status = _end(request["end"], forks, helpers) if request["end"] in forks else None
             if request["asks"]:
-                _write(replies, {"status": status})
+                write(replies, {"status": status})
             continue
         descriptor, bounds = request["start"], Bounds(*request["bounds"])
         with socket.socket(fileno=os.dup(descriptor)) as channel:
@@ -144,7 +141,7 @@ def serve(
                 _adopt()
                 for inherited in (requests.fileno(), replies, descriptor):
                     os.close(inherited)
-                _Instance(environment, described, partial(_hold, bounds, folder, made, owner, (*pipes,), new_loop)).run(*pipes)
+                _Instance(environment, partial(_hold, bounds, folder, made, owner, (*pipes,), new_loop)).run(*pipes)
             finally:
                 os._exit(0)
         forks[pid] = folder
@@ -152,7 +149,7 @@ def serve(
             os.setpgid(pid, pid)
         for inherited in pipes:
             os.close(inherited)
-        _write(replies, {"pid": pid})
+        write(replies, {"pid": pid})
 
 
 def _adopt() -> None:
@@ -241,8 +238,8 @@ def _descriptors() -> set[int]:
 
 
 class _Instance:
-    def __init__(self, environment: type, described: Callable[..., str], hold: Callable[[], AbstractEventLoop | None]) -> None:
-        self._class, self._described, self._hold = environment, described, hold
+    def __init__(self, environment: type, hold: Callable[[], AbstractEventLoop | None]) -> None:
+        self._class, self._hold = environment, hold
         self._loop: AbstractEventLoop | None = None
         self._instance: Any = None
         self._is_held = False
@@ -254,10 +251,10 @@ class _Instance:
                 try:
                     answer = self._answer(request)
                 except MemoryError as error:
-                    answer = {"error": f"{self._described(error)}: out of memory (the limit is env.memory_gb)"}
+                    answer = {"error": f"{described(error)}: out of memory (the limit is env.memory_gb)"}
                 except BaseException as error:  # whatever an environment raises, SystemExit too
-                    answer = {"error": self._described(error)}
-                _write(answers, {"id": request["id"], **answer})
+                    answer = {"error": described(error)}
+                write(answers, {"id": request["id"], **answer})
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "describe" in request:
@@ -290,9 +287,3 @@ class _Instance:
             return value
         assert self._loop is not None, "a method that is not `async` has returned a coroutine"
         return self._loop.run_until_complete(value)
-
-
-def _write(descriptor: int, value: dict[str, Any]) -> None:
-    data = json.dumps(value).encode("ascii") + b"\n"
-    while data:
-        data = data[os.write(descriptor, data) :]

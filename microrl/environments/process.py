@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -19,8 +19,7 @@ from microrl.errors import UserError
 from microrl.rewards.custom.process import IMPORT_S, CustomProcess
 from microrl.sandbox import folders, levels
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Cancelled, never
-from microrl.sandbox.worker import NO_ANSWER, Lines, NoReply
+from microrl.sandbox.worker import NO_ANSWER, Cancelled, Lines, NoReply, never
 
 ROOT = str(Path(__file__).parents[2])
 START_S = 60.0
@@ -102,27 +101,20 @@ class Instances(CustomProcess):
 
     def begin(self) -> Instance:
         """A fresh instance. Raises UserError where the class cannot be imported or is no environment, and NoReply."""
-        asked, ask = os.pipe()
-        try:
+        with ExitStack() as theirs, ExitStack() as undo:
+            asked, ask = os.pipe()
+            theirs.callback(os.close, asked)
+            undo.callback(os.close, ask)
             answers, answer = os.pipe()
-        except OSError:
-            os.close(asked)
-            os.close(ask)
-            raise
-        try:
+            theirs.callback(os.close, answer)
+            undo.callback(os.close, answers)
             with self._lock:
                 try:
                     pid = self._forked(asked, answer)
                 except (NoReply, OSError):  # it was killed since, as where memory runs out: once more in a new one
                     self.kill()
                     pid = self._forked(asked, answer)
-        except BaseException:
-            os.close(ask)
-            os.close(answers)
-            raise
-        finally:
-            os.close(asked)
-            os.close(answer)
+            undo.pop_all()
         return Instance(self, pid, ask, answers)
 
     def _forked(self, asked: int, answer: int) -> int:

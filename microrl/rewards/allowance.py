@@ -9,7 +9,7 @@ from typing import Any
 
 from microrl.clock import now_s
 from microrl.rewards.answer_checker import AnswerChecker, Verdict
-from microrl.sandbox.pipes import LOOK_S
+from microrl.sandbox.worker import LOOK_S
 
 Pair = tuple[str, str | None]
 """A gold answer, and what is compared with it."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from microrl.answers import same_text
 from microrl.rewards.compare import quick, readable
 from microrl.rewards.judges.judge import Judge, Kind
-from microrl.sandbox.pipes import Cancelled, never
+from microrl.sandbox.worker import Cancelled, never
 
 REMEMBERED = 100_000
+CHILDREN = 2
+"""Checks at a time."""
 
 
 class Verdict(NamedTuple):
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 class AnswerChecker:
     """Compares answers with gold answers, from several threads at once. Verdicts are remembered, but not those of a kill."""
 
-    def __init__(self, *, deadline_s: float, kind: Kind = "math", children: int = 2, code_credit: str = "share") -> None:
+    def __init__(self, *, deadline_s: float, kind: Kind = "math", children: int = CHILDREN, code_credit: str = "share") -> None:
         self.deadline_s = deadline_s
         self.kind = kind
         self._idle: queue.SimpleQueue[Judge] = queue.SimpleQueue()
@@ -99,14 +99,9 @@ class AnswerChecker:
 
         # A child that is starved of the processor has no less of it than the deadline.
         limit_s = self.deadline_s if cpu_s is None else cpu_s
-        with self._child() as child:
-            return None if is_over() else child.ask(request, self.deadline_s, limit_s, is_over)
-
-    @contextmanager
-    def _child(self) -> Iterator[Judge]:
         child = self._idle.get()
         try:
-            yield child
+            return None if is_over() else child.judge(request, self.deadline_s, limit_s, is_over)
         finally:
             self._idle.put(child)
 

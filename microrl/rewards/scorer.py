@@ -14,7 +14,7 @@ from microrl.config.part_weights import NO_ENVIRONMENT, environment_parts, part_
 from microrl.config.reward import RewardConfig
 from microrl.config.schema import RunConfig
 from microrl.rewards.allowance import Allowance, Pair, Verdicts
-from microrl.rewards.answer_checker import AnswerChecker, Verdict
+from microrl.rewards.answer_checker import CHILDREN, AnswerChecker, Verdict
 from microrl.rewards.custom.functions import CustomRewards, Value
 from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined
 from microrl.sandbox import levels
@@ -48,12 +48,9 @@ class RewardScorer:
         *,
         answer_kind: Kind = "math",
         penalty: Penalty | None = None,
-        workers: int = 2,
         env: EnvironmentConfig = NO_ENVIRONMENT,
     ) -> None:
-        self.checker = AnswerChecker(
-            deadline_s=config.deadline_s, kind=answer_kind, children=workers, code_credit=config.code_credit
-        )
+        self.checker = AnswerChecker(deadline_s=config.deadline_s, kind=answer_kind, code_credit=config.code_credit)
         self.check_deadline: Callable[[], None] = lambda: None
         """Called several times a second while scoring waits. What it raises ends the scoring."""
         self.allowance = Allowance()
@@ -63,7 +60,7 @@ class RewardScorer:
         self._reads = partial(read, kind=answer_kind, opened=False) if answer_kind in ("code", "gym") else None
         self._weights, self._env, self._parts_of = part_weights(config, env), env, environment_parts(config, env)
         self._penalty = penalty
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="scorer")
+        self._pool = ThreadPoolExecutor(CHILDREN, thread_name_prefix="scorer")
 
     def expect(self, paying: Collection[str]) -> None:
         """Of the environments, only those of these names give a reward of their own."""

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
-from microrl.sandbox.pipes import LOOK_S
+from microrl.sandbox.worker import LOOK_S
 
 REPLY_ROUNDS = 32
 """Rounds of decoding that a tool may take before the engine waits for it."""

@@ -110,10 +110,8 @@ def confine(
     if landlock.version():
         with contextlib.suppress(OSError):
             if made is None:
-                landlock.restrict(read=(*libraries(packages), *DEVICES), write=(folder,) if folder else ())
-            else:
-                landlock.enter(made)
-                os.close(made)
+                made = landlock.ruleset(read=(*libraries(packages), *DEVICES), write=(folder,) if folder else ())
+            landlock.enter(made)
     if seccomp.is_available():
         with contextlib.suppress(OSError):
             seccomp.install()

@@ -37,8 +37,7 @@ from microrl.errors import MachineFailure
 from microrl.sandbox import folders, memory_folder
 from microrl.sandbox.confine import Limits, confine, libraries
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Cancelled, never
-from microrl.sandbox.worker import NoReply, Worker
+from microrl.sandbox.worker import Cancelled, NoReply, Worker, never
 
 START_S = 60.0
 GIVE_UP_S = 1.0

@@ -46,22 +46,12 @@ def version() -> int:
     return max(0, abi_version)
 
 
-def restrict(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
-    """From now on this process may only read below the paths of `read`, and use those of `write` freely; no TCP, no signals to
-    processes outside. It cannot be undone, and holds for children. Raises OSError where the kernel refuses.
+def ruleset(*, read: Iterable[str], write: Iterable[str] = ()) -> int:
+    """Rules as a descriptor: a process under them may only read below the paths of `read`, and use those of `write` freely; no
+    TCP, no signals to processes outside. Making them takes longer than all the rest of a sandbox.
 
-    Paths that do not exist are passed over. Descriptors that are open already stay usable.
+    Paths that do not exist are passed over. Raises OSError where the kernel refuses.
     """
-    rules = ruleset(read=read, write=write)
-    try:
-        enter(rules)
-    finally:
-        os.close(rules)
-
-
-def ruleset(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> int:
-    """The rules of `restrict` as a descriptor, for processes that are forked and `enter` them: making them takes longer than all
-    the rest of a sandbox. Raises OSError where the kernel refuses."""
     have = version()
     files = 0
     for since, rights in _FILE_RIGHTS.items():
@@ -85,9 +75,11 @@ def ruleset(*, read: Iterable[str] = (), write: Iterable[str] = ()) -> int:
 
 
 def enter(rules: int) -> None:
-    """Put this process under a `ruleset`, for good. Raises OSError where the kernel refuses."""
+    """Put this process under a `ruleset`, for good, with its children. Open descriptors stay usable. Raises OSError where the
+    kernel refuses."""
     no_new_privileges()
     _syscall(_RESTRICT_SELF, rules, 0)
+    os.close(rules)
 
 
 def no_new_privileges() -> None:

@@ -11,13 +11,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from microrl.sandbox.pipes import Cancelled, wait_for
+from microrl.clock import now_s
 
+LOOK_S = 0.1
+"""How often a wait looks whether it is still wanted, at the clock and at signals."""
 LONGEST_REPLY = 2**26
 """Bytes."""
 NO_ANSWER = "its process has sent something that is no answer"
 ENDING_S = 1.0
 """How long a process that has closed its pipes may take to end."""
+Cancelled = Callable[[], bool]
+"""Whether nobody wants the result any more."""
+
+
+def never() -> bool:
+    """For what is always wanted."""
+    return False
 
 
 class NoReply(Exception):
@@ -113,5 +122,10 @@ class Worker:
 
 
 def _wait(descriptor: int, event: int, until: float, is_cancelled: Cancelled) -> None:
-    if not wait_for(descriptor, event, until, is_cancelled):
-        raise NoReply
+    """Wait for a pipe. Raises NoReply where the time is up (`clock.now_s`), or nobody waits any more."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    while not is_cancelled() and (left_s := until - now_s()) > 0:
+        if poll.poll(min(left_s, LOOK_S) * 1000):
+            return
+    raise NoReply

@@ -83,7 +83,7 @@ def main() -> None:
             (to_program, calls), (answers, to_tests) = os.pipe(), os.pipe()
             ours = [
                 _fork(confined, code.serve, asked, (to_program, to_tests), None, (asked, told, said, calls, answers)),
-                _fork(confined, code.judge, told, (answers, calls), said, (asked, told, said, to_program, to_tests)),
+                _fork(confined, code.handle, told, (answers, calls), said, (asked, told, said, to_program, to_tests)),
             ]
             for descriptor in (to_program, calls, answers, to_tests):
                 os.close(descriptor)

@@ -101,7 +101,7 @@ def test_a_confined_function_computes_and_is_started_again(make):
     """What its module has read while it was imported stays there; the environment does not."""
     rewards = make("honest", confine_functions=True)
     assert called(rewards, "abc", "") == ([7, 4], "")
-    (confined,) = judged.below(rewards._rewards[0]._process._process.pid)
+    (confined,) = judged.below(rewards._rewards[0]._process.pid)
     os.kill(confined, signal.SIGKILL)
     assert "its process " in called(rewards, "abc")[1]
     assert called(rewards, "abc") == ([7], "")
@@ -118,7 +118,7 @@ def test_a_secret_of_the_environment_is_not_on_the_stack_either(make, monkeypatc
 def test_a_confined_function_that_hangs_is_killed(make):
     rewards = make("hangs", confine_functions=True, function_deadline_s=0.3)
     rewards.import_all()
-    below = judged.below(rewards._rewards[0]._process._process.pid)
+    below = judged.below(rewards._rewards[0]._process.pid)
     assert "0.3 s" in called(rewards, "abc")[1] and len(below) == 1
     until_gone(below)
 

@@ -383,7 +383,7 @@ def test_no_process_is_left_behind(folder):
         from microrl.rewards.custom.functions import CustomRewards
         rewards = CustomRewards(RewardConfig(functions=("own:never_ends",), path={str(folder)!r}))
         rewards.import_all()
-        print(rewards._rewards[0]._process._process.pid, flush=True)
+        print(rewards._rewards[0]._process.pid, flush=True)
         threading.Thread(target=lambda: list(rewards.values_of(["p"], ["c"], [""])), daemon=True).start()
         time.sleep(0.3)
         if sys.argv[1] == "close":

@@ -202,7 +202,7 @@ def test_a_check_has_a_limit_of_processor_time_where_nobody_is_left_to_end_it(ch
 @pytest.mark.slow
 def test_the_limit_of_processor_time_is_a_checks_and_not_its_processs(checker):
     checker.deadline_s = PATIENCE_S
-    child = checker._children[0]._host._process.pid
+    child = checker._children[0]._process.pid
     number = 0
     while spent_s(descendants(child)) < 4:
         number += 1
@@ -215,7 +215,7 @@ def test_the_limit_of_processor_time_is_a_checks_and_not_its_processs(checker):
 
 def stop(checker):
     """Stop the child, which waits for a request, and its fork. Returns the child's process id."""
-    host = checker._children[0]._host
+    host = checker._children[0]
     assert host.await_ready()
     for pid in (host._process.pid, *descendants(host._process.pid)):
         os.kill(pid, signal.SIGSTOP)
@@ -256,7 +256,7 @@ def test_half_a_line_keeps_the_deadline():
 def test_what_is_longer_than_any_answer_is_wrong_and_never_sent():
     checker = AnswerChecker(deadline_s=0.3, children=1)
     assert in_time(lambda: checker.check("1/2", "1" * 10_000_000 + "/2")) == (False, False)
-    assert checker._children[0]._host._process is None
+    assert checker._children[0]._process is None
     assert checker.check("1" * 20_000, " " + "1" * 20_000) == (True, False), "what is equal needs no mathematics"
     assert checker.parses("x+" * 20_000 + "x") is False
 
@@ -287,7 +287,7 @@ def test_closing_while_checks_are_running_ends_them():
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert verdicts == [(False, True)] * 4
-    assert all(child._host._process is None for child in checker._children), "none is started anew"
+    assert all(child._process is None for child in checker._children), "none is started anew"
     assert checker.check(GOLD, right(4)) == (False, True), "nor for what comes later"
 
 

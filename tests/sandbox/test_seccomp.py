@@ -220,7 +220,7 @@ def test_the_probe_sees_that_files_can_be_emptied(tmp_path, monkeypatch):
     if os.fork() == 0:
         try:
             monkeypatch.setattr(landlock, "_FILE_RIGHTS", {1: (1 << 13) - 1, 2: 1 << 13})
-            landlock.restrict(read=("/usr/lib", "/lib"))
+            landlock.enter(landlock.ruleset(read=("/usr/lib", "/lib")))
             os.write(writes, json.dumps(levels()).encode())
         finally:
             os._exit(0)

@@ -32,14 +32,10 @@ def same_region(gold: Node, answer: Node) -> bool:
     golds, answers = _pieces(gold, letters), _pieces(answer, others)
     if len(others) > 1 or (letters and len(letters | others) > 1):
         return False
-    if len(golds) == len(answers) == 1 or any(_has_letters(piece) for piece in golds + answers):
+    if len(golds) == len(answers) == 1 or any(letters_of(piece.low) or letters_of(piece.high) for piece in golds + answers):
         return len(golds) == len(answers) and all(map(_same_interval, golds, answers))
     golds, answers = _merged(golds), _merged(answers)
     return len(golds) == len(answers) and all(map(_same_interval, golds, answers))
-
-
-def _has_letters(piece: Interval) -> bool:
-    return bool(letters_of(piece.low) or letters_of(piece.high))
 
 
 def _same_interval(a: Interval, b: Interval) -> bool:

@@ -107,11 +107,10 @@ def _same_value(gold: Value, answer: Value) -> bool:
     if all(marks) and not marks[0] & marks[1]:
         return False
     units = gold.unit, answer.unit
-    a, b = _in_base_units(gold), _in_base_units(answer)
     if units[0] is not None and units[1] is not None and units[0].powers and units[1].powers:
-        return units[0].powers == units[1].powers and _same_percent(a, b)
+        return units[0].powers == units[1].powers and _same_percent(_scaled(gold), _scaled(answer))
     # One side leaves the unit out: then the numbers are the same as they are written.
-    a, b = (_scaled(value) if value.unit is not None and not value.unit.powers else value.tree for value in (gold, answer))
+    a, b = (value.tree if value.unit is not None and value.unit.powers else _scaled(value) for value in (gold, answer))
     if gold.unit is None and answer.unit == _CENT and is_decimal(gold.tree) and equal(gold.tree, _scaled(answer)):
         return True  # an amount of money with a decimal point is in dollars
     return _same_percent(a, b)
@@ -144,14 +143,10 @@ def _with_letter_as_unit(value: Value, other: Value) -> Value:
     return value if unit is None or unit.powers != other.unit.powers else Value(number, unit)
 
 
-def _in_base_units(value: Value) -> Tree:
-    return _scaled(value) if value.unit is not None else value.tree
-
-
 def _scaled(value: Value) -> Tree:
+    """The number in base units."""
     unit: Unit | None = value.unit
-    assert unit is not None
-    return value.tree if unit.factor == 1 else ("*", ("number", unit.factor, False), value.tree)
+    return value.tree if unit is None or unit.factor == 1 else ("*", ("number", unit.factor, False), value.tree)
 
 
 def _same_percent(a: Tree, b: Tree) -> bool:
@@ -258,9 +253,9 @@ def _stated(gold: Node, answer: Chain) -> bool:
     After an approximation sign a decimal may stand that is the number rounded.
     """
     parts, marks = list(answer.parts), ["=", *answer.marks]
-    if is_name(parts[0]) and not _is_name_of(gold):
+    if is_name(parts[0]) and not isinstance(gold, Words):
         parts, marks = parts[1:], marks[1:]
-    elif len(parts) == 2 and is_name(parts[1]) and not _is_name_of(gold):
+    elif len(parts) == 2 and is_name(parts[1]) and not isinstance(gold, Words):
         parts, marks = parts[:1], marks[:1]
     for number, (part, mark) in enumerate(zip(parts, marks, strict=True)):
         if mark == "approx" and number > 0 and isinstance(gold, Value) and isinstance(part, Value) and part.unit == gold.unit:
@@ -269,10 +264,6 @@ def _stated(gold: Node, answer: Chain) -> bool:
         elif not same(gold, part):
             return False
     return bool(parts)
-
-
-def _is_name_of(gold: Node) -> bool:
-    return isinstance(gold, Words)
 
 
 def _named_value(gold: Chain) -> Node | None:

@@ -38,7 +38,7 @@ PRIME = 2**61 - 1
 TRIGONOMETRIC = names("sin cos tan cot sec csc")
 UNKNOWN_BASE_LOG = Fraction(13572468013, 10**10)
 """The natural logarithm of the base of a `log` without one: no base that occurs, so nothing is right for one base only."""
-
+NOWHERE: Mapping[str, Fraction] = {}
 
 _local = threading.local()
 
@@ -85,8 +85,9 @@ def nodes(tree: Tree) -> Iterator[Tree]:
         todo.extend(part for part in node[1:] if isinstance(part, tuple))
 
 
-def exact(tree: Tree) -> Fraction | None:
-    """The value where it is rational by exact rules; None where it is not, or these rules do not show it.
+def exact(tree: Tree, point: Mapping[str, Fraction] = NOWHERE) -> Fraction | None:
+    """The value where it is rational by exact rules; None where it is not, or these rules do not show it, and for letters that
+    `point` has not.
 
     Raises TooHard, Undefined.
     """
@@ -94,10 +95,10 @@ def exact(tree: Tree) -> Fraction | None:
     if kind == "number":
         return tree[1]
     if kind in ("letter", "constant"):
-        return None
+        return point.get(tree[1]) if kind == "letter" else None
     if kind in ("infinity", "pm"):
         raise Undefined
-    parts = [exact(part) for part in tree[1:] if isinstance(part, tuple)]
+    parts = [exact(part, point) for part in tree[1:] if isinstance(part, tuple)]
     if kind == "/" and parts[1] == 0:
         raise Undefined
     if any(part is None for part in parts):

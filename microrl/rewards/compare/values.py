@@ -153,16 +153,10 @@ def _zeros(divisor: Tree, names: frozenset[str]) -> Iterator[dict[str, Fraction]
 
 
 def _at(tree: Tree, point: Mapping[str, Fraction]) -> Fraction:
-    value = exact(_filled(tree, point))
+    value = exact(tree, point)
     if value is None:
         raise NotRational
     return value
-
-
-def _filled(tree: Tree, point: Mapping[str, Fraction]) -> Tree:
-    if tree[0] == "letter":
-        return ("number", point[tree[1]], False)
-    return (tree[0], *(_filled(part, point) if isinstance(part, tuple) else part for part in tree[1:]))
 
 
 _MAX_DEGREE = 6

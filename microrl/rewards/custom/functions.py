@@ -31,8 +31,7 @@ from microrl.config.custom_rewards import RewardFunction, parse_functions
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.custom.process import CustomProcess
-from microrl.sandbox.pipes import LOOK_S, Cancelled, never
-from microrl.sandbox.worker import NoReply
+from microrl.sandbox.worker import LOOK_S, Cancelled, NoReply, never
 from microrl.types import Group
 
 RewardFunctionType = Callable[[list[str], list[str], list[dict[str, Any]]], list[float | None]]
@@ -60,91 +59,70 @@ class Asked(NamedTuple):
     token_ids: tuple[int, ...] = ()
 
 
-class CustomReward:
+class Item(NamedTuple):
+    """What a function is given of one completion. `row` is JSON; empty for none."""
+
+    prompt: str
+    completion: str
+    row: str
+    asked: Asked
+
+
+class CustomReward(CustomProcess):
     """One reward function. Use it from one thread at a time."""
 
     def __init__(self, function: RewardFunction, config: RewardConfig) -> None:
+        super().__init__(function.target, config.path, confined=config.confine_functions)
         self.function = function
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="reward")
+        """A thread of its own: a slow function does not keep another one waiting."""
         self._deadline_s = config.function_deadline_s
-        self._process = CustomProcess(function.target, config.path, confined=config.confine_functions)
         self._raised = False
         self.kills = 0
         """Calls that were killed since the step began."""
-        self.start, self.wait_until_ready, self.close = self._process.start, self._process.wait_until_ready, self._process.kill
 
-    @property
-    def may_not_apply(self) -> bool:
-        """Whether None from it leaves only its own part out, and not the completion."""
-        return self._process.is_by_name
-
-    def values(
-        self,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        rows: Sequence[str],
-        asked: Sequence[Asked],
-        is_cancelled: Cancelled = never,
-    ) -> tuple[list[Value], list[Failure]]:
-        """One value for each completion, and why those that are missing are, but for the function's own None.
-
-        `rows` are JSON; empty for none.
-        """
-        count = len(completions)
+    def values(self, items: Sequence[Item], is_cancelled: Cancelled) -> tuple[list[Value], list[Failure]]:
+        """One value for each completion, and why those that are missing are, but for the function's own None."""
         if self.kills >= KILLS:
             outcome: list[Any] | str = f"{NOT_CALLED}: {KILLS} calls in this step have been killed"
         else:
-            outcome = self._call(prompts, completions, rows, asked, is_cancelled=is_cancelled)
-            if self._raised and count > 1:
+            outcome = self._call(items, is_cancelled)
+            if self._raised and len(items) > 1:
                 # One completion that it cannot read must not cost the others of its group their rewards.
-                outcome = self._one_by_one(prompts, completions, rows, asked, is_cancelled)
+                outcome = self._one_by_one(items, is_cancelled)
         if isinstance(outcome, str):
-            outcome = [{"bad": outcome}] * count
+            outcome = [{"bad": outcome}] * len(items)
         values = [None if isinstance(result, dict) else result for result in outcome]
         return values, [Failure(index, result["bad"]) for index, result in enumerate(outcome) if isinstance(result, dict)]
 
-    def _one_by_one(
-        self,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        rows: Sequence[str],
-        asked: Sequence[Asked],
-        is_cancelled: Cancelled,
-    ) -> list[Any]:
+    def _one_by_one(self, items: Sequence[Item], is_cancelled: Cancelled) -> list[Any]:
         """Retry one by one, sharing one deadline."""
         until = now_s() + self._deadline_s
         results: list[Any] = []
-        for prompt, completion, row, about in zip(prompts, completions, rows, asked, strict=True):
+        for item in items:
             if self.kills >= KILLS or now_s() > until:
                 results.append({"bad": f"{NOT_CALLED} again: the time of reward.function_deadline_s was up"})
                 continue
-            outcome = self._call([prompt], [completion], [row], [about], is_cancelled=is_cancelled)
+            outcome = self._call([item], is_cancelled)
             results.append({"bad": outcome} if isinstance(outcome, str) else outcome[0])
         return results
 
-    def _call(
-        self,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        rows: Sequence[str],
-        asked: Sequence[Asked],
-        *,
-        is_cancelled: Cancelled,
-    ) -> list[Any] | str:
+    def _call(self, items: Sequence[Item], is_cancelled: Cancelled) -> list[Any] | str:
         """The values of one call, or in words why there are none. `_raised` says whether it raised an exception."""
         self._raised = False
         request: dict[str, Any] = {
-            "prompts": list(prompts),
-            "completions": list(completions),
-            "rows": [json.loads(row) if row else {} for row in rows],
+            "prompts": [item.prompt for item in items],
+            "completions": [item.completion for item in items],
+            "rows": [json.loads(item.row) if item.row else {} for item in items],
         }
         try:
-            self._process.wait_until_ready(is_cancelled)
-            if self._process.is_by_name:
-                questions, answers, token_ids = zip(*asked, strict=True)
+            self.wait_until_ready(is_cancelled)
+            if self.is_by_name:
+                questions, answers, token_ids = zip(*(item.asked for item in items), strict=True)
                 request |= {"questions": questions, "answers": answers, "token_ids": token_ids}
-            reply = self._process.call(request, self._deadline_s, is_cancelled)
+            reply = self.call(request, self._deadline_s, is_cancelled)
             self._raised = reply.get("raised") is True
-            return _checked(reply, len(completions))
+            return _checked(reply, len(items))
         except NoReply as error:
             why = error.why or f"it took longer than {self._deadline_s:g} s (reward.function_deadline_s)"
         except UserError as error:  # it was imported once: the run goes on without it
@@ -187,7 +165,6 @@ class Calls:
     """The calls for the groups of one scoring: begun while others are sampled, and waited for in the end."""
 
     rewards: Sequence[CustomReward]
-    pools: Sequence[ThreadPoolExecutor]
     look: Callable[[], None]
     missing: dict[str, Missing]
     is_cancelled: Cancelled
@@ -195,11 +172,12 @@ class Calls:
 
     def ask(self, position: int, group: Group) -> None:
         """Begin to score a group."""
-        prompt, texts = group.prompt, [completion.text for completion in group.completions]
-        asked = [Asked(prompt.question, prompt.answer, completion.token_ids) for completion in group.completions]
-        arguments = [prompt.text] * len(texts), texts, [prompt.raw] * len(texts), asked, self.is_cancelled
-        futures = [pool.submit(reward.values, *arguments) for reward, pool in zip(self.rewards, self.pools, strict=True)]
-        self._begun[position] = (group, futures)
+        prompt = group.prompt
+        items = [
+            Item(prompt.text, completion.text, prompt.raw, Asked(prompt.question, prompt.answer, completion.token_ids))
+            for completion in group.completions
+        ]
+        self._begun[position] = (group, [reward.pool.submit(reward.values, items, self.is_cancelled) for reward in self.rewards])
 
     def settle(self) -> dict[int, list[dict[str, Value]]]:
         """For each group's position and completion, every function's value, but for functions that do not apply to it.
@@ -220,7 +198,7 @@ class Calls:
                 self._note(reward.function.name, group.prompt.row, failures)
                 failed = {failure.place for failure in failures}
                 for place, value in enumerate(values):
-                    if value is not None or place in failed or not reward.may_not_apply:
+                    if value is not None or place in failed or not reward.is_by_name:
                         given[place][reward.function.name] = value
             by_position[position] = given
         return by_position
@@ -240,8 +218,6 @@ class CustomRewards:
 
     def __init__(self, config: RewardConfig) -> None:
         self._rewards = [CustomReward(function, config) for function in parse_functions(config.functions)]
-        # One thread for each process: a slow function does not keep another one waiting.
-        self._pools = [ThreadPoolExecutor(1, thread_name_prefix="reward") for _ in self._rewards]
         self._closed = False
         self.missing: dict[str, Missing] = {}
         """By function, values that are missing since the last `reset`, other than by its own None."""
@@ -267,28 +243,29 @@ class CustomRewards:
         """The calls of one scoring; those that are not settled when the block ends are given up."""
         is_over = False
         try:
-            yield Calls(self._rewards, self._pools, look, self.missing, lambda: is_over or self._closed)
+            yield Calls(self._rewards, look, self.missing, lambda: is_over or self._closed)
         finally:
             is_over = True
 
     def import_all(self, is_cancelled: Cancelled = never) -> None:
         """Wait until every function is imported. Raises UserError for one that cannot be, and NoReply once `is_cancelled()`."""
-        for reward, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(reward.wait_until_ready, lambda: self._closed or is_cancelled()).result()
+        for reward in self._rewards:
+            reward.pool.submit(reward.wait_until_ready, lambda: self._closed or is_cancelled()).result()
 
     def values_of(
         self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[str], asked: Sequence[Asked] = ()
     ) -> Iterator[tuple[RewardFunction, list[Value], list[Failure]]]:
         """Call every function now, one after the other. Without `asked`, the prompts are the questions, which have no answers."""
         asked = asked or [Asked(prompt, "") for prompt in prompts]
-        for reward, pool in zip(self._rewards, self._pools, strict=True):
-            yield (reward.function, *pool.submit(reward.values, prompts, completions, rows, asked, lambda: self._closed).result())
+        items = [*map(Item, prompts, completions, rows, asked)]
+        for reward in self._rewards:
+            yield (reward.function, *reward.pool.submit(reward.values, items, lambda: self._closed).result())
 
     def close(self) -> None:
         """End the processes and threads; what is still being scored is given up."""
         if self._closed:
             return
         self._closed = True
-        for reward, pool in zip(self._rewards, self._pools, strict=True):
-            pool.submit(reward.close)  # after the call that it is in, which sees that it is given up
-            pool.shutdown(wait=True)
+        for reward in self._rewards:
+            reward.pool.submit(reward.kill)  # after the call that it is in, which sees that it is given up
+            reward.pool.shutdown(wait=True)

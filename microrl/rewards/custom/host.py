@@ -1,4 +1,4 @@
-"""The process of custom code: one JSON request a line in, one JSON answer a line out. Run as a file, never imported.
+"""The process of custom code: one JSON request a line in, one JSON answer a line out. Run as a file.
 
 Arguments: the target, the folder of its module (or empty), the parent's process id, the entry points' group, whether to confine
 it, and the module that serves it (empty for a reward function, which is served here). The first line out says whether the target
@@ -54,7 +54,7 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.dup2(2, 1)
-    _die_with(int(parent))
+    die_with(int(parent))
     try:
         function_or_class = loaded(target, folder, group, "class" if server else "function")
         serve = _served_by(server) if server else None
@@ -64,20 +64,20 @@ def main() -> None:
         else:
             serve.refuse_other(function_or_class, Unusable)
     except Unusable as error:
-        _write(replies, {"error": str(error), "known": error.known, "hint": error.hint})
+        write(replies, {"error": str(error), "known": error.known, "hint": error.hint})
         return
     except BaseException as error:  # a module may raise anything, SystemExit too
-        _write(replies, {"error": described(error)})
+        write(replies, {"error": described(error)})
         return
     if confined and not _locked_in((requests.fileno(), replies)):
         return
     if serve is not None:
-        _write(replies, {"ready": True})
-        serve.serve(function_or_class, requests, replies, die_with=_die_with, described=described)
+        write(replies, {"ready": True})
+        serve.serve(function_or_class, requests, replies)
         return
-    _write(replies, {"ready": True, "by_name": isinstance(call, ByName)})
+    write(replies, {"ready": True, "by_name": isinstance(call, ByName)})
     for line in requests:
-        _write(replies, answer(call, json.loads(line)))
+        write(replies, answer(call, json.loads(line)))
 
 
 def _served_by(module: str) -> Any:
@@ -101,7 +101,7 @@ def _locked_in(keep: tuple[int, int]) -> bool:
         return False
     sandbox.confine(owner, sandbox.Limits(MEMORY_BYTES), keep=keep)
     if not (levels := sandbox.levels_in_force()).is_enforced:
-        _write(keep[1], {"error": f"it could not be confined; in force: {levels}"})
+        write(keep[1], {"error": f"it could not be confined; in force: {levels}"})
         os._exit(0)
     return True
 
@@ -290,7 +290,7 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".removesuffix(": ") + place
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel end this process when its parent ends, even by SIGKILL. Only Linux can; elsewhere the pipe's end does."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -300,7 +300,8 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _write(descriptor: int, value: dict[str, Any]) -> None:
+def write(descriptor: int, value: dict[str, Any]) -> None:
+    """Write a line of JSON to a pipe that may be full."""
     data = json.dumps(value).encode("ascii") + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]

@@ -14,8 +14,7 @@ from microrl.config.reward import RewardConfig
 from microrl.errors import UserError, did_you_mean
 from microrl.sandbox import levels
 from microrl.sandbox.environment import clean
-from microrl.sandbox.pipes import Cancelled, never
-from microrl.sandbox.worker import NO_ANSWER, NoReply, Worker
+from microrl.sandbox.worker import NO_ANSWER, Cancelled, NoReply, Worker, never
 
 HOST = str(Path(__file__).with_name("host.py"))
 """Run as a file: it needs nothing of this package, and starts in a tenth of a second."""
@@ -35,7 +34,8 @@ class CustomProcess(Worker):
         super().__init__()
         self._target, self._folder, self._confined = target, folder, "confined" if confined else ""
         self.is_by_name = False
-        """Whether what it serves is a function with TRL's parameters; known once it is ready."""
+        """Whether what it serves is a function with TRL's parameters, whose None leaves only its own part out, and not the
+        completion; known once it is ready."""
 
     def start(self) -> None:
         """Begin to start it, unless it runs; nobody waits."""

@@ -131,20 +131,18 @@ class Program:
         self._channel = channel
         self._number = 0
         self.answers = 0
-        """How many questions it has answered, exceptions included."""
+        """How often it has answered, exceptions included."""
         self.is_gone = False
         """It has not answered a question; it will not be asked again."""
 
     def start(self) -> None:
         """Wait until it has been read and executed. Raises what it raises."""
-        self._answer({})
+        self._answer()
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
         """Those of its global names that it has: their values where they are plain, else handles. Raises ProgramGone."""
-        return {name: self._global(name) for name in wanted if self.ask({"op": "has", "name": name}) is True}
-
-    def _global(self, name: str) -> Any:
-        return self.ask({"op": "global", "name": name})
+        there = [name for name in wanted if self.ask({"op": "has", "name": name}) is True]
+        return {name: self.ask({"op": "global", "name": name}) for name in there}
 
     def call(self, of: list, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call an object of the program. What it changes in place in its arguments is changed here, too."""
@@ -165,18 +163,14 @@ class Program:
             self.is_gone = True
             raise
         self._number += 1
-        answer = self._answer({"arguments": arguments})
-        self.answers += 1
-        return answer
+        return self._answer(arguments)
 
-    def _answer(self, about: dict[str, Any]) -> Any:
+    def _answer(self, arguments: list | None = None) -> Any:
         try:
             reply = self._channel.receive()
             if type(reply) is not dict or type(reply.get("id")) is not int or reply["id"] != self._number:
                 raise ProgramGone("it answers another question")
-            error = None
-            if "error" in reply:
-                error = self._exception(reply["error"])
+            error = self._exception(reply["error"]) if "error" in reply else None
             value = plain.decode(reply.get("value"), self._known)
             after = plain.decode(reply["after"], self._known) if "after" in reply else None
         except BadValue as problem:
@@ -185,10 +179,10 @@ class Program:
         except ProgramGone:
             self.is_gone = True
             raise
-        if after is not None and about.get("arguments") is not None:
-            change(about["arguments"], after)
+        if after is not None and arguments is not None:
+            change(arguments, after)
+        self.answers += 1
         if error is not None:
-            self.answers += 1
             raise error
         return value
 

@@ -2,7 +2,7 @@
 
 The tests, their expected values and the verdicts never exist in the program's process: no frame, no memory and no descriptor of
 it leads to them. All that it can do is return plain values (`microrl.plain`), and then it is right if they are.
-`serve` is the program's side, `judge` the tests'; both are called in a fresh fork that is already confined. The process that
+`serve` is the program's side, `handle` the tests'; both are called in a fresh fork that is already confined. The process that
 they are forked from must never have held a test: a fork sees its parent's memory.
 """
 
@@ -23,7 +23,7 @@ from microrl import plain
 from microrl.answers import END_THINK, THINK
 from microrl.clock import now_s
 from microrl.plain import BadValue, NotPlain
-from microrl.rewards.judges.calls import Channel, Handle, Program, ProgramGone
+from microrl.rewards.judges.calls import Channel, Program, ProgramGone
 
 LONGEST_PROGRAM = 100_000
 """Characters. A longer text is no program, and is not run."""
@@ -58,8 +58,8 @@ def program_of(completion: str, opened: bool = False) -> str | None:
     elif opened or THINK in text:
         return None
     blocks = _blocks(text)
-    for is_wanted in (_is_python, _has_no_label):
-        candidates = [code for label, code in blocks if is_wanted(label) and len(code) <= LONGEST_PROGRAM]
+    for labels in (_PYTHON, ("",)):
+        candidates = [code for label, code in blocks if label in labels and len(code) <= LONGEST_PROGRAM]
         if candidates:
             return _flush_left(next((code for code in reversed(candidates) if _DEFINES.search(code)), candidates[-1]))
     if blocks or len(text) > LONGEST_PROGRAM or not _STARTS_AS_CODE.match(text) or not _DEFINES.search(text):
@@ -72,14 +72,6 @@ def _flush_left(code: str) -> str | None:
     if code.strip() and code.lstrip("\r\n")[0] in " \t":
         code = textwrap.dedent(code)
     return code if code.strip() else None
-
-
-def _has_no_label(label: str) -> bool:
-    return not label
-
-
-def _is_python(label: str) -> bool:
-    return label in _PYTHON
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
@@ -104,7 +96,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 
 def requests(gold: str, program: str, seconds: float = SECONDS) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `serve` and `judge` are asked: the program with what it was given to build on, and the tests. `gold` is the answer of
+    """What `serve` and `handle` are asked: the program with what it was given to build on, and the tests. `gold` is the answer of
     a question of kind code (`microrl.data.code`)."""
     row = json.loads(gold)
     asked = {"program": program, "given": row.get("given", ""), "entry_point": row.get("entry_point")}
@@ -239,21 +231,20 @@ def _run(source: str, name: str, space: dict[str, Any]) -> None:
 # ---- the tests' process
 
 
-def judge(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
+def handle(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
     """One verdict a test: whether it ended without an exception, and the program has answered what it asked.
 
-    `request`: `setup`, a source that is executed first; `tests`, sources; `names`, which the program defines and the tests use
-    (None: all that nothing else defines); `entry_point`, one of them, even where the set-up defines it, too; `solution`, the
-    row's own, whose other names the tests use as helpers; `seconds`, in which the program has to answer. What is not answered by
-    then is not passed.
+    `request`: `setup`, a source that is executed first; `tests`, sources; `names`, which the program defines and the tests use;
+    `entry_point`, one of them, even where the set-up defines it, too; `solution`, the row's own, whose other names the tests use
+    as helpers; `seconds`, in which the program has to answer. What is not answered by then is not passed.
     """
     tests: list[str] = request["tests"]
     verdicts = [False] * len(tests)
-    program = Program(Channel(reads, writes, now_s() + request.get("seconds", SECONDS)))
+    program = Program(Channel(reads, writes, now_s() + request["seconds"]))
     space, own = _new_space(), _new_space()
     try:
         program.start()
-        wanted = _names(request)
+        wanted = request["names"]
         taken = program.names(wanted)
         # In a space of its own: a helper that calls what the program is asked for must get the solution's.
         _run(request.get("solution", ""), "<solution>", own)
@@ -275,20 +266,3 @@ def judge(request: dict[str, Any], reads: int, writes: int) -> list[bool]:
 
 def _new_space() -> dict[str, Any]:
     return {"__name__": "tests", "__builtins__": builtins}
-
-
-handle = judge
-"""The name under which a confined process is asked."""
-
-
-def _names(request: dict[str, Any]) -> list[str]:
-    names = request.get("names")
-    if names is None:
-        from microrl.pysource import free_names  # not needed in the program's process
-
-        names = sorted(free_names(request.get("setup", ""), *request["tests"]) - vars(builtins).keys())
-    entry_point = request.get("entry_point")
-    return list(dict.fromkeys([*names, *([entry_point] if entry_point else [])]))
-
-
-__all__ = ["Handle", "credit", "handle", "judge", "prepare", "program_of", "requests", "serve"]

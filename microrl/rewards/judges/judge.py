@@ -13,7 +13,7 @@ from microrl.config.schema import RunConfig
 from microrl.errors import UserError
 from microrl.rewards.judges import code, gym
 from microrl.sandbox import Host, levels
-from microrl.sandbox.pipes import Cancelled, never
+from microrl.sandbox.worker import Cancelled
 
 Kind = Literal["math", "text", "code", "gym"]
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
@@ -24,38 +24,30 @@ HUNG = 0.9
 """A program that took this fraction of its time, and did not pass, is taken for one that hangs."""
 
 
-class Judge:
+class Judge(Host):
     """A host of confined processes for answers of one kind."""
 
     def __init__(self, kind: Kind, credit: str) -> None:
+        super().__init__(f"microrl.rewards.judges.{kind}")
         self._kind, self._credit = kind, credit
-        self._host = Host(f"microrl.rewards.judges.{kind}")
 
-    def start(self) -> None:
-        """Begin to start it; nobody waits."""
-        self._host.start()
-
-    def ask(self, request: dict[str, str], deadline_s: float, cpu_s: float, is_cancelled: Cancelled = never) -> float | None:
+    def judge(self, request: dict[str, str], deadline_s: float, cpu_s: float, is_cancelled: Cancelled) -> float | None:
         """The credit of `answer` for `gold`, from 0 to 1; None where it hangs or its judge died, or nobody wants it any more.
 
         `cpu_s`: processor seconds that it may take. Raises MachineFailure where no process can be started.
         """
         if self._kind != "code":
-            right = self._host.ask(request, deadline_s=deadline_s, cpu_s=cpu_s, is_cancelled=is_cancelled)
+            right = self.ask(request, deadline_s=deadline_s, cpu_s=cpu_s, is_cancelled=is_cancelled)
             return None if right is None else float(right)
         limit_s = OF_THE_TIME * min(cpu_s, deadline_s)
         served, judged = code.requests(request["gold"], request["answer"], limit_s)
-        if not self._host.await_ready(is_cancelled):
+        if not self.await_ready(is_cancelled):
             return None
         began = now_s()
-        verdicts = self._host.ask(judged, served, deadline_s=deadline_s, cpu_s=cpu_s, is_cancelled=is_cancelled)
+        verdicts = self.ask(judged, served, deadline_s=deadline_s, cpu_s=cpu_s, is_cancelled=is_cancelled)
         if verdicts is None or (not all(verdicts) and now_s() - began >= HUNG * limit_s):
             return None
         return code.credit(verdicts, self._credit)
-
-    def kill(self) -> None:
-        """End it."""
-        self._host.kill()
 
 
 def read(completion: str, kind: Kind, *, opened: bool) -> str | None:
