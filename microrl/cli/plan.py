@@ -69,7 +69,7 @@ def plan(
     if starts and study is not None:
         raise UserError("--starts and --detect are two different tables", "pass one of them")
     from microrl.cli import early
-    from microrl.config import resolve
+    from microrl.config import keys_set, resolve
     from microrl.environments.length import schema_tokens
     from microrl.plan.source import shape_of
 
@@ -81,7 +81,7 @@ def plan(
     device, free_gb = _card(gpu)
     if starts:
         words = _repeated(presets or [], flags, sets or [])
-        _starts(config, shape, device, free_gb, _set_keys(sets), words, as_json=as_json)
+        _starts(config, shape, device, free_gb, keys_set(sets or ()), words, as_json=as_json)
         return
     if study is not None:
         from microrl.cli import detect as detecting
@@ -91,7 +91,7 @@ def plan(
         return
     tool_tokens = schema_tokens(config.env)
     if device is None:
-        names_price = flags["budget.price"] is not None or "budget.price" in _set_keys(sets)
+        names_price = flags["budget.price"] is not None or "budget.price" in keys_set(sets or ())
         _compare(config, shape, tool_tokens, names_price=names_price, as_json=as_json)
         return
     from microrl.plan import make, show
@@ -105,11 +105,6 @@ def plan(
     from microrl.cli.starts import suggest
 
     suggest(config, device, free_gb)
-
-
-def _set_keys(sets: list[str] | None) -> set[str]:
-    """The keys that --set gives."""
-    return {text.partition("=")[0].strip() for text in sets or ()}
 
 
 def _repeated(presets: list[str], flags: dict[str, Any], sets: list[str]) -> list[str]:
