@@ -21,7 +21,7 @@ def shape_of(name: str) -> Shape:
     """
     path = local_model(name)
     if path is not None:
-        return Shape.from_config(_gguf(path) if name.endswith(".gguf") else read_json(path / "config.json", dict, follow=True))
+        return Shape.from_config(_gguf(path) if path.suffix == ".gguf" else read_json(path / "config.json", dict, follow=True))
     known = known_models.find(name)
     shipped = CONFIGS.get(name if known is None else known.name)
     return Shape.from_config(shipped or _from_hub(name if known is None else known.hub_id))
