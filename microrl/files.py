@@ -175,12 +175,13 @@ def _place(error: ErrorDetails) -> str:
 
 
 def absent(raw: Any, parsed: Any) -> str | None:
-    """The first field of a dataclass, and of the dataclasses in it, that is not in the JSON it was read from."""
-    for field in fields(parsed) if is_dataclass(parsed) else ():
-        if field.name not in raw:
-            return field.name
-        if (inner := absent(raw[field.name], getattr(parsed, field.name))) is not None:
-            return f"{field.name}.{inner}"
+    """The first field of a dataclass or model, and of those in it, that is not in the JSON it was read from."""
+    own = [field.name for field in fields(parsed)] if is_dataclass(parsed) else getattr(type(parsed), "model_fields", ())
+    for name in own:
+        if name not in raw:
+            return name
+        if (inner := absent(raw[name], getattr(parsed, name))) is not None:
+            return f"{name}.{inner}"
     return None
 
 

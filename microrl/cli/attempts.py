@@ -20,9 +20,7 @@ AGAIN = 75
 """Exit status of a child process whose run is to be resumed at once, with other settings of the engine (EX_TEMPFAIL)."""
 
 
-def run_with_fallback(
-    folder: RunFolder, tree: dict[str, Any], *, resume: bool, is_extended: bool = False, started: float | None = None
-) -> int:
+def run_with_fallback(folder: RunFolder, *, resume: bool, is_extended: bool = False, started: float | None = None) -> int:
     """Load and run a run whose folder exists; returns the exit status. `started`: when its time begins, in seconds of
     `clock.now_s`; None: when this process was created.
 
@@ -34,7 +32,7 @@ def run_with_fallback(
     from microrl.train import fallback
 
     folder.lock()
-    config = folder.settings(tree)
+    config = folder.settings()
     in_run(folder)
     is_forked = fallback.may_be_needed(config) and child.can_fork()
     began = clock.process_started_s() if started is None else started

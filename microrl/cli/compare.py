@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -91,7 +92,7 @@ def compare(
     answer = answer_of(sweeps[0]) if len(sweeps) == len(targets) == 1 else answer_to(entries)
     if as_json:
         by_setting = {
-            "settings": [one.to_json() for sweep in sweeps for one in settings(sweep)],
+            "settings": [asdict(one) for sweep in sweeps for one in settings(sweep)],
             "contrasts": [one.to_json() for sweep in sweeps for one in contrasts(sweep)],
         }
         told = {"answer": None if answer is None else answer.to_json()}

@@ -69,7 +69,7 @@ def plan(
     if starts and study is not None:
         raise UserError("--starts and --detect are two different tables", "pass one of them")
     from microrl.cli import early
-    from microrl.config import resolve
+    from microrl.config import keys_set, resolve
     from microrl.environments.length import schema_tokens
     from microrl.plan.source import shape_of
 
@@ -80,8 +80,17 @@ def plan(
     shape = shape_of(config.model.name)
     device, free_gb = _card(gpu)
     if starts:
+        from microrl.cli.starts import show as show_starts
+        from microrl.plan import here
+
+        if device is None:
+            device, free_gb = here.instead_of_gpu(shape)
+            say(f"note: planning for the {device.label}; --gpu NAME chooses another")
+        if config.budget.hours is None:
+            say(f"note: --starts needs a time limit; planning for {DEFAULT_HOURS:g} hours")
+            config = config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
         words = _repeated(presets or [], flags, sets or [])
-        _starts(config, shape, device, free_gb, _set_keys(sets), words, as_json=as_json)
+        show_starts(config, device, free_gb, keys_set(sets or ()), words, as_json=as_json)
         return
     if study is not None:
         from microrl.cli import detect as detecting
@@ -91,7 +100,7 @@ def plan(
         return
     tool_tokens = schema_tokens(config.env)
     if device is None:
-        names_price = flags["budget.price"] is not None or "budget.price" in _set_keys(sets)
+        names_price = flags["budget.price"] is not None or "budget.price" in keys_set(sets or ())
         _compare(config, shape, tool_tokens, names_price=names_price, as_json=as_json)
         return
     from microrl.plan import make, show
@@ -107,11 +116,6 @@ def plan(
     suggest(config, device, free_gb)
 
 
-def _set_keys(sets: list[str] | None) -> set[str]:
-    """The keys that --set gives."""
-    return {text.partition("=")[0].strip() for text in sets or ()}
-
-
 def _repeated(presets: list[str], flags: dict[str, Any], sets: list[str]) -> list[str]:
     """What was typed, as words of another command: without the model and the budget, which a start has of its own."""
     own = ("model.name", "budget.hours", "budget.steps")
@@ -119,28 +123,6 @@ def _repeated(presets: list[str], flags: dict[str, Any], sets: list[str]) -> lis
     pairs = [(flag, one) for flag, value in given.items() for one in (value if isinstance(value, list | tuple) else [value])]
     pairs += [("--set", text) for text in sets]
     return [*presets, *(str(word) for pair in pairs for word in pair)]
-
-
-def _starts(
-    config: RunConfig,
-    shape: Shape,
-    device: Device | None,
-    free_gb: float | None,
-    keep: set[str],
-    words: list[str],
-    *,
-    as_json: bool,
-) -> None:
-    from microrl.cli import starts
-    from microrl.plan import here
-
-    if device is None:
-        device, free_gb = here.instead_of_gpu(shape)
-        say(f"note: planning for the {device.label}; --gpu NAME chooses another")
-    if config.budget.hours is None:
-        say(f"note: --starts needs a time limit; planning for {DEFAULT_HOURS:g} hours")
-        config = config.model_copy(update={"budget": config.budget.model_copy(update={"hours": DEFAULT_HOURS})})
-    starts.show(config, device, free_gb, keep, words, as_json=as_json)
 
 
 def _fetch(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from microrl.cli import options
-from microrl.cli.export import Base, Dtype, Form, described, refuse_type
+from microrl.cli.export import Base, Dtype, Form, Trained, described, refuse_type
 from microrl.cli.output import emit, say
 from microrl.errors import UserError, invalid_value
 
@@ -24,10 +24,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 def push(
     hub_id: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub; created if there is none.")],
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="A run folder, its best/, or an adapter folder.", show_default="the newest run"),
-    ] = None,
+    run: Trained = None,
     *,
     form: Form = None,
     dtype: Dtype = None,

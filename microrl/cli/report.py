@@ -49,7 +49,7 @@ def report(
     from microrl.report.history import load_all
     from microrl.report.page import write
     from microrl.report.verdict import judge
-    from microrl.sweep.contrast import accuracies
+    from microrl.sweep.contrast import accuracies, answer_of
     from microrl.sweep.folder import SweepFolder
 
     given = [Path(target) for target in targets or ()] or [run_of(None).path]
@@ -57,7 +57,11 @@ def report(
     by_setting = [one for sweep in sweeps.values() for one in accuracies(sweep)]
     paths = [run for path in given for run in (_runs(sweeps[path]) if path in sweeps else [path])]
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
-    of_sweep = _of_sweep(sweeps[given[0]]) if len(given) == len(sweeps) == 1 else {}
+    of_sweep: dict[str, Any] = {}
+    if len(given) == len(sweeps) == 1:
+        (sweep,) = sweeps.values()
+        title = f"Sweep {sweep.path.absolute().name}: {len(sweep.plan.trials)} trials"
+        of_sweep = {"title": title, "answer": answer_of(sweep)}
     with Console(stderr=True).status("reading, and drawing the figures"):  # on a terminal only
         histories = load_all(paths)
         try:
@@ -75,14 +79,6 @@ def report(
         return
     say(f"{size / 1e6:.2f} MB" + (f"; {len(written)} figures in {pictures}" if written else ""))
     print(printable(str(target)))
-
-
-def _of_sweep(sweep: SweepFolder) -> dict[str, Any]:
-    """The page's title and the answer of the sweep that it is of."""
-    from microrl.sweep.contrast import answer_of
-
-    title = f"Sweep {sweep.path.absolute().name}: {len(sweep.plan.trials)} trials"
-    return {"title": title, "answer": answer_of(sweep)}
 
 
 def _runs(sweep: SweepFolder) -> list[Path]:

@@ -223,10 +223,9 @@ def _train(path: Path, hours: float | None, is_fresh: bool) -> int:
 
     def work() -> int:
         folder = RunFolder.open(path)
-        tree = folder.config()
         if is_fresh:
-            return run_with_fallback(folder, tree, resume=False)
-        return go_on(folder, None if tree["budget"]["hours"] == hours else hours, None)
+            return run_with_fallback(folder, resume=False)
+        return go_on(folder, None if folder.config()["budget"]["hours"] == hours else hours, None)
 
     return guarded(work)
 

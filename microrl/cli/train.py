@@ -107,12 +107,12 @@ def train(
     folder = RunFolder.create(path, tree)
     if control:
         say(controls.time_of_both(path, config.budget.hours, config.budget.steps))
-        return controls.run_both(path, partial(_run_attempts, folder, tree), partial(_control, folder, None, None, None))
-    return run_with_fallback(folder, tree, resume=False)
-
-
-def _run_attempts(folder: RunFolder, tree: dict[str, Any], started: float | None) -> int:
-    return run_with_fallback(folder, tree, resume=False, started=started)
+        return controls.run_both(
+            path,
+            lambda started: run_with_fallback(folder, resume=False, started=started),
+            partial(_control, folder, None, None, None),
+        )
+    return run_with_fallback(folder, resume=False)
 
 
 def _go_on_with_control(folder: RunFolder, hours: float | None, steps: int | None, engine: str | None = None) -> int:
@@ -133,7 +133,7 @@ def _control(folder: RunFolder, hours: float | None, steps: int | None, engine: 
     if (path := control_of(folder.path)).exists():
         return go_on(RunFolder.open(path), hours, steps, engine, started)
     tree = controls.shuffled(folder.config())
-    return run_with_fallback(RunFolder.create(path, tree), tree, resume=False, started=started)
+    return run_with_fallback(RunFolder.create(path, tree), resume=False, started=started)
 
 
 def refuse_studies(names: Sequence[str]) -> None:
@@ -177,7 +177,6 @@ def go_on(
         )
     folder.lock()
     fallback.forget(folder, at_once=engine is not None)
-    tree = folder.config()
     bounds = {name: value for name, value in (("hours", hours), ("steps", steps)) if value is not None}
     if not bounds and folder.is_done():
         say(f"{folder.path} is already finished")
@@ -186,6 +185,7 @@ def go_on(
     if not folder.is_in_sweep:  # which has checked it for all its trials
         machine.check(fallback.applied(config, folder), folder.path)
     if bounds:
+        tree = folder.config()
         tree["budget"] |= {"hours": None, "steps": None, **bounds}
         if config.sft.only:  # its steps are the SFT steps
             tree["sft"] |= {"minutes": None, "steps": steps}
@@ -201,4 +201,4 @@ def go_on(
         folder.write_json("config.json", tree)
         folder.drop_partial_line("events.jsonl")
         folder.event("budget changed", ", ".join(f"{name} {value:g}" for name, value in bounds.items()))
-    return run_with_fallback(folder, tree, resume=True, is_extended=bool(bounds), started=started)
+    return run_with_fallback(folder, resume=True, is_extended=bool(bounds), started=started)

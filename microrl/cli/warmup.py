@@ -61,8 +61,7 @@ def warmup(
     config = _resolved({**flags, "model.name": model, "sft.steps": steps}, sets)
     path = out or options.run_folder(f"warmup-{options.run_name(None, config.model.name)}")
     machine.check(config, path)
-    tree = config.model_dump(mode="json")
-    return run_with_fallback(RunFolder.create(path, tree), tree, resume=False)
+    return run_with_fallback(RunFolder.create(path, config.model_dump(mode="json")), resume=False)
 
 
 def _resolved(flags: dict, sets: list[str] | None) -> RunConfig:

@@ -32,7 +32,6 @@ def _machine() -> str:
 
 def _newest() -> str:
     from microrl.errors import UserError
-    from microrl.files import BadFile
     from microrl.run import follow, summary
     from microrl.run.folder import RunFolder
 
@@ -45,7 +44,7 @@ def _newest() -> str:
         return f"{path}, in progress: microrl watch" if alive else f"{path}, not finished: microrl train --resume {path}"
     try:
         gain = summary.read(path).eval.paired_gain
-    except (UserError, BadFile):
+    except UserError:
         return f"{path}, but its summary cannot be read: microrl report"
     if gain is None:
         return f"{path}, not evaluated before and after: microrl report"

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from microrl.commands.published import published as published_of
 from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluations
 from microrl.config import RunConfig
+from microrl.config.resolve import leaves
 from microrl.errors import UserError
 from microrl.evaluation.answer import Answer
 from microrl.evaluation.gain_parts import PARTS, GainParts, over_runs
@@ -18,7 +19,7 @@ from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
 from microrl.evaluation.seeds import accuracy_of, difference, holm
 from microrl.report.history import History
-from microrl.report.several import answer_of, flat_of
+from microrl.report.several import answer_of
 from microrl.run import summary
 from microrl.run.folder import RunFolder
 
@@ -296,8 +297,7 @@ def names_of(entries: Sequence[Entry]) -> list[str]:
 def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     """What distinguishes each run from the others by its configuration, seeds aside; its adapter where nothing does."""
     flat = [
-        {key: value for key, value in flat_of(config.model_dump(mode="json")) if not key.startswith(IGNORED)}
-        for config in configs
+        {key: value for key, value in leaves(config.model_dump(mode="json")) if not key.startswith(IGNORED)} for config in configs
     ]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differing = [key for key in keys if len({str(one.get(key, "")) for one in flat}) > 1]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from microrl.config import catalogue
-from microrl.config.section import Fraction, Positive, Section, Seed
+from microrl.config.section import Fraction, Positive, Section, Seed, or_one
 from microrl.errors import UserError
 
 GYM = "reasoning-gym:"
@@ -63,7 +63,7 @@ class DataConfig(Section):
     """Maximum prompt length in tokens, chat template included."""
     long_prompts: Literal["error", "drop", "truncate_left"] = "error"
     """What to do with a prompt above that limit."""
-    decontaminate: tuple[str, ...] = ()
+    decontaminate: Annotated[tuple[str, ...], or_one(str)] = ()
     """Benchmarks by name; training questions that are nearly the same as one of theirs are left out. Overlaps with them are kept
     in contamination.json."""
     curriculum: bool = False
@@ -77,14 +77,11 @@ class DataConfig(Section):
     validation: Fraction = 0.05
     """Fraction of the questions used for validation during training; they are neither trained on nor in the evaluations."""
 
-    @field_validator("decontaminate", mode="before")
+    @field_validator("decontaminate")
     @classmethod
-    def _benchmarks(cls, value: Any) -> Any:
-        given = (value,) if isinstance(value, str) else value
-        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
-            return value
+    def _benchmarks(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         try:
-            return tuple(dict.fromkeys(catalogue.benchmark(name).name for name in given))
+            return tuple(dict.fromkeys(catalogue.benchmark(name).name for name in names))
         except UserError as error:
             raise ValueError(f"data.decontaminate: {error.message}", error.hint) from None
 

@@ -14,8 +14,9 @@ class CommonLossConfig(Section):
 
     @property
     def drops_equal_groups(self) -> bool:
-        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
-        return False
+        """Whether groups in which all answers are right, or all wrong, are dropped and replaced; of a custom algorithm, those
+        that it does not keep."""
+        return bool(getattr(self, "dynamic_sampling", False))
 
     beta: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL term (k3 estimator) to the untouched model; 0: no term, and no reference pass."""
@@ -74,11 +75,6 @@ class DapoConfig(ClippedLossConfig):
     dynamic_sampling: bool = True
     """Drop groups in which all answers are right, or all wrong, and sample more until the batch is full, up to ten times its
     prompts. Groups still missing then are counted in groups/missing."""
-
-    @property
-    def drops_equal_groups(self) -> bool:
-        """Whether groups in which all answers are right, or all wrong, are dropped and replaced."""
-        return self.dynamic_sampling
 
 
 class DrGrpoConfig(ClippedLossConfig):
@@ -153,11 +149,6 @@ class CustomLossConfig(ClippedLossConfig):
     """Replace the groups that the algorithm does not keep by more sampling, as `dapo` does."""
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Keys of its own, which it reads as `self.config.options`."""
-
-    @property
-    def drops_equal_groups(self) -> bool:
-        """Whether groups that the algorithm does not keep are replaced."""
-        return self.dynamic_sampling
 
 
 LossConfig = Annotated[

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from microrl.config.section import MIN_TEMPERATURE, Positive, Section, Seed
+from microrl.config.section import MIN_TEMPERATURE, Positive, Section, Seed, or_one
 
 
 class EvaluationConfig(Section):
@@ -14,7 +14,7 @@ class EvaluationConfig(Section):
     """Maximum number of held-out problems for the evaluations before and after training; 0 disables them."""
     samples: Positive = 8
     """Completions per problem."""
-    pass_k: tuple[Positive, ...] = (8,)
+    pass_k: Annotated[tuple[Positive, ...], or_one(int)] = (8,)
     """k of pass@k; one or several, each at most `samples`."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature; 0: greedy decoding, always the likeliest token."""
@@ -26,11 +26,6 @@ class EvaluationConfig(Section):
     """Seed of the evaluation's sampling, independent of the run's seed."""
     question_seed: Seed = 0
     """Seed of the choice and order of the problems: evaluations that share it ask the same ones, whatever their `seed`."""
-
-    @field_validator("pass_k", mode="before")
-    @classmethod
-    def _one_is_a_list_too(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, int) else value
 
     @field_validator("temperature")
     @classmethod

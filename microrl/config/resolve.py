@@ -140,16 +140,23 @@ def check(tree: Tree) -> RunConfig:
     return paths.absolute(config)
 
 
-def _refuse_what_cannot_be_used(tree: Tree, prefix: str = "") -> None:
+def _refuse_what_cannot_be_used(tree: Tree) -> None:
     """Raise UserError for numbers whose squares could overflow, and for text that is not valid Unicode."""
-    for name, value in tree.items():
+    for key, value in leaves(tree):
         for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, dict):
-                _refuse_what_cannot_be_used(part, f"{prefix}{name}.")
-            elif isinstance(part, float) and abs(part) > LARGEST:
-                raise UserError(f"`{prefix}{name}` cannot be `{part}`", f"the largest magnitude allowed is {LARGEST:g}")
-            elif isinstance(part, str) and _SURROGATE.search(part):
-                raise UserError(f"`{prefix}{name}` is not valid Unicode", "write it in UTF-8")
+            if isinstance(part, float) and abs(part) > LARGEST:
+                raise UserError(f"`{key}` cannot be `{part}`", f"the largest magnitude allowed is {LARGEST:g}")
+            if isinstance(part, str) and _SURROGATE.search(part):
+                raise UserError(f"`{key}` is not valid Unicode", "write it in UTF-8")
+
+
+def leaves(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """(`section.key`, value) of nested sections; an empty one is a value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{section}{key}.")
+        else:
+            yield f"{section}{key}", value
 
 
 def layer(below: Tree, above: Tree, model: type[BaseModel] = RunConfig) -> Tree:
@@ -204,15 +211,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 def keys_set(sets: Iterable[str]) -> set[str]:
     """The keys that these `--set` options give a value, those in a table one by one: `adapter={rank=8}` sets adapter.rank."""
-
-    def leaves(tree: Tree, prefix: str) -> Iterator[str]:
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                yield from leaves(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}"
-
-    return set(leaves(_nest(_assignment(text) for text in sets), ""))
+    return {key for key, _ in leaves(_nest(_assignment(text) for text in sets))}
 
 
 def _value(raw: str) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from microrl.config.custom_rewards import parse_functions
-from microrl.config.section import Positive, Section
+from microrl.config.section import Positive, Section, or_one
 
 
 class OverlongConfig(Section):
@@ -34,7 +34,7 @@ class RewardConfig(Section):
     deadline_s: Annotated[float, Field(gt=0)] = 5.0
     """Seconds after which the check of an answer is killed and the answer counts as wrong. After two killed checks in a step, its
     other slow answers count as wrong unchecked."""
-    functions: tuple[str, ...] = ()
+    functions: Annotated[tuple[str, ...], or_one(str)] = ()
     """Custom reward functions: `package.module:function`, or an entry point of the group `microrl.rewards`; with `=WEIGHT`
     behind it, else the weight is 1."""
     path: str | None = None
@@ -52,10 +52,8 @@ class RewardConfig(Section):
     """Permute the rewards at random within each group, as a control run: they then say nothing about the completions. Metrics and
     evaluations still count the true ones."""
 
-    @field_validator("functions", mode="before")
+    @field_validator("functions")
     @classmethod
-    def _well_formed(cls, value: Any) -> Any:
-        given = (value,) if isinstance(value, str) else value
-        if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
-            parse_functions(given)
-        return given
+    def _well_formed(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
+        parse_functions(functions)
+        return functions

@@ -163,6 +163,17 @@ class SamplingConfig(Section):
     temperature: Temperature = 1.0
     """Sampling temperature, at least 0.01; the trainer uses the same."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_the_whole_distribution(cls, values: Any) -> Any:
+        for name in ("top_p", "top_k", "min_p"):
+            if isinstance(values, dict) and name in values:
+                raise ValueError(
+                    f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",
+                    "remove it; training samples from the full distribution, and evaluation.top_p is free",
+                )
+        return values
+
 
 class CheckpointsConfig(Section):
     keep_every: Positive | None = None
@@ -172,18 +183,6 @@ class CheckpointsConfig(Section):
 class DiagnosticsConfig(Section):
     kl_ref_every: Positive | None = None
     """Measure `policy/kl_ref` every so many steps, on one micro-batch, outside the loss; None: only if loss.beta is not 0."""
-
-
-REFUSED = {
-    **{
-        f"sampling.{name}": (
-            f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",
-            "remove it; training samples from the full distribution, and evaluation.top_p is free",
-        )
-        for name in ("top_p", "top_k", "min_p")
-    }
-}
-"""Keys that somebody may look for, by what is said of them: why, and what to do."""
 
 
 class RunConfig(Section):
@@ -212,15 +211,6 @@ class RunConfig(Section):
     budget: BudgetConfig = BudgetConfig()
     track: Literal["wandb", "trackio", "tensorboard"] | None = None
     """Experiment tracker to which a process of its own sends the metrics."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, values: Any) -> Any:
-        for key, said in REFUSED.items() if isinstance(values, dict) else ():
-            section, _, leaf = key.partition(".")
-            if section in values and (not leaf or (isinstance(values[section], dict) and leaf in values[section])):
-                raise ValueError(*said)
-        return values
 
     @model_validator(mode="before")
     @classmethod

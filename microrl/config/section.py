@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -14,6 +14,11 @@ Temperature = Annotated[float, Field(ge=MIN_TEMPERATURE)]
 """Below 0.01 sampling is practically greedy, and dividing the logits amplifies their rounding errors. vLLM silently uses 0.01 for
 anything smaller."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def or_one(kind: type) -> BeforeValidator:
+    """Of a list: one entry of this type may stand for itself."""
+    return BeforeValidator(lambda value: (value,) if isinstance(value, kind) else value)
 
 
 class Section(BaseModel):

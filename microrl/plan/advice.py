@@ -185,7 +185,7 @@ def _after(work: Workload, applied: list[Fix]) -> Workload:
 
 
 def _limit(config: RunConfig, limit: int) -> dict[str, Any]:
-    """A completion limit, and the overlong penalty's buffer and the evaluation's limit where they would pass it."""
+    """A completion limit, and the overlong penalty's buffer where it would pass it."""
     values: dict[str, Any] = {"sampling.max_completion_tokens": limit}
     overlong = config.reward.overlong
     if overlong is not None and overlong.buffer >= limit:

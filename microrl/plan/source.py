@@ -21,7 +21,7 @@ def shape_of(name: str) -> Shape:
     """
     path = local_model(name)
     if path is not None:
-        return Shape.from_config(_gguf(path) if name.endswith(".gguf") else read_json(path / "config.json", dict, follow=True))
+        return Shape.from_config(_gguf(path) if path.suffix == ".gguf" else read_json(path / "config.json", dict, follow=True))
     known = known_models.find(name)
     shipped = CONFIGS.get(name if known is None else known.name)
     return Shape.from_config(shipped or _from_hub(name if known is None else known.hub_id))
@@ -33,18 +33,12 @@ def is_at_hand(name: str) -> bool:
     return path.suffix != ".gguf" if path is not None else (name if known is None else known.name) in CONFIGS
 
 
-def _read(path: Path, name: str) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{name} is not a model folder: it has no config.json", "pass a folder, a .gguf file or a hub id")
-    return read_json(path, dict[str, Any], follow=True)
-
-
 def _from_hub(name: str) -> dict[str, Any]:
     hub.reachable()  # where it is not, the hub's library must know before it is imported
     from huggingface_hub import hf_hub_download
 
     try:
-        return _read(Path(hf_hub_download(name, "config.json")), name)
+        return read_json(Path(hf_hub_download(name, "config.json")), dict[str, Any], follow=True)
     except (OSError, ValueError) as error:  # the hub's errors are both
         raise hub.missing("model", name, error) from error
 

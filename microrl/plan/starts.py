@@ -27,7 +27,7 @@ HASH_BYTES_S = 1e9
 
 
 def seconds(config: BaseAdapterConfig, shape: Shape, device: Device, dtype_bytes: int, *, cpu_flops: float) -> float:
-    """All layers' starts; 0 where PEFT's own serves. `width` is bytes of a weight, `cpu_flops` the processor's float32 rate."""
+    """All layers' starts; 0 where PEFT's own serves. `dtype_bytes` are of a weight, `cpu_flops` the processor's float32 rate."""
     if not isinstance(config, RankedConfig):
         return 0.0
     on_cpu = cpu_flops / 2  # float64

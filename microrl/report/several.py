@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from microrl.config.resolve import leaves
 from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result
@@ -117,7 +118,7 @@ def alike_verdicts(histories: Sequence[History]) -> list[tuple[str, Verdict]]:
 
 def configurations(histories: Sequence[History]) -> tuple[str, list[str], list[tuple[str, ...]]]:
     """(what all configurations share, as JSON; the other keys; (run, their values) of each run)."""
-    flat = [dict(flat_of(history.config)) for history in histories]
+    flat = [dict(leaves(history.config)) for history in histories]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     said = [{key: json.dumps(one[key]) for key in one} for one in flat]
     differing = [key for key in keys if len({one.get(key) for one in said}) > 1]
@@ -125,15 +126,6 @@ def configurations(histories: Sequence[History]) -> tuple[str, list[str], list[t
     names = [shown_text(history.name) for history in histories]
     rows = [(name, *(shown_text(one.get(key, "")) for key in differing)) for name, one in zip(names, said, strict=True)]
     return json.dumps(shared, indent=2), [shown_text(key) for key in differing], rows if differing else []
-
-
-def flat_of(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """(`section.key`, value) of a configuration."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat_of(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _without(tree: Mapping[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from microrl.errors import UserError
 from microrl.evaluation.answer import Answer
 from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result
 from microrl.evaluation.seeds import accuracy_of, difference, holm
+from microrl.files import BadFile
 from microrl.report import several
 from microrl.report.history import History
 from microrl.sweep.folder import SweepFolder
@@ -56,7 +56,7 @@ class Contrast:
 def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
     """Held-out accuracy after training of each setting that has one, with its interval over seeds and problems.
 
-    Raises UserError for a damaged evaluation.
+    Raises BadFile for a damaged evaluation.
     """
     by_setting: dict[str, list[Result]] = {}
     for line, result in _ended(folder):
@@ -67,7 +67,7 @@ def accuracies(folder: SweepFolder) -> list[tuple[str, Estimate]]:
 def answer_of(folder: SweepFolder) -> Answer | None:
     """What the sweep says to its question: its settings against each other; None where it has one only.
 
-    Raises UserError for a damaged evaluation.
+    Raises BadFile for a damaged evaluation.
     """
     runs = [
         (method(folder, line.trial), line.trial.values[SEED], result, History.load(folder.trial(line.trial.name)))
@@ -79,7 +79,7 @@ def answer_of(folder: SweepFolder) -> Answer | None:
 def contrasts(folder: SweepFolder) -> list[Contrast]:
     """One for each axis of two values and each setting of the other axes. A configuration that both values come to has none.
 
-    Raises UserError for a damaged evaluation.
+    Raises BadFile for a damaged evaluation.
     """
     ended = [(values, one) for one in _ended(folder) for values in (one.line.trial.values, *one.line.trial.also)]
     planned = [values for trial in folder.plan.trials for values in (trial.values, *trial.also)]
@@ -126,10 +126,9 @@ def _ended(folder: SweepFolder) -> list[_Ended]:
         if line.status in ("done", "stopped") and line.summary is not None and path.is_file():
             try:
                 result = Result.read(path)
-            except ValueError:  # pydantic's are some
-                raise UserError(
-                    f"{path} is damaged", f"delete {path.parent.parent}, then: microrl sweep --resume {folder.path}"
-                ) from None
+            except BadFile as error:
+                hint = f"delete {path.parent.parent}, then: microrl sweep --resume {folder.path}"
+                raise BadFile(error.message, hint) from None
             if result.right:
                 ended.append(_Ended(line, result))
     return ended

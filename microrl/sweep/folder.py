@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from microrl import files
+from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Seconds
@@ -92,22 +89,12 @@ class Event(BaseModel):
     """Of a rung that has ended: the trials that go on."""
 
 
-def _missing(stored: dict[str, Any], whole: dict[str, Any]) -> str | None:
-    """The first key of a whole configuration that a stored one does not have, as `adapter.rank`."""
-    for key, value in whole.items():
-        if key not in stored:
-            return key
-        if isinstance(value, dict) and isinstance(stored[key], dict) and (inside := _missing(stored[key], value)) is not None:
-            return f"{key}.{inside}"
-    return None
-
-
 class SweepFolder:
     """A folder of a sweep, and the state of its trials, which is read from their own folders."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
-        self._lock = RunFolder(path)
+        self._files = RunFolder(path)
         self._events: list[Event] = []
         self._new_events = follow.Lines(path / EVENTS)
 
@@ -161,7 +148,8 @@ class SweepFolder:
 
     def lock(self) -> None:
         """Lock the folder against other processes until this one ends. Raises UserError if one holds it."""
-        self._lock.lock()
+        self._files.lock()
+        self._files.drop_partial_line(EVENTS)  # of a process that was killed in the middle of it
 
     def trial(self, name: str) -> Path:
         """The run folder of a trial."""
@@ -177,7 +165,7 @@ class SweepFolder:
             config = check(trial.config)
         except UserError as error:
             raise BadFile(f"{where}: {error.message}", error.hint or UNREADABLE) from None
-        if (missing := _missing(trial.config, config.model_dump())) is not None:
+        if (missing := files.absent(trial.config, config)) is not None:
             raise BadFile(f"{where} has no `{missing}`: {files.OF_ANOTHER_VERSION}", UNREADABLE)
         if self.plan.hours is None and not config.is_bounded:
             raise BadFile(f"{where} has neither hours nor steps", UNREADABLE)
@@ -243,13 +231,8 @@ class SweepFolder:
 
     def event(self, trial: str, kind: str, message: str = "", **details: Any) -> None:
         """Append a line to `trials.jsonl`. Raises OSError."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        line = json.dumps({"time": now, "trial": trial, "kind": kind, "message": message, **details}, ensure_ascii=False)
-        with (self.path / EVENTS).open("a+b") as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                line = f"\n{line}"  # the process was killed in the middle of a line
-            file.write(f"{line}\n".encode(errors="replace"))
+        self._files.append(EVENTS, {"time": clock.stamp(), "trial": trial, "kind": kind, "message": message, **details})
+        self._files.flush(EVENTS)
 
     def elapsed_s(self) -> float:
         """Seconds that earlier processes of the sweep have used; 0 where that cannot be read."""
@@ -269,7 +252,3 @@ class SweepFolder:
         path = self.path / LOGS / f"{name}.log"
         path.parent.mkdir(exist_ok=True)
         return path
-
-    def forget(self, name: str) -> None:
-        """Remove the folder of a trial, which is to be made anew."""
-        shutil.rmtree(self.trial(name), ignore_errors=True)

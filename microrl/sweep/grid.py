@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from microrl.config import RunConfig, keys_set, of_presets, override, presets
 from microrl.config.adapter import LowRankConfig, RankedConfig
 from microrl.config.adapters import KINDS
+from microrl.config.resolve import leaves
 from microrl.errors import UserError, did_you_mean, invalid_value
 
 ALPHA = ("fixed", "rank", "2rank", "rslora")
@@ -249,17 +250,8 @@ class Grid:
 
 def _named(name: str, keys: Mapping[str, Any]) -> Named:
     named = Named(name)
-    named.sets = dict(_leaves(keys))
+    named.sets = dict(leaves(keys))
     return named
-
-
-def _leaves(keys: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """(full key, value) of what nested tables set."""
-    for key, value in keys.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{section}{key}.")
-        else:
-            yield f"{section}{key}", value
 
 
 def setting_of(values: Mapping[str, Any]) -> str:

@@ -92,7 +92,7 @@ def make_ready(folder: SweepFolder, upcoming: NextTrial) -> bool:
         folder.event(name, STARTED, hours=upcoming.hours, rung=upcoming.rung)
     if RunFolder.is_one(path):
         return False
-    folder.forget(name)  # killed before its configuration was written
+    files.remove(path)  # killed before its configuration was written
     config = folder.config(upcoming.trial)
     RunFolder.create(path, bounded(folder, config, upcoming.hours).model_dump(mode="json"))
     give_base(folder, config, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -107,9 +107,6 @@ class Spread:
             return None
         return cls(fmean(known), stdev(known) if len(known) > 1 else None)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"mean": self.mean, "deviation": self.deviation}
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -127,10 +124,6 @@ class Setting:
     """(H_end - H_start) / H_start on the held-out problems (micro, table 2)."""
     kl_to_base: Spread | None
     """`History.kl_to_base`: nats per token (kl, figure 2)."""
-
-    def to_json(self) -> dict[str, Any]:
-        values_by_field = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value.to_json() if isinstance(value, Spread) else value for name, value in values_by_field.items()}
 
 
 def ended(folder: SweepFolder) -> list[tuple[str, Path]]:

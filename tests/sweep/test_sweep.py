@@ -261,6 +261,16 @@ def test_a_failed_trial_has_its_attempts_again_once_it_is_allowed_them(planned):
     assert SweepFolder.open(folder.path).failures("seed0") == ["no"]
 
 
+def test_half_a_line_of_a_killed_process_is_dropped(planned):
+    folder = planned("equal", 3.0, rank=[2])
+    folder.event("seed0", "failed", "no")
+    (folder.path / "trials.jsonl").open("a").write('{"trial": "seed0", "ki')
+    folder = SweepFolder.open(folder.path)
+    folder.lock()
+    folder.event("seed0", "failed", "again")
+    assert SweepFolder.open(folder.path).failures("seed0") == ["no", "again"]
+
+
 def test_an_alpha_that_is_set_is_the_one_of_the_fixed_rule():
     found = Grid(["quickstart"], {}, ["adapter.alpha=64"], {"rank": [2, 4], "alpha": ["fixed", "rank"]}).trials()
     assert [trial.config.adapter.scale for trial in found] == [32, 1, 16, 1]

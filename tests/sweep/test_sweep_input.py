@@ -7,7 +7,7 @@ import pytest
 
 from microrl.errors import UserError
 from microrl.files import BadFile
-from microrl.sweep import schedule, table
+from microrl.sweep import contrast, schedule, table
 from microrl.sweep.folder import SweepFolder
 from microrl.sweep.grid import Grid, Study
 
@@ -160,6 +160,17 @@ def test_a_trial_whose_summary_is_damaged_has_no_result(made, change):
     assert table.lines(made)[0].summary.steps == 3
     (run / "summary.json").write_text(json.dumps(whole | change))
     assert not table.ended(made) and "summary.json is damaged; to repeat the trial" in table.left_out(made)[0]
+
+
+def test_a_trial_whose_evaluation_is_damaged_is_to_be_made_again(made):
+    run = made.trial("r2-seed0")
+    (run / "eval").mkdir(parents=True)
+    (run / "eval" / "held-out-after.json").write_text("{}")
+    whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
+    (run / "summary.json").write_text(json.dumps(whole))
+    with pytest.raises(BadFile, match=r"held-out-after\.json is damaged") as raised:
+        contrast.accuracies(made)
+    assert raised.value.hint == f"delete {run}, then: microrl sweep --resume {made.path}"
 
 
 def test_a_trial_without_an_evaluation_is_left_out_and_named(made):
