@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from microrl import clock
-from microrl.commands.cheats import CHARACTERS_PER_TOKEN, Attack, Cheat, attack
+from microrl.commands.cheats.attack import CHARACTERS_PER_TOKEN, Attack, Cheat
+from microrl.commands.cheats.procedural import Procedural
+from microrl.commands.cheats.programs import Programs
+from microrl.commands.cheats.text import Text
 from microrl.commands.cheats.tools import Hole, try_tools
 from microrl.config import RunConfig
 from microrl.data.load import Question, load_questions
@@ -110,20 +113,20 @@ class Audit:
             "killed": self.killed,
             "failed": self.failed,
             "code_ran": self.escaped,
-            **({} if self.tool_calls is None else {"tools": {"tried": self.tool_calls, "found": [*self._holes()]}}),
+            **(
+                {}
+                if self.tool_calls is None
+                else {"tools": {"tried": self.tool_calls, "found": [hole._asdict() for hole in self.holes]}}
+            ),
             "seconds": self.seconds,
             "completions_per_second": self.per_second,
         }
-
-    def _holes(self) -> Iterator[dict[str, Any]]:
-        for hole in self.holes:
-            yield hole._asdict()
 
 
 def audit(config: RunConfig) -> Audit:
     """Try the configured reward on the configured data. Raises UserError for bad data and for a reward that cannot be used."""
     kind = config.data.answer_kind
-    how = attack(kind)
+    how: Attack = Programs() if kind == "code" else Procedural() if kind == "gym" else Text()
     scorer = make_scorer(config)
     try:
         with RunConsole() as console, tempfile.TemporaryDirectory(prefix="microrl-audit-") as folder:
