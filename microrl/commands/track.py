@@ -18,6 +18,7 @@ from typing import IO, Any, Protocol
 from microrl import clock, files
 from microrl.errors import MachineFailure, UserError, first_line
 from microrl.report.history import History, finite
+from microrl.report.several import flat_of
 from microrl.run import follow
 from microrl.run.folder import RunFolder
 from microrl.run.tracking import log_name
@@ -175,15 +176,10 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: known for name, value in row.items() if name != "step" and (known := finite(value)) is not None}
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a tree by dotted names; lists as text."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= _flat(value, f"{prefix}{name}.")
-        else:
-            leaves[f"{prefix}{name}"] = value if isinstance(value, str | int | float | None) else str(value)
-    return leaves
+    leaves = ((name, value) for name, value in flat_of(tree) if value != {})
+    return {name: value if isinstance(value, str | int | float | None) else str(value) for name, value in leaves}
 
 
 def _identity(history: History) -> str:
