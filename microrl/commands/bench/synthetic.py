@@ -62,10 +62,9 @@ def build(
     """A frozen model with random weights, in eval mode.
 
     `layers` overrides the shape's number of layers. `dtype` is bfloat16 on a GPU and float32 on a CPU, if None. `device` is
-    the GPU if there is one, if None. Raises UserError for an unknown shape or architecture, and for a GPU that is not there.
+    the GPU if there is one, if None. Raises UserError for an unknown shape, and for a GPU that is not there.
     """
     check_name("shape", shape, SHAPES)
-    check_name("architecture", architecture, ARCHITECTURES)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
