@@ -13,10 +13,10 @@ from microrl.evaluation.gain_parts import PARTS, GainParts, Part
 from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
+from microrl.report.transcripts import OWN
 from microrl.terminal import counted
 
 UNKNOWN = "unknown"
-OWN = ("held-out-before", "held-out-after")
 
 
 @dataclass(frozen=True, slots=True)
