@@ -44,8 +44,8 @@ def _prompts(config: RunConfig) -> tuple[list[str], int]:
         questions, origin = load_questions(DataConfig(name=ARITHMETIC)), "generated arithmetic, as a stand-in"
     if (tokenizer := _at_hand(lambda: _tokenizer(config.model), lines)) is None:
         lines += ["note: without the model's chat template, the plain messages are shown"]
-    scorer, (tools, tool_tokens) = make_scorer(config), _tools(config, tokenizer)
-    try:
+    tools, tool_tokens = _tools(config, tokenizer)
+    with closing(make_scorer(config)) as scorer:
         if config.reward.functions:
             probe(scorer.custom, [to_prompt(question) for question in questions], origin)
         lines += _teacher(config, tokenizer, questions, tools)
@@ -56,8 +56,6 @@ def _prompts(config: RunConfig) -> tuple[list[str], int]:
                 f"--- row {question.row} of {origin}, gold answer {question.answer!r} ({parsed})",
                 _shown(question, tokenizer, config, tools),
             ]
-    finally:
-        scorer.close()
     return ["prompts", *lines], tool_tokens
 
 
