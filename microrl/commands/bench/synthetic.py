@@ -57,7 +57,6 @@ def build(
     layers: int | None = None,
     dtype: Dtype | None = None,
     device: Device | None = None,
-    seed: int = 0,
 ) -> PreTrainedModel:
     """A frozen model with random weights, in eval mode.
 
@@ -77,7 +76,7 @@ def build(
         tie_word_embeddings=architecture != "llama", initializer_range=0.03, bos_token_id=1,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
     )  # fmt: skip
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config)
     wanted = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
