@@ -123,8 +123,7 @@ def control_said(history: History) -> list[str]:
     if ended is None or ended.eval.paired_gain is None:
         return []
     gain, how = ended.eval.paired_gain, "" if ended.status == "done" else f", {ended.status} after {counted(ended.steps, 'step')}"
-    said = Estimate(gain.mean, gain.ci95).text("+.3f")
-    return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {said}."]
+    return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {gain.text('+.3f')}."]
 
 
 def _outcome(history: History, all_findings: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:
