@@ -89,7 +89,8 @@ def judge(history: History) -> Verdict:
     all_findings = tuple(findings(history, is_clear=is_clear))
     outcome = _outcome(history, all_findings, count, gain)
     more = tuple(one for metric in history.evaluated.more_gains() if (one := gain_of(history, metric)) is not None)
-    said = _sentences(history, outcome, gain, all_findings, _little(updates_said(history, count), all_findings))
+    little = updates_said(history, count) + (", and an evaluation that was cut short" if _was_cut(all_findings) else "")
+    said = _sentences(history, outcome, gain, all_findings, little)
     more_said = [f"The gain includes that of {init}, which the run started from."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []
     if history.setting("reward.shuffle") is True:
@@ -197,7 +198,3 @@ def _undone(history: History, count: int) -> list[str]:
 
 def _was_cut(all_findings: tuple[Finding, ...]) -> bool:
     return any(one.kind == "evaluation cut" for one in all_findings)
-
-
-def _little(updates: str, all_findings: tuple[Finding, ...]) -> str:
-    return f"{updates}, and an evaluation that was cut short" if _was_cut(all_findings) else updates
