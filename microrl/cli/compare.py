@@ -194,10 +194,8 @@ def _parts(row: Row) -> str:
 def _estimates(row: Row) -> dict[str, Estimate | None]:
     """Each part of the gain with its interval; None for one that the row does not have."""
     from microrl.evaluation.gain_parts import PARTS
-    from microrl.evaluation.intervals import Estimate
 
-    means, ends = row.gain_parts or {}, row.gain_parts_ci95 or {}
-    return {name: Estimate(means[name], ends[name]) if name in means else None for name in PARTS}
+    return {name: (row.gain_parts or {}).get(name) for name in PARTS}
 
 
 def _p(p: float | None, adjusted: float | None) -> str:

@@ -6,12 +6,16 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from microrl import clock
-from microrl.commands.cheats import CHARACTERS_PER_TOKEN, Attack, Cheat, attack
+from microrl.commands.cheats.attack import CHARACTERS_PER_TOKEN, Attack, Cheat
+from microrl.commands.cheats.procedural import Procedural
+from microrl.commands.cheats.programs import Programs
+from microrl.commands.cheats.text import Text
 from microrl.commands.cheats.tools import Hole, try_tools
 from microrl.config import RunConfig
 from microrl.data.load import Question, load_questions
@@ -110,51 +114,51 @@ class Audit:
             "killed": self.killed,
             "failed": self.failed,
             "code_ran": self.escaped,
-            **({} if self.tool_calls is None else {"tools": {"tried": self.tool_calls, "found": [*self._holes()]}}),
+            **(
+                {}
+                if self.tool_calls is None
+                else {"tools": {"tried": self.tool_calls, "found": [hole._asdict() for hole in self.holes]}}
+            ),
             "seconds": self.seconds,
             "completions_per_second": self.per_second,
         }
-
-    def _holes(self) -> Iterator[dict[str, Any]]:
-        for hole in self.holes:
-            yield hole._asdict()
 
 
 def audit(config: RunConfig) -> Audit:
     """Try the configured reward on the configured data. Raises UserError for bad data and for a reward that cannot be used."""
     kind = config.data.answer_kind
-    how = attack(kind)
-    scorer = make_scorer(config)
-    try:
-        with RunConsole() as console, tempfile.TemporaryDirectory(prefix="microrl-audit-") as folder:
-            scorer.checker.start()
-            scorer.custom.start()
-            console.status("reading the data")
-            questions = load_questions(config.data, raw=bool(config.reward.functions or config.env.target) or kind == "code")
-            if kind == "gym":
-                refuse_unsound([question.answer for question in questions], console.progress)
-            if scorer.custom.functions:
-                console.status("trying the reward functions")
-                probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
-            canary = Path(folder) / "canary"
-            result = Audit(in_words(config.reward, config.env), len(questions), solutions=how.solutions)
-            began = clock.now_s()
-            _try_golds(result, how, scorer, questions, config, console)
-            _try_cheats(result, how, scorer, questions, config, str(canary), console)
-            if config.env.target is not None:
-                console.status("calling the tools")
-                asked = [(question, how.gold(question)) for question in how.chosen(questions)]
-                result.tool_calls = 0
-                for name, env in config.env.each.items():
-                    own = [(question, gold) for question, gold in asked if config.env.name_for(question) == name]
-                    calls, holes = try_tools(env, own)
-                    result.tool_calls, result.holes = result.tool_calls + calls, result.holes + holes
-                result.paid += _told_by_a_tool(result, how, scorer, config, [question for question, _ in asked])
-            result.seconds = clock.now_s() - began
-            result.escaped = canary.exists() or canary.is_symlink()
-            return result
-    finally:
-        scorer.close()
+    how: Attack = Programs() if kind == "code" else Procedural() if kind == "gym" else Text()
+    with (
+        closing(make_scorer(config)) as scorer,
+        RunConsole() as console,
+        tempfile.TemporaryDirectory(prefix="microrl-audit-") as folder,
+    ):
+        scorer.checker.start()
+        scorer.custom.start()
+        console.status("reading the data")
+        questions = load_questions(config.data, raw=bool(config.reward.functions or config.env.target) or kind == "code")
+        if kind == "gym":
+            refuse_unsound([question.answer for question in questions], console.progress)
+        if scorer.custom.functions:
+            console.status("trying the reward functions")
+            probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
+        canary = Path(folder) / "canary"
+        result = Audit(in_words(config.reward, config.env), len(questions), solutions=how.solutions)
+        began = clock.now_s()
+        _try_golds(result, how, scorer, questions, config, console)
+        _try_cheats(result, how, scorer, questions, config, str(canary), console)
+        if config.env.target is not None:
+            console.status("calling the tools")
+            asked = [(question, how.gold(question)) for question in how.chosen(questions)]
+            result.tool_calls = 0
+            for name, env in config.env.each.items():
+                own = [(question, gold) for question, gold in asked if config.env.name_for(question) == name]
+                calls, holes = try_tools(env, own)
+                result.tool_calls, result.holes = result.tool_calls + calls, result.holes + holes
+            result.paid += _told_by_a_tool(result, how, scorer, config, [question for question, _ in asked])
+        result.seconds = clock.now_s() - began
+        result.escaped = canary.exists() or canary.is_symlink()
+        return result
 
 
 def _completion(text: str, transcript: str | None = None) -> Completion:

@@ -53,11 +53,9 @@ class Row:
     """In short; empty where no other row of the benchmark has others."""
     base: float | None = None
     gain: Estimate | None = None
-    gain_parts: dict[str, float] | None = None
+    gain_parts: dict[str, Estimate] | None = None
     """The parts of the gain in accuracy (`microrl.evaluation.gain_parts`): `form` where it is known, `length` and `answer`; means
     over runs, which add up to the gain."""
-    gain_parts_ci95: dict[str, tuple[float, float]] | None = None
-    """Their 95 % intervals."""
     base_lenient: float | None = None
     """The base's accuracy where answers that are right but not in the asked form count."""
     p: float | None = None
@@ -87,6 +85,9 @@ class Row:
         for one in fields(self):
             entry = getattr(self, one.name)
             value[one.name] = entry.to_json() if isinstance(entry, Estimate) else entry
+            if one.name == "gain_parts":
+                value["gain_parts"] = entry and {name: part.mean for name, part in entry.items()}
+                value["gain_parts_ci95"] = entry and {name: part.ci95 for name, part in entry.items()}
         value["settings"] = None if (setup := value.pop("setup")) is None else setup.to_json()
         if self.usd_per_point is not None and isinf(self.usd_per_point.ci95[1]):
             value["usd_per_point"]["ci95"][1] = None
@@ -260,8 +261,7 @@ def _add_parts(row: Row, k: int | None, parts: Sequence[GainParts]) -> None:
     names = [name for name in PARTS if all(getattr(one, name) is not None for one in parts)]
     over = {str(name): over_runs([getattr(one, name) for one in parts]) for name in names}
     if abs(sum(part.mean for part in over.values()) - row.gain.mean) < SAME:
-        row.gain_parts = {name: part.mean for name, part in over.items()}
-        row.gain_parts_ci95 = {name: part.ci95 for name, part in over.items()}
+        row.gain_parts = over
         lenient = [one.base.lenient.mean for one in parts if one.base.lenient is not None]
         row.base_lenient = fmean(lenient) if len(lenient) == len(parts) else None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 from microrl.config import RunConfig, known_models
 from microrl.config.schema import DataConfig, ModelConfig
@@ -22,6 +22,7 @@ from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import in_words, make_scorer
 from microrl.run.teacher import find, size
 
+Value = TypeVar("Value")
 SHOWN = 3
 
 
@@ -36,28 +37,15 @@ def preview(config: RunConfig) -> str:
 
 def _prompts(config: RunConfig) -> tuple[list[str], int]:
     lines: list[str] = []
-    try:
-        everything = load_questions(config.data, raw=bool(config.reward.functions or config.env.target))
-        questions = split(everything, config.data.held_out, config.data.validation).training
-        origin = config.data.name
-    except UserError as error:
-        if "hub cannot be reached" not in error.message:
-            raise
-        lines += [f"note: {error.message}", f"hint: {error.hint}"]
+    raw = bool(config.reward.functions or config.env.target)
+    if (everything := _at_hand(lambda: load_questions(config.data, raw=raw), lines)) is not None:
+        questions, origin = split(everything, config.data.held_out, config.data.validation).training, config.data.name
+    else:
         questions, origin = load_questions(DataConfig(name=ARITHMETIC)), "generated arithmetic, as a stand-in"
-    try:
-        tokenizer = _tokenizer(config.model)
-    except UserError as error:
-        if "hub cannot be reached" not in error.message:
-            raise
-        lines += [
-            f"note: {error.message}",
-            f"hint: {error.hint}",
-            "note: without the model's chat template, the plain messages are shown",
-        ]
-        tokenizer = None
-    scorer, (tools, tool_tokens) = make_scorer(config), _tools(config, tokenizer)
-    try:
+    if (tokenizer := _at_hand(lambda: _tokenizer(config.model), lines)) is None:
+        lines += ["note: without the model's chat template, the plain messages are shown"]
+    tools, tool_tokens = _tools(config, tokenizer)
+    with closing(make_scorer(config)) as scorer:
         if config.reward.functions:
             probe(scorer.custom, [to_prompt(question) for question in questions], origin)
         lines += _teacher(config, tokenizer, questions, tools)
@@ -68,9 +56,18 @@ def _prompts(config: RunConfig) -> tuple[list[str], int]:
                 f"--- row {question.row} of {origin}, gold answer {question.answer!r} ({parsed})",
                 _shown(question, tokenizer, config, tools),
             ]
-    finally:
-        scorer.close()
     return ["prompts", *lines], tool_tokens
+
+
+def _at_hand(read: Callable[[], Value], notes: list[str]) -> Value | None:
+    """What is read; None, with notes, where it is on the hub alone, which cannot be reached."""
+    try:
+        return read()
+    except UserError as error:
+        if "hub cannot be reached" not in error.message:
+            raise
+        notes += [f"note: {error.message}", f"hint: {error.hint}"]
+        return None
 
 
 def _tools(config: RunConfig, tokenizer: Any) -> tuple[ToolsOf, int]:
@@ -119,12 +116,9 @@ def _teacher(config: RunConfig, tokenizer: Any, questions: Sequence[Question], t
         return [f"teacher {name}: it shares the weights of the base model"]
     if tokenizer is None:
         return [f"note: without the model's tokenizer, that of the teacher {name} is not compared"]
-    try:
-        theirs = _tokenizer(config.model.model_copy(update={"name": source.model}))
-    except UserError as error:
-        if "hub cannot be reached" not in error.message:
-            raise
-        return [f"note: {error.message}", f"hint: {error.hint}"]
+    notes: list[str] = []
+    if (theirs := _at_hand(lambda: _tokenizer(config.model.model_copy(update={"name": source.model})), notes)) is None:
+        return notes
     teacher.refuse_other_tokens(name, theirs, tokenizer, teacher.rendering(config, questions, tools))
     return [f"teacher {name}: a second model, with the same tokens and prompts as the student"]
 

@@ -39,19 +39,17 @@ def _report_reading(benchmark: Benchmark, count: int, reading: Reading, console:
 
 def _data(config: RunConfig, run: RunFolder | None, questions: list[Question], console: RunConsole) -> dict[str, Any]:
     """The data's fingerprint, and whether it is the same as in training; None if it is other data on purpose."""
-    fingerprint = data_record.of_questions(config.data, questions)
-    is_same = data_record.is_same(run, config, fingerprint)
-    if is_same is False:
-        assert run is not None
-        record = data_record.recorded(run)
-        assert record is not None
-        console.note(
-            f"warning: {data_record.changed(record.data, fingerprint)}. Do not compare this result with the run's own "
-            "evaluations: the problems differ"
-        )
-    if run is not None and config.data.held_out == 1 > run.settings().data.held_out:
-        record = data_record.recorded(run)
-        if record is not None and record.data.sha256 == fingerprint.sha256:
+    fingerprint, is_same = data_record.of_questions(config.data, questions), None
+    if run is not None and (record := data_record.recorded(run)) is not None:
+        own, is_equal = run.settings().data, fingerprint.sha256 == record.data.sha256
+        if all(getattr(own, key) == getattr(config.data, key) for key in data_record.CHOICE):
+            is_same = is_equal
+        if is_same is False:
+            console.note(
+                f"warning: {data_record.changed(record.data, fingerprint)}. Do not compare this result with the run's own "
+                "evaluations: the problems differ"
+            )
+        if is_equal and config.data.held_out == 1 > own.held_out:
             console.note(
                 f"warning: {fingerprint.name} is the data that {run.path} was trained on, so this does not measure how it "
                 "generalises; leave --data out for the held-out part"

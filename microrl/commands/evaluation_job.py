@@ -124,42 +124,33 @@ def evaluate_apart(job: Job, report: Report) -> None:
 
 def evaluate_job(job: Job, console: RunConsole, on_measured: Callable[[Measured], None]) -> None:
     """Evaluate, with one engine; `on_measured` gets each task's result as soon as it is there. Raises UserError."""
-    with environment_of(job.tasks[0].weights.config, console) as environment:
-        _evaluate_prepared(job, console, on_measured, environment)
-
-
-def _evaluate_prepared(
-    job: Job, console: RunConsole, on_measured: Callable[[Measured], None], environment: Environment | None
-) -> None:
     first = job.tasks[0].weights  # the one with an adapter, if any
-    model, tokenizer = load_model(first.config, console)
-    snapshot = BASE if first.adapter is None else trained(first.adapter, first.config, model)
-    model_sha256 = _model_sha256(model)
-    rendered = _rendered([task.prepared for task in job.tasks], tokenizer, no_tools if environment is None else environment.tools)
-    todo = []
-    for task in job.tasks:
-        weights, one = task.weights, task.prepared
-        prompts, about = (
-            rendered[one.benchmark.name],
-            {
-                "model": weights.config.model.name,
-                "model_sha256": model_sha256,
-                "adapter_sha256": None if weights.adapter is None else folder_sha256(weights.adapter),
-                **({} if environment is None else {"env": first.config.env.label}),
-            },
+    with environment_of(first.config, console) as environment:
+        model, tokenizer = load_model(first.config, console)
+        snapshot = BASE if first.adapter is None else trained(first.adapter, first.config, model)
+        model_sha256 = _model_sha256(model)
+        rendered = _rendered(
+            [task.prepared for task in job.tasks], tokenizer, no_tools if environment is None else environment.tools
         )
-        if not task.is_base:
-            own = {**about, "prompts_sha256": prompts_sha256(prompts), "data": one.data["sha256"]}
-            one.stem = free_stem(job.place, one.benchmark.stem, own)
-        todo.append(_Sampled(weights.name, one, prompts, job.place, one.stem + ("-base" if task.is_base else ""), about))
-    config = for_all(first.config, [task.prepared.benchmark for task in job.tasks], list(rendered.values()))
-    config = awake_throughout(config.model_copy(update={"engine": job.engine}))
-    with opened(config, model, tokenizer, console) as engine:
-        for number, (task, sampled) in enumerate(zip(job.tasks, todo, strict=True)):
-            update = BASE if task.weights.adapter is None else snapshot
-            if environment is not None:  # each benchmark has a system message and a limit of its own
-                environment.use_template(tokenizer, task.prepared.benchmark.config.data, stop_tokens(model, tokenizer))
-            on_measured(_evaluate(sampled, engine, update, job.share_s(number), console, environment))
+        config = for_all(first.config, [task.prepared.benchmark for task in job.tasks], list(rendered.values()))
+        config = awake_throughout(config.model_copy(update={"engine": job.engine}))
+        with opened(config, model, tokenizer, console) as engine:
+            for number, task in enumerate(job.tasks):
+                weights, one = task.weights, task.prepared
+                prompts, update = rendered[one.benchmark.name], BASE if weights.adapter is None else snapshot
+                about = {
+                    "model": weights.config.model.name,
+                    "model_sha256": model_sha256,
+                    "adapter_sha256": None if weights.adapter is None else folder_sha256(weights.adapter),
+                    **({} if environment is None else {"env": first.config.env.label}),
+                }
+                if not task.is_base:
+                    own = {**about, "prompts_sha256": prompts_sha256(prompts), "data": one.data["sha256"]}
+                    one.stem = free_stem(job.place, one.benchmark.stem, own)
+                if environment is not None:  # each benchmark has a system message and a limit of its own
+                    environment.use_template(tokenizer, one.benchmark.config.data, stop_tokens(model, tokenizer))
+                sampled = _Sampled(weights.name, one, prompts, job.place, one.stem + "-base" * task.is_base, about)
+                on_measured(_evaluate(sampled, engine, update, job.share_s(number), console, environment))
 
 
 def _rendered(prepared: Sequence[Prepared], tokenizer: PreTrainedTokenizerBase, tools: ToolsOf) -> dict[str, list[Prompt]]:

@@ -165,7 +165,7 @@ class ModelCard:
             # A side's own interval is of all of its questions.
             interval = "" if gain.left_out else f"[{side.ci95[0]:.3f}, {side.ci95[1]:.3f}]"
             rows += f"| {name} | {accuracy:.3f} | {interval} |\n"
-        rows += f"| paired gain | {gain.mean:+.3f} | [{gain.low:+.3f}, {gain.high:+.3f}] |"
+        rows += f"| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
         asked = f"{gain.questions} held-out problems of `{shown(self.config.data.name)}`"
         temperature = self.config.evaluation.temperature
         head = f"Measured on {asked}, with {self.config.evaluation.samples} samples each at temperature {temperature}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -38,29 +39,25 @@ def regrade(run: RunFolder, config: RunConfig) -> dict[str, Any]:
     stored_steps = rollouts.steps(run.path)
     if not stored_steps:
         raise UserError(f"{run.path} has no rollouts", "every training step writes them: train at least one step")
-    scorer = make_scorer(config)
-    try:
-        with RunConsole() as console:
-            if kept:
-                names = ", ".join(f"`{name}`" for name in kept)
-                console.note(f"note: the environment's own reward, {names}, is as it was stored: no episode is played again")
-            scorer.custom.start()
+    with closing(make_scorer(config)) as scorer, RunConsole() as console:
+        if kept:
+            names = ", ".join(f"`{name}`" for name in kept)
+            console.note(f"note: the environment's own reward, {names}, is as it was stored: no episode is played again")
+        scorer.custom.start()
+        if scorer.custom.functions:
+            console.status("trying the reward functions")
+            first = _with_rows(rollouts.read(stored_steps[0][1], before.sampling.group_size), console)
+            probe(scorer.custom, [group.prompt for group in first], str(stored_steps[0][1]))
+        scorer.checker.start()  # after the trial, which would share the processor with its imports
+        steps: list[dict[str, Any]] = []
+        changed: list[dict[str, Any]] = []
+        for step, path in console.progress(stored_steps, len(stored_steps), "regrading steps"):
+            groups = rollouts.read(path, before.sampling.group_size)
             if scorer.custom.functions:
-                console.status("trying the reward functions")
-                first = _with_rows(rollouts.read(stored_steps[0][1], before.sampling.group_size), console)
-                probe(scorer.custom, [group.prompt for group in first], str(stored_steps[0][1]))
-            scorer.checker.start()  # after the trial, which would share the processor with its imports
-            steps: list[dict[str, Any]] = []
-            changed: list[dict[str, Any]] = []
-            for step, path in console.progress(stored_steps, len(stored_steps), "regrading steps"):
-                groups = rollouts.read(path, before.sampling.group_size)
-                if scorer.custom.functions:
-                    groups = _with_rows(groups)
-                again = judge(scorer, [_with_rewards(group, kept) for group in groups] if kept else groups)
-                steps.append(_step(step, groups, again, before, config, scorer))
-                changed += _changed(step, groups, again)
-    finally:
-        scorer.close()
+                groups = _with_rows(groups)
+            again = judge(scorer, [_with_rewards(group, kept) for group in groups] if kept else groups)
+            steps.append(_step(step, groups, again, before, config, scorer))
+            changed += _changed(step, groups, again)
     return {
         "run": str(run.path),
         "reward": {"then": in_words(before.reward, before.env), "now": in_words(config.reward, config.env)},

@@ -115,18 +115,18 @@ def _of_two(pair: Pair) -> str:
     rests = f"{counted(most, 'seed')} each" if least == most else f"{least} and {most} seeds"
     rests += f", {counted(pair.questions, 'problem')}"
     if not pair.is_told_apart:
-        text = f"{_capital(first)} and {second} cannot be told apart ({second} has {_points(pair.difference)}; {rests})"
+        text = f"{_capital(first)} and {second} cannot be told apart ({second} has {pair.difference.points()}; {rests})"
         if pair.detectable is not None:
             text += f"; {pair.detectable[0]} seeds on these problems would detect about {100 * pair.detectable[1]:.1f} points"
         return f"{text}."
     better, worse = (second, first) if pair.difference.mean > 0 else (first, second)
-    return f"{_capital(better)} is better than {worse} by {_points(_lead(pair, better))} ({rests})."
+    return f"{_capital(better)} is better than {worse} by {_lead(pair, better).points()} ({rests})."
 
 
 def _of_many(best: str, first: str, pairs: Sequence[Pair], count: int) -> str:
     with_best = [one for one in pairs if best in (one.first, one.second)]
     names = {id(one): one.second if one.first == best else one.first for one in with_best}
-    worse = [f"{names[id(one)]} (by {_points(_lead(one, best))})" for one in with_best if one.is_told_apart]
+    worse = [f"{names[id(one)]} (by {_lead(one, best).points()})" for one in with_best if one.is_told_apart]
     level = [one for one in with_best if not one.is_told_apart]
     text = f"{_capital(best)} has the highest accuracy"
     text += f" and is better than {_listed(worse)}" if worse else ""
@@ -145,8 +145,8 @@ def _of_many(best: str, first: str, pairs: Sequence[Pair], count: int) -> str:
 def _lead(pair: Pair, better: str) -> Estimate:
     """The difference as the lead of one of the two."""
     assert pair.difference is not None
-    mean, (low, high) = pair.difference
-    return pair.difference if better == pair.second else Estimate(-mean, (-high, -low))
+    low, high = pair.difference.ci95
+    return pair.difference if better == pair.second else Estimate(-pair.difference.mean, (-high, -low))
 
 
 def _pair(first: Method, second: Method) -> Pair:
@@ -208,10 +208,6 @@ def _gaps(methods: Sequence[Method]) -> list[str]:
     if counts and min(counts) < max(counts):
         remarks.append(f"Between {min(counts)} and {max(counts)} problems were evaluated; differences are over those in common.")
     return remarks
-
-
-def _points(estimate: Estimate) -> str:
-    return estimate.text("+.1f", 100, " points")
 
 
 def _listed(names: Sequence[str]) -> str:

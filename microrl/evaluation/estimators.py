@@ -6,10 +6,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from microrl.evaluation.intervals import Estimate, mean_share, paired_gain
-
-__all__ = ["Estimate", "majority_at_k", "mean_share", "paired_gain", "pass_all_k", "pass_at_k"]
-
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k samples is right, unbiased, from n samples with c right: 1 - C(n-c, k) / C(n, k).

@@ -55,8 +55,12 @@ def evaluate(
     asked = [position for position in range(len(prompts)) if position not in saved]
     pace = None if deadline_s is None else DeadlinePace(deadline_s, len(asked), expected_s)
 
+    arrived: list[int] = []
+
     def arriving() -> Iterator[tuple[int, Group]]:
-        yield from saved.items()
+        for position, group in saved.items():
+            arrived.append(position)
+            yield position, group
         done, number = len(saved), {position: number for number, position in enumerate(asked)}
         on_progress(done, len(prompts))
         todo = [prompts[position] for position in asked]
@@ -69,11 +73,11 @@ def evaluate(
                 journal.add(position, group)
             done += 1
             on_progress(done, len(prompts))
+            arrived.append(position)
             yield position, group
 
     scorer.reset_allowance(math.ceil(len(prompts) / QUESTIONS_A_STEP))
-    arrived: list[int] = []
-    groups = scorer.score(_noting(arriving(), arrived), left_s=None if pace is None else pace.left_s, accuracy_only=True)
+    groups = scorer.score(arriving(), left_s=None if pace is None else pace.left_s, accuracy_only=True)
     whole = _whole(sorted(arrived), groups)
     if not whole:
         return None
@@ -100,12 +104,6 @@ def clusters_of(prompts: Sequence[Prompt]) -> dict[str, str]:
         return by_text(keys(prompts), [prompt.question for prompt in prompts])
     sizes = Counter(prompt.cluster for prompt in prompts)
     return {key: one.cluster for key, one in zip(keys(prompts), prompts, strict=True) if one.cluster and sizes[one.cluster] > 1}
-
-
-def _noting(groups: Iterator[tuple[int, Group]], positions: list[int]) -> Iterator[tuple[int, Group]]:
-    for position, group in groups:
-        positions.append(position)
-        yield position, group
 
 
 def _whole(positions: Sequence[int], groups: Sequence[Group]) -> list[Group]:

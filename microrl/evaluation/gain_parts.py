@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from microrl.answers import lenient_answer
 from microrl.evaluation.intervals import TAIL, Estimate, gain_interval, mean_share, named
@@ -74,15 +74,7 @@ class StoredAnswer:
         return "form" if self.reading is not None and self.reading in right_readings else "answer"
 
 
-class Share(BaseModel):
-    """An estimate and its 95 % interval."""
-
-    model_config = ConfigDict(frozen=True)
-    mean: FiniteFloat
-    ci95: tuple[FiniteFloat, FiniteFloat]
-
-
-def over_runs(shares: Sequence[Share]) -> Estimate:
+def over_runs(shares: Sequence[Estimate]) -> Estimate:
     """The mean of one part over runs that answered the same questions, with its 95 % interval.
 
     What the questions add does not shrink with more runs: the widest of the runs' own intervals stands for it. What the seeds add
@@ -97,7 +89,8 @@ def over_runs(shares: Sequence[Share]) -> Estimate:
     return Estimate(mean, (max(mean - math.hypot(below, of_seeds), -1.0), min(mean + math.hypot(above, of_seeds), 1.0)))
 
 
-class Part(Share):
+@dataclass(frozen=True, slots=True)
+class Part(Estimate):
     """A part of the gain: (became right - became wrong) / answers."""
 
     became_right: Count
@@ -115,7 +108,7 @@ class Side(BaseModel):
     well_formed: Count
     """Finished answers that were read in the asked form."""
     well_formed_right: Count
-    lenient: Share | None
+    lenient: Estimate | None
     """Accuracy, answers that are right but not in the asked form included; None where there is no lenient reading."""
 
     @property
@@ -130,13 +123,13 @@ class GainParts(BaseModel):
     model_config = ConfigDict(frozen=True)
     questions: Annotated[int, Field(ge=1)]
     samples: Annotated[int, Field(ge=1)]
-    gain: Share
+    gain: Estimate
     form: Part | None
     """None where there is no lenient reading."""
     length: Part
     answer: Part
-    form_and_length: Share
-    over_lenient: Share | None
+    form_and_length: Estimate
+    over_lenient: Estimate | None
     """The trained model's accuracy as it was judged, less that of the base read leniently."""
     base: Side
     trained: Side
@@ -198,19 +191,17 @@ class _Questions:
     samples: int
     clusters: Mapping[str, str]
 
-    def change(self, changes: Iterable[tuple[str, int]]) -> Share:
+    def change(self, changes: Iterable[tuple[str, int]]) -> Estimate:
         """The mean change, from (question, +1 or -1) of every answer that counts."""
-        estimate = gain_interval(self._values(changes), named(self.names, self.clusters), samples=self.samples, k=1)(TAIL)
-        return Share(mean=estimate.mean, ci95=estimate.ci95)
+        return gain_interval(self._values(changes), named(self.names, self.clusters), samples=self.samples, k=1)(TAIL)
 
     def part(self, changes: Sequence[tuple[str, int]]) -> Part:
-        share, signs = self.change(changes), [sign for _, sign in changes]
-        return Part(mean=share.mean, ci95=share.ci95, became_right=signs.count(1), became_wrong=signs.count(-1))
+        change, signs = self.change(changes), [sign for _, sign in changes]
+        return Part(change.mean, change.ci95, became_right=signs.count(1), became_wrong=signs.count(-1))
 
-    def accuracy(self, right: Iterable[tuple[str, int]]) -> Share:
+    def accuracy(self, right: Iterable[tuple[str, int]]) -> Estimate:
         """The mean accuracy, from (question, 0 or 1) of every answer."""
-        estimate = mean_share(self._values(right), samples=self.samples, clusters=named(self.names, self.clusters))
-        return Share(mean=estimate.mean, ci95=estimate.ci95)
+        return mean_share(self._values(right), samples=self.samples, clusters=named(self.names, self.clusters))
 
     def _values(self, added: Iterable[tuple[str, int]]) -> list[float]:
         sums = dict.fromkeys(self.names, 0)

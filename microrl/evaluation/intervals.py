@@ -20,7 +20,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import FiniteFloat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,9 +33,12 @@ TAIL = 0.025
 """Probability beyond either end of a 95 % interval."""
 
 
-class Estimate(NamedTuple):
-    mean: float
-    ci95: tuple[float, float]
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its 95 % interval; finite where it is read from a file."""
+
+    mean: FiniteFloat
+    ci95: tuple[FiniteFloat, FiniteFloat]
 
     def to_json(self) -> dict[str, float | list[float]]:
         return {"mean": self.mean, "ci95": list(self.ci95)}
@@ -41,6 +47,10 @@ class Estimate(NamedTuple):
         """As `0.3 [0.1, 0.5]`, each number times `factor` and in this form."""
         mean, low, high = (format(factor * value, form) for value in (self.mean, *self.ci95))
         return f"{mean}{unit} [{low}, {high}]"
+
+    def points(self) -> str:
+        """Of a difference in accuracy, in per cent."""
+        return self.text("+.1f", 100, " points")
 
 
 class Spread(NamedTuple):

@@ -55,7 +55,7 @@ def power(study: Study, *, questions: int, samples: int, seeds: int = 1) -> floa
 
     of_questions, scatter = _variances(study, samples, seeds)
     error = of_questions / questions
-    within = _half_width(study.gain, of_questions, questions, samples * (1 if seeds == 1 else seeds))
+    within = _half_width(study.gain, of_questions, questions, samples * seeds)
     if seeds == 1:
         return float(special.ndtr((study.gain - within) / math.sqrt(error)))
     scatter /= seeds * questions

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from microrl import files
 from microrl.data.alike import FEWEST, alike
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
 from microrl.evaluation.intervals import Estimate, mean_share, named, paired_gain
-from microrl.files import STRICT, BadFile, Count, Fraction, Seconds
+from microrl.files import STRICT, Count, Fraction, Seconds
 from microrl.types import Sampling
 
 
@@ -111,18 +112,12 @@ class Result:
     @classmethod
     def read(cls, path: Path) -> Result:
         """The result that was written as `to_json`. Raises BadFile."""
-        stored = files.read_json(path, _Stored)
-        if (wrong := stored.contradiction()) is not None:
-            raise BadFile(f"{path} is damaged: {wrong}")
-        return cls._of(stored)
+        return cls._of(files.read_json(path, _Stored))
 
     @classmethod
     def of(cls, value: Any) -> Result:
         """The result that `to_json` gave. Raises ValueError."""
-        stored = _Stored.model_validate(value)
-        if (wrong := stored.contradiction()) is not None:
-            raise ValueError(wrong)
-        return cls._of(stored)
+        return cls._of(_Stored.model_validate(value))
 
     @classmethod
     def _of(cls, stored: _Stored) -> Result:
@@ -164,7 +159,7 @@ def by_text(questions: Sequence[str], texts: Sequence[str] | None = None) -> dic
 
     `texts`: where they are not the questions' names.
     """
-    labels = alike([_REPEATED.sub("", question) for question in questions] if texts is None else texts)
+    labels = alike(questions if texts is None else texts)
     sizes = Counter(labels)
     if len(sizes) < FEWEST:
         return {}
@@ -172,10 +167,6 @@ def by_text(questions: Sequence[str], texts: Sequence[str] | None = None) -> dic
     return {
         question: first.setdefault(label, question) for question, label in zip(questions, labels, strict=True) if sizes[label] > 1
     }
-
-
-_REPEATED = re.compile(r" \(#\d+\)\Z")
-"""What is added to the name of a question whose text is repeated."""
 
 
 class _Settings(BaseModel):
@@ -205,11 +196,11 @@ class _Stored(BaseModel):
         names = self.__pydantic_extra__ or {}
         return tuple(int(name.removeprefix("pass@")) for name in names if re.fullmatch(r"pass@[1-9]\d{0,5}", name))
 
-    def contradiction(self) -> str | None:
-        """What cannot be about it; None: nothing."""
+    @model_validator(mode="after")
+    def _is_possible(self) -> _Stored:
         if any(right > self.samples for right in self.right.values()) or any(k > self.samples for k in self.pass_k()):
-            return f"more answers are right than the {self.samples} that were asked for"
-        return None
+            raise PydanticCustomError("impossible", f"more answers are right than the {self.samples} that were asked for")
+        return self
 
 
 def gains(before: Result, after: Result) -> dict[str, Any]:

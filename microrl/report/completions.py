@@ -107,10 +107,10 @@ def answered(history: History) -> str:
     return f". No answer was found in, for example, `{short(text)}`" if text else ""
 
 
-def short(text: str, most: int = 80) -> str:
+def short(text: str) -> str:
     """The end of a text in one line."""
     line = shown_text(" ".join(text.split()))
-    return line if len(line) <= most else f"...{line[-most:]}"
+    return line if len(line) <= 80 else f"...{line[-80:]}"
 
 
 def _entry(step: int, line: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,7 @@ from microrl.report import hover
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
 from microrl.report.places import COLUMNS, mark_of, marks, place_of, positions, unit_of_time, validations
-from microrl.run.metrics import custom_parts, part
-from microrl.run.summary import Side
+from microrl.run.metrics import PHASES, custom_parts, part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,6 @@ AXES = {"step": "training steps", "time": "time", "dollars": "US dollars"}
 """What a figure can be drawn against."""
 OWN_AXIS = "own"
 """Of the figures that are drawn against one thing only."""
-PHASES = ("generate", "verify", "update", "sync", "sleep_wake")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Spec:
         """Whether there is anything to draw."""
         if self.key == "gain-parts":
             return history.gain_parts is not None
-        if self.key == "held-out" and any(_evaluated(history, side) is not None for side in ("before", "after")):
+        if self.key == "held-out" and (history.evaluated.before or history.evaluated.after):
             return True
         return any(row.get(metric) is not None for metric, _ in self.lines for row in history.rows)
 
@@ -84,8 +83,8 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
         axes.plot(*validated, style, color=colour, marker="o", markersize=2.5, linewidth=1.2)
         places, _ = positions(history, "step", by, histories)
         for side, place in (("before", 0.0), ("after", places[-1] if places else 1.0)):
-            if (values := _evaluated(history, side)) is not None:
-                accuracy, *interval = values
+            if (stored := getattr(history.evaluated, side)) is not None:
+                accuracy, interval = stored.accuracy, stored.ci95
                 width = (places[-1] if places else 1.0) / 60
                 hover.show(axes, f"{name} held-out, {side} training".strip(", "), [place], [accuracy])
                 shifted = place + (number - (len(histories) - 1) / 2) * width
@@ -93,12 +92,6 @@ def _held_out(axes: Axes, histories: Sequence[History], by: str) -> None:
                     [shifted], [accuracy], yerr=[[max(accuracy - interval[0], 0)], [max(interval[1] - accuracy, 0)]],
                     fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.4,
                 )  # fmt: skip
-
-
-def _evaluated(history: History, side: str) -> tuple[float, float, float] | None:
-    """Held-out accuracy and the ends of its interval; `side`: before or after."""
-    stored: Side | None = getattr(history.evaluated, side)
-    return None if stored is None else (stored.accuracy, *stored.ci95)
 
 
 def _gain_parts(axes: Axes, histories: Sequence[History], by: str) -> None:
@@ -171,8 +164,8 @@ def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
         ranks = sorted(kls_by_rank)
         for rank in ranks:
             axes.plot([rank] * len(kls_by_rank[rank]), kls_by_rank[rank], "o", color=colour, markersize=3)
-        hover.show(axes, f"beta {beta:g}", ranks, [_mean(kls_by_rank[rank]) for rank in ranks])
-        axes.plot(ranks, [_mean(kls_by_rank[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
+        hover.show(axes, f"beta {beta:g}", ranks, [fmean(kls_by_rank[rank]) for rank in ranks])
+        axes.plot(ranks, [fmean(kls_by_rank[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
     if len(points) > 1:
         axes.legend(frameon=False, fontsize=6, labelcolor=INK)
     axes.set_xlabel("rank")
@@ -227,7 +220,7 @@ def reduced(places: Sequence[float], values: Sequence[float]) -> tuple[list[floa
     """At most MAX_POINTS points: means of neighbours."""
     size = math.ceil(len(values) / MAX_POINTS) or 1
     starts = range(0, len(values), size)
-    return [_mean(places[at : at + size]) for at in starts], [_mean(values[at : at + size]) for at in starts]
+    return [fmean(places[at : at + size]) for at in starts], [fmean(values[at : at + size]) for at in starts]
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
@@ -236,10 +229,6 @@ def smoothed(values: Sequence[float]) -> list[float]:
     sums = list(itertools.accumulate(values, initial=0.0))
     ends = [(max(0, at - half), min(len(values), at + half + 1)) for at in range(len(values))]
     return [(sums[end] - sums[start]) / (end - start) for start, end in ends]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 @contextmanager

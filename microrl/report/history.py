@@ -75,7 +75,7 @@ class History:
 
         Raises UserError for what is no run folder, and for a summary of a later format.
         """
-        folder = RunFolder.open(path)
+        RunFolder.open(path)
         notes: list[str] = []
 
         def tree(name: str) -> Mapping[str, Any]:
@@ -115,7 +115,6 @@ class History:
                 row[name] = finite(value)
         if not (path / rollouts.FOLDER).is_dir() and history.rows:
             notes.append("there are no rollouts: completions cannot be shown")
-        assert folder.path == path
         return history
 
     def setting(self, key: str, default: Any = None) -> Any:

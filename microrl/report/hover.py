@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from microrl.report.completions import spread
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -41,8 +43,7 @@ def _bands(drawn: Figure, axes: Axes) -> list[str]:
     every = sorted({x for x, *_ in points})
     if not every:
         return []
-    count = min(len(every), MAX_BANDS)
-    chosen = [every[round(n * (len(every) - 1) / max(count - 1, 1))] for n in range(count)]
+    chosen = spread(every, MAX_BANDS)
     scale = POINTS_AN_INCH / drawn.dpi
     box, height = axes.bbox, drawn.get_figheight() * POINTS_AN_INCH
     edges = [box.x0 * scale, *((left + right) / 2 for left, right in itertools.pairwise(chosen)), box.x1 * scale]

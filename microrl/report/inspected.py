@@ -15,7 +15,6 @@ from microrl.report.history import History, finite
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILE = "inspect.json"
 MANY = 12
 """Lines of a figure that get a legend, at most."""
 Lines = Sequence[tuple[str, Sequence[Any], Sequence[float]]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -41,6 +40,7 @@ def page(
 ) -> str:
     """The report of these runs as HTML; `by_setting`: the accuracy of a sweep's settings; `title` and `answer`: of a sweep."""
     from jinja2 import Environment, PackageLoader
+    from jinja2.utils import htmlsafe_json_dumps
     from markupsafe import Markup
 
     for history in histories:
@@ -74,8 +74,11 @@ def page(
         entropies=entropies(histories),
         inspections=_inspected(detailed),
         samples=[(shown_text(history.name), run_sample) for history, run_sample in samples],
-        data=Markup(
-            _for_script([{"name": shown_text(run.name), "completions": run_sample.shown} for run, run_sample in samples])
+        data=htmlsafe_json_dumps(
+            [{"name": shown_text(run.name), "completions": run_sample.shown} for run, run_sample in samples],
+            ensure_ascii=False,
+            separators=(",", ":"),
+            allow_nan=False,
         ),
         config=several.configurations(histories),
         verdicts=several.alike_verdicts(histories),  # reading has added notes
@@ -114,14 +117,6 @@ def _turned(history: History) -> tuple[list[tuple[str, list[Pair], int]], int] |
             kinds = {kind: [pair for pair in pairs if pair.kind == kind] for kind in (transcripts.RIGHT, transcripts.WRONG)}
             return [(kind, [pair.shown() for pair in spread(some, PAIRS)], len(some)) for kind, some in kinds.items()], len(pairs)
     return None
-
-
-def _for_script(value: Any) -> str:
-    """JSON that stays inside its script element, whatever its strings hold."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def _costs(history: History) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 from microrl.config.resolve import leaves
 from microrl.evaluation.answer import Answer, Method, answer
-from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result
 from microrl.report.completions import shown_text
 from microrl.report.findings import FEW_UPDATES, Finding, updates
@@ -100,7 +99,7 @@ def outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
         verdict = judge(history)
         gain = verdict.gain
         measured = ("", "", "") if gain is None else (
-            f"{gain.before:.3f}", f"{gain.after:.3f}", Estimate(gain.mean, (gain.low, gain.high)).text("+.1f", 100),
+            f"{gain.before:.3f}", f"{gain.after:.3f}", gain.text("+.1f", 100),
         )  # fmt: skip
         rows.append((shown_text(history.name), history.status(), str(verdict.updates), *measured, verdict.outcome))
     return rows

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from microrl.errors import UserError
 from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.findings import ENDINGS, FEW_UPDATES, Finding, findings, updates, updates_said
-from microrl.report.history import History, finite
+from microrl.report.history import History
 from microrl.run.folder import control_of
 from microrl.run.summary import NAME, read_if_there
 from microrl.terminal import counted
@@ -26,17 +25,14 @@ TOO_LITTLE = ("few updates", "steps cut", "SFT cut", "budget unused")
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
-    """Accuracies on the held-out questions that were answered both before and after training, and their mean difference with its
-    95 % interval. `left_out`: questions that one side alone has answered."""
+class Gain(Estimate):
+    """The mean difference of the accuracies on the held-out questions that were answered both before and after training.
+    `left_out`: questions that one side alone has answered."""
 
     questions: int
     samples: int | None
     before: float
     after: float
-    mean: float
-    low: float
-    high: float
     left_out: int = 0
     metric: str = "accuracy"
     """Or `pass@K`."""
@@ -47,7 +43,7 @@ class Gain:
         rest = f"; {self.left_out} more were answered only before or only after, and do not count" if self.left_out else ""
         return (
             f"{name} on {self.questions} held-out questions{each}: {self.before:.3f} before, {self.after:.3f} after training. "
-            f"Paired gain {self.mean:+.3f}, 95 % interval [{self.low:+.3f}, {self.high:+.3f}]{rest}"
+            f"Paired gain {self.mean:+.3f}, 95 % interval [{self.ci95[0]:+.3f}, {self.ci95[1]:+.3f}]{rest}"
         )
 
 
@@ -91,13 +87,14 @@ def judge(history: History) -> Verdict:
     """The verdict on a run, finished or not."""
     count, gain = updates(history), gain_of(history)
     init = shown_text(str(history.setting("init") or ""))  # before training means the untouched model, whatever it started from
-    is_clear = gain is not None and (gain.low > 0 or gain.high < 0) and not init
+    is_clear = gain is not None and (gain.ci95[0] > 0 or gain.ci95[1] < 0) and not init
     all_findings = tuple(findings(history, is_clear=is_clear))
     outcome = _outcome(history, all_findings, count, gain)
     more = tuple(one for metric in history.evaluated.more_gains() if (one := gain_of(history, metric)) is not None)
     if outcome == "worse":
         all_findings = tuple(one for one in all_findings if one.kind not in TOO_LITTLE)
-    said = _sentences(history, outcome, gain, all_findings, _little(updates_said(history, count), all_findings))
+    little = updates_said(history, count) + (", and an evaluation that was cut short" if _was_cut(all_findings) else "")
+    said = _sentences(history, outcome, gain, all_findings, little)
     more_said = [f"The gain includes that of {init}, which the run started from."] if init and gain is not None else []
     trend = _validated(history) if outcome == "not measured" else []
     if history.setting("reward.shuffle") is True:
@@ -117,22 +114,8 @@ def gain_of(history: History, metric: str = "accuracy") -> Gain | None:
     samples = history.evaluations.get("held-out-after", {}).get("samples")
     shared = stored.after.questions if gain.questions is None else gain.questions
     left_out = stored.before.questions + stored.after.questions - 2 * shared
-    return Gain(
-        shared, samples if isinstance(samples, int) else None, before, after, gain.mean, *gain.ci95,
-        left_out=max(left_out, 0), metric=metric,
-    )  # fmt: skip
-
-
-def estimate_of(tree: Any) -> tuple[float, float, float] | None:
-    """The mean and the interval of an estimate as it is stored; None for anything else."""
-    if not isinstance(tree, Mapping) or not isinstance(tree.get("ci95"), list):
-        return None
-    values = [tree.get("mean"), *tree["ci95"]]
-    known = [value for value in map(finite, values) if value is not None]
-    if len(values) != 3 or len(known) != 3:
-        return None
-    mean, low, high = known
-    return mean, low, high
+    known = samples if isinstance(samples, int) else None
+    return Gain(gain.mean, gain.ci95, shared, known, before, after, left_out=max(left_out, 0), metric=metric)
 
 
 def control_said(history: History) -> list[str]:
@@ -145,8 +128,7 @@ def control_said(history: History) -> list[str]:
     if ended is None or ended.eval.paired_gain is None:
         return []
     gain, how = ended.eval.paired_gain, "" if ended.status == "done" else f", {ended.status} after {counted(ended.steps, 'step')}"
-    said = Estimate(gain.mean, gain.ci95).text("+.3f")
-    return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {said}."]
+    return [f"Its control run with shuffled rewards ({shown_text(path.name)}{how}) changed accuracy by {gain.text('+.3f')}."]
 
 
 def _outcome(history: History, all_findings: tuple[Finding, ...], count: int, gain: Gain | None) -> Outcome:
@@ -154,9 +136,9 @@ def _outcome(history: History, all_findings: tuple[Finding, ...], count: int, ga
         return "running"
     if not count:
         return "nothing learned" if history.rows else "not measured"
-    if gain is not None and gain.low > 0:
+    if gain is not None and gain.ci95[0] > 0:
         return "helped"
-    if gain is not None and gain.high < 0:
+    if gain is not None and gain.ci95[1] < 0:
         return "worse"
     if count < FEW_UPDATES or _was_cut(all_findings):
         return "too little to tell"
@@ -220,7 +202,3 @@ def _undone(history: History, count: int) -> list[str]:
 
 def _was_cut(all_findings: tuple[Finding, ...]) -> bool:
     return any(one.kind == "evaluation cut" for one in all_findings)
-
-
-def _little(updates: str, all_findings: tuple[Finding, ...]) -> str:
-    return f"{updates}, and an evaluation that was cut short" if _was_cut(all_findings) else updates

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from microrl.evaluation.gain_parts import PARTS, GainParts, Part, Share
+from pydantic import TypeAdapter, ValidationError
+
+from microrl.evaluation.gain_parts import PARTS, GainParts, Part
 from microrl.evaluation.intervals import Estimate
 from microrl.report.completions import shown_text
 from microrl.report.history import History, finite
-from microrl.report.verdict import estimate_of
+from microrl.report.transcripts import OWN
 from microrl.terminal import counted
 
 UNKNOWN = "unknown"
-OWN = ("held-out-before", "held-out-after")
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A stored evaluation: its estimates by name, each as (mean, low, high)."""
+    """A stored evaluation: its estimates by name."""
 
     run: str
     name: str
     questions: Any
     samples: Any
     settings: str
-    estimates: Mapping[str, tuple[float, float, float]]
+    estimates: Mapping[str, Estimate]
 
 
 def facts(history: History) -> list[tuple[str, str]]:
@@ -96,7 +98,7 @@ def evaluations(histories: Sequence[History]) -> list[Evaluated]:
     evaluated = []
     for history in histories:
         for name, tree in sorted(history.evaluations.items(), key=lambda item: _place(item[0])):
-            estimates = {shown_text(metric): value for metric in tree if (value := estimate_of(tree[metric])) is not None}
+            estimates = {shown_text(metric): value for metric in tree if (value := _estimate(tree[metric])) is not None}
             settings = tree.get("settings")
             listed = ", ".join(f"{key} {value}" for key, value in settings.items()) if isinstance(settings, Mapping) else ""
             if estimates:
@@ -110,15 +112,15 @@ def gain_origin(parts: GainParts) -> list[str]:
     count = parts.questions * parts.samples
     was = {"form": "right but not in the asked form", "length": "cut off at the token limit", "answer": "wrong"}
     known = {name: part for name in PARTS if isinstance(part := getattr(parts, name), Part)}
-    listed = [f"{_points(part)} from answers that had been {was[name]}" for name, part in known.items()]
+    listed = [f"{part.points()} from answers that had been {was[name]}" for name, part in known.items()]
     said = [
-        f"The gain in accuracy, {_points(parts.gain)}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each is "
+        f"The gain in accuracy, {parts.gain.points()}, is the sum of {', '.join(listed[:-1])} and {listed[-1]}. Each is "
         "what became right, minus what was lost to that class."
     ]
     if parts.base.lenient is not None and parts.over_lenient is not None:
         said.append(
             f"With answers in any form counted, the base has {100 * parts.base.lenient.mean:.1f} %; the trained model, as "
-            f"judged, {100 * parts.trained.right / count:.1f} %: {_points(parts.over_lenient)}."
+            f"judged, {100 * parts.trained.right / count:.1f} %: {parts.over_lenient.points()}."
         )
     else:
         said.append("Programs and procedural tasks have no lenient reading: what is not in their form counts as wrong.")
@@ -131,8 +133,14 @@ def gain_origin(parts: GainParts) -> list[str]:
     return [*said, f"Accuracy on finished answers in the asked form: {', '.join(sides)}."]
 
 
-def _points(share: Share) -> str:
-    return Estimate(share.mean, share.ci95).text("+.1f", 100, " points")
+_AS_STORED = TypeAdapter(Estimate)
+
+
+def _estimate(tree: Any) -> Estimate | None:
+    """None for what is none."""
+    with suppress(ValidationError):
+        return _AS_STORED.validate_python(tree)
+    return None
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from microrl.clock import now_s
@@ -23,30 +22,22 @@ class Durations:
 
     def __init__(self, guess_s: float = 0.0) -> None:
         self.guess_s = guess_s
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self.recent: list[float] = []
+        """The last few durations; a checkpoint stores them."""
 
     def add(self, seconds: float) -> None:
-        self._recent.append(seconds)
-
-    @property
-    def recent(self) -> list[float]:
-        """The last few durations; a checkpoint stores them."""
-        return list(self._recent)
-
-    @recent.setter
-    def recent(self, seconds: list[float]) -> None:
-        self._recent = deque(seconds, maxlen=RECENT)
+        self.recent = [*self.recent, seconds][-RECENT:]
 
     def forecast_s(self) -> float:
         """A high quantile of the last few, plus a margin that shrinks with their number; `guess_s` before there are any."""
-        count = len(self._recent)
+        count = len(self.recent)
         if not count:
             return self.guess_s
-        return sorted(self._recent)[math.ceil(QUANTILE * count) - 1] * (1 + FIRST_MARGIN / count)
+        return sorted(self.recent)[math.ceil(QUANTILE * count) - 1] * (1 + FIRST_MARGIN / count)
 
     def typical_s(self) -> float:
         """The median of the last few; `guess_s` before there are any."""
-        return statistics.median(self._recent) if self._recent else self.guess_s
+        return statistics.median(self.recent) if self.recent else self.guess_s
 
 
 class Budget:

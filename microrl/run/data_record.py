@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from microrl.config import RunConfig, check
+from microrl.config import RunConfig
 from microrl.config.paths import is_local_data
 from microrl.config.schema import DataConfig
 from microrl.data.load import Question, load_questions
@@ -100,14 +100,6 @@ def recorded(folder: RunFolder) -> Record | None:
     return folder.read_if_there(RECORD, Record)
 
 
-def is_same(run: RunFolder | None, config: RunConfig, current: Fingerprint) -> bool | None:
-    """Whether a run's questions are unchanged; None if there is no record or the data is not the run's own."""
-    record = recorded(run) if run is not None else None
-    if run is None or record is None or not _is_own(run, config.data):
-        return None
-    return current.sha256 == record.data.sha256
-
-
 def warning_for_sample(run: RunFolder, config: RunConfig) -> str | None:
     """A warning if the run's data file has changed since training, else None. Only local files are checked."""
     record = recorded(run)
@@ -135,8 +127,3 @@ def _refuse_other(folder: RunFolder, then: Fingerprint, now: Fingerprint, what: 
 
 def _has_results(folder: RunFolder) -> bool:
     return any((folder.path / name).exists() for name in ("environment.json", "metrics.jsonl", "sft.jsonl", "eval"))
-
-
-def _is_own(run: RunFolder, data: DataConfig) -> bool:
-    own = check(run.config()).data
-    return all(getattr(own, key) == getattr(data, key) for key in CHOICE)

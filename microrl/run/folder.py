@@ -169,8 +169,8 @@ class RunFolder:
         return sorted((path for path in (*root.glob("*"), *of_sweeps) if cls.is_one(path)), key=started, reverse=True)
 
     @classmethod
-    def begun_with(cls, config: dict[str, Any], path: Path | None, root: Path = Path("runs")) -> RunFolder | None:
-        """The run that was started with this configuration: at `path`, or the newest unfinished one under `root`.
+    def begun_with(cls, config: dict[str, Any], path: Path | None) -> RunFolder | None:
+        """The run that was started with this configuration: at `path`, or the newest unfinished one in `runs/`.
 
         None if there is none. Raises UserError if `path` has a run with other settings.
         """
@@ -184,7 +184,7 @@ class RunFolder:
                     f"resume it with its own settings: microrl train --resume {path}, or choose another folder: --out DIR",
                 )
             return folder
-        for candidate in cls._all_in(root, with_trials=False):  # those belong to their sweep
+        for candidate in cls._all_in(Path("runs"), with_trials=False):  # those belong to their sweep
             try:
                 theirs = files.read_json(candidate / "config.json", dict[str, Any])
             except BadFile:
@@ -210,8 +210,7 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The run's `config.json`, not validated. Raises BadFile."""
-        tree = self.read_json("config.json", dict[str, Any])
-        return tree
+        return self.read_json("config.json", dict[str, Any])
 
     def settings(self, tree: dict[str, Any] | None = None) -> RunConfig:
         """The run's configuration, or `tree` instead, validated. Raises UserError naming the file."""

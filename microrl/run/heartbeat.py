@@ -203,11 +203,8 @@ class Heartbeat:
 
     def _beat(self) -> None:
         beat = Beat(self._elapsed_s(), printable(self._doing), self._silent_s if self._is_suspected else 0.0)
-        temporary = self._path.with_name(f".{FILE}.tmp")
-        with suppress(OSError):  # a full disk: the checkpoints say it
-            files.remove(temporary)
+        with suppress(OSError), files.written_whole(self._path) as temporary:  # a full disk: the checkpoints say it
             temporary.write_text(json.dumps(asdict(beat)))
-            temporary.replace(self._path)
 
 
 def read(folder: Path, on_bad: Callable[[str], None] = lambda why: None) -> Beat:

@@ -63,6 +63,7 @@ METRICS = {
     "memory/retaken_gb": "GB taken back by its waking up; null if the engine does not sleep",
     "validate/accuracy": "accuracy on the validation split; null in steps without validation",
 }
+PHASES = ("generate", "verify", "update", "sync", "sleep_wake")
 
 
 def part(name: str) -> str:
@@ -153,8 +154,7 @@ def is_useful(group: Group, weights: Mapping[str, float] | None = None) -> bool:
 
 def of_times(phase_seconds: Mapping[str, float], step_s: float) -> dict[str, Any]:
     """Where the seconds of a step went."""
-    phases = ("generate", "verify", "update", "sync", "sleep_wake")
-    return {"time/step": step_s, **{f"time/{phase}": phase_seconds.get(phase, 0.0) for phase in phases}}
+    return {"time/step": step_s, **{f"time/{phase}": phase_seconds.get(phase, 0.0) for phase in PHASES}}
 
 
 def of_sync(report: SyncReport) -> dict[str, Any]:

@@ -8,6 +8,7 @@ files of other versions can be read.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from microrl import files
 from microrl.errors import UserError
+from microrl.evaluation.intervals import Estimate
 from microrl.files import Count, Fraction, Seconds
 
 NAME = "summary.json"
@@ -35,11 +37,10 @@ class Side(_Part):
     questions: Count
 
 
-class Gain(_Part):
+@dataclass(frozen=True, slots=True)
+class Gain(Estimate):
     """Mean over the problems that were answered before and after; their number, and their means on either side."""
 
-    mean: FiniteFloat
-    ci95: tuple[FiniteFloat, FiniteFloat]
     questions: Count | None = None
     before: FiniteFloat | None = None
     after: FiniteFloat | None = None

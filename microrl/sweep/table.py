@@ -32,8 +32,7 @@ class Line:
     @property
     def gain(self) -> Estimate | None:
         """Paired gain on the held-out problems, over problems alone."""
-        gain = None if self.summary is None else self.summary.eval.paired_gain
-        return None if gain is None else Estimate(gain.mean, gain.ci95)
+        return None if self.summary is None else self.summary.eval.paired_gain
 
     @property
     def loading(self) -> float | None:

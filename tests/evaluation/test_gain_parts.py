@@ -10,7 +10,8 @@ from made_answers import BOXED, UNBOXED, UNFINISHED, WRONG, WRONG_UNBOXED, store
 
 from microrl.answers import lenient_answer
 from microrl.config import resolve
-from microrl.evaluation.gain_parts import PARTS, Share, over_runs
+from microrl.evaluation.gain_parts import PARTS, over_runs
+from microrl.evaluation.intervals import Estimate
 from microrl.evaluation.result import Result, gains
 from microrl.report.transcripts import gain_parts
 from microrl.rewards.scorer import make_scorer
@@ -155,9 +156,9 @@ def test_a_lenient_reading_takes_no_longer_than_the_text_is_long(text):
 
 def test_over_several_runs_the_questions_count_once_and_the_seeds_by_their_spread():
     """With t(2) = 4.3027, and 0.01 as the deviation of the three means: sqrt(0.05^2 + (4.3027 x 0.01)^2 / 3)."""
-    runs = [Share(mean=mean, ci95=(mean - 0.04, mean + 0.05)) for mean in (0.19, 0.20, 0.21)]
+    runs = [Estimate(mean=mean, ci95=(mean - 0.04, mean + 0.05)) for mean in (0.19, 0.20, 0.21)]
     assert over_runs(runs).mean == pytest.approx(0.2)
     assert over_runs(runs).ci95 == pytest.approx((0.2 - 0.0471, 0.2 + 0.0559), abs=1e-4)
     assert over_runs(runs[:1]).ci95 == pytest.approx(runs[0].ci95)
-    apart = [Share(mean=mean, ci95=(mean, mean)) for mean in (-0.5, 0.9)]
+    apart = [Estimate(mean=mean, ci95=(mean, mean)) for mean in (-0.5, 0.9)]
     assert over_runs(apart).ci95 == (-1.0, 1.0)

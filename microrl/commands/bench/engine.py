@@ -131,10 +131,8 @@ def sync(
     all of them, with `versions` changed weights each. A row has `kind`, `mode` (swap or merge), `trained` (number of trained
     parameters), `push_s` (median) and `all_s` (every version's seconds).
 
-    Raises UserError where vLLM cannot run here, and for a name that is not known.
+    Raises UserError where vLLM cannot run here.
     """
-    for kind in adapters:
-        synthetic.check_name("adapter", kind, KINDS)
     # Buffers as a residual form needs them serve all the others, too.
     config = resolve((), {"engine.kind": "vllm", "adapter.kind": "pissa", "adapter.rank": rank, "engine.max_kv_gb": 0.5,
                           "sampling.max_completion_tokens": 64, "data.max_prompt_tokens": 128})  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import psutil
@@ -36,12 +37,6 @@ class Case(NamedTuple):
     head: torch.nn.Linear
 
 
-class Took(NamedTuple):
-    seconds: float
-    processor_s: float
-    """Of all threads of this process."""
-
-
 def naive_logprobs(hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch.nn.Linear) -> Scores:
     """Full logits, log-softmax in fp32, autograd. No tensor is kept longer than it must be; the entropy carries no gradient."""
     logprobs_NV = head(hidden_ND).float().log_softmax(dim=1)
@@ -50,11 +45,7 @@ def naive_logprobs(hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch
     return logprobs_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1), entropy_N
 
 
-def our_logprobs(hidden_ND: torch.Tensor, targets_N: torch.Tensor, head: torch.nn.Linear) -> Scores:
-    return chosen_logprobs(hidden_ND, targets_N, head, 1.0)
-
-
-SIDES: dict[str, Pass] = {"ours": our_logprobs, "naive": naive_logprobs}
+SIDES: dict[str, Pass] = {"ours": partial(chosen_logprobs, temperature=1.0), "naive": naive_logprobs}
 
 
 def compare(
@@ -73,9 +64,8 @@ def compare(
     result: dict[str, Any] = {name: {"peak_gb": peak / 1e9, "seconds": [], "processor_s": []} for name, peak in peaks.items()}
     for pair in range(pairs):
         for name in sorted(SIDES, reverse=bool(pair % 2)):
-            took = _time(SIDES[name], case)
-            result[name]["seconds"].append(took.seconds)
-            result[name]["processor_s"].append(took.processor_s)
+            for key, seconds in zip(("seconds", "processor_s"), _time(SIDES[name], case), strict=True):
+                result[name][key].append(seconds)
         on_pair(pair + 1, result["ours"]["seconds"][-1] / result["naive"]["seconds"][-1])
     ratios, processor_ratios = (
         [ours / naive for ours, naive in zip(result["ours"][key], result["naive"][key], strict=True)]
@@ -115,17 +105,18 @@ def _run(run: Pass, case: Case) -> Scores:
     return logprobs_N.detach(), entropy_N
 
 
-def _time(run: Pass, case: Case) -> Took:
+def _time(run: Pass, case: Case) -> tuple[float, float]:
+    """(seconds, processor time of all threads of this process)."""
     began, processor_began = clock.now_s(), clock.processor_s()
     _run(run, case)
     if case.hidden_ND.is_cuda:
         torch.cuda.synchronize()
-    return Took(clock.now_s() - began, clock.processor_s() - processor_began)
+    return clock.now_s() - began, clock.processor_s() - processor_began
 
 
 def _differences(case: Case) -> dict[str, float]:
     """The largest ones: of the gradient relative to its largest element, of log-probabilities and entropies in nats."""
-    ours, our_gradient = _run(our_logprobs, case), case.hidden_ND.grad
+    ours, our_gradient = _run(SIDES["ours"], case), case.hidden_ND.grad
     naive, gradient = _run(naive_logprobs, case), case.hidden_ND.grad
     assert our_gradient is not None and gradient is not None
     return {

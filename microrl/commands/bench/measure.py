@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from microrl import clock
+from microrl import clock, files
 from microrl.commands import isolated
 from microrl.errors import UserError
 from microrl.models import driver, gpu
@@ -61,8 +61,7 @@ class Outcome:
 
 def check_folder(out: Path) -> None:
     """Raise UserError for a folder that cannot be written to."""
-    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    if not files.is_writable(out):
         raise UserError(f"cannot write into {out}", "choose another folder: --out DIR")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from microrl import clock
-from microrl.commands.bench.trl_step import peak_rss_gb
+from microrl.commands.bench.trl_step import peak_rss_gb, questions
 from microrl.config import RunConfig
 from microrl.data.prompts import Tools, render
 from microrl.data.sampler import PromptSampler
@@ -97,11 +96,8 @@ def _timed(parts: Components, on_step: Callable[[int, float], None]) -> dict[str
 
 
 def bench_prompts(tokenizer: Any, tools: Tools = ()) -> list[Prompt]:
-    """The questions of the benchmark: 512 sums of two-digit numbers, without system message."""
-    draw = random.Random(0)
-    pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(512)]
-    asked = [(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y)) for x, y in pairs]
-    prompts = [render(question, answer, tokenizer, None, tools=tools) for question, answer in asked]
+    """The questions that TRL gets, too: 512 sums of two-digit numbers, without system message."""
+    prompts = [render(one["prompt"][0]["content"], one["gold"], tokenizer, None, tools=tools) for one in questions()]
     return [replace(prompt, raw=json.dumps({"question": prompt.question, "answer": prompt.answer})) for prompt in prompts]
 
 

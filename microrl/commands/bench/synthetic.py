@@ -57,15 +57,13 @@ def build(
     layers: int | None = None,
     dtype: Dtype | None = None,
     device: Device | None = None,
-    seed: int = 0,
 ) -> PreTrainedModel:
     """A frozen model with random weights, in eval mode.
 
     `layers` overrides the shape's number of layers. `dtype` is bfloat16 on a GPU and float32 on a CPU, if None. `device` is
-    the GPU if there is one, if None. Raises UserError for an unknown shape or architecture, and for a GPU that is not there.
+    the GPU if there is one, if None. Raises UserError for an unknown shape, and for a GPU that is not there.
     """
     check_name("shape", shape, SHAPES)
-    check_name("architecture", architecture, ARCHITECTURES)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -78,7 +76,7 @@ def build(
         tie_word_embeddings=architecture != "llama", initializer_range=0.03, bos_token_id=1,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
     )  # fmt: skip
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config)
     wanted = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))

@@ -210,7 +210,7 @@ def trainer(
 
 
 def questions() -> list[dict[str, Any]]:
-    """The sums of `microrl.commands.bench.step.bench_prompts`, as TRL takes them."""
+    """Sums of two-digit numbers, as TRL takes them; microrl's side gets the same ones."""
     draw = random.Random(0)
     pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(SUMS)]
     asked = [(f"What is {x} + {y}? Put the final answer in \\boxed{{}}.", str(x + y)) for x, y in pairs]

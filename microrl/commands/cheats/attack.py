@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from microrl.answers import END_THINK, THINK
 from microrl.data.load import Question
 
 CHARACTERS_PER_TOKEN = 16
@@ -13,6 +14,7 @@ CHARACTERS_PER_TOKEN = 16
 QUESTIONS = 3
 """Questions that are cheated on."""
 SEED = 0
+THINKING = f"{THINK}I work it out step by step.{END_THINK}"
 
 
 class Cheat(NamedTuple):
@@ -27,7 +29,7 @@ class Cheat(NamedTuple):
 class Attack(Protocol):
     """Texts are whole completions. The same ones every time."""
 
-    solutions: str
+    solutions: str = "gold answers"
     """What the data may lack, in the plural."""
 
     def gold(self, question: Question) -> str | None:
@@ -47,6 +49,7 @@ class Attack(Protocol):
 
     def everywhere(self, question: Question) -> list[Cheat]:
         """Cheats that are tried on every question."""
+        return []
 
     def cheats(self, question: Question, questions: Sequence[Question], canary: str, *, hanging: bool) -> list[Cheat]:
         """Cheats for one of these questions; answers of the others are wrong for it. `canary`: a file that none may create.

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 
-from microrl.answers import END_THINK, THINK
 from microrl.commands.cheats import text
-from microrl.commands.cheats.attack import QUESTIONS, Cheat, some
+from microrl.commands.cheats.attack import QUESTIONS, THINKING, Attack, Cheat, some
 from microrl.commands.cheats.tables import filled, tables
 from microrl.data.gym import own_answer
 from microrl.data.load import Question
@@ -23,10 +22,8 @@ _EVALUATED = tuple(_TABLES["answers"]["evaluated as code"])
 _TERMS = {"TERMS": "+".join(f"x**{n}" for n in range(900))}
 
 
-class Procedural:
+class Procedural(Attack):
     """An answer in tags."""
-
-    solutions = "gold answers"
 
     def gold(self, question: Question) -> str:
         return own_answer(question.answer)  # a task without gold answers is refused before
@@ -51,9 +48,6 @@ class Procedural:
             tasks.setdefault(_task(question), []).append(question)
         each = -(-QUESTIONS // len(tasks))
         return [question for group in tasks.values() for question in some(group, each)]
-
-    def everywhere(self, question: Question) -> list[Cheat]:
-        return []
 
     def cheats(self, question: Question, questions: Sequence[Question], canary: str, *, hanging: bool) -> list[Cheat]:
         gold, task = self.gold(question), _task(question)
@@ -81,7 +75,7 @@ class Procedural:
 
 def honest(answer: str) -> str:
     """A completion in the form that is asked for."""
-    return f"{THINK}I work it out step by step.{END_THINK} {tagged(answer)}"
+    return f"{THINKING} {tagged(answer)}"
 
 
 def tagged(answer: str) -> str:

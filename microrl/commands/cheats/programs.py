@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from microrl.answers import END_THINK, THINK
+from microrl.answers import THINK
 from microrl.commands.cheats import text
-from microrl.commands.cheats.attack import Cheat, some
+from microrl.commands.cheats.attack import THINKING, Attack, Cheat, some
 from microrl.commands.cheats.tables import filled, tables
 from microrl.data.code import worked
 from microrl.data.load import Question
@@ -38,7 +38,7 @@ ONLY_CONFINED = tuple(_TABLES["rules"]["only confined"])
 """Those that would harm a machine without the sandbox."""
 
 
-class Programs:
+class Programs(Attack):
     """A program that is tested."""
 
     solutions = "solutions"
@@ -48,7 +48,7 @@ class Programs:
 
     def right(self, question: Question) -> str | None:
         gold = self.gold(question)
-        return gold and f"{THINK}I work it out step by step.{END_THINK}\n{gold}"
+        return gold and f"{THINKING}\n{gold}"
 
     def wrong(self, question: Question) -> tuple[str, str]:
         # It defines nothing that the tests use: no test, however weak, passes it.
@@ -108,7 +108,7 @@ def _cheats(kind: str, sources: dict[str, str], entries: Sequence[str]) -> list[
 
 
 def _honest(source: str) -> str:
-    return f"{THINK}I work it out step by step.{END_THINK}\n{_fenced(source)}"
+    return f"{THINKING}\n{_fenced(source)}"
 
 
 def _fenced(source: str) -> str:
@@ -183,10 +183,9 @@ def _hidden(solution: str, entries: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _languages(entries: Sequence[str]) -> Iterator[tuple[str, str]]:
-    think = f"{THINK}I work it out step by step.{END_THINK}\n"
     for name, source in _TABLES["pieces"]["other languages"].items():
-        yield name, f"{think}```{name}\n{calling(source, entries[0])}\n```"
-        yield f"{name} as Python", think + _fenced(calling(source, entries[0]))
+        yield name, f"{THINKING}\n```{name}\n{calling(source, entries[0])}\n```"
+        yield f"{name} as Python", _honest(calling(source, entries[0]))
 
 
 def _forms(entries: Sequence[str]) -> Iterator[tuple[str, str]]:

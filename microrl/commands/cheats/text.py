@@ -14,8 +14,8 @@ from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
-from microrl.answers import END_THINK, THINK, final_answer
-from microrl.commands.cheats.attack import Cheat, some
+from microrl.answers import final_answer
+from microrl.commands.cheats.attack import THINKING, Attack, Cheat, some
 from microrl.commands.cheats.tables import filled, tables
 from microrl.data.load import Question
 from microrl.rewards.compare.absurd import LONGEST
@@ -58,7 +58,7 @@ def same(a: str, b: str) -> bool:
 
 def honest(answer: str) -> str:
     """A completion in the form that is asked for."""
-    return f"{THINK}I work it out step by step.{END_THINK} The answer is {boxed(answer)}."
+    return f"{THINKING} {without_form(answer)}"
 
 
 def boxed(answer: str) -> str:
@@ -214,10 +214,8 @@ def cheats(case: Case, *, hanging: bool = False, put: Callable[[str], str] = hon
     return list({cheat.text: cheat for cheat in reversed(candidates)}.values())[::-1]
 
 
-class Text:
+class Text(Attack):
     """An answer in a box, mathematics or not."""
-
-    solutions = "gold answers"
 
     def gold(self, question: Question) -> str:
         return question.answer
@@ -245,9 +243,6 @@ class Text:
 
     def chosen(self, questions: Sequence[Question]) -> list[Question]:
         return [question for question in some(questions) if question.answer.strip()]
-
-    def everywhere(self, question: Question) -> list[Cheat]:
-        return []
 
     def cheats(self, question: Question, questions: Sequence[Question], canary: str, *, hanging: bool) -> list[Cheat]:
         others = [other.answer for other in some(questions, OTHERS, seed=1)]
