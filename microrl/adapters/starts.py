@@ -12,7 +12,6 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeGuard
 
@@ -127,36 +126,26 @@ def compute(
 ) -> Start:
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
     began, before = clock.now_s(), _memory_mark()
-    end, _ = SPECTRAL.get(type(config), (None, None))
-    cache = _cache_path(layers, end, config.rank) if end is not None else None
-    # Trials that begin together compute it once: on a large model that takes minutes.
-    with one_at_a_time(cache) if cache is not None else nullcontext():
-        return _computed(layers, config, seed, progress, cache, began, before)
-
-
-def _computed(
-    layers: Mapping[str, torch.nn.Linear], config: RankedConfig, seed: int, progress: Progress, cache: Path | None, began: float,
-    before: float,
-) -> Start:  # fmt: skip
-    end, from_spectrum = SPECTRAL.get(type(config), (None, None))
-    spectra = _read_cache(cache, layers) if cache is not None else None
-    cached = spectra is not None
-    if spectra is None:
-        spectra = {}
-    pairs: dict[str, Pair] = {}
-    generator = torch.Generator().manual_seed(seed)
-    for name in progress(layers, len(layers), f"initialising {config.name}"):
-        weight_OI = dequantize(layers[name].weight)
-        if end is not None and not cached:
-            # In float32, as the cache gives them back: a second run starts from the same bits.
-            spectra[name] = Spectrum(*(part.float() for part in singular(weight_OI, min(config.rank, *weight_OI.shape), end)))
-        if from_spectrum is not None:
-            pairs[name] = from_spectrum(spectra[name], getattr(config, "scale", 1.0))
-        else:
-            pairs[name] = OTHER[type(config)](config.rank, weight_OI, generator)
-    seconds = clock.now_s() - began
-    if cache is not None and not cached and seconds > MIN_CACHED_S:
-        _write_cache(cache, spectra)
+    label, pairs, cached = f"initialising {config.name}", {}, False
+    if type(config) in OTHER:
+        generator = torch.Generator().manual_seed(seed)
+        for name in progress(layers, len(layers), label):
+            pairs[name] = OTHER[type(config)](config.rank, dequantize(layers[name].weight), generator)
+    else:
+        end, from_spectrum = SPECTRAL[type(config)]
+        cache = _cache_path(layers, end, config.rank)
+        with one_at_a_time(cache):  # trials that begin together compute it once: on a large model that takes minutes
+            known = _read_cache(cache, layers)
+            spectra, cached = known or {}, known is not None
+            for name in progress(layers, len(layers), label):
+                if not cached:
+                    weight_OI = dequantize(layers[name].weight)
+                    found = singular(weight_OI, min(config.rank, *weight_OI.shape), end)
+                    # In float32, as the cache gives them back: a second run starts from the same bits.
+                    spectra[name] = Spectrum(*(part.float() for part in found))
+                pairs[name] = from_spectrum(spectra[name], getattr(config, "scale", 1.0))
+            if not cached and clock.now_s() - began > MIN_CACHED_S:
+                _write_cache(cache, spectra)
     return Start(pairs, clock.now_s() - began, _memory_mark(before), cached)
 
 
