@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeGuard
 
@@ -36,11 +36,10 @@ from microrl.config.adapters import (  # fmt: skip
 from microrl.files import one_at_a_time
 from microrl.models import gpu
 from microrl.models.hub import cache_folder
+from microrl.models.load import Progress, unseen
 from microrl.models.tensors import dequantize
 
 End = Literal["largest", "smallest"]
-Progress = Callable[[Iterable[str], int, str], Iterable[str]]
-"""(items, how many, label) to the same items, with a bar."""
 FLAT = 1e-6
 """Below this fraction of the largest singular value the Gram matrix, which squares it, has lost its digits."""
 MIN_CACHED_S = 10.0
@@ -121,9 +120,7 @@ def has_start(config: BaseAdapterConfig) -> TypeGuard[RankedConfig]:
 
 
 @torch.no_grad()
-def compute(
-    layers: Mapping[str, torch.nn.Linear], config: RankedConfig, *, seed: int, progress: Progress = lambda items, *_: items
-) -> Start:
+def compute(layers: Mapping[str, torch.nn.Linear], config: RankedConfig, *, seed: int, progress: Progress = unseen) -> Start:
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
     began, before = clock.now_s(), _memory_mark()
     label, pairs, cached = f"initialising {config.name}", {}, False
@@ -140,9 +137,9 @@ def compute(
             for name in progress(layers, len(layers), label):
                 if not cached:
                     weight_OI = dequantize(layers[name].weight)
-                    found = singular(weight_OI, min(config.rank, *weight_OI.shape), end)
+                    triplets = singular(weight_OI, min(config.rank, *weight_OI.shape), end)
                     # In float32, as the cache gives them back: a second run starts from the same bits.
-                    spectra[name] = Spectrum(*(part.float() for part in found))
+                    spectra[name] = Spectrum(*(part.float() for part in triplets))
                 pairs[name] = from_spectrum(spectra[name], getattr(config, "scale", 1.0))
             if not cached and clock.now_s() - began > MIN_CACHED_S:
                 _write_cache(cache, spectra)
