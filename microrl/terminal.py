@@ -72,19 +72,6 @@ class TolerantStream:
                 os.close(nowhere)
 
 
-@contextmanager
-def tolerate_closed_streams(*names: str) -> Iterator[None]:
-    """Inside, `sys.stdout` and `sys.stderr`, those that are named, never raise for want of a reader."""
-    before = {name: getattr(sys, name) for name in names}
-    try:
-        for name, stream in before.items():
-            setattr(sys, name, TolerantStream(stream))
-        yield
-    finally:
-        for name, stream in before.items():
-            setattr(sys, name, stream)
-
-
 def say(text: str) -> None:
     """A line on standard error, where there is one."""
     print(printable(text), file=TolerantStream(sys.stderr))

@@ -13,9 +13,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from microrl.adapters import starts
-from microrl.adapters.starts import Pair, Progress, Start
+from microrl.adapters.starts import Pair, Start
 from microrl.config.adapter import BaseAdapterConfig, chosen, kind_of
 from microrl.errors import UserError, first_line
+from microrl.models.load import Progress
 from microrl.models.tensors import linears, parameter_count
 from microrl.types import AdapterSnapshot, LowRank, Merge
 

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.adapters.adapter import Adapter, snapshot_of, tuned
-from microrl.adapters.starts import Progress
 from microrl.config.adapter import BaseAdapterConfig
 from microrl.config.adapters import KINDS
 from microrl.errors import UserError
+from microrl.models.load import Progress, unseen
 from microrl.types import AdapterSnapshot
 
 
@@ -27,7 +27,7 @@ def attach(
     *,
     seed: int,
     fresh: bool = True,
-    progress: Progress = lambda items, *_: items,
+    progress: Progress = unseen,
 ) -> Adapter:
     """Put the adapter on the model. Everything random follows from `seed`.
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microrl.adapters.adapter import Adapter, narrow_products, replace_base
-from microrl.adapters.starts import Progress
+from microrl.models.load import Progress
 from microrl.models.tensors import linears, replaced, swap_parameters
 from microrl.types import AdapterSnapshot
 

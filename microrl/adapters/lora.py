@@ -12,9 +12,10 @@ from peft.tuners.lora import LoraLayer
 from microrl.adapters import starts
 from microrl.adapters.adapter import ADAPTER, TASK, Adapter, Update, tuned
 from microrl.adapters.lora_linear import compute_as_one_product, pair_of
-from microrl.adapters.starts import Pair, Progress
+from microrl.adapters.starts import Pair
 from microrl.config.adapter import LowRankConfig, ResidualConfig
 from microrl.config.adapters import LoraPlusConfig
+from microrl.models.load import Progress
 from microrl.models.tensors import dequantize
 from microrl.types import LowRank
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeGuard
 
@@ -37,11 +36,10 @@ from microrl.config.adapters import (  # fmt: skip
 from microrl.files import one_at_a_time
 from microrl.models import gpu
 from microrl.models.hub import cache_folder
+from microrl.models.load import Progress, unseen
 from microrl.models.tensors import dequantize
 
 End = Literal["largest", "smallest"]
-Progress = Callable[[Iterable[str], int, str], Iterable[str]]
-"""(items, how many, label) to the same items, with a bar."""
 FLAT = 1e-6
 """Below this fraction of the largest singular value the Gram matrix, which squares it, has lost its digits."""
 MIN_CACHED_S = 10.0
@@ -122,41 +120,29 @@ def has_start(config: BaseAdapterConfig) -> TypeGuard[RankedConfig]:
 
 
 @torch.no_grad()
-def compute(
-    layers: Mapping[str, torch.nn.Linear], config: RankedConfig, *, seed: int, progress: Progress = lambda items, *_: items
-) -> Start:
+def compute(layers: Mapping[str, torch.nn.Linear], config: RankedConfig, *, seed: int, progress: Progress = unseen) -> Start:
     """The start of every layer, on the layer's own device. Singular vectors are kept in the user's cache, by weights and rank."""
     began, before = clock.now_s(), _memory_mark()
-    end, _ = SPECTRAL.get(type(config), (None, None))
-    cache = _cache_path(layers, end, config.rank) if end is not None else None
-    # Trials that begin together compute it once: on a large model that takes minutes.
-    with one_at_a_time(cache) if cache is not None else nullcontext():
-        return _computed(layers, config, seed, progress, cache, began, before)
-
-
-def _computed(
-    layers: Mapping[str, torch.nn.Linear], config: RankedConfig, seed: int, progress: Progress, cache: Path | None, began: float,
-    before: float,
-) -> Start:  # fmt: skip
-    end, from_spectrum = SPECTRAL.get(type(config), (None, None))
-    spectra = _read_cache(cache, layers) if cache is not None else None
-    cached = spectra is not None
-    if spectra is None:
-        spectra = {}
-    pairs: dict[str, Pair] = {}
-    generator = torch.Generator().manual_seed(seed)
-    for name in progress(layers, len(layers), f"initialising {config.name}"):
-        weight_OI = dequantize(layers[name].weight)
-        if end is not None and not cached:
-            # In float32, as the cache gives them back: a second run starts from the same bits.
-            spectra[name] = Spectrum(*(part.float() for part in singular(weight_OI, min(config.rank, *weight_OI.shape), end)))
-        if from_spectrum is not None:
-            pairs[name] = from_spectrum(spectra[name], getattr(config, "scale", 1.0))
-        else:
-            pairs[name] = OTHER[type(config)](config.rank, weight_OI, generator)
-    seconds = clock.now_s() - began
-    if cache is not None and not cached and seconds > MIN_CACHED_S:
-        _write_cache(cache, spectra)
+    label, pairs, cached = f"initialising {config.name}", {}, False
+    if type(config) in OTHER:
+        generator = torch.Generator().manual_seed(seed)
+        for name in progress(layers, len(layers), label):
+            pairs[name] = OTHER[type(config)](config.rank, dequantize(layers[name].weight), generator)
+    else:
+        end, from_spectrum = SPECTRAL[type(config)]
+        cache = _cache_path(layers, end, config.rank)
+        with one_at_a_time(cache):  # trials that begin together compute it once: on a large model that takes minutes
+            known = _read_cache(cache, layers)
+            spectra, cached = known or {}, known is not None
+            for name in progress(layers, len(layers), label):
+                if not cached:
+                    weight_OI = dequantize(layers[name].weight)
+                    triplets = singular(weight_OI, min(config.rank, *weight_OI.shape), end)
+                    # In float32, as the cache gives them back: a second run starts from the same bits.
+                    spectra[name] = Spectrum(*(part.float() for part in triplets))
+                pairs[name] = from_spectrum(spectra[name], getattr(config, "scale", 1.0))
+            if not cached and clock.now_s() - began > MIN_CACHED_S:
+                _write_cache(cache, spectra)
     return Start(pairs, clock.now_s() - began, _memory_mark(before), cached)
 
 

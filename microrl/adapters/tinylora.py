@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import peft
 import torch
@@ -58,8 +59,7 @@ class TinyLora(Adapter):
         ]
 
 
-@contextmanager
-def skip_svd() -> Iterator[None]:
+def skip_svd() -> AbstractContextManager[Any]:
     """PEFT computes the SVD of every weight that it wraps. Here A and B only get their shapes: `starts` or a file fills them."""
 
     def allocate(layer: Any, adapter: str, rank: int, fan_in_fan_out: bool) -> None:
@@ -67,9 +67,4 @@ def skip_svd() -> Iterator[None]:
         layer.tinylora_A[adapter] = torch.zeros(rank, layer.in_features)
         layer.tinylora_B[adapter] = torch.zeros(layer.out_features, rank)
 
-    original = TinyLoraLayer._init_svd
-    TinyLoraLayer._init_svd = allocate
-    try:
-        yield
-    finally:
-        TinyLoraLayer._init_svd = original
+    return mock.patch.object(TinyLoraLayer, "_init_svd", allocate)

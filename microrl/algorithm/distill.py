@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import torch
 
-from microrl.algorithm import grpo
+from microrl.algorithm import dapo, grpo
 from microrl.algorithm import loss as terms
 from microrl.config import RunConfig
 
 
-class Algorithm(grpo.Algorithm):
+class Algorithm(dapo.Algorithm):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self.reward_weight = config.distill.reward_weight
@@ -22,9 +22,6 @@ class Algorithm(grpo.Algorithm):
     @property
     def has_policy_gradient(self) -> bool:
         return self.top_k is None or self.reward_weight > 0 or self.needs_reference
-
-    def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
-        return terms.token_mean(counted_NT)
 
     def objective(self, tokens: grpo.Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """-ratio * A with A = teacher - old + reward_weight * advantage of the group, and no clip. A has no gradient.

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from microrl.algorithm import grpo
+from microrl.algorithm import dapo, grpo
 from microrl.algorithm import loss as terms
 
 
-class Algorithm(grpo.Algorithm):
-    def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
-        return terms.token_mean(counted_NT)
-
+class Algorithm(dapo.Algorithm):
     def objective(self, tokens: grpo.Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """-ratio * advantage, and 0 where the advantage would push a token on that is already too far from the engine."""
         advantages_B1 = tokens.advantages_B[:, None]

@@ -7,7 +7,7 @@ and `regrade` each make their own from the configuration (`algorithm.make`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -66,6 +66,9 @@ class Algorithm:
     tensor([0.2500, 0.2500])
     """
 
+    per_sequence: ClassVar[bool] = False
+    """Whether all tokens of a completion have one ratio."""
+
     def __init__(self, config: RunConfig) -> None:
         self.config: Any = config.loss
         """The keys of this kind of loss."""
@@ -116,7 +119,16 @@ class Algorithm:
 
     def objective(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Each token's term in the loss, [B, T], and where the clip was active."""
-        return self._surrogate(tokens)
+        return terms.surrogate(
+            tokens.new_BT,
+            tokens.old_BT,
+            tokens.advantages_B,
+            tokens.mask_BT,
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            dual_clip=self.config.dual_clip,
+            per_sequence=self.per_sequence,
+        )
 
     def loss(self, tokens: Tokens) -> PolicyLoss:
         """The sum over tokens of weight * (importance weight * objective + beta * KL + KL to the teacher).
@@ -136,15 +148,3 @@ class Algorithm:
             terms_BT = terms_BT + tokens.divergence_BT
         loss = (tokens.weights_BT * terms_BT).sum()
         return PolicyLoss(loss, clipped_BT, None if kl_BT is None else kl_BT.detach())
-
-    def _surrogate(self, tokens: Tokens, *, per_sequence: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        return terms.surrogate(
-            tokens.new_BT,
-            tokens.old_BT,
-            tokens.advantages_B,
-            tokens.mask_BT,
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            dual_clip=self.config.dual_clip,
-            per_sequence=per_sequence,
-        )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from microrl.algorithm import grpo
 
 
 class Algorithm(grpo.Algorithm):
-    def objective(self, tokens: grpo.Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._surrogate(tokens, per_sequence=True)
+    per_sequence = True

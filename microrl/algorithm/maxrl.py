@@ -5,22 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from microrl.algorithm import grpo
-from microrl.algorithm import loss as terms
+from microrl.algorithm import dapo
 from microrl.algorithm.advantages import of_groups
 from microrl.types import Group
 
 
-class Algorithm(grpo.Algorithm):
+class Algorithm(dapo.Algorithm):
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
         """(R - mean) / mean within each group; 0 where the mean is not above 0, as where no answer is right."""
         centred_PG = of_groups(groups, scale_by_std=False)
         return [_divided(centred_G, group) for centred_G, group in zip(centred_PG, groups, strict=True)]
-
-    def token_weights(self, counted_NT: torch.Tensor) -> torch.Tensor:
-        return terms.token_mean(counted_NT)
 
 
 def _divided(centred_G: list[float], group: Group) -> list[float]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
 from microrl.errors import CheckpointSetAside, Explained, MachineFailure, UserError
-from microrl.terminal import counted, tolerate_closed_streams
+from microrl.terminal import TolerantStream, counted
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
@@ -79,7 +80,7 @@ def _attempt(folder: RunFolder, config: RunConfig, *, started: float, resume: bo
     from microrl.run.signals import Interrupts
 
     try:
-        with tolerate_closed_streams("stdout"), Interrupts(folder.log) as interrupts:
+        with redirect_stdout(cast("Any", TolerantStream(sys.stdout))), Interrupts(folder.log) as interrupts:
             early.refuse(config, is_resumed=resume)
             # An interrupted import leaves a half-initialised module, which then fails in arbitrary ways.
             with interrupts.held("loading"):

@@ -9,14 +9,15 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from microrl import terminal
 from microrl.errors import Explained, MachineFailure, SyncNotProved, UserError, did_you_mean, invalid_value
-from microrl.terminal import printable, tolerate_closed_streams
+from microrl.terminal import TolerantStream, printable
 
 if TYPE_CHECKING:
     from microrl.run.folder import RunFolder
@@ -43,7 +44,7 @@ def guarded(command: Callable[[], Any]) -> int:
     be proved; 130 interrupted after a clean save. Messages are dropped if standard error is closed.
     """
     global _run
-    with tolerate_closed_streams("stderr"):
+    with redirect_stderr(cast("Any", TolerantStream(sys.stderr))):
         try:
             status = command()
             return status if isinstance(status, int) else OK

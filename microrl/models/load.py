@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
 from safetensors import SafetensorError
@@ -208,36 +209,22 @@ def _load_gguf(path: Path, dtype: torch.dtype, progress: Progress) -> LoadedMode
     return LoadedModel(model, tokenizer)
 
 
-@contextlib.contextmanager
-def _header_read_once() -> Iterator[None]:
+def _header_read_once() -> contextlib.AbstractContextManager[Any]:
     """transformers 5 parses a GGUF file's header three times, and maps its tensors' names anew for every module: half of the
     seconds that loading takes."""
     try:
         import gguf
     except ImportError:  # transformers says so
-        yield
-        return
-    originals = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    for name, original in originals.items():
-        setattr(gguf, name, functools.cache(original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(gguf, name, original)
+        return contextlib.nullcontext()
+    cached: dict[str, Any] = {name: functools.cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+    return mock.patch.multiple(gguf, **cached)
 
 
-@contextlib.contextmanager
-def _tensors_shown(progress: Progress, label: str) -> Iterator[None]:
+def _tensors_shown(progress: Progress, label: str) -> contextlib.AbstractContextManager[Any]:
     """transformers prints a bar of its own for the tensors of a GGUF file, in the middle of what else is shown."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
-    original = reader.tqdm
-    reader.tqdm = lambda tensors, **_: progress(tensors, len(tensors), label)
-    try:
-        yield
-    finally:
-        reader.tqdm = original
+    return mock.patch.object(reader, "tqdm", lambda tensors, **_: progress(tensors, len(tensors), label))
 
 
 def _gguf_folder(path: Path) -> Path:

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from microrl import algorithm
 from microrl.adapters.attach import attach
-from microrl.adapters.starts import Progress
 from microrl.algorithm.batch import Batch, Row, sample_without_gradient, split_evenly
 from microrl.algorithm.grpo import Tokens
 from microrl.algorithm.loss import k3, mismatch
@@ -27,6 +26,7 @@ from microrl.config.schema import OptimConfig
 from microrl.errors import UserError
 from microrl.limits import SCORED
 from microrl.models.forward import LogitTransform, sequence_logprobs
+from microrl.models.load import Progress, unseen
 from microrl.models.tensors import not_finite
 from microrl.models.threads import threads, update_threads
 from microrl.models.ways import Ways
@@ -56,7 +56,7 @@ class Policy:
         on_event: Callable[..., None] = lambda *_, **__: None,
         *,
         fresh: bool = True,
-        progress: Progress = lambda items, *_: items,
+        progress: Progress = unseen,
         teacher: Teacher | None = None,
     ) -> None:
         self._algorithm, self._teacher = algorithm.make(config), teacher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from microrl.algorithm.loss import MAX_MISMATCH, mismatch
 from microrl.errors import UserError
 from microrl.policy.divergence import TeacherScores
+
+MEANS = ("kl_sampler", "outside_share", "clip_fraction", "kl_ref", "distill_kl", "teacher_entropy", "agreement")
+"""The fields of `Update` that are means over the tokens that the policy drew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,11 @@ class Update:
     outside_share: float
     impossible_tokens: int
     clip_fraction: float
-    kl_ref: float | None
     grad_norm: float | None
     step_kl: float | None
     skipped: int
     reason: str | None
+    kl_ref: float | None = None
     distill_kl: float | None = None
     teacher_entropy: float | None = None
     teacher_impossible: int | None = None
@@ -73,16 +77,9 @@ class UpdateMetrics:
     def __init__(self, minibatches: int) -> None:
         self._minibatches = minibatches
         self.grad_norms: list[float] = []
-        self._loss = 0.0
-        self._entropy = 0.0
         self._rows = self._tokens = 0
-        self._mismatch = self._outside = self._clipped = 0.0
-        self._impossible = 0
-        self._kl: float | None = None
-        self._has_teacher = False
-        self._behind = self._teacher_entropy = 0.0
-        self._teacher_impossible = self._teacher_known = 0
-        self._agrees: float | None = None
+        self._sums: dict[str, Any] = defaultdict(int)
+        """By the names of `Update`'s fields; what was never added is not there."""
         self._skipped = 0
         self.moved: float | None = None
         """How far the steps have moved the policy, nats a token; None where nothing asked for it, and nothing has moved."""
@@ -108,58 +105,53 @@ class UpdateMetrics:
         def total(values_BT: torch.Tensor) -> float:
             return float((values_BT.sum(1, dtype=torch.float64) * represents_B).sum())
 
-        self._loss += float(loss)
+        sums = self._sums
+        sums["loss"] += float(loss)
         self._rows += int(represents_B.sum())
         self._tokens += int(total(mask_BT))
-        self._entropy += float((entropy_BT.sum(1, dtype=torch.float64) / mask_BT.sum(1) * represents_B).sum())
+        sums["entropy"] += float((entropy_BT.sum(1, dtype=torch.float64) / mask_BT.sum(1) * represents_B).sum())
         mismatch_BT = mismatch_BT.clamp(max=MAX_MISMATCH)
-        self._mismatch += total(torch.expm1(mismatch_BT) - mismatch_BT)
-        self._impossible += int((impossible_BT & mask_BT).sum())
+        sums["kl_sampler"] += total(torch.expm1(mismatch_BT) - mismatch_BT)
+        sums["impossible_tokens"] += int((impossible_BT & mask_BT).sum())
         ratio_BT = mismatch_BT.exp()
-        self._outside += total(((ratio_BT < 0.8) | (ratio_BT > 1.25)) & mask_BT)
-        self._clipped += total(clipped_BT & mask_BT)
+        sums["outside_share"] += total(((ratio_BT < 0.8) | (ratio_BT > 1.25)) & mask_BT)
+        sums["clip_fraction"] += total(clipped_BT & mask_BT)
         if kl_BT is not None:
-            self._kl = (self._kl or 0.0) + total(kl_BT * mask_BT)
+            sums["kl_ref"] += total(kl_BT * mask_BT)
         if teacher is not None:
-            self._has_teacher = True
-            self._behind += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
-            self._teacher_entropy += total(teacher.entropy_BT)
-            self._teacher_impossible += int((~teacher.logprobs_BT.isfinite()).sum())
-            self._teacher_known += int((teacher.logprobs_BT.isfinite() & mask_BT).sum())
+            sums["distill_kl"] += total(mismatch(old_BT, teacher.logprobs_BT))  # 0 outside of the mask
+            sums["teacher_entropy"] += total(teacher.entropy_BT)
+            sums["teacher_impossible"] += int((~teacher.logprobs_BT.isfinite()).sum())
+            sums["teacher_known"] += int((teacher.logprobs_BT.isfinite() & mask_BT).sum())
         if agrees_BT is not None:
-            self._agrees = (self._agrees or 0.0) + total(agrees_BT)
+            sums["agreement"] += total(agrees_BT)
 
     def refuse_silent_teacher(self) -> None:
         """Raise UserError where the teacher's log-probabilities are not finite for any token so far."""
-        if self._has_teacher and not self._teacher_known:
+        if "teacher_known" in self._sums and not self._sums["teacher_known"]:
             raise UserError(
-                f"the teacher's log-probabilities are not finite for any of the {self._teacher_impossible} drawn tokens",
+                f"the teacher's log-probabilities are not finite for any of the {self._sums['teacher_impossible']} drawn tokens",
                 "its weights may be broken: look at what it writes with microrl sample, or choose another --teacher",
             )
 
     def add_loss(self, penalty: torch.Tensor) -> None:
         """What an adapter adds to the loss of a mini-batch."""
-        self._loss += float(penalty)
+        self._sums["loss"] += float(penalty)
 
     def skip(self, reason: str) -> None:
         self._skipped += 1
         self.reason = reason
 
     def result(self) -> Update:
+        sums = self._sums
         return Update(
-            loss=self._loss / self._minibatches,
-            entropy=self._entropy / self._rows,
-            kl_sampler=self._mismatch / self._tokens,
-            outside_share=self._outside / self._tokens,
-            impossible_tokens=self._impossible,
-            clip_fraction=self._clipped / self._tokens,
-            kl_ref=None if self._kl is None else self._kl / self._tokens,
+            loss=sums["loss"] / self._minibatches,
+            entropy=sums["entropy"] / self._rows,
+            impossible_tokens=sums["impossible_tokens"],
             grad_norm=sum(self.grad_norms) / len(self.grad_norms) if self.grad_norms else None,
             step_kl=self.moved,
             skipped=self._skipped,
             reason=self.reason,
-            distill_kl=self._behind / self._tokens if self._has_teacher else None,
-            teacher_entropy=self._teacher_entropy / self._tokens if self._has_teacher else None,
-            teacher_impossible=self._teacher_impossible if self._has_teacher else None,
-            agreement=None if self._agrees is None else self._agrees / self._tokens,
+            teacher_impossible=sums.get("teacher_impossible"),
+            **{name: sums[name] / self._tokens for name in MEANS if name in sums},
         )

@@ -61,12 +61,11 @@ def make_engine(
             say(f"{kind}: {message}")
 
     say("starting vLLM; the first start also compiles its kernels")
-    sync = sync_mode(config, capability())
     with _fault_named("importing", config):
         import_vllm()
     with _fault_named("starting", config):  # there may be too little memory for it
         settings = _vllm_settings(config, model, longest)
-    return VllmEngine(model, tokenizer, settings, SyncChoice(sync, measured, on_choice), on_event or warn)
+    return VllmEngine(model, tokenizer, settings, SyncChoice(settings.sync, measured, on_choice), on_event or warn)
 
 
 @contextmanager

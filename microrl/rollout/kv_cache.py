@@ -23,9 +23,9 @@ class KeptRow(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Rows of a copy, from one position to another, and which rows of a cache they become."""
+    """Rows of a layer's keys and values, from one position to another, and which rows of a cache they become."""
 
-    copy: list[tuple[torch.Tensor, torch.Tensor] | None]
+    states: tuple[torch.Tensor, torch.Tensor]
     rows: torch.Tensor | slice
     start: int
     end: int
@@ -45,65 +45,41 @@ class _InPlaceLayer(DynamicLayer):
         """Append, and return views of all that is there."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._buffers = (self._empty_like(key_states), self._empty_like(value_states))
+            self._buffers = (self._empty_like(key_states, len(key_states)), self._empty_like(value_states, len(value_states)))
         count = key_states.shape[-2]
         for buffer, states in zip(self._buffers, (key_states, value_states)):
             buffer.narrow(2, self._length, count).copy_(states)
         self._set(self._buffers, self._length + count)
         return self.keys, self.values
 
-    def _empty_like(self, states: torch.Tensor) -> torch.Tensor:
-        rows, heads, _, size = states.shape
+    def _empty_like(self, states: torch.Tensor, rows: int) -> torch.Tensor:
+        _, heads, _, size = states.shape
         return states.new_empty(rows, heads, self._capacity, size)
 
     def _set(self, buffers: tuple[torch.Tensor, torch.Tensor], length: int) -> None:
         self._buffers, self._length = buffers, length
         self.keys, self.values = buffers[0].narrow(2, 0, length), buffers[1].narrow(2, 0, length)
 
-    def gather(self, parts: Sequence[tuple[_InPlaceLayer, torch.Tensor, int]]) -> None:
-        """Hold these rows of these layers (this one may be among them), each layer's from a position on.
+    def hold(self, blocks: Sequence[_Block], rows: int, length: int) -> None:
+        """Hold these blocks (this layer's own may be among them) in so many rows, all of which end at `length`.
 
-        All end at the same position. What lies before shorter ones is 0: attention multiplies it by 0, which must not be NaN.
+        What lies before shorter ones is 0: attention multiplies it by 0, which must not be NaN.
         """
-        length = max(layer._length - start for layer, _, start in parts)
-        sample, total = parts[0][0], sum(len(rows) for _, rows, _ in parts)
-        gathered = []
-        for number in (0, 1):
-            _, heads, _, size = sample._buffers[number].shape
-            new = sample._buffers[number].new_empty(total, heads, self._capacity, size)
-            row = 0
-            for layer, rows, start in parts:
-                first, end = length - (layer._length - start), row + len(rows)
-                new[row:end, :, :first] = 0
-                new[row:end, :, first:length] = layer._buffers[number][:, :, start : layer._length][rows]
-                row = end
-            gathered.append(new)
+        buffers = []
+        for key_or_value in (0, 1):
+            new = self._empty_like(blocks[0].states[key_or_value], rows)
+            for block in blocks:
+                first = length - (block.end - block.start)
+                new[block.places, :, :first] = 0
+                new[block.places, :, first:length] = block.states[key_or_value][block.rows, :, block.start : block.end]
+            buffers.append(new)
         if not self.is_initialized:
-            self.lazy_initialization(*gathered)
-        self._set((gathered[0], gathered[1]), length)
+            self.lazy_initialization(*buffers)
+        self._set((buffers[0], buffers[1]), length)
 
     def copy(self, rows: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor] | None:
         """A copy of these rows; of a slice, a view."""
         return (self.keys[rows], self.values[rows]) if self.is_initialized else None
-
-    def begin(self, number: int, blocks: Sequence[_Block], rows: int, width: int) -> None:
-        """Hold what these blocks have of layer `number`, in so many rows, all of which end at `width`."""
-        buffers = []
-        for key_or_value in (0, 1):
-            new: torch.Tensor | None = None
-            for block in blocks:
-                states = block.copy[number]
-                assert states is not None
-                if new is None:
-                    _, heads, _, size = states[key_or_value].shape
-                    new = states[key_or_value].new_empty(rows, heads, self._capacity, size)
-                first = width - (block.end - block.start)
-                new[block.places, :, :first] = 0
-                new[block.places, :, first:width] = states[key_or_value][block.rows, :, block.start : block.end]
-            assert new is not None
-            buffers.append(new)
-        self.lazy_initialization(*buffers)
-        self._set((buffers[0], buffers[1]), width)
 
 
 class InPlaceCache(Cache):
@@ -120,7 +96,12 @@ class InPlaceCache(Cache):
         for number, layer in enumerate(self.layers):
             if not parts[0][0].layers[number].is_initialized:  # of a layer that reads another one's keys and values
                 continue
-            layer.gather([(cache.layers[number], rows, start) for cache, rows, start in parts])
+            blocks, row = [], 0
+            for cache, rows, start in parts:
+                keys, values = cache.layers[number].keys, cache.layers[number].values
+                blocks.append(_Block((keys, values), rows, start, keys.shape[2], slice(row, row + len(rows))))
+                row += len(rows)
+            layer.hold(blocks, row, max(block.end - block.start for block in blocks))
 
     def copy(self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> list[KeptRow]:
         """A copy of these rows, of each so many tokens from a position on.
@@ -136,14 +117,15 @@ class InPlaceCache(Cache):
         together: dict[tuple[int, int], list[int]] = {}
         for place, (row, length) in enumerate(zip(kept, lengths, strict=True)):
             together.setdefault((id(row.copy), row.start + length), []).append(place)
-        blocks = []
+        ends = []
         for (_, end), places in together.items():
             # Rows that end at the same place are copied together. What lies before the shorter ones is padding there, too.
             rows, start = _index([kept[place].row for place in places]), min(kept[place].start for place in places)
-            blocks.append(_Block(kept[places[0]].copy, rows, start, end, _index(places)))
+            ends.append((kept[places[0]].copy, rows, start, end, _index(places)))
         for number, layer in enumerate(self.layers):
-            if kept[0].copy[number] is not None:
-                layer.begin(number, blocks, len(kept), width)
+            blocks = [_Block(states, rows, start, end, at) for copy, rows, start, end, at in ends if (states := copy[number])]
+            if blocks:
+                layer.hold(blocks, len(kept), width)
 
 
 def _index(numbers: Sequence[int]) -> torch.Tensor | slice:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from microrl.models.forward import cache_argument
@@ -109,12 +110,5 @@ def _forward(model: PreTrainedModel, ids_RL: torch.Tensor, cache: Any = None) ->
 
 
 def _bytes(cache: Any) -> int:
-    return sum(tensor.nbytes for layer in cache.layers for tensor in _tensors(vars(layer)))
-
-
-def _tensors(held: dict[Any, Any]) -> Iterator[torch.Tensor]:
-    for value in held.values():
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from _tensors(value)
+    held = tree_leaves([vars(layer) for layer in cache.layers])
+    return sum(value.nbytes for value in held if isinstance(value, torch.Tensor))

@@ -38,6 +38,11 @@ class Installed(NamedTuple):
     def is_supported(self) -> bool:
         return OLDEST <= self.release <= NEWEST
 
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether a run can sample with it on a GPU."""
+        return self.is_supported and not self.is_for_cpu
+
 
 def installed() -> Installed | None:
     """The vLLM of this environment, without importing it."""
@@ -53,8 +58,7 @@ def installed() -> Installed | None:
 def starts_vllm(config: RunConfig) -> bool:
     """Whether a run of this configuration starts vLLM where there is a GPU, as far as that shows without torch."""
     vllm, kind = installed(), config.engine.kind
-    is_for_gpus = vllm is not None and not vllm.is_for_cpu and vllm.is_supported
-    return is_for_gpus and (kind == "vllm" or (kind == "auto" and auto_is_vllm(config)))
+    return vllm is not None and vllm.is_for_gpus and (kind == "vllm" or (kind == "auto" and auto_is_vllm(config)))
 
 
 def require_vllm(command: str) -> None:
@@ -71,7 +75,7 @@ def select_engine(config: RunConfig) -> str:
     kind: str = config.engine.kind
     vllm = installed()
     if kind == "auto":
-        can = vllm is not None and not vllm.is_for_cpu and vllm.is_supported and _has_cuda()
+        can = vllm is not None and vllm.is_for_gpus and capability() is not None
         kind = "vllm" if can and auto_is_vllm(config) else "transformers"
     if kind == "vllm":
         check_vllm(config, vllm)
@@ -108,7 +112,7 @@ def _check_bitsandbytes(config: RunConfig) -> None:
     named = next((key for key, value in wanted.items() if value), None)
     if named is None:
         return
-    if not _has_cuda():
+    if capability() is None:
         raise UserError(f"{named} needs a GPU", "remove it: on a CPU it saves nothing and is slower")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"{named} needs bitsandbytes", INSTALL_GPU)
@@ -117,7 +121,7 @@ def _check_bitsandbytes(config: RunConfig) -> None:
 def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     """Raises UserError for problems with `--engine vllm` that show without loading anything."""
     vllm = _supported(vllm)
-    if not vllm.is_for_cpu and not _has_cuda():
+    if not vllm.is_for_cpu and capability() is None:
         raise UserError(
             "--engine vllm: torch sees no CUDA device",
             "check the GPU with `nvidia-smi` and `microrl doctor`, or use --engine transformers",
@@ -142,9 +146,3 @@ def capability() -> tuple[int, int] | None:
     import torch
 
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

@@ -77,15 +77,13 @@ class SyncChoice:
         if len(self._trials["merge"]) >= TRIALS:
             costs = {name: self._step_s(name) for name in self._trials}
             best: Mode = "merge" if costs["merge"] < costs["swap"] else "swap"
-            self._decide(best, f"{best} ({', '.join(f'{name} {seconds:.3g} s per step' for name, seconds in costs.items())})")
+            self.decided = best
+            why = f"{best} ({', '.join(f'{name} {seconds:.3g} s per step' for name, seconds in costs.items())})"
+            table = [{"mode": name, **asdict(trial)} for name, trials in self._trials.items() for trial in trials]
+            self._on_choice(best, why, table)
 
     def _step_s(self, mode: Mode) -> float:
         """Push and decode seconds a step, at the tokens that a step of either mode had."""
         counted = self._trials[mode][1:]
         tokens = statistics.mean(trial.tokens for trials in self._trials.values() for trial in trials[1:])
         return min(trial.push_s for trial in counted) + tokens * min(trial.decode_s / trial.tokens for trial in counted)
-
-    def _decide(self, mode: Mode, why: str) -> None:
-        self.decided = mode
-        table = [{"mode": name, **asdict(trial)} for name, trials in self._trials.items() for trial in trials]
-        self._on_choice(mode, why, table)

@@ -105,16 +105,12 @@ class Probe:
         """Take over how far apart the two sides were on the canary."""
         self.noise = max(self.noise, canary.gap)
 
-    def measurable(self, change: float) -> bool:
-        """Whether a change of the trainer's, nats a token, stands out of the noise."""
-        return change > MEASURABLE_TIMES_NOISE * self.noise
-
     def read(self, engine_N: torch.Tensor, trainer_N: torch.Tensor) -> Reading:
         """Compare both sides' changes since the base. Rounding is relative, so the floor grows with scores and change."""
         engine_change_N, trainer_change_N = engine_N - self._engine_base_N, trainer_N - self._trainer_base_N
         change = float(trainer_change_N.abs().mean())
         slope, slope_error = None, 0.0
-        if self.measurable(change):
+        if change > MEASURABLE_TIMES_NOISE * self.noise:
             power = float(trainer_change_N @ trainer_change_N)
             slope = float(engine_change_N @ trainer_change_N) / power
             residual_N = engine_change_N - slope * trainer_change_N

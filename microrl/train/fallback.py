@@ -74,7 +74,7 @@ def may_be_needed(config: RunConfig) -> bool:
     """Whether a run may use vLLM on a GPU and outlive its failures, as far as that shows without torch."""
     kind = config.engine.kind
     vllm = preflight.installed() if kind == "vllm" or (kind == "auto" and auto_is_vllm(config)) else None
-    return vllm is not None and not vllm.is_for_cpu and vllm.is_supported
+    return vllm is not None and vllm.is_for_gpus
 
 
 def failures(folder: RunFolder) -> list[Failure]:

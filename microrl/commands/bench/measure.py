@@ -73,7 +73,7 @@ def stages(shape: str | None, rank: int | None) -> list[Stage]:
     vllm = installed()
     if torch.cuda.is_available():
         _refuse_others()
-        has_vllm = vllm is not None and vllm.is_supported and not vllm.is_for_cpu
+        has_vllm = vllm is not None and vllm.is_for_gpus
         return [Stage("rates", "rates"), *_on_a_gpu(shape or "1.5b", rank or 256, has_vllm=has_vllm)]
     planned = [Stage("rates", "rates")]
     if vllm is not None and vllm.is_supported and vllm.is_for_cpu:

@@ -25,6 +25,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 
@@ -114,16 +115,8 @@ def dense_products(options: dict[str, Any]) -> Iterator[None]:
     global Wrapper
     Wrapper = type(f"Dense{own.__name__}", (Dense, own), {})
     options["additional_config"] = {"lora_products": "dense"}
-    platform: Any = type(current_platform)
-    before = vars(platform).get("get_punica_wrapper")
-    platform.get_punica_wrapper = classmethod(lambda cls: f"{__name__}.Wrapper")
-    try:
+    with mock.patch.object(type(current_platform), "get_punica_wrapper", classmethod(lambda cls: f"{__name__}.Wrapper")):
         yield
-    finally:
-        if before is None:
-            del platform.get_punica_wrapper
-        else:
-            platform.get_punica_wrapper = before
 
 
 def products_of(layers: Iterable[Any]) -> Products:

@@ -8,11 +8,12 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -147,17 +148,11 @@ def start(model: PreTrainedModel, settings: VllmSettings) -> Any:
         raise UserError(f"vLLM does not start: {' '.join(lines[:3])[:400]}", hint) from error
 
 
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def _no_progress_bars() -> AbstractContextManager[Any]:
     """Of the graphs that vLLM captures: it has no switch for them, and the run shows its own progress."""
     from tqdm import tqdm
 
-    drawn: Any = tqdm.__init__
-    tqdm.__init__ = partialmethod(drawn, disable=True)
-    try:
-        yield
-    finally:
-        tqdm.__init__ = drawn
+    return mock.patch.object(tqdm, "__init__", partialmethod(tqdm.__init__, disable=True))
 
 
 @contextmanager
