@@ -169,10 +169,10 @@ def report(summary: dict[str, Any], path: Path) -> None:
     for line in verdict.lines():
         say(line)
     if verdict.outcome == "worse" and (best := summary["best"]) is not None:
-        say(
-            f"warning: the trained model is worse than the untouched one. {path / 'best'} is from step {best['step']}, with "
-            f"validation accuracy {best['accuracy']:.3f}; use it: microrl export {path / 'best'} --out DIR"
-        )
+        use = f"{path / 'best'} is from step {best['step']}, with validation accuracy {best['accuracy']:.3f}; use it: "
+        use += f"microrl export {path / 'best'} --out DIR"
+        none = "No validation was better than the one before the first step"
+        say(f"warning: the trained model is worse than the untouched one. {use if best['step'] else none}")
     if summary["status"] == "stopped":
         back = summary["hours_given_back"]
         say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))

@@ -34,7 +34,9 @@ INK = "#010203"
 _GEOMETRY = re.compile(r'(?<= )(?:d|x|y|points|transform)="[^"]*"')
 _LONG = re.compile(r"-?\d+\.\d{3,}")
 _FRAME = re.compile(
-    r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|(?<=>)\s+(?=<)|(?<= )id=\"[a-z]+_\d+\"", re.DOTALL
+    r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|(?<=>)\s+(?=<)|(?<= )id=\"[a-z]+_\d+\""
+    r"|<path d=\"[^\"]*\" style=\"fill: none\"/>|font-family: [^;\"]*; ",
+    re.DOTALL,
 )
 """What the page has once for all of its figures, or does without."""
 MAX_NAMES = 12

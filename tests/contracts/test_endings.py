@@ -513,7 +513,7 @@ def test_a_cache_that_cannot_hold_the_warm_start(inside, model, tokenizer, tmp_p
     assert str(cache) in lines[0] and "XDG_CACHE_HOME" in lines[1] and not out.exists()
 
 
-@pytest.mark.parametrize(("high", "best", "warned"), [(-0.05, 3, True), (0.05, 3, False), (-0.05, None, False)])
+@pytest.mark.parametrize(("high", "best", "warned"), [(-0.05, 3, True), (0.05, 3, False), (-0.05, None, False), (-0.05, 0, True)])
 def test_a_run_that_made_the_model_worse_names_its_best_checkpoint(tmp_path, capsys, high, best, warned):
     make(tmp_path / "run")
     side = {"accuracy": 0.3, "ci95": [0.2, 0.4], "questions": 64, "pass@8": {"mean": 0.5}}
@@ -524,6 +524,7 @@ def test_a_run_that_made_the_model_worse_names_its_best_checkpoint(tmp_path, cap
     }  # fmt: skip
     report(summary, tmp_path / "run")
     said = capsys.readouterr().err
-    assert (f"{tmp_path / 'run' / 'best'} is from step 3, with validation accuracy 0.600" in said) == warned
+    assert (f"{tmp_path / 'run' / 'best'} is from step 3, with validation accuracy 0.600" in said) == (warned and best == 3)
+    assert ("microrl export" in said) == (warned and best == 3), "the untouched model need not be exported"
     assert ("worse than the untouched one" in said) == warned
     assert ("try it" in said) == (high > 0)
