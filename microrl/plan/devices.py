@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from microrl.errors import UserError, did_you_mean
 from microrl.limits import MIN_BF16, auto_dtype
 from microrl.plan.calibration import Calibration
+from microrl.terminal import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def of_device(name: str, memory_gb: float, capability: tuple[int, int] | None = 
 def cpu(cores: int, memory_gb: float) -> Device:
     """This machine without a GPU; costs nothing."""
     tflops = cores * CPU_CORE_TFLOPS
-    return Device(CPU, f"CPU, {cores} cores", memory_gb, CPU_BANDWIDTH_GB_S, tflops, 0.0, tflops)
+    return Device(CPU, f"CPU, {counted(cores, 'core')}", memory_gb, CPU_BANDWIDTH_GB_S, tflops, 0.0, tflops)
 
 
 def _lookup(name: str) -> Device | None:

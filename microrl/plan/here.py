@@ -16,6 +16,7 @@ from microrl.models.cards import Card
 from microrl.plan import calibration, devices
 from microrl.plan.devices import Device
 from microrl.plan.shapes import Shape
+from microrl.terminal import counted
 
 CPU_PARAMETERS = 500_000_000
 
@@ -83,4 +84,4 @@ def calibration_name(device: Device) -> str:
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = platform.processor() or platform.machine()
-    return f"{model}, {available_cores()} cores"
+    return f"{model}, {counted(available_cores(), 'core')}"

@@ -58,7 +58,7 @@ def facts(history: History) -> list[tuple[str, str]]:
         "steps": f"{ended.steps if ended is not None else len(history.rows):,}, {tokens:,.0f} completion tokens",
         "time": _time(spent) + (f" (limit {_time(hours)})" if hours is not None else ""),
         "cost": f"${_number(cost, '.2f')} at ${price} an hour" if price is not None else "unknown: no price per hour was given",
-        "machine": f"{_gpu(environment.get('gpu'))}, {environment.get('cpus', '?')} CPU cores, engine "
+        "machine": f"{_gpu(environment.get('gpu'))}, {_cores(environment.get('cpus'))}, engine "
         f"{environment.get('engine', UNKNOWN)}",
         "versions": versions,
         "seed": setting("seed", UNKNOWN),
@@ -91,6 +91,10 @@ def entropies(histories: Sequence[History]) -> list[tuple[str, str, str, str, st
             cells = str(history.setting("adapter.rank", "-")), f"{before:.3f}", f"{after:.3f}", f"{100 * change:+.1f} %"
             rows.append((shown_text(history.name), *cells))
     return rows
+
+
+def _cores(count: Any) -> str:
+    return counted(count, "CPU core") if isinstance(count, int) else "CPU cores unknown"
 
 
 def evaluations(histories: Sequence[History]) -> list[Evaluated]:
