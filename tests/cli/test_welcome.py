@@ -23,7 +23,7 @@ def test_six_lines_say_what_to_type(tmp_path):
     about, *begin, machine, newest = done.stdout.splitlines()
     assert done.returncode == 0 and "RL with verifiable rewards" in about, done.stderr
     assert [line.split("  ")[1].strip() for line in begin] == [command for command, _ in welcome.BEGIN] and len(begin) == 3
-    assert machine.startswith("This machine: ") and "cores" in machine
+    assert machine.startswith("This machine: ") and " core" in machine
     assert newest == "Newest run: none in runs/ yet; begin with the quickstart"
 
 
