@@ -285,6 +285,12 @@ def test_a_wrong_path_or_column_is_told_before_torch_is_imported(words, said, tm
     assert left <= {"rows.jsonl", "other.csv", "programs.jsonl", "runs"} and not list(tmp_path.glob("runs/*"))
 
 
+def test_the_end_of_a_process_that_never_had_a_standard_output():
+    command = f'"{sys.executable}" -m microrl --version >&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_preset_can_say_none(tmp_path):
     (tmp_path / "mine.toml").write_text('loss.importance_cap = "none"\ndata.system = "None"\n')
     config = resolve([str(tmp_path / "mine.toml")])
