@@ -146,7 +146,7 @@ def main() -> None:
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # whoever read it has left
+            with suppress(OSError, ValueError, AttributeError):  # whoever read it has left; None where there never was one
                 stream.flush()
         os._exit(status)
 

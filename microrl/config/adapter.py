@@ -169,11 +169,11 @@ class LowRankConfig(RankedConfig):
     @model_validator(mode="before")
     @classmethod
     def _alpha_from_rank(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("alpha") not in ALPHA_FROM_RANK:
+        if not isinstance(given, dict) or not isinstance(rule := given.get("alpha"), str) or rule not in ALPHA_FROM_RANK:
             return given
         rank = given.get("rank", cls.model_fields["rank"].default)
         # A rank that is no number has an error of its own.
-        return {**given, "alpha": ALPHA_FROM_RANK[given["alpha"]] * rank if isinstance(rank, int) else 1.0}
+        return {**given, "alpha": ALPHA_FROM_RANK[rule] * rank if isinstance(rank, int) else 1.0}
 
     @property
     def scale(self) -> float:

@@ -113,7 +113,7 @@ def _replacing_layer(below: Tree, above: Tree) -> Tree:
     teacher or none, the loss that came with the former one goes, and with none the rest of it."""
     distill = above.get("distill")
     if isinstance(distill, dict) and "teacher" in distill:
-        if below["loss"].get("kind") == DistillLossConfig().kind:
+        if isinstance(below["loss"], dict) and below["loss"].get("kind") == DistillLossConfig().kind:
             below = layer(below, {"loss": {"kind": GrpoConfig().kind}})
         if distill["teacher"] in NO_TEACHER:
             below = {**below, "distill": DistillConfig().model_dump()}

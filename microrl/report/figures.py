@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,8 +165,8 @@ def _by_rank(axes: Axes, histories: Sequence[History], by: str) -> None:
         ranks = sorted(kls_by_rank)
         for rank in ranks:
             axes.plot([rank] * len(kls_by_rank[rank]), kls_by_rank[rank], "o", color=colour, markersize=3)
-        hover.show(axes, f"beta {beta:g}", ranks, [fmean(kls_by_rank[rank]) for rank in ranks])
-        axes.plot(ranks, [fmean(kls_by_rank[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
+        hover.show(axes, f"beta {beta:g}", ranks, [_mean(kls_by_rank[rank]) for rank in ranks])
+        axes.plot(ranks, [_mean(kls_by_rank[rank]) for rank in ranks], color=colour, linewidth=1.4, label=f"beta {beta:g}")
     if len(points) > 1:
         axes.legend(frameon=False, fontsize=6, labelcolor=INK)
     axes.set_xlabel("rank")
@@ -222,7 +221,7 @@ def reduced(places: Sequence[float], values: Sequence[float]) -> tuple[list[floa
     """At most MAX_POINTS points: means of neighbours."""
     size = math.ceil(len(values) / MAX_POINTS) or 1
     starts = range(0, len(values), size)
-    return [fmean(places[at : at + size]) for at in starts], [fmean(values[at : at + size]) for at in starts]
+    return [_mean(places[at : at + size]) for at in starts], [_mean(values[at : at + size]) for at in starts]
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
@@ -231,6 +230,11 @@ def smoothed(values: Sequence[float]) -> list[float]:
     sums = list(itertools.accumulate(values, initial=0.0))
     ends = [(max(0, at - half), min(len(values), at + half + 1)) for at in range(len(values))]
     return [(sums[end] - sums[start]) / (end - start) for start, end in ends]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Infinite where the sum is, as of damaged rows; fmean refuses these."""
+    return sum(values) / len(values)
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def select_engine(config: RunConfig) -> str:
     kind: str = config.engine.kind
     vllm = installed()
     if kind == "auto":
-        can = vllm is not None and vllm.is_for_gpus and capability() is not None
+        can = vllm is not None and vllm.is_for_gpus and _has_gpu()
         kind = "vllm" if can and auto_is_vllm(config) else "transformers"
     if kind == "vllm":
         check_vllm(config, vllm)
@@ -112,7 +112,7 @@ def _check_bitsandbytes(config: RunConfig) -> None:
     named = next((key for key, value in wanted.items() if value), None)
     if named is None:
         return
-    if capability() is None:
+    if not _has_gpu():
         raise UserError(f"{named} needs a GPU", "remove it: on a CPU it saves nothing and is slower")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"{named} needs bitsandbytes", INSTALL_GPU)
@@ -121,7 +121,7 @@ def _check_bitsandbytes(config: RunConfig) -> None:
 def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
     """Raises UserError for problems with `--engine vllm` that show without loading anything."""
     vllm = _supported(vllm)
-    if not vllm.is_for_cpu and capability() is None:
+    if not vllm.is_for_cpu and not _has_gpu():
         raise UserError(
             "--engine vllm: torch sees no CUDA device",
             "check the GPU with `nvidia-smi` and `microrl doctor`, or use --engine transformers",
@@ -139,6 +139,13 @@ def check_vllm(config: RunConfig, vllm: Installed | None) -> None:
             f"engine.sync=swap: {adapter.name} is served {adapter.served}, and vLLM takes pairs up to rank {MAX_SWAP_RANK}",
             "remove engine.sync, or use --set engine.sync=merge",
         )
+
+
+def _has_gpu() -> bool:
+    """Asked without initialising CUDA, as `capability` does: `eval` leaves the card to another process."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def capability() -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -41,6 +41,7 @@ class Side(_Part):
 class Gain(Estimate):
     """Mean over the problems that were answered before and after; their number, and their means on either side."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")  # else that of `_Part`, and slots hold no other keys
     questions: Count | None = None
     before: FiniteFloat | None = None
     after: FiniteFloat | None = None

@@ -214,7 +214,9 @@ class Grid:
         sets = list(self.sets)
         for key, value in values.items():
             if isinstance(value, Named):
-                flags |= value.of_seed(values[SEED])
+                named = value.of_seed(values[SEED])
+                flags |= named
+                sets += [f"{name}={presets.NONE[0]}" for name in named if named[name] is None]  # which as a flag is not given
             if key in AXES or key in (SEED, SETTING):
                 continue
             if isinstance(value, str) and not isinstance(value, Quoted):

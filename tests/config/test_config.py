@@ -134,6 +134,7 @@ def test_a_rate_and_the_size_of_a_step_replace_each_other(tmp_path):
         ({"seed": -1}, [], ["seed", "greater than or equal to 0"]),
         ({}, ["optim.betas=[1,1]"], ["optim.betas", "less than 1"]),
         ({}, ["adapter.kind=[1]"], ["adapter"]),
+        ({}, ["adapter.alpha=[1]"], ["adapter.alpha", "number"]),
         ({}, ["seed.x=1"], ["seed"]),
         ({}, ["evaluation.temperature=1e-40"], ["evaluation.temperature", "0 (greedy) or at least 0.01"]),
         ({}, ["sampling.temperature=0.009"], ["sampling.temperature", "greater than or equal to 0.01"]),
@@ -283,6 +284,18 @@ def test_a_wrong_path_or_column_is_told_before_torch_is_imported(words, said, tm
     assert done.returncode == 2 and said in done.stderr and "hint: " in done.stderr, done.stderr
     left = {path.name for path in tmp_path.iterdir()}
     assert left <= {"rows.jsonl", "other.csv", "programs.jsonl", "runs"} and not list(tmp_path.glob("runs/*"))
+
+
+def test_no_teacher_over_a_preset_whose_loss_is_no_section(tmp_path):
+    (tmp_path / "mine.toml").write_text('loss = "none"\n')
+    with pytest.raises(UserError, match="`loss` is a section, not a value"):
+        resolve([str(tmp_path / "mine.toml")], {"distill.teacher": "none"})
+
+
+def test_the_end_of_a_process_that_never_had_a_standard_output():
+    command = f'"{sys.executable}" -m microrl --version >&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_preset_can_say_none(tmp_path):

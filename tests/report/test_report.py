@@ -219,6 +219,7 @@ def test_long_lines_are_means_of_neighbours():
     places, values = figures.reduced(list(range(10_000)), [float(number % 2) for number in range(10_000)])
     assert len(places) <= figures.MAX_POINTS and all(abs(value - 0.5) < 0.02 for value in values)
     assert figures.smoothed([1.0] * 100) == pytest.approx([1.0] * 100)
+    assert figures.reduced([0.0] * 600, [1e308] * 600)[1] == [float("inf")] * 300, "of damaged rows, which are still drawn"
 
 
 # ---- what is not as it should be

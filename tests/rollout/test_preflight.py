@@ -50,6 +50,14 @@ def test_auto(machine, vllm, cuda, engine):
     assert select_engine(resolve((), {"engine.kind": "transformers"})) == "transformers"
 
 
+def test_a_card_is_looked_for_without_initialising_it(machine, monkeypatch):
+    """Which engine a command gets is also asked in the process that leaves the card to another one."""
+    machine(GPU_BUILD, cuda=True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("CUDA is initialised"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: torch.cuda._lazy_init())
+    assert select_engine(resolve(())) == "vllm" and select_engine(resolve((), {"engine.kind": "vllm"})) == "vllm"
+
+
 @pytest.mark.parametrize(
     ("flags", "engine"),
     [

@@ -37,8 +37,10 @@ def test_a_run_that_has_not_ended_has_none(tmp_path):
 
 
 def test_a_later_format_is_refused_and_unknown_keys_are_not(tmp_path):
-    write(tmp_path, weather="fair")
-    assert summary.read(tmp_path).steps == 4
+    gain = {"mean": 0.1, "ci95": [0.0, 0.2], "questions": 8, "before": 0.5, "weather": "fair"}
+    write(tmp_path, weather="fair", eval={"paired_gain": gain, "paired_gain_pass@2": gain, "weather": {"mean": 1}})
+    ended = summary.read(tmp_path)
+    assert ended.steps == 4 and ended.eval.paired_gain.questions == 8 and ended.eval.more_gains().keys() == {"pass@2"}
     write(tmp_path, format=2, steps={"rl": 4})
     with pytest.raises(UserError, match="has format 2, and this version of microrl reads up to 1") as error:
         summary.read_if_there(tmp_path)

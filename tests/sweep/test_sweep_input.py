@@ -205,6 +205,14 @@ def test_a_named_setting_sets_several_keys_at_once(tmp_path):
     assert Path(trials["other-seed3"].data.name).name == "numbers-3.jsonl" and plain.loss.kind == "grpo"
 
 
+def test_a_named_setting_can_say_none(tmp_path):
+    (tmp_path / "tools.toml").write_text('env.target = "calculator"\n')
+    names, found = study(tmp_path, "[sweep.settings]\ntools = {}\nplain = { env.target = 'none', loss.importance_cap = 'none' }")
+    trials = Grid(["quickstart", str(tmp_path / "tools.toml"), *names], {}, [], found.axes()).trials()
+    assert [trial.config.env.target for trial in trials] == ["calculator", None]
+    assert trials[0].config.loss.importance_cap is not None and trials[1].config.loss.importance_cap is None
+
+
 @pytest.mark.parametrize(
     ("text", "sets", "said"),
     [
