@@ -10,7 +10,7 @@ from microrl.run.metrics import custom_parts
 Row = Mapping[str, Any]
 Setting = Callable[[str], Any]
 """The value of a key of the configuration such as `sampling.group_size`."""
-Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient"]
+Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient", "rate"]
 NEARLY_ALL = 0.95
 """Fraction of a step's completions from which they are called all truncated, all right, or (below 1 - this) all wrong."""
 MANY = 0.5
@@ -31,6 +31,7 @@ REASONS: dict[Cause, Reason] = {
         "repair the function, or leave it out of reward.functions",
     ),
     "gradient": Reason("the gradient is not finite", "lower {rate}, or compute in a wider type: model.dtype=float32"),
+    "rate": Reason("the learning rate is 0", "raise {rate}"),
     "truncated": Reason(
         "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
         "raise sampling.max_completion_tokens (now {sampling/max_completion_tokens})",

@@ -292,6 +292,14 @@ def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):
     assert undone("kept", (5, 14), resumed=15).updates == 30
 
 
+def test_a_learning_rate_of_0_is_named(tmp_path):
+    found = history(tmp_path, rows={"optim/lr": 0.0}, config={"optim.lr": 0.0, "optim.step_kl": None}, **gained(UNCLEAR))
+    verdict = judge(found)
+    (one,) = verdict.findings
+    assert one.text.endswith("not changed in any of the 40 steps: the learning rate is 0. What to do: raise optim.lr (now 0.0).")
+    assert (verdict.outcome, verdict.updates, verdict.is_worth_trying) == ("nothing learned", 0, False)
+
+
 def test_a_reward_that_never_differs_is_named(tmp_path):
     rows = IDLE | {"reward/accuracy": 0.3, "reward/part/ones": 1.0}
     found = history(tmp_path, rows=rows, config={"reward.accuracy_weight": 0.0}, **gained(UNCLEAR))
