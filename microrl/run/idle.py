@@ -11,6 +11,8 @@ Row = Mapping[str, Any]
 Setting = Callable[[str], Any]
 """The value of a key of the configuration such as `sampling.group_size`."""
 Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient", "rate"]
+COLLAPSED: tuple[Cause, ...] = ("wrong", "format", "truncated", "gradient")
+"""Causes of steps without an update that better weights may remove, if the run ever had any."""
 NEARLY_ALL = 0.95
 """Fraction of a step's completions from which they are called all truncated, all right, or (below 1 - this) all wrong."""
 MANY = 0.5

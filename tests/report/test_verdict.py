@@ -94,6 +94,17 @@ def test_a_run_without_updates_is_told_its_cause_and_what_to_change(tmp_path, ro
     assert said in page([found]) and "No: the run" not in page([found])
 
 
+def test_a_collapsed_policy_is_not_told_that_its_limit_or_its_questions_are_to_blame(tmp_path):
+    idle = IDLE | {"length/truncated": 0.9, "reward/accuracy": 0.0}
+    for collapsed, advised in ((True, "lower optim.step_kl"), (False, "raise sampling.max_completion_tokens")):
+        events = [{"kind": "guard", "message": "", "step": 9, "rule": "useful_groups", "collapsed": collapsed}]
+        found = history(tmp_path / str(collapsed), events=events, **gained(UNCLEAR))
+        for row in found.rows[1:]:
+            row |= idle
+        said = {one.kind: one.advice for one in judge(found).findings}
+        assert advised in said["no update"] and advised in said["truncated"]
+
+
 def test_a_few_steps_without_an_update_are_no_finding_but_the_last_ones_are(tmp_path):
     found = history(tmp_path)
     for row in found.rows[5:9]:
