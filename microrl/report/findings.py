@@ -133,9 +133,8 @@ def updates_said(history: History, count: int) -> str:
 
 
 def _cause(history: History, row: idle.Row) -> idle.Cause | None:
-    if row.get("optim/lr") == 0 and row.get("policy/grad_norm") is not None:  # for the guard it is a step like others: a control
-        return "rate"
-    return idle.cause_of(row, counts_accuracy=bool(history.setting("reward.accuracy_weight", 1.0)))
+    counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0))
+    return idle.without_effect(row) or idle.cause_of(row, counts_accuracy=counts_accuracy)
 
 
 def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:

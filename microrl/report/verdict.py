@@ -160,10 +160,11 @@ def _sentences(
 ) -> list[str]:
     measured = [] if gain is None else [f"{gain}, from one training run."]
     few = f"; it had {little}" if any(one.kind == "few updates" for one in all_findings) else ""
+    where = "in this run or the one it started from" if history.setting("init") else "in this run"
     said: dict[Outcome, str] = {
         "running": "The run is still going: this is what there is so far.",
-        "helped": f"The interval lies above zero: in this run, training helped{few}.",
-        "worse": "The interval lies below zero: in this run, training made the model worse.",
+        "helped": f"The interval lies above zero: {where}, training helped{few}.",
+        "worse": f"The interval lies below zero: {where}, training made the model worse.",
         "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
         "too little to tell": f"Too little happened to tell whether training helps: {little}.",
         "nothing learned": "No step changed the weights: the model is as it was before training.",

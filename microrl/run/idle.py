@@ -10,7 +10,7 @@ from microrl.run.metrics import custom_parts
 Row = Mapping[str, Any]
 Setting = Callable[[str], Any]
 """The value of a key of the configuration such as `sampling.group_size`."""
-Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient", "rate"]
+Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient", "rate", "teacher"]
 COLLAPSED: tuple[Cause, ...] = ("wrong", "format", "truncated", "gradient")
 """Causes of steps without an update that better weights may remove, if the run ever had any."""
 NEARLY_ALL = 0.95
@@ -34,6 +34,7 @@ REASONS: dict[Cause, Reason] = {
     ),
     "gradient": Reason("the gradient is not finite", "lower {rate}, or compute in a wider type: model.dtype=float32"),
     "rate": Reason("the learning rate is 0", "raise {rate}"),
+    "teacher": Reason("the teacher gives every token the probability that the model gives it", "take another distill.teacher"),
     "truncated": Reason(
         "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
         "raise sampling.max_completion_tokens (now {sampling/max_completion_tokens})",
@@ -89,6 +90,15 @@ def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
         return "right"
     in_format = row.get("reward/format")
     return "format" if in_format is not None and in_format < 1 - NEARLY_ALL else "wrong"
+
+
+def without_effect(row: Row) -> Cause | None:
+    """Why a step that had a gradient changed no weight. For the guard it is a step like others: such a run may be a control."""
+    if (norm := row.get("policy/grad_norm")) is None:
+        return None
+    if row.get("optim/lr") == 0:
+        return "rate"
+    return "teacher" if norm == 0 and row.get("distill/kl") == 0 else None
 
 
 def said(cause: Cause, row: Row) -> str:

@@ -137,7 +137,9 @@ def test_questions_that_were_too_easy_are_named(tmp_path):
 def test_a_gain_tells_what_the_run_started_from(tmp_path):
     found = history(tmp_path)
     assert "started" not in " ".join(judge(found).sentences)
+    assert "in this run, training helped." in " ".join(judge(found).sentences)
     found.config["init"] = "runs/first"
+    assert "in this run or the one it started from, training helped" in " ".join(judge(found).sentences)
     assert judge(found).sentences[-1] == "The gain includes that of runs/first, which the run started from."
 
 
@@ -309,6 +311,15 @@ def test_a_learning_rate_of_0_is_named(tmp_path):
     (one,) = verdict.findings
     assert one.text.endswith("not changed in any of the 40 steps: the learning rate is 0. What to do: raise optim.lr (now 0.0).")
     assert (verdict.outcome, verdict.updates, verdict.is_worth_trying) == ("nothing learned", 0, False)
+
+
+def test_a_teacher_that_is_the_model_itself_is_named(tmp_path):
+    found = history(tmp_path, rows={"policy/grad_norm": 0.0, "distill/kl": 0.0}, **gained(UNCLEAR))
+    (one,) = judge(found).findings
+    assert one.kind == "no update" and "the teacher gives every token the probability" in one.message and one.advice
+    assert judge(found).outcome == "nothing learned"
+    others = history(tmp_path / "2", rows={"policy/grad_norm": 0.0, "distill/kl": 0.01}, **gained(UNCLEAR))
+    assert "no update" not in kinds(others)
 
 
 def test_a_reward_that_never_differs_is_named(tmp_path):
