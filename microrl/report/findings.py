@@ -189,8 +189,8 @@ def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> 
 
 def _advice_on(cause: idle.Cause, history: History, row: idle.Row | None = None) -> str:
     """What to change about a cause, which in a policy that has collapsed is the rate alone."""
-    has_collapsed = any(event.kind == "guard" and event.details.get("collapsed") is True for event in history.events)
-    if has_collapsed and cause in idle.COLLAPSED:
+    is_noticed = any(event.kind == "guard" and event.details.get("collapsed") is True for event in history.events)
+    if cause in idle.COLLAPSED and (is_noticed or idle.has_collapsed(history.rows)):
         return advise("useful_groups", history.setting, has_collapsed=True)
     return idle.advice(cause, history.setting, row or {}, history.path)
 

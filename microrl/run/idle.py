@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from microrl.run.metrics import custom_parts
@@ -13,6 +13,8 @@ Setting = Callable[[str], Any]
 Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient", "rate", "teacher"]
 COLLAPSED: tuple[Cause, ...] = ("wrong", "format", "truncated", "gradient")
 """Causes of steps without an update that better weights may remove, if the run ever had any."""
+RANDOM = 2.0
+"""Entropy as a multiple of the first step's from which a policy is taken to have become random."""
 NEARLY_ALL = 0.95
 """Fraction of a step's completions from which they are called all truncated, all right, or (below 1 - this) all wrong."""
 MANY = 0.5
@@ -99,6 +101,18 @@ def without_effect(row: Row) -> Cause | None:
     if row.get("optim/lr") == 0:
         return "rate"
     return "teacher" if norm == 0 and row.get("distill/kl") == 0 else None
+
+
+def has_collapsed(rows: Sequence[Row]) -> bool:
+    """Whether a policy that gave right answers in the first step gives none in the last, at quite another entropy or length."""
+    if not rows:
+        return False
+    (right, entropy, cut), (right_now, entropy_now, cut_now) = (
+        tuple(row.get(name) or 0.0 for name in ("reward/accuracy", "policy/entropy", "length/truncated"))
+        for row in (rows[0], rows[-1])
+    )
+    is_like_before = entropy / RANDOM <= entropy_now <= RANDOM * entropy and cut_now - cut < MANY
+    return right > 1 - NEARLY_ALL > right_now and not is_like_before
 
 
 def said(cause: Cause, row: Row) -> str:

@@ -36,8 +36,6 @@ LEVEL = 0.05
 IDLE_WARN, IDLE_STOP, IDLE_DEAD = 3, 10, 2
 """Consecutive steps without an update after which the guard says so, and stops the run; and after which it stops it where reward
 functions have failed for every completion."""
-RANDOM = 2.0
-"""Entropy as a multiple of the first step's from which a policy is taken to have become random."""
 ONCE_USEFUL = 0.1
 """Fraction of useful groups in the whole run below which there never was anything to learn."""
 
@@ -147,7 +145,8 @@ class Guard:
             action = "stop"
             message += f"; the run was already rolled back {memory.interventions} times"
         # Completions without an end are what a policy that has become random gives: a longer limit would not help it.
-        is_random = row["reward/accuracy"] < 1 - idle.NEARLY_ALL or (RULES["entropy_rise"].measure(row, memory) or 0.0) > RANDOM
+        rise = RULES["entropy_rise"].measure(row, memory) or 0.0
+        is_random = row["reward/accuracy"] < 1 - idle.NEARLY_ALL or rise > idle.RANDOM
         has_collapsed = name in ("truncated", "length_drift") and is_random
         return Verdict(name, action, value if math.isfinite(value) else None, limit, message, has_collapsed=has_collapsed)
 

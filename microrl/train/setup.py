@@ -137,9 +137,9 @@ def try_rewards(
         return
     console.status("trying the reward functions")
     warnings = probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
-    said = f"reward: {in_words(config.reward, config.env)}, normalised {config.reward.normalise}"
+    said = f"{in_words(config.reward, config.env)}, normalised {config.reward.normalise}"
     folder.event("reward", said)
-    console.note(said)
+    console.note(f"reward: {said}")
     for why in warnings:
         folder.event("warning", why)
         console.note(f"warning: {why}")

@@ -95,14 +95,22 @@ def test_a_run_without_updates_is_told_its_cause_and_what_to_change(tmp_path, ro
 
 
 def test_a_collapsed_policy_is_not_told_that_its_limit_or_its_questions_are_to_blame(tmp_path):
-    idle = IDLE | {"length/truncated": 0.9, "reward/accuracy": 0.0}
     for collapsed, advised in ((True, "lower optim.step_kl"), (False, "raise sampling.max_completion_tokens")):
         events = [{"kind": "guard", "message": "", "step": 9, "rule": "useful_groups", "collapsed": collapsed}]
         found = history(tmp_path / str(collapsed), events=events, **gained(UNCLEAR))
-        for row in found.rows[1:]:
-            row |= idle
+        for row in found.rows:
+            row |= (IDLE if row is not found.rows[0] else {}) | {"length/truncated": 0.9, "reward/accuracy": 0.0}
         said = {one.kind: one.advice for one in judge(found).findings}
         assert advised in said["no update"] and advised in said["truncated"]
+    first, last = found.rows[0], found.rows[-1]
+    first["reward/accuracy"] = 0.3
+    for name, value in (("policy/entropy", 2.1 * first["policy/entropy"]), ("policy/entropy", 0.1), ("length/truncated", 0.3)):
+        before = last[name], first[name]
+        (last if name == "policy/entropy" else first)[name] = value
+        said = {one.kind: one.advice for one in judge(found).findings}
+        assert "lower optim.step_kl" in said["no update"] and said["truncated"] == said["no update"], "unnoticed by the guard"
+        last[name], first[name] = before
+    assert "raise" in {one.kind: one.advice for one in judge(found).findings}["no update"]
 
 
 def test_a_few_steps_without_an_update_are_no_finding_but_the_last_ones_are(tmp_path):
