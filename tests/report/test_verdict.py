@@ -221,6 +221,12 @@ def test_starvation_is_named(tmp_path):
     assert "few useful groups" in kinds(history(tmp_path / "useful", rows={"groups/useful": 0.04}, **unclear))
     cut = [{"kind": "evaluation cut", "message": "time is up: the final evaluation has only 16 of 64 questions"}]
     assert judge(history(tmp_path / "cut", events=cut, **unclear)).outcome == "too little to tell"
+    none = judge(history(tmp_path / "none", events=cut, eval={"before": gained(UNCLEAR)["eval"]["before"], "after": None}))
+    assert none.outcome == "not measured" and "after training is missing" in none.sentences[0], "40 updates are not too little"
+    one = gained({"mean": 0.1, "ci95": [-0.8, 0.8]})
+    one["eval"]["before"]["questions"] = one["eval"]["after"]["questions"] = 1
+    assert "Accuracy on 1 held-out question" in (said := judge(history(tmp_path / "one", **one)).sentences[0])
+    assert "questions" not in said
     assert "truncated" in kinds(history(tmp_path / "long", rows={"length/truncated": 0.7}))
 
 
