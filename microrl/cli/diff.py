@@ -57,7 +57,7 @@ def diff(
     if not stored:
         raise UserError(
             f"no evaluation in {folder.path} has the answers of both models",
-            f"make one: microrl eval {folder.path} --base BASE_MODEL",
+            f"make one: microrl eval {folder.path} --base {folder.settings().model.name}",
         )
     name = next(iter(stored)) if evaluation is None else evaluation
     if name not in stored:

@@ -68,11 +68,11 @@ def sample(
         for side, completions in sides.items()
     }
     if config.env.target is None and _agree(config, sides):
-        from microrl.report.transcripts import most_improved
+        from microrl.report.transcripts import evaluations, most_improved
 
-        other = most_improved(run.path)
+        other, has_both = most_improved(run.path), bool(evaluations(run.path))
         show = f"microrl diff {run.path}" if other in (None, question) else f"microrl sample {run.path} {quote(other)}"
-        say(f"note: both models give the same answers here. To see a difference: {printable(show)}")
+        say(f"note: both models give the same answers here{f'. To see a difference: {printable(show)}' if has_both else ''}")
     if as_json:
         texts = {side: [one.text for one in completions] for side, completions in sides.items()}
         told = {

@@ -104,7 +104,8 @@ def find_weights(name: str | None) -> ResolvedTarget:
         has_model = (path / "config.json").is_file()  # with an adapter beside it, loading the model refuses both
         is_adapter = (path / "adapter_config.json").is_file() and not has_model
         if not (is_adapter or RunFolder.is_one(path) or _part(path)[0] is not None):
-            if is_path(name) and (run := run_above(path)) is not None:
+            is_of_run = is_path(name) or ("/" in name and RunFolder.is_one(path.parent))
+            if is_of_run and (run := run_above(path)) is not None:
                 raise UserError(f"{name} is no part of the run {run}", f"its parts: {', '.join(_parts(run))}")
             if not path.exists() and (hint := under_runs(path)) is not None:
                 raise UserError(f"there is no run and no model `{name}`", hint)

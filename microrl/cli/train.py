@@ -165,7 +165,7 @@ def go_on(
     """Resume a run, with new bounds if given; returns the exit status. `engine`: the run's own, to be tried again after its
     failures. `started` as for `run_with_fallback`. Raises UserError."""
     from microrl.cli import machine
-    from microrl.run import heartbeat
+    from microrl.run import heartbeat, summary
     from microrl.train import fallback
 
     config = folder.settings()
@@ -197,6 +197,14 @@ def go_on(
                 f"{folder.path} has already used {spent:.3g} hours",
                 "--hours is the limit of the whole run, past time included; pass a larger one: "
                 f"microrl train --resume {folder.path} --hours H",
+            )
+        ended = summary.read(folder.path) if folder.is_done() else None
+        made = 0 if ended is None else ended.sft.steps if config.sft.only and ended.sft is not None else ended.steps
+        if steps is not None and steps < made:
+            raise UserError(
+                f"{folder.path} has already made {made} steps",
+                "--steps is the limit of the whole run, past steps included; pass a larger one: "
+                f"microrl train --resume {folder.path} --steps N",
             )
         folder.write_json("config.json", tree)
         folder.drop_partial_line("events.jsonl")

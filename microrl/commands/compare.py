@@ -24,7 +24,7 @@ from microrl.run import summary
 from microrl.run.folder import RunFolder
 
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
-"""Keys that make no other method of a run."""
+"""Keys that make no other method of a run. Of `init` it counts whether there is one: each seed may start from its own run."""
 NAMED = ("adapter.kind", "adapter.rank", "loss.kind")
 """Keys that differ, but are in the name of an adapter and a loss already."""
 SAME = 1e-9
@@ -297,7 +297,9 @@ def names_of(entries: Sequence[Entry]) -> list[str]:
 def labels_of(configs: Sequence[RunConfig]) -> list[str]:
     """What distinguishes each run from the others by its configuration, seeds aside; its adapter where nothing does."""
     flat = [
-        {key: value for key, value in leaves(config.model_dump(mode="json")) if not key.startswith(IGNORED)} for config in configs
+        {key: value for key, value in leaves(config.model_dump(mode="json")) if not key.startswith(IGNORED)}
+        | {"init": "none" if config.init is None else "RUN"}
+        for config in configs
     ]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differing = [key for key in keys if len({str(one.get(key, "")) for one in flat}) > 1]

@@ -133,7 +133,8 @@ def updates_said(history: History, count: int) -> str:
 
 
 def _cause(history: History, row: idle.Row) -> idle.Cause | None:
-    return idle.cause_of(row, counts_accuracy=bool(history.setting("reward.accuracy_weight", 1.0)))
+    counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0))
+    return idle.without_effect(row) or idle.cause_of(row, counts_accuracy=counts_accuracy)
 
 
 def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
@@ -186,6 +187,14 @@ def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> 
     return advice.format(rate=idle.rate_of(setting), limit=limit, step_kl=step_kl)
 
 
+def _advice_on(cause: idle.Cause, history: History, row: idle.Row | None = None) -> str:
+    """What to change about a cause, which in a policy that has collapsed is the rate alone."""
+    is_noticed = any(event.kind == "guard" and event.details.get("collapsed") is True for event in history.events)
+    if cause in idle.COLLAPSED and (is_noticed or idle.has_collapsed(history.rows)):
+        return advise("useful_groups", history.setting, has_collapsed=True)
+    return idle.advice(cause, history.setting, row or {}, history.path)
+
+
 def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     yield from _killed(history)
     yield from _no_update(history)
@@ -224,14 +233,14 @@ def _no_update(history: History) -> Iterator[Finding]:
         return
     cause, count = Counter(cause for _, cause in without).most_common(1)[0]
     row = next(row for row, one in reversed(without) if one == cause)
-    steps = "in the only step" if len(causes) == 1 else f"in any of the {len(causes)} steps"
-    share = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else steps
+    all_said = "in the only step" if len(causes) == 1 else f"in any of the {len(causes)} steps"
+    share = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else all_said
     why = idle.said(cause, row) + ("" if count == len(without) else f" (so in {count} of them)")
     if cause in ("wrong", "format"):
         why += answered(history)
-    advice = idle.advice(cause, history.setting, row, history.path)
-    yield Finding("no update", f"the weights were not changed {share}: {why}", advice, is_serious=True,
-                  steps=_steps([int(row["step"] or 0) for row, _ in without]))  # fmt: skip
+    steps = _steps([int(row["step"] or 0) for row, _ in without])
+    advice = _advice_on(cause, history, row)
+    yield Finding("no update", f"the weights were not changed {share}: {why}", advice, is_serious=True, steps=steps)
 
 
 def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
@@ -246,18 +255,16 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if few_right:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
         said = f"{share} right in {len(history.rows)} steps: the updates rewarded other parts of the reward"
-        advice = idle.advice("wrong", history.setting, {}, history.path)
-        yield Finding("few right answers", said + answered(history), advice, is_serious=True)
+        yield Finding("few right answers", said + answered(history), _advice_on("wrong", history), is_serious=True)
     at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
     start = math.fsum(at_first) / len(at_first)
     if counts_accuracy and start > MOST_RIGHT and not is_clear:
         said = f"{start:.0%} of the answers were right from the start, so little was left to learn"
-        advice = idle.advice("right", history.setting, {}, history.path)
-        yield Finding("too easy", said, advice, is_serious=True)
+        yield Finding("too easy", said, _advice_on("right", history), is_serious=True)
     truncated = _mean(history, "length/truncated")
     if truncated is not None and truncated > MUCH_TRUNCATED:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
-        yield Finding("truncated", said, idle.advice("truncated", history.setting, {}, history.path), is_serious=True)
+        yield Finding("truncated", said, _advice_on("truncated", history), is_serious=True)
     failed = history.failed_calls()
     if failed is not None and failed > OFTEN_FAILED:
         said = f"{failed:.0%} of the tool calls failed"
@@ -267,7 +274,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if useful is not None and useful < FEW_USEFUL and accuracy and not (has_teacher or few_right) and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
-        advice = idle.advice(cause, history.setting, {}, history.path)
+        advice = _advice_on(cause, history)
         yield Finding("few useful groups", f"{differ}; {accuracy:.0%} of the answers are right", advice, not is_clear)
 
 

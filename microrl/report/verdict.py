@@ -41,8 +41,9 @@ class Gain(Estimate):
         name = "Accuracy" if self.metric == "accuracy" else self.metric
         each = f" ({self.samples} samples each)" if self.samples is not None else ""
         rest = f"; {self.left_out} more were answered only before or only after, and do not count" if self.left_out else ""
+        asked = counted(self.questions, "held-out question")
         return (
-            f"{name} on {self.questions} held-out questions{each}: {self.before:.3f} before, {self.after:.3f} after training. "
+            f"{name} on {asked}{each}: {self.before:.3f} before, {self.after:.3f} after training. "
             f"Paired gain {self.mean:+.3f}, 95 % interval [{self.ci95[0]:+.3f}, {self.ci95[1]:+.3f}]{rest}"
         )
 
@@ -140,7 +141,7 @@ def _outcome(history: History, all_findings: tuple[Finding, ...], count: int, ga
         return "helped"
     if gain is not None and gain.ci95[1] < 0:
         return "worse"
-    if count < FEW_UPDATES or _was_cut(all_findings):
+    if count < FEW_UPDATES or (gain is not None and _was_cut(all_findings)):
         return "too little to tell"
     return "not measured" if gain is None else "no clear effect"
 
@@ -160,10 +161,11 @@ def _sentences(
 ) -> list[str]:
     measured = [] if gain is None else [f"{gain}, from one training run."]
     few = f"; it had {little}" if any(one.kind == "few updates" for one in all_findings) else ""
+    where = "in this run or the one it started from" if history.setting("init") else "in this run"
     said: dict[Outcome, str] = {
         "running": "The run is still going: this is what there is so far.",
-        "helped": f"The interval lies above zero: in this run, training helped{few}.",
-        "worse": "The interval lies below zero: in this run, training made the model worse.",
+        "helped": f"The interval lies above zero: {where}, training helped{few}.",
+        "worse": f"The interval lies below zero: {where}, training made the model worse.",
         "no clear effect": "The interval includes zero: there is no clear evidence that the training helped.",
         "too little to tell": f"Too little happened to tell whether training helps: {little}.",
         "nothing learned": "No step changed the weights: the model is as it was before training.",

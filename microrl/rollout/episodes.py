@@ -103,7 +103,8 @@ class EpisodeInProgress:
         """Its text is the last turn's: what a tool has said is no answer of the policy's."""
         last, parts = self._turns[-1], list(self._parts())
         token_ids = tuple(chain.from_iterable(ids for ids, _ in parts))
-        whole = replace(last, episode=self._conversation.ended())
+        # The conversation is not told of a turn that was cut off.
+        whole = replace(last, episode=replace(self._conversation.ended(), turns=len(self._turns)))
         if not self._replies:
             return whole
         return replace(

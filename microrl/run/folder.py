@@ -197,7 +197,9 @@ class RunFolder:
         """The folder of the final adapter. Raises UserError if there is none yet."""
         final = self.path / "final"
         if not final.is_dir():
-            best = f", or take its best checkpoint so far: {self.path}/best" if (self.path / "best").is_dir() else ""
+            state = self.path / "best/state.json"
+            is_trained = state.is_file() and files.read_json(state, dict[str, Any]).get("version") != 0
+            best = f", or take its best checkpoint so far: {self.path}/best" if is_trained else ""
             raise UserError(f"{self.path} has no trained adapter yet", f"finish it: microrl train --resume {self.path}{best}")
         return final
 

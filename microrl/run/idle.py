@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from microrl.run.metrics import custom_parts
@@ -10,7 +10,11 @@ from microrl.run.metrics import custom_parts
 Row = Mapping[str, Any]
 Setting = Callable[[str], Any]
 """The value of a key of the configuration such as `sampling.group_size`."""
-Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient"]
+Cause = Literal["truncated", "format", "wrong", "right", "equal", "no reward", "gradient", "rate", "teacher"]
+COLLAPSED: tuple[Cause, ...] = ("wrong", "format", "truncated", "gradient")
+"""Causes of steps without an update that better weights may remove, if the run ever had any."""
+RANDOM = 2.0
+"""Entropy as a multiple of the first step's from which a policy is taken to have become random."""
 NEARLY_ALL = 0.95
 """Fraction of a step's completions from which they are called all truncated, all right, or (below 1 - this) all wrong."""
 MANY = 0.5
@@ -31,6 +35,8 @@ REASONS: dict[Cause, Reason] = {
         "repair the function, or leave it out of reward.functions",
     ),
     "gradient": Reason("the gradient is not finite", "lower {rate}, or compute in a wider type: model.dtype=float32"),
+    "rate": Reason("the learning rate is 0", "raise {rate}"),
+    "teacher": Reason("the teacher gives every token the probability that the model gives it", "take another distill.teacher"),
     "truncated": Reason(
         "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
         "raise sampling.max_completion_tokens (now {sampling/max_completion_tokens})",
@@ -86,6 +92,27 @@ def cause_of(row: Row, *, counts_accuracy: bool = True) -> Cause | None:
         return "right"
     in_format = row.get("reward/format")
     return "format" if in_format is not None and in_format < 1 - NEARLY_ALL else "wrong"
+
+
+def without_effect(row: Row) -> Cause | None:
+    """Why a step that had a gradient changed no weight. For the guard it is a step like others: such a run may be a control."""
+    if (norm := row.get("policy/grad_norm")) is None:
+        return None
+    if row.get("optim/lr") == 0:
+        return "rate"
+    return "teacher" if norm == 0 and row.get("distill/kl") == 0 else None
+
+
+def has_collapsed(rows: Sequence[Row]) -> bool:
+    """Whether a policy that gave right answers in the first step gives none in the last, at quite another entropy or length."""
+    if not rows:
+        return False
+    (right, entropy, cut), (right_now, entropy_now, cut_now) = (
+        tuple(row.get(name) or 0.0 for name in ("reward/accuracy", "policy/entropy", "length/truncated"))
+        for row in (rows[0], rows[-1])
+    )
+    is_like_before = entropy / RANDOM <= entropy_now <= RANDOM * entropy and cut_now - cut < MANY
+    return right > 1 - NEARLY_ALL > right_now and not is_like_before
 
 
 def said(cause: Cause, row: Row) -> str:

@@ -119,12 +119,15 @@ def _halved(folder: SweepFolder, alive: Sequence[PlannedTrial], rung: int) -> li
     """The trials of the better half of the settings, by the mean of the seeds' validation accuracy. Failed trials do not count,
     and a trial that the guard has stopped counts but gets no more time."""
     scores: dict[str, list[float]] = {}
+    able: set[str] = set()
     for one in alive:
         scored = scores.setdefault(setting_of(one.values), [])
-        if folder.status(one.name) not in LOST and (accuracy := validation(folder, one.name)) is not None:
-            scored.append(accuracy)
+        if folder.status(one.name) not in LOST:
+            able.add(setting_of(one.values))
+            scored.extend([] if (accuracy := validation(folder, one.name)) is None else [accuracy])
     means = {setting: fmean(values) if values else -1.0 for setting, values in scores.items()}
-    best = sorted(means, key=lambda setting: -means[setting])[: math.ceil(len(means) / 2)]
+    # A setting may not have been validated yet, but one that can be trained goes before one that cannot.
+    best = sorted(means, key=lambda setting: (-means[setting], setting not in able))[: math.ceil(len(means) / 2)]
     kept = [one for one in alive if setting_of(one.values) in best]
     said = f"{len(best)} of {len(means)} settings go on"
     folder.event("", RUNG, said, rung=rung, kept=[one.name for one in kept], validation=means)

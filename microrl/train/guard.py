@@ -36,10 +36,6 @@ LEVEL = 0.05
 IDLE_WARN, IDLE_STOP, IDLE_DEAD = 3, 10, 2
 """Consecutive steps without an update after which the guard says so, and stops the run; and after which it stops it where reward
 functions have failed for every completion."""
-COLLAPSED: tuple[idle.Cause, ...] = ("wrong", "format", "truncated", "gradient")
-"""Causes of such steps that better weights may remove, if the run ever had any."""
-RANDOM = 2.0
-"""Entropy as a multiple of the first step's from which a policy is taken to have become random."""
 ONCE_USEFUL = 0.1
 """Fraction of useful groups in the whole run below which there never was anything to learn."""
 
@@ -149,7 +145,8 @@ class Guard:
             action = "stop"
             message += f"; the run was already rolled back {memory.interventions} times"
         # Completions without an end are what a policy that has become random gives: a longer limit would not help it.
-        is_random = row["reward/accuracy"] < 1 - idle.NEARLY_ALL or (RULES["entropy_rise"].measure(row, memory) or 0.0) > RANDOM
+        rise = RULES["entropy_rise"].measure(row, memory) or 0.0
+        is_random = row["reward/accuracy"] < 1 - idle.NEARLY_ALL or rise > idle.RANDOM
         has_collapsed = name in ("truncated", "length_drift") and is_random
         return Verdict(name, action, value if math.isfinite(value) else None, limit, message, has_collapsed=has_collapsed)
 
@@ -158,7 +155,7 @@ class Guard:
         memory, rule, configured = self._memory, "useful_groups", self._config.action
         steps = memory.passed[rule] = memory.passed.get(rule, 0) + 1
         last = self._scaled(patience)
-        has_collapsed = cause in COLLAPSED and memory.norms > 0 and memory.useful >= ONCE_USEFUL * memory.steps
+        has_collapsed = cause in idle.COLLAPSED and memory.norms > 0 and memory.useful >= ONCE_USEFUL * memory.steps
         action: Action = "warn"
         if steps >= last and configured != "warn":
             action = "stop"
@@ -257,7 +254,7 @@ def act(run: Run, row: Row, step: int) -> None:
     else:
         advice = f"{idle.advice(verdict.cause, setting, row, run.folder.path)}; or go on as it is: guard.useful_groups=none"
     details = {"rule": verdict.rule, "action": verdict.action, "value": verdict.value, "limit": verdict.limit, "step": step}
-    run.folder.event("guard", verdict.message, **details, advice=advice)
+    run.folder.event("guard", verdict.message, **details, advice=advice, collapsed=verdict.has_collapsed)
     verdict_text = f"{verdict.rule}: {verdict.message}; action: {verdict.action}"
     run.console.guard(verdict_text)
     tell = run.console.note_once if verdict.action == "warn" else run.console.note

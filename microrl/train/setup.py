@@ -136,12 +136,11 @@ def try_rewards(
     if not scorer.custom.functions:
         return
     console.status("trying the reward functions")
-    silent = probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
-    said = f"reward: {in_words(config.reward, config.env)}, normalised {config.reward.normalise}"
+    warnings = probe(scorer.custom, [to_prompt(question) for question in questions], config.data.name)
+    said = f"{in_words(config.reward, config.env)}, normalised {config.reward.normalise}"
     folder.event("reward", said)
-    console.note(said)
-    for name in silent:
-        why = f"the reward `{name}` gave None for every completion that it was tried on, which leaves them out of the update"
+    console.note(f"reward: {said}")
+    for why in warnings:
         folder.event("warning", why)
         console.note(f"warning: {why}")
 

@@ -79,6 +79,17 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_method(tmp_path):
     assert rows[2].value.mean == pytest.approx(by_hand)
 
 
+def test_a_run_that_started_from_another_one_is_another_method(tmp_path):
+    entries = []
+    for name, start, seed in (("first", None, 0), ("from-a", "runs/a", 0), ("from-b", "runs/b", 1)):
+        entry = made(tmp_path, name, seed=seed)[0]
+        tree = entry.run.config() | {"init": start}
+        entry.run.write_json("config.json", tree)
+        entries.append(Entry.of(entry.run, None))
+    methods = {row.method: row.seeds for row in compare(entries, published=False)}
+    assert methods == {"lora rank 8, grpo, init=none": [0], "lora rank 8, grpo, init=RUN": [0, 1]}
+
+
 def test_a_gain_that_may_be_none_has_no_upper_price(tmp_path):
     row = compare([made(tmp_path, "run", lift=0.04)[0]], published=False)[0]
     assert row.gain.ci95[0] < 0 < row.gain.mean and row.usd_per_point.ci95[1] == float("inf")

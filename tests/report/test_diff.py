@@ -141,3 +141,10 @@ def test_the_page_shows_what_turned(run):
     text = page([History.load(run)])
     assert "4 answers to held-out questions" in text and "1 became right, 1 became wrong" in text
     assert '<span class="same">so 2 and 2 is </span>4' in text
+
+
+def test_without_both_models_answers_the_hint_names_the_base_model(run, inside):
+    for path in (run / "eval").glob("*.gz"):
+        path.unlink()
+    done = inside("diff", run)
+    assert done.returncode == 2 and f"make one: microrl eval {run} --base quickstart" in done.stderr

@@ -94,6 +94,25 @@ def test_a_run_without_updates_is_told_its_cause_and_what_to_change(tmp_path, ro
     assert said in page([found]) and "No: the run" not in page([found])
 
 
+def test_a_collapsed_policy_is_not_told_that_its_limit_or_its_questions_are_to_blame(tmp_path):
+    for collapsed, advised in ((True, "lower optim.step_kl"), (False, "raise sampling.max_completion_tokens")):
+        events = [{"kind": "guard", "message": "", "step": 9, "rule": "useful_groups", "collapsed": collapsed}]
+        found = history(tmp_path / str(collapsed), events=events, **gained(UNCLEAR))
+        for row in found.rows:
+            row |= (IDLE if row is not found.rows[0] else {}) | {"length/truncated": 0.9, "reward/accuracy": 0.0}
+        said = {one.kind: one.advice for one in judge(found).findings}
+        assert advised in said["no update"] and advised in said["truncated"]
+    first, last = found.rows[0], found.rows[-1]
+    first["reward/accuracy"] = 0.3
+    for name, value in (("policy/entropy", 2.1 * first["policy/entropy"]), ("policy/entropy", 0.1), ("length/truncated", 0.3)):
+        before = last[name], first[name]
+        (last if name == "policy/entropy" else first)[name] = value
+        said = {one.kind: one.advice for one in judge(found).findings}
+        assert "lower optim.step_kl" in said["no update"] and said["truncated"] == said["no update"], "unnoticed by the guard"
+        last[name], first[name] = before
+    assert "raise" in {one.kind: one.advice for one in judge(found).findings}["no update"]
+
+
 def test_a_few_steps_without_an_update_are_no_finding_but_the_last_ones_are(tmp_path):
     found = history(tmp_path)
     for row in found.rows[5:9]:
@@ -126,7 +145,9 @@ def test_questions_that_were_too_easy_are_named(tmp_path):
 def test_a_gain_tells_what_the_run_started_from(tmp_path):
     found = history(tmp_path)
     assert "started" not in " ".join(judge(found).sentences)
+    assert "in this run, training helped." in " ".join(judge(found).sentences)
     found.config["init"] = "runs/first"
+    assert "in this run or the one it started from, training helped" in " ".join(judge(found).sentences)
     assert judge(found).sentences[-1] == "The gain includes that of runs/first, which the run started from."
 
 
@@ -200,6 +221,12 @@ def test_starvation_is_named(tmp_path):
     assert "few useful groups" in kinds(history(tmp_path / "useful", rows={"groups/useful": 0.04}, **unclear))
     cut = [{"kind": "evaluation cut", "message": "time is up: the final evaluation has only 16 of 64 questions"}]
     assert judge(history(tmp_path / "cut", events=cut, **unclear)).outcome == "too little to tell"
+    none = judge(history(tmp_path / "none", events=cut, eval={"before": gained(UNCLEAR)["eval"]["before"], "after": None}))
+    assert none.outcome == "not measured" and "after training is missing" in none.sentences[0], "40 updates are not too little"
+    one = gained({"mean": 0.1, "ci95": [-0.8, 0.8]})
+    one["eval"]["before"]["questions"] = one["eval"]["after"]["questions"] = 1
+    assert "Accuracy on 1 held-out question" in (said := judge(history(tmp_path / "one", **one)).sentences[0])
+    assert "questions" not in said
     assert "truncated" in kinds(history(tmp_path / "long", rows={"length/truncated": 0.7}))
 
 
@@ -290,6 +317,23 @@ def test_what_the_guard_has_undone_is_said_and_is_no_update(tmp_path):
     assert "undone 20 of the 40 steps: the weights are those that reflect only the other 20" in twice
     assert undone("again", (5, 14), resumed=10).updates == 40, "the steps after the checkpoint have been made again"
     assert undone("kept", (5, 14), resumed=15).updates == 30
+
+
+def test_a_learning_rate_of_0_is_named(tmp_path):
+    found = history(tmp_path, rows={"optim/lr": 0.0}, config={"optim.lr": 0.0, "optim.step_kl": None}, **gained(UNCLEAR))
+    verdict = judge(found)
+    (one,) = verdict.findings
+    assert one.text.endswith("not changed in any of the 40 steps: the learning rate is 0. What to do: raise optim.lr (now 0.0).")
+    assert (verdict.outcome, verdict.updates, verdict.is_worth_trying) == ("nothing learned", 0, False)
+
+
+def test_a_teacher_that_is_the_model_itself_is_named(tmp_path):
+    found = history(tmp_path, rows={"policy/grad_norm": 0.0, "distill/kl": 0.0}, **gained(UNCLEAR))
+    (one,) = judge(found).findings
+    assert one.kind == "no update" and "the teacher gives every token the probability" in one.message and one.advice
+    assert judge(found).outcome == "nothing learned"
+    others = history(tmp_path / "2", rows={"policy/grad_norm": 0.0, "distill/kl": 0.01}, **gained(UNCLEAR))
+    assert "no update" not in kinds(others)
 
 
 def test_a_reward_that_never_differs_is_named(tmp_path):

@@ -10,6 +10,7 @@ from microrl.config import resolve
 from microrl.config.reward import RewardConfig
 from microrl.errors import UserError
 from microrl.rewards.custom.functions import Asked, CustomRewards
+from microrl.rewards.custom.probe import probe
 from microrl.rewards.scorer import RewardScorer
 from microrl.sandbox import levels
 from microrl.types import Completion, Group, Prompt
@@ -226,6 +227,22 @@ def test_none_leaves_out_its_part_alone_and_a_failure_the_completion(tmp_path):
     for weights in (None, {"accuracy": 1.0, "only_of_code": 1.0, "picky": 2.0}):
         (given,) = of_groups([scored], scale_by_std=True, weights=weights)
         assert given[0] < 0 < given[2] and given[1] == 0
+
+
+def test_what_none_leaves_out_is_said_of_each_kind_of_function(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def named(completions, **kwargs):\n    return [None] * len(completions)\n"
+        "def whole(prompts, completions, rows):\n    return [None] * len(completions)\n"
+        "def logged(prompts, completions, rows):\n    return [None] * len(completions)\n"
+    )
+    config = RewardConfig(functions=("mine:named", "mine:whole", "mine:logged=0"), path=str(tmp_path))
+    rewards = CustomRewards(config)
+    try:
+        warnings = probe(rewards, [Prompt("What is 6 * 7?", "42", "<user>", (1,), 1, ROW)], "data")
+    finally:
+        rewards.close()
+    own, whole = "leaves its own part out, and nothing else", "leaves them out of the update"
+    assert [warning.partition("which ")[2] for warning in warnings] == [own, whole, own]
 
 
 @pytest.mark.skipif(not levels().is_enforced, reason="this kernel lacks Landlock or seccomp")

@@ -46,7 +46,7 @@ def test_engine_and_trainer_agree_on_episodes(architecture, tokenizer):
     policy = with_adapter(model, **{"sampling.max_completion_tokens": 60, "adapter.alpha": 4.0})
     groups = sample(engine, policy.snapshot(), Sampling(6, 60), Echoes())
     several = with_turns(groups)
-    assert len(several) > 6 and {one.episode.turns for one in several} >= {2, 3}
+    assert len(several) > 6 and {(one.episode.turns, one.finish) for one in several} >= {(3, "stop"), (3, "length")}
     completions = [completion for group in groups for completion in group.completions]
     rows = [dataclasses.replace(row, drawn=one.drawn) for row, one in zip(rows_of(groups), completions, strict=True)]
     for row, logprobs in zip(rows, policy.logprobs(rows), strict=True):
@@ -120,6 +120,12 @@ def test_an_answer_that_does_not_fit_is_rolled_back(tokenizer):
             seen.add(one.drawn is None)
     assert seen == {True, False}
     assert all(c.episode.turns == 1 for g in sample(engine, BASE, Sampling(6, 40), Echoes(extra=40)) for c in g.completions)
+
+
+def test_a_turn_that_is_cut_off_is_a_turn(tokenizer):
+    engine = engine_on(random_model("qwen2"), tokenizer)
+    (first,) = {c.episode.turns for g in sample(engine, BASE, Sampling(6, 1), Echoes()) for c in g.completions}
+    assert first == 1
 
 
 @pytest.mark.parametrize("max_kv_gb", [1, 3e-4])

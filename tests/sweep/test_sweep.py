@@ -232,6 +232,17 @@ def test_halving_keeps_the_better_settings_at_equal_time_a_rung(planned):
     assert schedule.next_trial(SweepFolder.open(folder.path), elapsed) is None, "after a restart too"
 
 
+def test_halving_never_keeps_what_cannot_be_trained_for_what_was_not_validated_yet(planned):
+    folder = planned("halving", 3.0, rank=[2, 4])
+    refused = schedule.next_trial(folder, 0.0)
+    folder.event(refused.trial.name, schedule.STARTED, hours=refused.hours, rung=refused.rung)
+    folder.event(refused.trial.name, "refused", "no")
+    end(folder, schedule.next_trial(folder, 60.0))
+    (folder.trial("r4-seed0") / "metrics.jsonl").unlink(missing_ok=True)
+    found = schedule.next_trial(folder, 5400.0)
+    assert (found.trial.name, found.rung) == ("r4-seed0", 1)
+
+
 def test_a_trial_that_is_killed_in_a_later_round_of_halving_keeps_its_hours(planned):
     folder, elapsed = planned("halving", 3.0, rank=[2, 4], seed=[0]), 0.0
     for accuracy in (0.1, 0.4):

@@ -363,7 +363,7 @@ def test_a_collapse_is_stopped_and_its_hours_are_given_back(microrl, tmp_path):
     """At 100 times the rate a LoRA of rank 64 is right no more after four steps. With no intervention allowed, the run ends."""
     out, bounds = tmp_path / "run", ["--steps", 120, "--hours", 0.1]
     verdicts, rows = guarded_run(microrl, out, *bounds, *COLLAPSING, "--set", "guard.action=stop")
-    assert [verdict["action"] for verdict in verdicts] == ["stop"]
+    assert [verdict["action"] for verdict in verdicts] == ["stop"] and verdicts[0]["collapsed"]
     assert len(rows) <= 40
     summary = json.loads((out / "summary.json").read_text())
     assert summary["hours_given_back"] == pytest.approx(0.1 - summary["hours_spent"], abs=0.001) and summary["hours_spent"] < 0.05

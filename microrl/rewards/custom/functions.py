@@ -227,6 +227,10 @@ class CustomRewards:
         """In the order in which they were given."""
         return tuple(reward.function for reward in self._rewards)
 
+    def leaves_out(self, function: RewardFunction) -> bool:
+        """Whether its None leaves out the whole completion. To be asked once it has been called."""
+        return bool(function.weight) and not any(one.is_by_name for one in self._rewards if one.function == function)
+
     def start(self) -> None:
         """Start the processes while others load."""
         for reward in self._rewards:

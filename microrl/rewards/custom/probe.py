@@ -29,13 +29,13 @@ def spread(prompts: Sequence[Prompt], count: int = ROWS) -> list[Prompt]:
 
 
 def probe(rewards: CustomRewards, prompts: Sequence[Prompt], data: str) -> list[str]:
-    """Call every function for a few prompts. Returns the names of those that gave None every time.
+    """Call every function for a few prompts. Returns a warning about each that gave None every time.
 
     `data` is what the data set is called. Raises UserError for a function that cannot be imported, raises an exception, takes
     longer than its deadline, or gives anything but a finite number or None for each completion; it names the data's row.
     """
     rewards.import_all()
-    silent = {function.name for function in rewards.functions}
+    silent = dict.fromkeys(rewards.functions)
     for prompt in spread(prompts):
         completions = made_up(prompt.answer)
         count = len(completions)
@@ -51,6 +51,10 @@ def probe(rewards: CustomRewards, prompts: Sequence[Prompt], data: str) -> list[
                     "a slow one needs a longer reward.function_deadline_s",
                 )
             if any(value is not None for value in values):
-                silent.discard(function.name)
+                silent.pop(function, None)
     rewards.reset()
-    return sorted(silent)
+    return [
+        f"the reward `{function.name}` gave None for every completion that it was tried on, which leaves "
+        + ("them out of the update" if rewards.leaves_out(function) else "its own part out, and nothing else")
+        for function in silent
+    ]
