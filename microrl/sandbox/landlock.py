@@ -77,9 +77,11 @@ def ruleset(*, read: Iterable[str], write: Iterable[str] = ()) -> int:
 def enter(rules: int) -> None:
     """Put this process under a `ruleset`, for good, with its children. Open descriptors stay usable. Raises OSError where the
     kernel refuses."""
-    no_new_privileges()
-    _syscall(_RESTRICT_SELF, rules, 0)
-    os.close(rules)
+    try:
+        no_new_privileges()
+        _syscall(_RESTRICT_SELF, rules, 0)
+    finally:
+        os.close(rules)
 
 
 def no_new_privileges() -> None:
