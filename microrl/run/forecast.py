@@ -34,6 +34,8 @@ class Forecast:
         self._at_least_s = 0.0 if is_same_engine else plan.evaluation_s
         self._lengths: deque[float] = deque(maxlen=RECENT)
         self._validation_s, self._validated, self._validated_length = float("inf"), 1, 1.0
+        self._first_validation: tuple[int, float, float] | None = None
+        """Completions, seconds, and their length, of the first validation with as many completions as the last."""
         self._began: tuple[int, float] | None = None
         self._steps: float | None = None
         self._made_after = 0
@@ -71,6 +73,15 @@ class Forecast:
         """Take in a validation: newer than the evaluation before training, and without its one-time costs."""
         self._budget.validation.add(seconds)
         self._validation_s, self._validated, self._validated_length = seconds, completions, self._length()
+        if self._first_validation is None or self._first_validation[0] != completions:
+            self._first_validation = completions, seconds, self._validated_length
+
+    def _slowdown(self) -> float:
+        """How many times slower the machine is than at the start, at least 1: the last validation against the first."""
+        if self._first_validation is None:
+            return 1.0
+        _, first_s, first_length = self._first_validation
+        return max(self._validation_s / first_s / max(self._validated_length / first_length, 1.0), 1.0)
 
     def _length(self) -> float:
         """Median of the last steps' mean lengths; before there are any, that of the evaluation before training."""
@@ -88,7 +99,7 @@ class Forecast:
             # Two upper bounds: the first includes one-time costs again, the second a batch's overhead for every completion.
             # Fewer completions than a validation has can take as long: in one batch the longest decides.
             at_most = self._validation_s * max(len(before.right) * before.samples / self._validated, 1.0) * max(longer_since, 1.0)
-            expected_s = min(self._evaluation_s(before) * max(longer, 1.0), at_most)
+            expected_s = min(self._evaluation_s(before) * max(longer, 1.0) * self._slowdown(), at_most)
             budget.evaluation_s = max(expected_s, self._floor_s(before))
         if self._began is None:
             self._began = (step + 1, budget.elapsed_s())  # what is measured from here on is steps, validations and saves

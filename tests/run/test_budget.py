@@ -155,3 +155,21 @@ def test_fewer_completions_than_a_validation_has_are_not_expected_to_be_faster()
     for step in range(1, 21):
         forecast.stepped(step, 50.0)  # since that validation, completions have become five times as long
     assert budget.evaluation_s == 500.0
+
+
+def test_the_final_evaluation_is_expected_to_be_slower_where_the_machine_has_become_slower():
+    plan = SimpleNamespace(
+        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
+    )
+    budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
+    forecast = Forecast(plan, budget, done=0)
+    forecast.evaluated(SimpleNamespace(seconds=100.0, mean_length=10.0, right=[0.0] * 40, samples=2))
+    steps, expected = count(), []
+    for seconds, completions, length in [(40, 8, 10), (60, 8, 10), (30, 8, 10), (80, 8, 20), (160, 8, 20), (60, 4, 20)]:
+        for _ in range(20):
+            forecast.stepped(next(steps), length)
+        forecast.validated(seconds, completions)
+        forecast.stepped(next(steps), length)
+        expected.append(budget.evaluation_s)
+    # 1.5 times the seconds of the first; a faster machine counts as equal; twice the seconds for twice the length are no slower.
+    assert expected == [100, 150, 100, 200, 400, 200]
