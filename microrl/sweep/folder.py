@@ -160,16 +160,19 @@ class SweepFolder:
 
         All of it has to be there: by default values, a trial would become another experiment.
         """
-        where = f"{self.path / PLAN}: trial {trial.name}"
-        try:
-            config = check(trial.config)
-        except UserError as error:
-            raise BadFile(f"{where}: {error.message}", error.hint or UNREADABLE) from None
+        where, config = f"{self.path / PLAN}: trial {trial.name}", self.config_to_show(trial)
         if (missing := files.absent(trial.config, config)) is not None:
             raise BadFile(f"{where} has no `{missing}`: {files.OF_ANOTHER_VERSION}", UNREADABLE)
         if self.plan.hours is None and not config.is_bounded:
             raise BadFile(f"{where} has neither hours nor steps", UNREADABLE)
         return config
+
+    def config_to_show(self, trial: PlannedTrial) -> RunConfig:
+        """As `config`, but keys that are not there, since an older version wrote the plan, have their default values."""
+        try:
+            return check(trial.config)
+        except UserError as error:
+            raise BadFile(f"{self.path / PLAN}: trial {trial.name}: {error.message}", error.hint or UNREADABLE) from None
 
     def status(self, name: str) -> Status:
         """How a trial stands."""

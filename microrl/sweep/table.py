@@ -57,7 +57,7 @@ def lines(folder: SweepFolder) -> list[Line]:
     """A line for each trial, in the order of the plan. A damaged summary counts as none."""
     trial_lines = []
     for trial in folder.plan.trials:
-        adapter, status = folder.config(trial).adapter, folder.status(trial.name)
+        adapter, status = folder.config_to_show(trial).adapter, folder.status(trial.name)
         path, summary = folder.trial(trial.name), None
         why = folder.failures(trial.name)[-1] if status in LOST else ""
         try:
@@ -149,7 +149,7 @@ def label(folder: SweepFolder, values: Mapping[str, Any], trial: PlannedTrial, *
     seen = [one for trial in folder.plan.trials for one in (trial.values, *trial.also)]
     named = (SEED, "rank", "adapter")
     own = {axis: value for axis, value in values.items() if axis not in named and len({str(one.get(axis)) for one in seen}) > 1}
-    adapter = folder.config(trial).adapter
+    adapter = folder.config_to_show(trial).adapter
     kind = adapter.kind if without == "rank" else "" if without == "adapter" else adapter.name
     if without == "adapter" and "rank" in values:
         kind = f"rank {values['rank']}"

@@ -133,6 +133,18 @@ def test_a_plan_that_lacks_something_is_damaged(made, where, value, said):
     assert said in raised.value.message and "--out DIR" in raised.value.hint
 
 
+def test_a_sweep_of_an_older_version_can_be_compared_but_not_continued(made):
+    """A key that has been added since."""
+    plan = json.loads((made.path / "sweep.json").read_text())
+    for trial in plan["trials"]:
+        del trial["config"]["distill"]
+    (made.path / "sweep.json").write_text(json.dumps(plan))
+    folder = SweepFolder.open(made.path)
+    assert [line.trial.name for line in table.lines(folder)] == ["r2-seed0", "r4-seed0"]
+    with pytest.raises(BadFile, match="has no `distill`: another version of microrl wrote it"):
+        folder.config(folder.plan.trials[0])
+
+
 @pytest.mark.parametrize(
     "line",
     [
