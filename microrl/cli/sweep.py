@@ -15,7 +15,7 @@ from microrl.cli.output import FAILED, OK, emit, guarded, say
 from microrl.cli.sweep_display import Display, duration
 from microrl.cli.train import go_on
 from microrl.errors import UserError
-from microrl.terminal import counted
+from microrl.terminal import counted, time_in_words
 
 if TYPE_CHECKING:
     from microrl.sweep.folder import SweepFolder
@@ -163,7 +163,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
             raise UserError("no budget given", "pass --hours H for all trials together, or --steps N for each")
         if hours is not None and trial.config.budget.hours != hours:
             raise UserError(
-                f"`budget.hours` cannot be set here: the sweep's {hours:g} hours are divided among its trials",
+                f"`budget.hours` cannot be set here: the trials share the sweep's {time_in_words(hours)}",
                 "pass only --hours, and remove budget.hours from --set or --vary",
             )
     settings = [setting_of(trial.values) for trial in trials]
@@ -267,7 +267,7 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
     if is_resumed:
         folder.retry_failed()
     show = Display(folder)
-    say(f"sweep: {folder.path}, {len(folder.plan.trials)} trials; {show.times()}")
+    say(f"sweep: {folder.path}, {counted(len(folder.plan.trials), 'trial')}; {show.times()}")
     where = "" if on is None else f" --on {on}" + ("" if cpus is None else f" --cpus {cpus}")
     try:
         if on is not None:
