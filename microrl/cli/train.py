@@ -28,7 +28,7 @@ EXAMPLES = """
   microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
   microrl train micro-r64 --data problems.jsonl --reward my_rewards:brevity=0.5 --hours 6
   microrl train --model Qwen/Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]SFT first[/]
-  microrl train micro-r64 --data problems.jsonl --hours 6 --control shuffle   [dim]12 hours: is it the rewards?[/]
+  microrl train micro-r64 --data problems.jsonl --hours 6 --control shuffle   [dim]with a control run: 12 hours[/]
   microrl train quickstart-tools                   [dim]learns to call a calculator[/]
   microrl train --teacher Qwen2.5-7B-Instruct --hours 6   [dim]distillation[/]
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run

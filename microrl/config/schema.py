@@ -171,7 +171,7 @@ class SamplingConfig(Section):
             if isinstance(values, dict) and name in values:
                 raise ValueError(
                     f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",
-                    "remove it; training samples from the full distribution, and evaluation.top_p is free",
+                    "remove it: training samples from the full distribution; for evaluations, set evaluation.top_p",
                 )
         return values
 
