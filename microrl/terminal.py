@@ -20,8 +20,15 @@ def printable(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count} {noun}{'s' if count != 1 else ''}"
+    """`1 step`, `2,000 steps`."""
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def time_in_words(hours: float) -> str:
+    """`24 hours`; below an hour `18 minutes` or `1.5 seconds`."""
+    value, unit = (hours, "hour") if hours >= 1 else (60 * hours, "minute") if hours >= 1 / 30 else (3600 * hours, "second")
+    number = f"{value:.3g}" if 1 <= hours < 100 else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{number} {unit}{'s' if number != '1' else ''}"
 
 
 def alike(text: str) -> str:

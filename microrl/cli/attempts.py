@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from microrl.cli.output import OK, STOPPED, in_run, keep_traceback, say
 from microrl.errors import CheckpointSetAside, Explained, MachineFailure, UserError
-from microrl.terminal import TolerantStream, counted
+from microrl.terminal import TolerantStream, counted, time_in_words
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
@@ -175,13 +175,11 @@ def report(summary: dict[str, Any], path: Path) -> None:
         say(f"warning: the trained model is worse than the untouched one. {use if best['step'] else none}")
     if summary["status"] == "stopped":
         back = summary["hours_given_back"]
-        say("stopped early by the guard" + (f": {back:.2f} hours saved" if back is not None else ""))
-    hours = summary["hours_spent"]
-    time = f"{hours:.2f} hours" if hours >= 2 else f"{hours * 60:.1f} minutes"
+        say("stopped early by the guard" + (f": {time_in_words(back)} saved" if back is not None else ""))
     steps, sft = counted(summary["steps"], "step"), summary["sft"]
     if sft:
         steps = counted(sft["steps"], "SFT step") + (f", {steps}" if summary["steps"] else "")
     cost = f", ${summary['cost_usd']:.2f}" if summary["cost_usd"] else ""
-    say(f"{steps} in {time}{cost}. Adapter: {path / 'final'}")
+    say(f"{steps} in {time_in_words(summary['hours_spent'])}{cost}. Adapter: {path / 'final'}")
     can_sample = verdict.is_worth_trying and (history.config.get("env") or {}).get("target") is None
     say(f"try it: microrl sample {path} 'your question'" if can_sample else f"read more: microrl report {path}")

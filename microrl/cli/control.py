@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from microrl.cli.output import OK, STOPPED, say
 from microrl.errors import MachineFailure, UserError
+from microrl.terminal import counted, time_in_words
 
 if TYPE_CHECKING:
     from microrl.config import RunConfig
@@ -51,10 +52,10 @@ def time_of_both(path: Path, hours: float | None, steps: int | None) -> str:
     """That the control takes as long again, in words."""
     from microrl.run.folder import control_of
 
-    bounds = [f"{hours:g} hours"] if hours is not None else []
-    bounds += [f"{steps} steps"] if steps is not None else []
+    bounds = [time_in_words(hours)] if hours is not None else []
+    bounds += [counted(steps, "step")] if steps is not None else []
     each = " or ".join(bounds)
-    both = f", {2 * hours:g} hours in all" if hours is not None else ""
+    both = f", {time_in_words(2 * hours)} in all" if hours is not None else ""
     return f"control: {control_of(path)} follows, the same run with shuffled rewards; each has {each}{both}"
 
 

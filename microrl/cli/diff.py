@@ -10,7 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError, did_you_mean
-from microrl.terminal import printable
+from microrl.terminal import counted, printable
 
 if TYPE_CHECKING:
     from microrl.report.transcripts import Pair
@@ -72,7 +72,7 @@ def diff(
         emit({"evaluation": name, "answers": len(pairs), "counts": counts, "pairs": [pair.to_json() for pair in chosen]})
         return
     print(
-        f"{printable(name)}: {len(pairs)} answers of each model; "
+        f"{printable(name)}: {counted(len(pairs), 'answer')} of each model; "
         + ", ".join(f"{number} {kind}" for kind, number in counts.items())
     )
     for kind in kinds[only]:

@@ -10,6 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.terminal import counted
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -182,9 +183,10 @@ def evaluate(
 
 def _show_plan(shown: dict[str, Any]) -> None:
     for name, one in shown["benchmarks"].items():
+        asked = f"{counted(one['questions'], 'problem')} x {counted(one['samples'], 'sample')}"
         print(
-            f"{name}: {one['questions']} problems x {one['samples']} samples, temperature {one['temperature']:g}, top-p "
-            f"{one['top_p']:g}, at most {one['max_tokens']:,} tokens each ({one['tokens_at_most']:,} in all)"
+            f"{name}: {asked}, temperature {one['temperature']:g}, top-p {one['top_p']:g}, at most "
+            f"{one['max_tokens']:,} tokens each ({one['tokens_at_most']:,} in all)"
         )
         gain = one["smallest_gain"]
         shows = "no gain" if gain is None else f"a gain of {100 * gain:.1f} points or more"
@@ -199,8 +201,9 @@ def _show_plan(shown: dict[str, Any]) -> None:
 def _show(name: str, value: dict[str, Any]) -> None:
     from microrl.evaluation.result import in_clusters
 
-    settings, count = value["settings"], f"{value['questions']} problems{in_clusters(value['questions'], value['clusters'])}"
-    print(f"{name}: {count}, {value['samples']} samples each, temperature {settings['temperature']}")
+    count = counted(value["questions"], "problem") + in_clusters(value["questions"], value["clusters"])
+    settings, samples = value["settings"], counted(value["samples"], "sample")
+    print(f"{name}: {count}, {samples} each, temperature {settings['temperature']}")
     for side, numbers in (("", value), ("base ", value.get("base", {}))):
         for key, estimate in numbers.items():
             if key.startswith(("avg@", "pass@", "pass^", "maj@")):

@@ -10,6 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
+from microrl.terminal import counted
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -75,4 +76,4 @@ def described(summary: dict[str, Any]) -> str:
     """What was written."""
     is_lora = summary["as"] == "lora"
     what = f"a LoRA of rank {summary['rank']} for {summary['base']}" if is_lora else f"a whole model in {summary['dtype']}"
-    return f"{what}, {summary['bytes'] / 1e6:,.1f} MB in {len(summary['files'])} files"
+    return f"{what}, {summary['bytes'] / 1e6:,.1f} MB in {counted(len(summary['files']), 'file')}"

@@ -61,14 +61,22 @@ def guarded(command: Callable[[], Any]) -> int:
                 return _ended(wrong.message, wrong.hint, USAGE)
             if known := _known_elsewhere(error):
                 return _ended(f"No such option: {error.option_name}", known, USAGE)  # type: ignore[attr-defined]
-            hint = "the options are listed by `microrl COMMAND --help`, the commands by `microrl --help`"
-            return _ended(error.format_message(), hint, USAGE)  # type: ignore[attr-defined]
+            return _ended(error.format_message(), _help_of(error), USAGE)  # type: ignore[attr-defined]
         except (KeyboardInterrupt, typer.Abort):
             return _interrupted()
         except Exception as error:
             return _interrupted() if _was_interrupted(error) else _failed(error)
         finally:
             _run = None
+
+
+def _help_of(error: Exception) -> str:
+    """Which help lists what the command takes that was called."""
+    context, words = getattr(error, "ctx", None), [""]
+    while context is not None and context.parent is not None:
+        context, words = context.parent, [f" {context.info_name}", *words]
+    own = f"`microrl{''.join(words)} --help` lists its options; " if len(words) > 1 else ""
+    return f"{own}`microrl --help` lists the commands"
 
 
 def _known_elsewhere(error: Exception) -> str | None:

@@ -10,7 +10,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import UserError
-from microrl.terminal import printable
+from microrl.terminal import counted, printable
 
 if TYPE_CHECKING:
     from microrl.sweep.folder import SweepFolder
@@ -60,7 +60,7 @@ def report(
     of_sweep: dict[str, Any] = {}
     if len(given) == len(sweeps) == 1:
         (sweep,) = sweeps.values()
-        title = f"Sweep {sweep.path.absolute().name}: {len(sweep.plan.trials)} trials"
+        title = f"Sweep {sweep.path.absolute().name}: {counted(len(sweep.plan.trials), 'trial')}"
         of_sweep = {"title": title, "answer": answer_of(sweep)}
     with Console(stderr=True).status("reading, and drawing the figures"):  # on a terminal only
         histories = load_all(paths)

@@ -12,10 +12,10 @@ import typer
 from microrl.cli import options
 from microrl.cli.attempts import run_with_fallback
 from microrl.cli.output import FAILED, OK, emit, guarded, say
-from microrl.cli.sweep_display import Display, duration
+from microrl.cli.sweep_display import Display
 from microrl.cli.train import go_on
 from microrl.errors import UserError
-from microrl.terminal import counted
+from microrl.terminal import counted, time_in_words
 
 if TYPE_CHECKING:
     from microrl.sweep.folder import SweepFolder
@@ -163,7 +163,7 @@ def _ordered(grid: Grid, strategy: str, hours: float | None) -> list[Trial]:
             raise UserError("no budget given", "pass --hours H for all trials together, or --steps N for each")
         if hours is not None and trial.config.budget.hours != hours:
             raise UserError(
-                f"`budget.hours` cannot be set here: the sweep's {hours:g} hours are divided among its trials",
+                f"`budget.hours` cannot be set here: the trials share the sweep's {time_in_words(hours)}",
                 "pass only --hours, and remove budget.hours from --set or --vary",
             )
     settings = [setting_of(trial.values) for trial in trials]
@@ -196,9 +196,9 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
         [
             one.trial.name,
             "" if (scale := getattr(one.trial.config.adapter, "scale", None)) is None else f"{scale:g}",
-            "" if one.hours is None else duration(one.hours),
+            "" if one.hours is None else time_in_words(one.hours),
             "" if one.plan is None else sft_alone(one.trial.config, one.plan) or f"~{one.plan.steps}",
-            "" if one.plan is None else duration(one.plan.hours),
+            "" if one.plan is None else time_in_words(one.plan.hours),
             "" if one.plan is None else f"{one.plan.cost_usd:.2f}",
             "; ".join(one.trial.also_named()),
         ]
@@ -210,8 +210,8 @@ def _preview(trials: list[Trial], strategy: str, hours: float | None, *, as_json
     if parts > 1:
         trial_count = f"round 1 of {parts}: {trial_count}"
     if len(plans) == len(trial_forecasts):
-        limit = f"; all rounds together take at most {duration(hours)}" if hours is not None and parts > 1 else ""
-        say(f"{trial_count}, about {duration(together['hours'])} and ${together['cost_usd']:.2f} in total{limit}")
+        limit = f"; all rounds together take at most {time_in_words(hours)}" if hours is not None and parts > 1 else ""
+        say(f"{trial_count}, about {time_in_words(together['hours'])} and ${together['cost_usd']:.2f} in total{limit}")
     else:
         say(f"{trial_count}; no forecast, because the size of a model is unknown here (not downloaded, and no network)")
     return OK
@@ -267,7 +267,7 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
     if is_resumed:
         folder.retry_failed()
     show = Display(folder)
-    say(f"sweep: {folder.path}, {len(folder.plan.trials)} trials; {show.times()}")
+    say(f"sweep: {folder.path}, {counted(len(folder.plan.trials), 'trial')}; {show.times()}")
     where = "" if on is None else f" --on {on}" + ("" if cpus is None else f" --cpus {cpus}")
     try:
         if on is not None:
@@ -308,7 +308,7 @@ def _table(lines: list[Any]) -> tuple[list[str], list[list[str]]]:
         before, after = (one.eval.before, one.eval.after) if one else (None, None)
         rows.append([
             line.trial.name, "" if line.scale is None else f"{line.scale:g}", f"{one.trainable_params:,}" if one else "",
-            f"{one.steps}" if one else "", duration(one.hours_spent) if one else "",
+            f"{one.steps}" if one else "", time_in_words(one.hours_spent) if one else "",
             "" if line.loading is None else f"{line.loading:.0%}", f"{one.cost_usd:.2f}" if one and one.cost_usd else "",
             "" if before is None else f"{before.accuracy:.3f}", "" if after is None else f"{after.accuracy:.3f}",
             "" if gain is None else gain.text("+.3f"),

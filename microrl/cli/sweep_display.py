@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from microrl.cli.output import say
+from microrl.terminal import counted, time_in_words
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
 
 SHOW_S = 0.5
 """Seconds between two looks at the trial in progress."""
-
-
-def duration(hours: float) -> str:
-    """Hours in words: `1.50 h`, `12.0 min`."""
-    return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.1f} min"
 
 
 class Display:
@@ -80,7 +76,7 @@ class Display:
         self._head = f"{[trial.name for trial in self._folder.plan.trials].index(name) + 1}/{self._count} {name}"
         steps = upcoming.trial.config["budget"]["steps"]
         self._total = f"/{steps}" if steps and upcoming.hours is None else ""
-        limit = "" if upcoming.hours is None else f", limit {duration(upcoming.hours)}"
+        limit = "" if upcoming.hours is None else f", limit {time_in_words(upcoming.hours)}"
         say(f"{self._head}: {'resumed' if status != 'waiting' else 'started'}{limit}; {self.times()}")
         self._lines, self._said = follow.Lines(self._folder.trial(name) / "metrics.jsonl"), ": loading"
 
@@ -119,7 +115,7 @@ class Display:
             say(f"{trial.name} failed: {why}{again}; see {self._folder.log(trial.name)}")
             return
         gain, summary = line.gain, line.summary
-        said = f"{summary.steps} step{'s' * (summary.steps != 1)} in {duration(summary.hours_spent)}" if summary else "ended"
+        said = f"{counted(summary.steps, 'step')} in {time_in_words(summary.hours_spent)}" if summary else "ended"
         if gain is not None and summary and summary.eval.after:
             said += f", accuracy {summary.eval.after.accuracy:.3f}, gain {gain.text('+.3f')}"
         say(f"{trial.name}: {said}" + (", stopped by the guard" if line.status == "stopped" else ""))

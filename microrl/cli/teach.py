@@ -12,6 +12,7 @@ import typer
 from microrl.cli import options
 from microrl.cli.output import emit, say
 from microrl.errors import Explained, UserError
+from microrl.terminal import counted
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -202,7 +203,8 @@ def _tell(record: Any, folder: Path, model: str, seconds: float, *, as_json: boo
     if as_json:
         return emit({"folder": str(folder), **sums, "seconds": round(seconds, 1), "next": following})
     print(
-        f"{sums['sampled']:,} completions of {sums['questions']:,} questions, {sums['right'] / sums['sampled']:.0%} right; "
+        f"{counted(sums['sampled'], 'completion')} of {counted(sums['questions'], 'question')}, "
+        f"{sums['right'] / sums['sampled']:.0%} right; "
         f"{sums['kept']:,} kept, with {sums['tokens']:,} tokens"
     )
     print(f"written to {folder} in {seconds:.0f} s")

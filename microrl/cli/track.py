@@ -9,6 +9,7 @@ import typer
 
 from microrl.cli import options
 from microrl.cli.output import say
+from microrl.terminal import counted
 
 EXAMPLES = """
 [bold]Examples[/]
@@ -36,4 +37,4 @@ def track(
     from microrl.commands.track import track as send
 
     steps = send(folder, to, project, say, parent=os.getppid() if beside else None)
-    say(f"{folder.path}: sent {steps} steps to {to}")
+    say(f"{folder.path}: sent {counted(steps, 'step')} to {to}")

@@ -14,7 +14,7 @@ from microrl.cli import options
 from microrl.cli.attempts import run_with_fallback
 from microrl.cli.output import OK, say
 from microrl.errors import UserError
-from microrl.terminal import printable
+from microrl.terminal import counted, printable, time_in_words
 
 if TYPE_CHECKING:
     from microrl.run.folder import RunFolder
@@ -28,7 +28,7 @@ EXAMPLES = """
   microrl train micro-r64 --data problems.jsonl --hours 6 --price 0.30
   microrl train micro-r64 --data problems.jsonl --reward my_rewards:brevity=0.5 --hours 6
   microrl train --model Qwen/Qwen2.5-0.5B --sft-minutes 20 --hours 6   [dim]SFT first[/]
-  microrl train micro-r64 --data problems.jsonl --hours 6 --control shuffle   [dim]12 hours: is it the rewards?[/]
+  microrl train micro-r64 --data problems.jsonl --hours 6 --control shuffle   [dim]with a control run: 12 hours[/]
   microrl train quickstart-tools                   [dim]learns to call a calculator[/]
   microrl train --teacher Qwen2.5-7B-Instruct --hours 6   [dim]distillation[/]
   microrl train micro-r8 --set optim.lr=2e-5 --set loss.kind=dapo --dry-run
@@ -194,7 +194,7 @@ def go_on(
         spent = heartbeat.last_s(folder.path) / 3600
         if hours is not None and hours <= spent:
             raise UserError(
-                f"{folder.path} has already used {spent:.3g} hours",
+                f"{folder.path} has already used {time_in_words(spent)}",
                 "--hours is the limit of the whole run, past time included; pass a larger one: "
                 f"microrl train --resume {folder.path} --hours H",
             )
@@ -202,7 +202,7 @@ def go_on(
         made = 0 if ended is None else ended.sft.steps if config.sft.only and ended.sft is not None else ended.steps
         if steps is not None and steps < made:
             raise UserError(
-                f"{folder.path} has already made {made} steps",
+                f"{folder.path} has already made {counted(made, 'step')}",
                 "--steps is the limit of the whole run, past steps included; pass a larger one: "
                 f"microrl train --resume {folder.path} --steps N",
             )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isinf
+from os.path import abspath, commonpath, dirname, relpath
 from statistics import fmean
 from typing import Any, TypeAlias
 
@@ -13,7 +15,7 @@ from microrl.commands.stored import Entry, Evaluation, Setup, digits, evaluation
 from microrl.config import RunConfig
 from microrl.config.resolve import leaves
 from microrl.errors import UserError
-from microrl.evaluation.answer import Answer
+from microrl.evaluation.answer import ONE_WAY, Answer
 from microrl.evaluation.gain_parts import PARTS, GainParts, over_runs
 from microrl.evaluation.intervals import Estimate, named
 from microrl.evaluation.result import clusters
@@ -24,7 +26,8 @@ from microrl.run import summary
 from microrl.run.folder import RunFolder
 
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
-"""Keys that make no other method of a run. Of `init` it counts whether there is one: each seed may start from its own run."""
+"""Keys that make no other method of a run. Of `init` it counts whether there is one: each seed may start from its own run. Only
+where two runs of one seed differ in nothing else, its path counts, with `{seed}` in place of the seed."""
 NAMED = ("adapter.kind", "adapter.rank", "loss.kind")
 """Keys that differ, but are in the name of an adapter and a loss already."""
 SAME = 1e-9
@@ -274,12 +277,14 @@ def _cost(run: RunFolder) -> float | None:
 def answer_to(entries: Sequence[Entry]) -> Answer | None:
     """What these runs say of their methods, on the first benchmark that all were evaluated on with the same settings.
 
-    None where there is none, or one method only. Raises BadFile.
+    None where there is one method only. Raises BadFile.
     """
+    if len(set(names_of(entries))) < 2:
+        return None
     stored = [{one.setup.shared(): one.result for one in evaluations(entry)} for entry in entries]
     shared = [setup for setup in stored[0] if all(setup in one for one in stored)]
     if not shared:
-        return None
+        return Answer(f"These runs were not all evaluated on the same data with the same settings. {ONE_WAY}.", (), None)
     runs = [
         (name, entry.config.seed, one[shared[0]], History.load(entry.run.path))
         for entry, name, one in zip(entries, names_of(entries), stored, strict=True)
@@ -301,6 +306,15 @@ def labels_of(configs: Sequence[RunConfig]) -> list[str]:
         | {"init": "none" if config.init is None else "RUN"}
         for config in configs
     ]
+    inits: dict[tuple[str, int], set[str | None]] = {}
+    for config, one in zip(configs, flat, strict=True):
+        inits.setdefault((str(one), config.seed), set()).add(config.init)
+    is_twice = {settings for (settings, _), different in inits.items() if len(different) > 1}
+    pairs = [(one, config.seed, abspath(config.init)) for config, one in zip(configs, flat, strict=True) if config.init]
+    pairs = [pair for pair in pairs if str(pair[0]) in is_twice]
+    for one, seed, path in pairs:
+        name = relpath(path, commonpath(dirname(other) for *_, other in pairs))
+        one["init"] = re.sub(rf"(?<!\d){seed}(?!\d)", "{seed}", name)
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differing = [key for key in keys if len({str(one.get(key, "")) for one in flat}) > 1]
     labels = []

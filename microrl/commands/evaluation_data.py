@@ -13,6 +13,7 @@ from microrl.evaluation.benchmark import Benchmark
 from microrl.run import contamination, data_record
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
+from microrl.terminal import counted
 
 
 def about_data(
@@ -30,7 +31,7 @@ def _report_reading(benchmark: Benchmark, count: int, reading: Reading, console:
     """Say how many rows were left out, and whether a benchmark is not complete."""
     data, name = benchmark.config.data, benchmark.name
     for reason, number in reading.left_out.items():
-        console.note(f"warning: {name}: {number:,} rows left out: {reason}")
+        console.note(f"warning: {name}: {counted(number, 'row')} left out: {reason}")
     known = catalogue.find(data.name)
     rows = None if known is None or not known.measures(data.split) or data.subset else known.rows.get("test")
     if rows is not None and count + reading.left_out.total() != rows:

@@ -31,6 +31,7 @@ from microrl.rollout.engine import Engine
 from microrl.run import environment as machine
 from microrl.run.apart import Report
 from microrl.run.console import RunConsole
+from microrl.terminal import counted
 from microrl.train.setup import load_model
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
@@ -246,7 +247,7 @@ def _evaluate(
         console.note(f"warning: {label}: there was time for {len(result.right)} of {len(prompts)} problems")
     if result.killed:
         console.note(
-            f"warning: {label}: {result.killed} answers count as wrong because checking them timed out (reward.deadline_s = "
+            f"warning: {label}: {counted(result.killed, 'answer')} counted as wrong: checking timed out (reward.deadline_s = "
             f"{config.reward.deadline_s:g} s)"
         )
     return Measured(result, {**details, "questions_planned": len(prompts)}, stem(len(result.right)))

@@ -22,6 +22,7 @@ from microrl.report.verdict import gain_of
 from microrl.run import checkpoint
 from microrl.run.folder import RunFolder
 from microrl.run.summary import read_if_there
+from microrl.terminal import counted
 
 EXAMPLE = "What is 47 + 38?"
 
@@ -166,9 +167,9 @@ class ModelCard:
             interval = "" if gain.left_out else f"[{side.ci95[0]:.3f}, {side.ci95[1]:.3f}]"
             rows += f"| {name} | {accuracy:.3f} | {interval} |\n"
         rows += f"| paired gain | {gain.mean:+.3f} | [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}] |"
-        asked = f"{gain.questions} held-out problems of `{shown(self.config.data.name)}`"
+        asked = f"{counted(gain.questions, 'held-out problem')} of `{shown(self.config.data.name)}`"
         temperature = self.config.evaluation.temperature
-        head = f"Measured on {asked}, with {self.config.evaluation.samples} samples each at temperature {temperature}."
+        head = f"Measured on {asked}, with {counted(self.config.evaluation.samples, 'sample')} each at temperature {temperature}."
         return f"## Held-out accuracy\n\n{head}\n\n| | accuracy | 95 % interval |\n|---|---|---|\n{rows}"
 
     def _loading(self) -> str:

@@ -22,6 +22,7 @@ from microrl.report.history import History, finite
 from microrl.run import follow
 from microrl.run.folder import RunFolder
 from microrl.run.tracking import log_name
+from microrl.terminal import counted
 
 LOOKS_S = 2.0
 """Seconds between two looks into the run folder."""
@@ -137,7 +138,7 @@ def track(folder: RunFolder, to: str, project: str, say: Callable[[str], None], 
         raise
     except Exception as error:
         raise MachineFailure(
-            f"{to} failed after {sent} steps: {first_line(error)}",
+            f"{to} failed after {counted(sent, 'step')}: {first_line(error)}",
             f"training was not affected; send it again: microrl track {folder.path} --to {to}",
         ) from error
     finally:

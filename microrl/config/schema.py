@@ -16,6 +16,7 @@ from microrl.config.oversight import BudgetConfig, EvaluationConfig, GuardConfig
 from microrl.config.reward import RewardConfig
 from microrl.config.section import Decay, Fraction, Positive, Section, Seed, Temperature
 from microrl.config.sft import SftConfig
+from microrl.terminal import time_in_words
 
 
 class ModelConfig(Section):
@@ -170,7 +171,7 @@ class SamplingConfig(Section):
             if isinstance(values, dict) and name in values:
                 raise ValueError(
                     f"sampling.{name} does not exist: truncated sampling would bias the ratio to the trainer's probabilities",
-                    "remove it; training samples from the full distribution, and evaluation.top_p is free",
+                    "remove it: training samples from the full distribution; for evaluations, set evaluation.top_p",
                 )
         return values
 
@@ -310,13 +311,15 @@ class RunConfig(Section):
             raise ValueError("no budget given for SFT", "pass --hours H or --steps N")
         if hours is not None and minutes is not None and minutes >= hours * 60:
             raise ValueError(
-                f"{minutes:g} minutes of SFT leave no time for training within {hours:g} hours",
+                f"no time is left for training within {time_in_words(hours)}: SFT takes {time_in_words(minutes / 60)}",
                 f"for example --sft-minutes {hours * 6:.2g}, a tenth of the time; for SFT alone, use `microrl warmup`",
             )
         screening = self.data.screen_minutes
         if hours is not None and screening is not None and screening + (minutes or 0.0) >= hours * 60 and not self.sft.only:
             raise ValueError(
-                f"{screening:g} minutes of a first pass over the questions leave no time for training within {hours:g} hours",
+                f"no time is left for training within {time_in_words(hours)}: the first pass over the questions takes "
+                + time_in_words(screening / 60)
+                + (f", SFT {time_in_words(minutes / 60)}" if minutes else ""),
                 f"for example --set data.screen_minutes={hours * 6:.2g}, a tenth of the time",
             )
         return self

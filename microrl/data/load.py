@@ -19,6 +19,7 @@ from microrl.data import arithmetic, code
 from microrl.data.cells import NotText, as_json, as_text, cell, plain
 from microrl.data.sources import GENERATED, hub_id, local_rows, rows_of
 from microrl.errors import UserError, did_you_mean
+from microrl.terminal import counted
 
 ARITHMETIC = arithmetic.NAME
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "instruction")
@@ -90,7 +91,7 @@ def load_questions(config: DataConfig, *, raw: bool = False, reading: Reading | 
     reading = Reading() if reading is None else reading
     questions = list(_questions(rows_of(config), config, raw=raw, reading=reading))
     if not questions:
-        why = ", ".join(f"{count:,} rows left out: {reason}" for reason, count in reading.left_out.items())
+        why = ", ".join(f"{counted(count, 'row')} left out: {reason}" for reason, count in reading.left_out.items())
         raise UserError(
             f"{config.name} contains no problems" + (f" ({why})" if why else ""), "add rows with a question and an answer"
         )

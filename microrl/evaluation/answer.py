@@ -18,6 +18,7 @@ SEEDS = 5
 """Seeds for which the answer says what they would detect; twice as many as there are, if there are so many."""
 LEVEL = 0.05
 """Adjusted p-value below which two methods are told apart."""
+ONE_WAY = "To compare them, evaluate each on the same new problems: microrl eval RUN --data FILE"
 POWER_Z = 1.2816
 """90 % quantile of the normal distribution: a difference is detected nine times in ten."""
 
@@ -76,9 +77,16 @@ class Answer:
 
 def answer(methods: Sequence[Method], *, notes: Sequence[str] = ()) -> Answer | None:
     """The answer, in accuracy; None where there are no two methods. `notes`: other sentences of what it rests on."""
-    measured = [one for one in methods if one.results]
     if len(methods) < 2:
         return None
+    names = {f"`{one.name}`" if "," in one.name else one.name: one.name for one in methods}  # a comma also separates names
+    said = _answer([replace(one, name=name) for name, one in zip(names, methods, strict=True)], notes)
+    pairs = tuple(replace(one, first=names[one.first], second=names[one.second]) for one in said.pairs)
+    return Answer(said.text, pairs, said.best and names[said.best])
+
+
+def _answer(methods: Sequence[Method], notes: Sequence[str]) -> Answer:
+    measured = [one for one in methods if one.results]
     remarks = [*_gaps(methods), *notes]
     idle = [one.name for one in measured if one.is_untrained]
     if len(measured) < 2:
@@ -86,7 +94,7 @@ def answer(methods: Sequence[Method], *, notes: Sequence[str] = ()) -> Answer | 
         return Answer(" ".join([f"Nothing can be compared: {reason}.", *remarks]), (), None)
     if not (means := _means(measured)):
         many = "The runs" if len(measured) > 2 else f"{_capital(measured[0].name)} and {measured[1].name}"
-        return Answer(" ".join([f"{many} have no problem in common: they cannot be compared.", *remarks]), (), None)
+        return Answer(" ".join([f"{many} have no problem in common. {ONE_WAY}.", *remarks]), (), None)
     best = max(means, key=lambda name: means[name])
     pairs = _pairs(measured, best)
     if len(idle) == len(measured):

@@ -18,6 +18,7 @@ from microrl.data.alike import FEWEST, alike
 from microrl.evaluation.estimators import majority_at_k, pass_all_k, pass_at_k
 from microrl.evaluation.intervals import Estimate, mean_share, named, paired_gain
 from microrl.files import STRICT, Count, Fraction, Seconds
+from microrl.terminal import counted
 from microrl.types import Sampling
 
 
@@ -151,7 +152,7 @@ def clusters(results: Iterable[Result]) -> dict[str, str]:
 
 def in_clusters(questions: int, count: int) -> str:
     """What to add to a number of questions that are in fewer clusters."""
-    return f" in {count} clusters" if count < questions else ""
+    return f" in {counted(count, 'cluster')}" if count < questions else ""
 
 
 def by_text(questions: Sequence[str], texts: Sequence[str] | None = None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from microrl.config import RunConfig
 from microrl.plan.efficiency import CPU_SPREAD, SAMPLING_SPREAD, UPDATE_SPREAD
 from microrl.plan.plan import Plan
 from microrl.plan.workload import LENGTH_FRACTION
-from microrl.terminal import printable
+from microrl.terminal import counted, printable
 
 PIPE_WIDTH, WIDE = 120, 200
 """Characters per line without a terminal, and of a wide table."""
@@ -186,7 +186,7 @@ def _batch(config: RunConfig, plan: Plan) -> str:
 
 def _bound(config: RunConfig) -> str:
     hours, steps = config.budget.hours, config.budget.steps
-    parts = ([f"{hours:g} h"] if hours is not None else []) + ([f"{steps:,} steps"] if steps is not None else [])
+    parts = ([f"{hours:g} h"] if hours is not None else []) + ([counted(steps, "step")] if steps is not None else [])
     return " or ".join(parts) or "one step"
 
 
@@ -196,8 +196,9 @@ def sft_alone(config: RunConfig, plan: Plan) -> str | None:
     if not config.sft.only:
         return None
     steps = config.sft.steps
-    is_by_steps = steps is not None and plan.sft_s >= steps * plan.sft_step_s
-    return f"{steps:,} SFT steps" if is_by_steps else f"{_three(plan.sft_s / 60)} min of SFT"
+    if steps is not None and plan.sft_s >= steps * plan.sft_step_s:
+        return counted(steps, "SFT step")
+    return f"{_three(plan.sft_s / 60)} min of SFT"
 
 
 def _budget(config: RunConfig, plan: Plan) -> str:

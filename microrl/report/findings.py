@@ -12,7 +12,7 @@ from microrl.report.completions import answered, shown_text
 from microrl.report.history import Event, History, finite
 from microrl.run import heartbeat, idle
 from microrl.run.view import clock
-from microrl.terminal import alike, counted
+from microrl.terminal import alike, counted, time_in_words
 
 FEW_UPDATES = 20
 """Of fewer updates hardly a gain can be expected that an evaluation would show."""
@@ -128,7 +128,8 @@ def updates(history: History) -> int:
 
 def updates_said(history: History, count: int) -> str:
     """The number of `updates` in words."""
-    of_sft = f", {history.sft_steps} of them by SFT" if history.sft_steps else ""
+    sft = history.sft_steps
+    of_sft = (", by SFT" if count == 1 else ", all by SFT" if sft == count else f", {sft} of them by SFT") if sft else ""
     return f"{counted(count, 'update')}{' that the guard has left' if history.undone() else ''}{of_sft}"
 
 
@@ -210,7 +211,7 @@ def _killed(history: History) -> Iterator[Finding]:
     """A run without a summary has neither ended nor failed; events of an earlier process do not explain its end."""
     if history.has_ended or history.is_running:
         return
-    done = f"after {len(history.rows)} finished steps" if history.rows else "before its first step was finished"
+    done = f"after {counted(len(history.rows), 'finished step')}" if history.rows else "before its first step was finished"
     beat = heartbeat.read(history.path)
     last_s = max([beat.elapsed_s, *(row.get("budget/elapsed_s") or 0.0 for row in history.rows[-1:])])
     last = f". Its last sign of life came {clock(last_s)} into the run" if last_s else ""
@@ -254,7 +255,7 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     few_right = counts_accuracy and accuracy is not None and accuracy < FEW_RIGHT and not is_clear
     if few_right:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
-        said = f"{share} right in {len(history.rows)} steps: the updates rewarded other parts of the reward"
+        said = f"{share} right in {counted(len(history.rows), 'step')}: the updates rewarded other parts of the reward"
         yield Finding("few right answers", said + answered(history), _advice_on("wrong", history), is_serious=True)
     at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
     start = math.fsum(at_first) / len(at_first)
@@ -312,7 +313,7 @@ def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
         if evaluation_s > 0.1 * left * 3600:  # what was kept for it is at least as much
             step += " and what was kept for the final evaluation"
             smaller += "make the final evaluation shorter (evaluation.problems, evaluation.samples), "
-        said = f"{_hours(left)} of {_hours(hours)} were left: too short for {step}"
+        said = f"{time_in_words(left)} of {time_in_words(hours)} were left: too short for {step}"
         yield Finding("budget unused", said, f"{smaller}or raise --hours")
 
 
@@ -379,12 +380,6 @@ def _rounded_up(value: float) -> str:
 def _mean(history: History, metric: str) -> float | None:
     values = [value for row in history.rows if (value := row.get(metric)) is not None]
     return math.fsum(values) / len(values) if values else None
-
-
-def _hours(hours: float) -> str:
-    return (
-        f"{hours:.1f} hours" if hours >= 2 else f"{hours * 60:.0f} minutes" if hours >= 1 / 30 else f"{hours * 3600:.0f} seconds"
-    )
 
 
 def _steps(steps: Sequence[int]) -> str:

@@ -39,7 +39,7 @@ class Gain(Estimate):
 
     def __str__(self) -> str:
         name = "Accuracy" if self.metric == "accuracy" else self.metric
-        each = f" ({self.samples} samples each)" if self.samples is not None else ""
+        each = f" ({counted(self.samples, 'sample')} each)" if self.samples is not None else ""
         rest = f"; {self.left_out} more were answered only before or only after, and do not count" if self.left_out else ""
         asked = counted(self.questions, "held-out question")
         return (

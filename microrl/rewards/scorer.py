@@ -18,6 +18,7 @@ from microrl.rewards.answer_checker import CHILDREN, AnswerChecker, Verdict
 from microrl.rewards.custom.functions import CustomRewards, Value
 from microrl.rewards.judges.judge import Kind, is_opened, read, refuse_unconfined
 from microrl.sandbox import levels
+from microrl.terminal import counted
 from microrl.types import BUILT_IN, Completion, Group, Prompt, Score
 
 Penalty = Callable[[int], float]
@@ -162,7 +163,7 @@ class RewardScorer:
         )
         if self.allowance.refused:
             why += f", and {len(self.allowance.refused)} more were not checked, to limit the time of the step"
-        return f"{count} answers count as wrong: {why}"
+        return f"{counted(count, 'answer')} counted as wrong: {why}"
 
     def parse(self, golds: Sequence[str]) -> Iterator[bool | None]:
         """For each gold answer whether it can be checked; None where finding out was killed at its deadline."""

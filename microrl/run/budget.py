@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from microrl.clock import now_s
 from microrl.limits import BEFORE_FRACTION, MIN_EVALUATION, TRIAL_EVALUATION, exit_reserve_s
+from microrl.terminal import time_in_words
 
 RECENT = 16
 QUANTILE = 0.85
@@ -139,6 +140,11 @@ class Budget:
         """Maximum seconds for the final evaluation; None without a time limit."""
         left = self.left_s()
         return None if left is None else max(left - self.exit_s(), 0.0)
+
+    def limit(self) -> str:
+        """The time limit in words."""
+        assert self.hours is not None
+        return f"a time limit of {time_in_words(self.hours)}"
 
     def min_hours(self, missing_s: float) -> float:
         """Hours of the smallest budget that would leave `missing_s` seconds now, rounded up to two digits, plus 10 %."""

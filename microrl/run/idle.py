@@ -36,7 +36,7 @@ REASONS: dict[Cause, Reason] = {
     ),
     "gradient": Reason("the gradient is not finite", "lower {rate}, or compute in a wider type: model.dtype=float32"),
     "rate": Reason("the learning rate is 0", "raise {rate}"),
-    "teacher": Reason("the teacher gives every token the probability that the model gives it", "take another distill.teacher"),
+    "teacher": Reason("the teacher and the model give every token the same probability", "choose another distill.teacher"),
     "truncated": Reason(
         "{length/truncated:.0%} of the completions are cut at the length limit, and {reward/accuracy:.0%} of them are right",
         "raise sampling.max_completion_tokens (now {sampling/max_completion_tokens})",

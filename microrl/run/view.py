@@ -244,7 +244,7 @@ def plain_line(row: Row, total: int | str | None) -> str:
         + (
             f", sync+sleep {_number(row['time/sync'] + row['time/sleep_wake'], 2)})" if row["sync/probe_gap"] is not None else ")"
         ),
-        f"{clock(row['budget/elapsed_s'])} elapsed" + (f", {clock(left)} left" if left is not None else ""),
+        f"{clock(row['budget/elapsed_s'])} elapsed" + (f", limit in {clock(left)}" if left is not None else ""),
         *([f"${row['budget/cost_usd']:.2f}"] if row["budget/cost_usd"] else []),
     )
     return "  ".join(parts)

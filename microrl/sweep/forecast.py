@@ -15,7 +15,7 @@ from microrl.plan.plan import Plan
 from microrl.plan.source import shape_of
 from microrl.run.teacher import size
 from microrl.sweep.grid import Trial, of_trial, rounds
-from microrl.terminal import counted
+from microrl.terminal import counted, time_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Forecast:
 def forecasts(trials: Sequence[Trial], strategy: str, hours: float | None) -> list[Forecast]:
     """A forecast of every trial, with equal parts of `hours`; for halving, those of its first round."""
     share = None if hours is None else hours / len(trials) / rounds((one.values for one in trials), strategy)
-    if share == 0:
-        raise UserError(f"{hours:g} hours cannot be divided among {len(trials)} trials", "increase --hours")
+    if hours is not None and share == 0:
+        raise UserError(f"{time_in_words(hours)} cannot be divided among {counted(len(trials), 'trial')}", "increase --hours")
     plans: dict[str, Plan | None] = {}
     trial_forecasts = []
     for trial in trials:
@@ -74,7 +74,7 @@ def refuse_what_does_not_fit(trial_forecasts: Sequence[Forecast], hours: float |
     what = "1 trial does" if len(trial_forecasts) == 1 else f"{len(trial_forecasts)} trials do"
     enough = f"--hours {_rounded_up(needed_s * hours / share / 3600 * 1.1)}"
     raise UserError(
-        f"{what} not fit into {hours:g} hours: each needs at least {math.ceil(needed_s):,} s and would get "
+        f"{what} not fit into {time_in_words(hours)}: each needs at least {math.ceil(needed_s):,} s and would get "
         f"{share * 3600:,.{0 if share * 3600 >= 10 else 1}f} s",
         f"{counted(fitting, 'trial')} would fit; vary fewer values, or pass {enough}" if fitting else f"pass {enough}",
     )

@@ -21,6 +21,7 @@ from microrl.errors import Doing, EngineFault, Explained, MachineFailure, UserEr
 from microrl.rollout import preflight
 from microrl.run import child
 from microrl.run.folder import RunFolder
+from microrl.terminal import time_in_words
 
 FILE, SYNC_FILE = "engine.json", "sync.json"
 FORGOTTEN_AFTER_S = 3600
@@ -100,7 +101,7 @@ def forget(folder: RunFolder, *, at_once: bool) -> None:
     age_s = clock.wall_s() - datetime.datetime.fromisoformat(made[-1].time).timestamp()
     if at_once or age_s > FORGOTTEN_AFTER_S:
         (folder.path / FILE).unlink()
-        folder.event("engine settings restored", f"the last failure of vLLM was {age_s / 60:.0f} minutes ago", age_s=age_s)
+        folder.event("engine settings restored", f"the last failure of vLLM was {time_in_words(age_s / 3600)} ago", age_s=age_s)
 
 
 def measured_sync(folder: RunFolder) -> Mode | None:

@@ -17,6 +17,7 @@ from microrl.limits import TRIAL_EVALUATION
 from microrl.report.transcripts import gain_parts
 from microrl.run import idle
 from microrl.run.folder import RunFolder
+from microrl.terminal import counted
 from microrl.train.run import Run
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
 
@@ -166,13 +167,13 @@ def _evaluate(
         limit = f"; {result.truncated:.0%} of the completions reach the limit of {result.sampling.max_tokens} tokens"
         run.console.note(
             f"{LABELS[name]}: accuracy {accuracy.mean:.3f} 95 % CI [{accuracy.ci95[0]:.3f}, {accuracy.ci95[1]:.3f}] on "
-            f"{len(result.right)} held-out problems{clusters}, {run.config.evaluation.samples} samples each"
+            f"{counted(len(result.right), 'held-out problem')}{clusters}, {counted(run.config.evaluation.samples, 'sample')} each"
             + (limit if is_cut else "")
         )
         if result.killed:
             run.announce(
                 "warning",
-                f"{LABELS[name]}: {result.killed} answers count as wrong because checking them timed out (reward.deadline_s = "
+                f"{LABELS[name]}: {counted(result.killed, 'answer')} counted as wrong: checking timed out (reward.deadline_s = "
                 f"{run.config.reward.deadline_s:g} s)",
                 killed=result.killed,
             )

@@ -25,6 +25,7 @@ from microrl.run import data_record
 from microrl.run.checkpoint import State
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
+from microrl.terminal import counted
 from microrl.train.cleaning import (
     BAD_GOLD,
     REPEATED,
@@ -81,12 +82,12 @@ def read_questions(config: RunConfig, folder: RunFolder, console: RunConsole, sc
     if config.data.answer_kind == "gym":
         refuse_unsound([question.answer for question in everything], console.progress)
     left_out = {"data": reading.left_out}
-    parts: list[list[Question]] = []
-    for part, questions in zip(PARTS, split(everything, config.data.held_out, config.data.validation), strict=True):
-        good = check_golds(questions, scorer, config, folder, console)
-        parts.append(without_repeats(good, folder, console))
-        left_out[part] = Counter({BAD_GOLD: len(questions) - len(good), REPEATED: len(good) - len(parts[-1])})
-    training, held_out, validation = parts
+    sound = check_golds(everything, scorer, config, folder, console)
+    stages = everything, sound, without_repeats(sound, folder, console)
+    splits = [split(questions, config.data.held_out, config.data.validation) for questions in stages]
+    for part, *sizes in zip(PARTS, *(map(len, parts) for parts in splits), strict=True):
+        left_out[part] = Counter({BAD_GOLD: sizes[0] - sizes[1], REPEATED: sizes[1] - sizes[2]})
+    training, held_out, validation = splits[-1]
     evaluated = {"held-out": held_out, "validation": validation}
     training, contaminated = without_contamination(config, training, evaluated, folder, console)
     left_out["training"] += contaminated
@@ -129,7 +130,7 @@ def check_golds(
             "fix it, or skip such rows: --set data.bad_answers=drop, or compare answers as text: --set data.answer_kind=text",
         )
     if bad:
-        said = f"{len(bad)} problems dropped: their gold answers do not parse as mathematics"
+        said = f"{counted(len(bad), 'problem')} dropped: no gold answer that parses as mathematics"
         if folder is not None:
             folder.event("warning", said, rows=[q.row for q in bad])
         console.note(f"warning: {said}")
@@ -185,8 +186,8 @@ def _sft_examples(
     examples, left_out = to_sft_examples(solutions, tokenizer, config, progress, tools, converse)
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if left_out:
-        folder.event("solutions left out", f"{why}; {len(examples)} solutions are used", reasons=left_out)
-    console.note(f"SFT: {len(examples)} solutions" + (f"; left out: {why}" if left_out else ""))
+        folder.event("solutions left out", f"{why}; {counted(len(examples), 'solution')} used", reasons=left_out)
+    console.note(f"SFT: {counted(len(examples), 'solution')}" + (f"; left out: {why}" if left_out else ""))
     return examples
 
 

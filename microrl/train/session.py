@@ -142,7 +142,7 @@ def _require_time_to_evaluate(run: Run) -> None:
     left = budget.left_s()
     if left is not None and left < needed_s and state.step == 0 and not state.sft.steps:
         raise UserError(
-            f"{budget.hours:g} hours are too short: loading took {budget.elapsed_s():.0f} s, and "
+            f"{budget.limit()} is too short: loading took {budget.elapsed_s():.0f} s, and "
             f"evaluating and saving need at least {needed_s:.1f} s more",
             f"{_with_shorter_answers(run, needed_s + first.forecast_s())}"
             f"pass at least --hours {budget.min_hours(needed_s + first.forecast_s()):g}",
@@ -168,7 +168,7 @@ def require_time_for_a_step(run: Run) -> None:
     left_s = budget.left_s() or 0.0
     left = f"only {left_s:.1f} s are left" if left_s > 0 else "no time is left"
     raise UserError(
-        f"{budget.hours:g} hours are too short for a single step: a step may take {budget.step.forecast_s():.1f} s, saving and "
+        f"{budget.limit()} is too short for a single step: a step may take {budget.step.forecast_s():.1f} s, saving and "
         f"a part of the final evaluation {budget.min_reserve_s():.1f} s, but {left}",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(missing_s):g}",
     )

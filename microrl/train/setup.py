@@ -205,9 +205,8 @@ def _with_learning_rate(config: RunConfig, model: Any, console: RunConsole) -> R
     if config.optim.lr != "auto":
         return config
     config = with_rate(config, hidden=model.config.hidden_size, model_type=model.config.model_type)
-    how = (
-        "optim.lr=auto" if config.optim.step_kl is None else f"it is steered to steps of {config.optim.step_kl:g} nats per token"
-    )
+    step_kl = config.optim.step_kl
+    how = "optim.lr=auto" if step_kl is None else f"steered: each step has a KL of {step_kl:g} nats per token"
     console.note(f"learning rate {config.optim.lr:.3g} ({how})")
     return config
 

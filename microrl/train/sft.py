@@ -128,7 +128,7 @@ def _refuse_without_a_step(run: Run) -> None:
     needed_s = budget.sft_step.forecast_s() + budget.min_reserve_s()
     needed_s += 0.0 if run.config.sft.only else budget.step.forecast_s()
     raise UserError(
-        f"{budget.hours:g} hours are too short for an SFT step: it and what must follow may take {needed_s:.1f} s, but only "
+        f"{budget.limit()} is too short for an SFT step: it and what must follow may take {needed_s:.1f} s, but only "
         f"{budget.left_s():.1f} s are left",
         f"microrl train --resume {run.folder.path} --hours {budget.min_hours(needed_s):g}",
     )

@@ -17,6 +17,7 @@ from microrl.models import gpu
 from microrl.policy.optimizer import scheduled
 from microrl.policy.update_metrics import Update
 from microrl.run import metrics, rollouts
+from microrl.terminal import counted
 from microrl.train import guard
 from microrl.train.refill import MayRefill, Refill, SamplingTimer, always, difficulty, may_refill, missing
 from microrl.train.run import Run
@@ -167,7 +168,7 @@ def record(
             folder.event("episodes cut short", said, step=step, count=count)
             run.console.note_once(f"warning: {said}")
         for lack in run.scorer.custom.missing.values():
-            why = f"`{lack.name}` gave no value for {lack.count} completions, which are left out; row {lack.row}: {lack.why}"
+            why = f"`{lack.name}` gave no value for {counted(lack.count, 'completion')}, left out; row {lack.row}: {lack.why}"
             folder.event("reward failed", why, step=step, function=lack.name, count=lack.count)
             run.console.note_once(f"reward failed: {why}")
         if missing_groups:

@@ -90,6 +90,29 @@ def test_a_run_that_started_from_another_one_is_another_method(tmp_path):
     assert methods == {"lora rank 8, grpo, init=none": [0], "lora rank 8, grpo, init=RUN": [0, 1]}
 
 
+def test_two_runs_of_one_seed_that_started_from_different_runs_are_two_methods(tmp_path):
+    entries = []
+    for start, seed in (("a-0", 0), ("a-1", 1), ("c/b-0", 0), ("c/b-1", 1)):
+        run = made(tmp_path, f"of-{seed}-from-{start.replace('/', '-')}", seed=seed)[0].run
+        run.write_json("config.json", run.config() | {"init": f"runs/{start}"})
+        entries.append(Entry.of(run, None))
+    methods = {row.method: row.seeds for row in compare(entries, published=False)}
+    assert methods == {"lora rank 8, grpo, init=a-{seed}": [0, 1], "lora rank 8, grpo, init=c/b-{seed}": [0, 1]}
+
+
+def test_runs_without_a_problem_in_common_are_told_what_to_do(inside, tmp_path):
+    one, other = (made(tmp_path, name, rank=rank)[0].run.path for name, rank in (("one", 8), ("other", 64)))
+    elsewhere = made(tmp_path, "elsewhere", rank=64, bench="aime24", sha256="e" * 64)[0].run.path
+    half = made(tmp_path, "half", rank=64, asked=slice(20), chosen=1)[0].run.path
+    rest = made(tmp_path, "rest", asked=slice(20, None))[0].run.path
+    what_to_do = "To compare them, evaluate each on the same new problems: microrl eval RUN --data FILE."
+    done = inside("compare", one, elsewhere)
+    assert f"on the same data with the same settings. {what_to_do}" in done.stderr and done.returncode == 0
+    assert json.loads(inside("compare", one, elsewhere, "--json").stdout)["answer"]["pairs"] == []
+    assert f"have no problem in common. {what_to_do}" in inside("compare", rest, half).stderr
+    assert what_to_do not in inside("compare", one, other).stderr + inside("compare", one).stderr
+
+
 def test_a_gain_that_may_be_none_has_no_upper_price(tmp_path):
     row = compare([made(tmp_path, "run", lift=0.04)[0]], published=False)[0]
     assert row.gain.ci95[0] < 0 < row.gain.mean and row.usd_per_point.ci95[1] == float("inf")

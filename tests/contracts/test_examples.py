@@ -18,7 +18,7 @@ from microrl.types import BASE
 
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXTS["examples"], re.DOTALL | re.MULTILINE))
 """The page's examples by their question."""
-VERDICT = "Lora rank 4, learns is better than lora rank 4, frozen by"
+VERDICT = "`lora rank 4, learns` is better than `lora rank 4, frozen` by"
 
 
 @pytest.mark.parametrize("module", [engine, grpo, functions], ids=lambda module: module.__name__)
@@ -84,7 +84,7 @@ def test_the_examples_of_the_guide(question, inside, model_folder, tool_folder, 
         if not line.startswith(VERDICT):
             assert is_shown(line, printed), f"{line}\n{printed}"
     if any(line.startswith(VERDICT) for line in shown):  # a single step makes no difference
-        assert re.search("lora rank 4, learns and lora rank 4, frozen cannot be", printed), printed
+        assert re.search("`lora rank 4, learns` and `lora rank 4, frozen` cannot be", printed), printed
     if (tools := Path("my_tools.py")).exists():  # which a random model does not call
         adder = runpy.run_path(str(tools))["Adder"]()
         adder.reset(question="What is 47 + 38?")

@@ -247,7 +247,7 @@ BAD = {
     "rank of zero": (["--model", "{model}", "--rank", 0, "--steps", 1], "adapter.rank"),
     "rank too large": (["--model", "{model}", "--rank", 65, "--steps", 1], "rank 65 is above 64"),
     "unknown loss": (["--model", "{model}", "--loss", "ppo", "--steps", 1], "loss.kind"),
-    "unknown option": (["--modle", "x"], "No such option"),
+    "unknown option": (["--modle", "x"], "hint: `microrl train --help` lists its options; `microrl --help` lists the commands"),
     "no data": (["--model", "{model}", "--data", "none.jsonl", "--steps", 1], "no data file"),
     "unreadable gold": (["--model", "{model}", "--data", "{gold}", "--steps", 1], "row 2: the gold answer `no idea at all`"),
     "long prompt": (["--model", "{model}", "--set", "data.max_prompt_tokens=5", "--steps", 1], "the limit is 5"),

@@ -43,7 +43,12 @@ def test_one_seed_missing_trials_and_other_questions_are_said():
     assert "1 of 5 trials have no result" in lacking
     cut = answer([method("a", [0.5, 0.5]), method("b", [0.5, 0.5], questions=16)]).text
     assert "16 problems)" in cut and "Between 16 and 64 problems" in cut
-    assert "no problem in common" in answer([method("a", [0.5]), method("b", [0.5], begin=100)]).text
+    apart = answer([method("a, x", [0.5]), method("b, x", [0.5], begin=100)]).text
+    assert (
+        apart.startswith("`a, x` and `b, x` have no problem in common. To compare them, ") and "microrl eval RUN --data" in apart
+    )
+    told = answer([method("a, x", [0.5]), method("b", [0.5])])
+    assert told.text.startswith("`a, x` and b cannot be told apart (b has ") and told.pairs[0].first == "a, x"
     assert answer([method("a", [0.5]), Method("b", {}, 1)]).text.startswith("Nothing can be compared: only a was evaluated.")
     assert answer([method("a", [0.5])]) is None
 

@@ -185,6 +185,11 @@ def test_starvation_is_named(tmp_path):
     (one,) = judge(history(tmp_path / "mostly SFT", steps=5, rows={"time/step": 720.0}, **timed, **unclear)).findings
     assert one.message == "82 updates, 77 of them by SFT: too few by reinforcement learning to expect an effect of it"
     assert "--hours 4 (now 1)" in one.advice and "sft.minutes" not in one.advice
+    for count, said in ((3, "only 3 updates, all by SFT: at least"), (1, "only 1 update, by SFT: at least")):
+        few = history(tmp_path / f"{count} of SFT", steps=1, sft=sft | {"steps": count}, **unclear)
+        few.rows.clear()
+        few.config["sft"]["only"] = True
+        assert said in {one.kind: one.message for one in judge(few).findings}["few updates"]
     (one,) = judge(history(tmp_path / "mostly SFT, clear", steps=5, **timed)).findings
     assert "the gain may be SFT's alone" in one.message and not one.is_serious
     stopped = judge(history(tmp_path / "stopped", steps=5, status="stopped", **unclear)).findings
@@ -203,7 +208,7 @@ def test_starvation_is_named(tmp_path):
     assert "budget unused" in kinds(history(tmp_path / "unused", config={"budget.steps": None}, **unused, **unclear))
     long = history(tmp_path / "long steps", rows={"time/step": 1000.0}, config={"budget.steps": None}, **unused, **unclear)
     (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
-    assert one.message == "16 minutes of 60 minutes were left: too short for a further step of up to 1000 s"
+    assert one.message == "16 minutes of 1 hour were left: too short for a further step of up to 1000 s"
     assert one.advice == "make steps smaller (sampling.prompts_per_step), or raise --hours", "no evaluation takes as long"
     long.evaluations["held-out-after"] = {"seconds": 300.0}
     (one,) = [one for one in judge(long).findings if one.kind == "budget unused"]
@@ -330,7 +335,8 @@ def test_a_learning_rate_of_0_is_named(tmp_path):
 def test_a_teacher_that_is_the_model_itself_is_named(tmp_path):
     found = history(tmp_path, rows={"policy/grad_norm": 0.0, "distill/kl": 0.0}, **gained(UNCLEAR))
     (one,) = judge(found).findings
-    assert one.kind == "no update" and "the teacher gives every token the probability" in one.message and one.advice
+    assert one.kind == "no update" and one.advice
+    assert "the teacher and the model give every token the same probability" in one.message
     assert judge(found).outcome == "nothing learned"
     others = history(tmp_path / "2", rows={"policy/grad_norm": 0.0, "distill/kl": 0.01}, **gained(UNCLEAR))
     assert "no update" not in kinds(others)

@@ -463,6 +463,6 @@ def test_a_policy_that_comes_to_hang_keeps_its_hours(tiny_arguments, tmp_path):
     assert len(told) == len(hung) and (hung or any("was discarded" in event["message"] for event in events))
     for killed, message in zip(hung, told, strict=True):
         assert (
-            message.startswith(f"{killed} answers count as wrong: checking ")
+            message.startswith(f"{killed} answer{'s' * (killed != 1)} counted as wrong: checking ")
             and "timed out (reward.deadline_s = 40 s)" in message
         )

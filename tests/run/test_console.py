@@ -310,6 +310,8 @@ def test_own_parts_and_validation_are_shown_and_cost_only_where_there_is_a_price
     assert "brevity 0.250" in text and "brevity 0.250" in line and "\x1b" not in line + text
     assert len(seen.trends["validate/accuracy"]) == 6, "a validation every ten steps"
     assert "validation " in text and "cost $0.06" in text and line.endswith("$0.06")
+    limited, unlimited = (plain_line(rows[5] | {"budget/left_s": left_s}, 120) for left_s in (169.0, None))
+    assert " elapsed, limit in 0:02:49" in limited and "limit in" not in unlimited
     free = rows[5] | {"budget/cost_usd": 0.0}
     assert "$" not in plain_line(free, 120) and "cost" not in dict(numbers(free, seen))
     assert not follow.is_row(rows[0] | {"reward/part/x": "text"}) and follow.is_row(rows[0] | {"reward/part/x": None})

@@ -636,7 +636,7 @@ def test_two_that_begin_together_on_an_empty_cache_both_end_well(tmp_path):
         (["quickstart", "--strategy", ""], "invalid value '' for --strategy"),
         (["quickstart", "--strategy", "halving", "--ranks", "2,4"], "halving needs --hours"),
         (["quickstart", "--strategy", "halving", "--hours", "1", "--seeds", "0,1"], "needs settings to choose from"),
-        (["quickstart", "--seeds", "0,1,2,3,4,5,6,7,8,9", "--hours", "0.01"], "10 trials do not fit into 0.01 hours"),
+        (["quickstart", "--seeds", "0,1,2,3,4,5,6,7,8,9", "--hours", "0.01"], "10 trials do not fit into 36 seconds"),
         (["--ranks", "2,4"], "no budget given"),
         (["quickstart", "--cpus", "2"], "--cpus has no effect without --on ray"),
         (["quickstart", "--on", "slurm"], "invalid value 'slurm' for --on"),
@@ -699,5 +699,5 @@ def test_of_sft_alone_a_dry_run_says_the_steps_or_else_the_minutes(tmp_path):
 def test_a_trial_of_sft_alone_needs_no_time_for_sampling():
     """A step of half a million completions does not fit into the time in which SFT makes many."""
     words = ["sweep", "quickstart", "--set", "sampling.prompts_per_step=65536", "--hours", "0.02", "--dry-run"]
-    assert "does not fit into 0.02 hours" in in_process(*words).stderr
+    assert "does not fit into 72 seconds" in in_process(*words).stderr
     assert in_process(*words, "--set", "sft.only=true").returncode == 0

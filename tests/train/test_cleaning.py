@@ -72,6 +72,20 @@ def test_repeated_questions_are_trained_on_once(prepared):
     assert "1 question is repeated with a different gold answer" in found.events["warning"]["message"]
 
 
+def test_warnings_about_the_data_are_of_all_of_its_parts_together(prepared):
+    texts = [text_in(low, high, "{} and more") for low, high in ((0, 0.2), (0.2, 0.4), (0.4, 1))]
+    data = [*given(*texts), *given(*texts, answer="2"), *given(*(f"{text} still" for text in texts), answer="?!")]
+    sets = ("data.held_out=0.2", "data.validation=0.2", "data.answer_kind=math", "data.bad_answers=drop")
+    found = prepared(data, *sets)
+    warnings = [note for note in found.notes if note.startswith("warning: ")]
+    assert warnings == [
+        "warning: 3 problems dropped: no gold answer that parses as mathematics",
+        "warning: 3 questions are repeated with a different gold answer; the first one is used",
+    ]
+    with pytest.raises(UserError, match=r"row 7: the gold answer `\?!` does not parse as mathematics \(3 rows in total\)"):
+        prepared(data, *sets[:-1])
+
+
 def test_distinct_questions_stay_as_they_were(prepared):
     found = prepared(given(*(f"question {n}" for n in range(200))), "data.held_out=0.1", "data.validation=0.1")
     parts = split(load_questions(found.config.data), 0.1, 0.1)
@@ -170,7 +184,7 @@ def test_a_benchmarks_unreadable_golds_are_counted_where_there_is_no_run(monkeyp
     finally:
         scorer.close()
     assert [one.text for one in good] == ["two?"]
-    assert notes[-1] == "warning: 1 problems dropped: their gold answers do not parse as mathematics"
+    assert notes[-1] == "warning: 1 problem dropped: no gold answer that parses as mathematics"
 
 
 def test_the_hub_is_asked_for_named_benchmarks_but_not_for_copies(monkeypatch, tmp_path):

@@ -227,7 +227,8 @@ def test_the_plan_counts_the_minutes_and_they_must_leave_some():
         steps[minutes] = plan.make(config, shape_of(config.model.name), card, load_s=0.0).steps
     assert steps[30.0] == pytest.approx(steps[None] - 30 * 60 / (3600 / steps[None]), rel=0.1)
     assert steps[50.0] == steps[None] // 2 > 0, "half of the time for training is kept"
-    with pytest.raises(UserError, match="40 minutes of a first pass over the questions leave no time") as refused:
+    said = "within 1 hour: the first pass over the questions takes 40 minutes, SFT 20 minutes"
+    with pytest.raises(UserError, match=said) as refused:
         resolve((), {"budget.hours": 1.0, "data.screen_minutes": 40.0, "sft.minutes": 20.0})
     assert refused.value.hint == "for example --set data.screen_minutes=6, a tenth of the time"
 

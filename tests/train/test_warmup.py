@@ -320,7 +320,7 @@ BAD = {
     "wrong column": (["warmup", "{model}", "--data", "{plain}", "--steps", "1", "--set", "sft.solution=anser"],
                      "did you mean `answer`"),
     "longer than the run": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "60"],
-                            "leave no time for training within 1 hours"),
+                            "no time is left for training within 1 hour: SFT takes 1 hour"),
     "negative": (["train", "--model", "{model}", "--hours", "1", "--sft-minutes", "-1"], "`sft.minutes` cannot be"),
     "no end": (["warmup", "{model}", "--data", "{traces}"], "no budget given for SFT"),
     "no model": (["warmup", "--steps", "1"], "missing argument MODEL"),
@@ -328,7 +328,7 @@ BAD = {
     "resume with other data": (["warmup", "--resume", "{warmed}", "--data", "{traces}"], "uses the settings of the run"),
     "too few hours": (
         ["warmup", "{model}", "--data", "{traces}", "--hours", "0.0001", "--set", "sampling.max_completion_tokens=64"],
-        "hours are too short",
+        "error: a time limit of 0.36 seconds is too short",
     ),
     "init of no run": (["{train}", "--init", "{model}"], "is not a run folder"),
     "init of another variant": (["{train}", "--adapter", "rslora", "--init", "{warmed}"], "adapter.kind is `lora` there"),
