@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
 from microrl.files import OF_ANOTHER_VERSION, BadFile, absent, said_first
-from microrl.report.findings import advise
+from microrl.report.updates import advise
 from microrl.run import checkpoint, idle
 from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Row, Rule, risen
 
@@ -66,6 +66,8 @@ class Guard:
         """Completions of one validation, 0 before the first: fewer make its accuracy noisier."""
         self.counts_accuracy = True
         """Whether right answers are rewarded."""
+        self.is_steered = True
+        """Whether `optim.step_kl` steers the rate."""
 
     @property
     def lr_factor(self) -> float:
@@ -173,6 +175,8 @@ class Guard:
     def _limit(self, name: str) -> float | None:
         """The configured limit; for accuracy at least, and for learning less, what chance does to the difference of averages."""
         limit: float | None = getattr(self._config, name)
+        if name == "rate" and not self.is_steered:
+            return None
         if limit is None or name not in VALIDATED:
             return limit
         if name == "learning":

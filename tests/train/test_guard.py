@@ -8,7 +8,7 @@ import pytest
 from places import FIXTURES
 
 from microrl.config.oversight import GuardConfig
-from microrl.report.findings import advise
+from microrl.report.updates import advise
 from microrl.run import metrics
 from microrl.train.guard import Guard, Verdict
 from microrl.train.guard_rules import RULES
@@ -529,3 +529,9 @@ def test_a_run_in_which_nothing_moves_the_policy_stops_and_says_what_to_do(insid
     assert done.returncode == 3 and "raise adapter.alpha, or choose another adapter" in done.stderr, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) < 20 and max(row["optim/lr"] for row in rows) <= 0.2
+
+
+def test_a_fixed_rate_is_not_taken_for_one_that_steering_has_raised():
+    guard = started()
+    guard.is_steered = False
+    assert feed(guard, 4, **{"optim/lr": 0.2, "policy/step_kl": 1e-9}) == [None] * 4
