@@ -432,6 +432,9 @@ def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_
     assert done.stderr.count("bad.jsonl-seed0 was refused: ") == 1 and "tried once more" not in done.stderr
     assert "sums_more.jsonl-seed0: 1 step" in done.stderr and "refused:" in "".join(done.stdout.split())
     assert folder.status("name-bad.jsonl-seed0") == "refused" and len(folder.failures("name-bad.jsonl-seed0")) == 1
+    advised = f"where they are to blame, start another sweep; otherwise, {{}}: microrl sweep --resume {folder.path}"
+    assert advised.format("once the cause is removed, try again what failed") in done.stderr
+    assert advised.format("to continue") in inside("compare", folder.path).stderr
     assert f"name {good}" in json.loads(inside("compare", folder.path, "--json").stdout)["settings"][0]["method"]
     shutil.copyfile(data_file, tmp_path / "bad.jsonl")  # repaired
     again = microrl("sweep", "--resume", folder.path)
