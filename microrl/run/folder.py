@@ -126,21 +126,22 @@ class RunFolder:
 
     def lock(self) -> None:
         """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock, and
-        BadFile where a file that is appended to is a hard link."""
+        where a file that is read and appended to cannot be, or (BadFile) is a link."""
         if self._lock is not None:
             return
-        for path in (*self.path.glob("*.jsonl"), *self.path.glob("*.log"), *self.path.glob("*/*.log")):
-            with suppress(FileNotFoundError):
-                files.refuse_hard_links(path, path.lstat())
+        path = self.path
         try:
-            self._lock = locks.take(self.path / LOCK)
+            for path in (*self.path.glob("*.jsonl"), *self.path.glob("*.log"), *self.path.glob("*/*.log")):
+                with suppress(FileNotFoundError):
+                    files.open_regular(path, os.O_RDWR).close()
+            self._lock = locks.take((path := self.path) / LOCK)
         except locks.Held as error:
             owner = f" ({error.owner})" if error.owner else ""
             hint = "wait for it, stop it, or choose another folder: --out DIR"
             raise UserError(f"another process{owner} is training in {self.path}", hint) from None
         except OSError as error:
-            hint = f"make it writable, or copy it: cp -r {self.path} COPY"
-            raise UserError(f"cannot write to {self.path}: {error.strerror}", hint) from error
+            hint = f"make it readable and writable, or copy all: cp -r {self.path} COPY"
+            raise UserError(f"cannot read and write {path}: {error.strerror}", hint) from error
 
     def unlock(self) -> None:
         """Release the lock."""

@@ -670,6 +670,20 @@ def test_the_folder_of_another_sweep_is_refused(inside, tmp_path):
     assert done.returncode == 2 and "damaged" in done.stderr
 
 
+def test_a_sweep_whose_events_cannot_be_read_is_refused_in_one_line(inside, tmp_path):
+    """Nobody then knows how its trials stand. To root, only a folder cannot be read."""
+    folder = SweepFolder.create(tmp_path / "study", "equal", None, grid(rank=[2, 4]).trials())
+    (events := folder.path / "trials.jsonl").mkdir()
+    for command, said in (
+        ("report", "not a regular file"),
+        ("compare", "not a regular file"),
+        ("sweep", "cannot read and write"),
+    ):
+        done = inside(command, *(["--resume"] if command == "sweep" else []), folder.path)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 2, done.stderr
+        assert said in done.stderr and str(events) in done.stderr and "hint: make" in done.stderr
+
+
 def test_without_ray_a_hint_says_how_to_get_it(inside, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = inside("sweep", "quickstart", "--on", "ray", cwd=tmp_path)
