@@ -15,7 +15,7 @@ from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Value
-from microrl.run import locks, rollouts, summary
+from microrl.run import locks, remedies, rollouts, summary
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -198,10 +198,7 @@ class RunFolder:
         """The folder of the final adapter. Raises UserError if there is none yet."""
         final = self.path / "final"
         if not final.is_dir():
-            state = self.path / "best/state.json"
-            is_trained = state.is_file() and files.read_json(state, dict[str, Any]).get("version") != 0
-            best = f", or take its best checkpoint so far: {self.path}/best" if is_trained else ""
-            raise UserError(f"{self.path} has no trained adapter yet", f"finish it: microrl train --resume {self.path}{best}")
+            raise remedies.no_adapter(self.path)
         return final
 
     def is_done(self) -> bool:

@@ -12,6 +12,7 @@ from microrl.config.adapter import LowRankConfig
 from microrl.evaluation.intervals import Estimate
 from microrl.files import BadFile
 from microrl.report.history import History, finite
+from microrl.run.remedies import to_evaluate
 from microrl.run.summary import NAME, Summary, read_if_there
 from microrl.sweep.folder import LOST, PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, SETTING, key_name
@@ -85,7 +86,7 @@ def left_out(folder: SweepFolder) -> tuple[str, str]:
             hints[keep] = f"{keep}to continue: microrl sweep --resume {folder.path}"
         elif not _is_evaluated(folder, name):
             missing.append(f"{name} (not evaluated)")
-            hints["not evaluated"] = f"to evaluate one: microrl eval {folder.trial(name)}"
+            hints["not evaluated"] = f"to evaluate one: {to_evaluate(folder.trial(name), folder.config(line.trial))}"
     if not missing:
         return "", ""
     said = f"no result yet for {len(missing)} of {len(folder.plan.trials)} trials of {folder.path}: {', '.join(missing)}"
