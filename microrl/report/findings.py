@@ -34,6 +34,8 @@ FEW_USEFUL = 0.1
 MUCH_TRUNCATED = 0.5
 OFTEN_FAILED = 0.25
 """Fraction of the tool calls."""
+MOSTLY_WAITING = 0.5
+"""Fraction of a step's time from which on rewards are called slow."""
 MOSTLY_FORM = 0.5
 """Fraction of a gain from which on what is form or length is most of it."""
 UNUSED = 0.1
@@ -132,6 +134,7 @@ def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     if history.is_running and len(history.rows) < FEW_UPDATES:
         return
     yield from _answers(history, is_clear=is_clear)
+    yield from _slow_rewards(history)
     if not history.is_running:
         yield from _cut(history, is_clear=is_clear)
         yield from _form_or_length(history)
@@ -189,6 +192,18 @@ def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
         advice = advice_on(cause, history)
         yield Finding("few useful groups", f"{differ}; {accuracy:.0%} of the answers are right", advice, not is_clear)
+
+
+def _slow_rewards(history: History) -> Iterator[Finding]:
+    """That a step waits for its rewards most of the time."""
+    waited_s, step_s = mean(history, "time/verify"), mean(history, "time/step")
+    if waited_s is None or not step_s or waited_s <= MOSTLY_WAITING * step_s:
+        return
+    said = f"on average {waited_s:.1f} of the {step_s:.1f} s of a step were spent waiting for rewards after sampling had ended"
+    functions = history.setting("reward.functions") or ()
+    names = shown_text(" or ".join(f"`{one}`" for one in functions))
+    makes = f"make {names} faster" if names else f"see which answers take long to check: microrl regrade {history.path}"
+    yield Finding("slow rewards", said, makes)
 
 
 def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:

@@ -548,3 +548,16 @@ def test_a_policy_that_stood_still_is_told_so_and_one_that_moved_is_not(tmp_path
     assert "hardly moved" not in kinds(history(tmp_path / "gain", rows={"policy/step_kl": 0.0})), "its gain shows that it moved"
     still = history(tmp_path / "still", rows={"policy/step_kl": 0.0, "optim/lr": 0.0}, config=fixed, **gained(UNCLEAR))
     assert "hardly moved" not in kinds(still), "a rate of 0 is told as such"
+
+
+def test_rewards_that_take_most_of_a_step_are_named(tmp_path):
+    functions = {"reward.functions": ["mine:slow", "mine:other=0.5"]}
+    slow = {"time/step": 7.0, "time/verify": 3.6}
+    for number, (rows, config, advice) in enumerate([
+        (slow, functions, "make `mine:slow` or `mine:other=0.5` faster"), (slow, {}, "microrl regrade "),
+        (slow | {"time/verify": 3.4}, functions, None),
+    ]):  # fmt: skip
+        found = history(tmp_path / str(number), rows=rows, config=config)
+        told = [one for one in judge(found).findings if one.kind == "slow rewards"]
+        assert [advice in one.advice and "3.6 of the 7.0 s" in one.message for one in told] == [True] * (advice is not None)
+        assert judge(found).is_worth_trying, "it is no less a good run"
