@@ -110,7 +110,8 @@ class Guard:
     def _look(self, row: Row, cause: idle.Cause | None) -> None:
         """Take in what this row is measured against: step 0's metrics, and the validations."""
         memory, averaged = self._memory, self._patience("accuracy")
-        memory.steps, memory.useful = memory.steps + 1, memory.useful + (row["groups/useful"] if cause is None else 0.0)
+        useful = row["groups/useful"] if row.get("distill/kl") is None else 1.0  # a teacher teaches any group
+        memory.steps, memory.useful = memory.steps + 1, memory.useful + (useful if cause is None else 0.0)
         for name in ("policy/entropy", "length/mean", "length/truncated"):
             if row[name] is not None:
                 memory.start.setdefault(name, row[name])

@@ -535,3 +535,15 @@ def test_a_fixed_rate_is_not_taken_for_one_that_steering_has_raised():
     guard = started()
     guard.is_steered = False
     assert feed(guard, 4, **{"optim/lr": 0.2, "policy/step_kl": 1e-9}) == [None] * 4
+
+
+@pytest.mark.parametrize("taught", [{"distill/kl": 0.1}, {}])
+def test_groups_of_equal_rewards_are_useful_where_a_teacher_teaches(taught):
+    """Such a run is not stopped for its rewards, and one that has learned is rolled back where it breaks down."""
+    guard = Guard(GuardConfig())
+    found = feed(guard, 60, **{"groups/useful": 0.0}, **taught)
+    assert {verdict and verdict.rule for verdict in found} == ({None} if taught else {None, "useful_groups"})
+    broken = feed(guard, 10, **{"policy/grad_norm": None, "update/skipped": 1, "loss": None, "groups/useful": 0.0}, **taught)
+    assert any(verdict and verdict.has_collapsed for verdict in broken if verdict and verdict.rule == "useful_groups") == bool(
+        taught
+    )
