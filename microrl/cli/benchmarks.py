@@ -10,7 +10,7 @@ from typing import Any
 from microrl.cli import options
 from microrl.cli.output import say
 from microrl.cli.target import ResolvedTarget
-from microrl.config import RunConfig, catalogue, protocols
+from microrl.config import RunConfig, catalogue, known_models, protocols
 from microrl.config.catalogue import KnownDataset
 from microrl.config.paths import is_data_file
 from microrl.config.protocols import Protocol
@@ -53,6 +53,9 @@ def resolve_benchmarks(
     versions = [flags | {"evaluation.max_completion_tokens": limit} for limit in dict.fromkeys(limits)] or [flags]
     if names is None:
         benchmarks = [_benchmark(resolved_target, None, resolved_target.config, one, sets, base) for one in versions]
+        if data is None and resolved_target.run is None and resolved_target.config.model.name not in known_models.TINY:
+            asked = f"the problems held out of {benchmarks[0].config.data.name} are asked"
+            say(f"note: only a run names its data: of these weights, {asked}; for others, --data FILE or --bench NAME")
     else:
         known_ones = {catalogue.benchmark(name).name: name for name in names}  # MATH-500 is math500
         benchmarks = [_by_name(resolved_target, name, paper, one, sets, base) for name in known_ones.values() for one in versions]

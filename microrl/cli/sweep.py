@@ -260,7 +260,7 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
     from microrl.sweep import sweep as local
     from microrl.sweep.contrast import answer_of
     from microrl.sweep.folder import LOST
-    from microrl.sweep.table import lines
+    from microrl.sweep.table import SETTINGS_STAY, lines
     from microrl.train import fallback
 
     folder.lock()
@@ -294,7 +294,8 @@ def _run_trials(folder: SweepFolder, *, on: str | None, cpus: int | None, as_jso
             say(f"compare the settings: microrl compare {folder.path}")
     if not any(line.status in LOST for line in trial_lines):
         return OK
-    say(f"once the cause is removed, try again what failed: microrl sweep --resume {folder.path}{where}")
+    keep = SETTINGS_STAY if any(line.status == "refused" for line in trial_lines) else ""
+    say(f"{keep}once the cause is removed, try again what failed: microrl sweep --resume {folder.path}{where}")
     if all(line.status == "refused" for line in trial_lines):
         raise folder.refusal(trial_lines[0].trial.name)
     return FAILED

@@ -24,6 +24,7 @@ from microrl.report.history import History
 from microrl.report.several import answer_of
 from microrl.run import summary
 from microrl.run.folder import RunFolder
+from microrl.run.remedies import to_evaluate
 
 IGNORED = ("seed", "init", "budget.price", "evaluation.", "validation.", "engine.", "guard.", "data.seed")
 """Keys that make no other method of a run. Of `init` it counts whether there is one: each seed may start from its own run. Only
@@ -115,7 +116,7 @@ def compare(entries: Sequence[Entry], *, published: bool = True) -> list[Row]:
             )
         entry_evaluations = evaluations(entry)
         if not entry_evaluations:
-            raise UserError(f"{entry.run.path} was not evaluated", f"microrl eval {entry.run.path}")
+            raise UserError(f"{entry.run.path} was not evaluated", to_evaluate(entry.run.path, entry.config, entry.part))
         for evaluation in entry_evaluations:
             methods = groups.setdefault(evaluation.setup.shared(), {})
             asked = evaluation.setup.prompts_sha256, evaluation.setup.question_seed

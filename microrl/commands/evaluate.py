@@ -31,6 +31,8 @@ from microrl.run.folder import RunFolder
 from microrl.train import fallback
 from microrl.train.questions import check_golds, pick_questions
 
+FILE = "pass a file: --data FILE.jsonl"
+
 
 def measure(
     weights: Weights,
@@ -47,7 +49,9 @@ def measure(
     there. Raises UserError.
     """
     if not all(benchmark.config.evaluation.problems for benchmark in benchmarks):
-        raise UserError("evaluation.problems is 0: there is nothing to evaluate", "pass --problems N")
+        is_empty = any(benchmark.config.data.held_out == 0 for benchmark in benchmarks)
+        hint = FILE if is_empty else "pass --problems N"
+        raise UserError("evaluation.problems is 0: there is nothing to evaluate", hint)
     began = clock.now_s()
     sides = [weights, *([base] if base is not None else [])]
     is_apart = "vllm" in [select_engine(side.config) for side in sides]  # fails before anything is loaded
@@ -153,7 +157,7 @@ def _prepared(benchmark: Benchmark, run: RunFolder | None, console: RunConsole) 
     with closing(make_scorer(config)) as scorer:
         questions = check_golds(chosen, scorer, config, None, console)
     if not questions:
-        raise UserError("there is nothing to evaluate: the held-out part is empty", "pass a file: --data FILE.jsonl")
+        raise UserError("there is nothing to evaluate: the held-out part is empty", FILE)
     return Prepared(benchmark, questions, data, benchmark.stem)
 
 

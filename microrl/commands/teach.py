@@ -36,7 +36,7 @@ from microrl.rewards.scorer import RewardScorer, make_scorer
 from microrl.rollout.engine import Engine
 from microrl.rollout.preflight import select_engine
 from microrl.run import data_record
-from microrl.run.console import RunConsole
+from microrl.run.console import FAIR, RunConsole
 from microrl.train.questions import check_golds, pick_questions
 from microrl.train.setup import load_model
 from microrl.types import BASE, AdapterSnapshot, Group, Prompt
@@ -170,7 +170,7 @@ class _Teaching:
         def shown(groups: Iterator[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
             for done, group in enumerate(groups, first + 1):
                 yield group
-                self.console.count(done, self.record.questions, "questions answered")
+                self.console.count(done, self.record.questions, "questions answered", at_once=FAIR * len(prompts))
 
         with engine.awake(self.snapshot) as sampler:
             groups = sampler.groups(

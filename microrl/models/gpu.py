@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from microrl import clock
+from microrl import clock, resident
 from microrl.errors import UserError
 from microrl.limits import KV_SLEEP_FRACTION
 from microrl.models import cards, driver
@@ -191,8 +190,7 @@ def peak_gb() -> float:
     """Peak memory in GB (1e9 bytes): the GPU's where there is one, without what was asleep, else this process's resident set."""
     if torch.cuda.is_available():
         return max(_highest, _phase_peak()) / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    return resident.peak_gb()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

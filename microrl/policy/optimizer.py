@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from microrl.config.schema import CosineSchedule, LinearSchedule, OptimConfig, ScheduleConfig
 from microrl.errors import INSTALL_GPU, UserError
 from microrl.files import STRICT
-from microrl.limits import EVERY, FIRST
+from microrl.limits import EVERY, FIRST, FIXED
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
@@ -79,8 +79,10 @@ class Steering:
     sensitivity: Annotated[float, Field(ge=0)] | None = None
 
     @staticmethod
-    def is_due(step: int) -> bool:
+    def is_due(step: int, *, is_steered: bool = True) -> bool:
         """Whether this step is to be measured."""
+        if not is_steered:
+            return FIXED ** round(math.log(step + 1, FIXED)) == step + 1
         return step < FIRST or step % EVERY == 0
 
     def learn(self, peak: float, lr: float, moved: float, target: float) -> None:

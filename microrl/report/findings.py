@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 from microrl.report.completions import answered, shown_text
+from microrl.report.finding import Finding, mean, steps_said
 from microrl.report.history import Event, History, finite
+from microrl.report.updates import (
+    FEW_UPDATES,
+    MOSTLY,
+    advice_on,
+    advise,
+    cause_of,
+    hardly_moved,
+    no_update,
+    updates,
+    updates_said,
+)
 from microrl.run import heartbeat, idle
 from microrl.run.view import clock
 from microrl.terminal import alike, counted, time_in_words
 
-FEW_UPDATES = 20
-"""Of fewer updates hardly a gain can be expected that an evaluation would show."""
 FEW_RIGHT = 0.01
 """Mean accuracy in training below which hardly anything but the other parts of the reward was rewarded."""
 MOST_RIGHT, FIRST_STEPS = 0.9, 10
@@ -25,9 +34,8 @@ FEW_USEFUL = 0.1
 MUCH_TRUNCATED = 0.5
 OFTEN_FAILED = 0.25
 """Fraction of the tool calls."""
-MOSTLY = 0.5
-"""Fraction of steps without an update from which the report speaks of them, or `IDLE_STEPS` at the end of the run."""
-IDLE_STEPS = 3
+MOSTLY_WAITING = 0.5
+"""Fraction of a step's time from which on rewards are called slow."""
 MOSTLY_FORM = 0.5
 """Fraction of a gain from which on what is form or length is most of it."""
 UNUSED = 0.1
@@ -59,51 +67,6 @@ EVENTS: dict[str, str] = {
 SERIOUS = ("guard", "failed", "interrupted", "sync check failed", "engine fallback", "reward failed")
 ENDINGS = ("failed", "interrupted", "sync check failed")
 """Events that end the process of a run, which may be resumed."""
-LOWER = "start a new run with a lower {rate}, for example a tenth of it"
-RULES = {
-    "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",
-    "length_drift": "look at the completions; reward.overlong penalises long ones",
-    "useful_groups": "take other questions: harder ones where most answers are right, else easier ones",
-    "learning": "train longer (--hours, --steps), raise {rate}, or take easier questions",
-    "rate": "raise adapter.alpha, or choose another adapter: with this one, no rate moves the policy",
-    "kl_sampler": "microrl guide engine says why engine and trainer may differ",
-}
-"""By rule of the guard; for those that are not here, and for collapsed runs, `LOWER`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that went wrong in a run, or, where it is not serious, that is worth knowing. `message`: what happened, with
-    numbers; `advice`: which flag or key to change, empty where there is nothing to change; `count`: how often; `steps`: in which
-    steps, as words."""
-
-    kind: str
-    message: str
-    advice: str = ""
-    is_serious: bool = False
-    count: int = 1
-    steps: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in `summary.json`."""
-        return {
-            "kind": self.kind, "message": self.message, "advice": self.advice, "serious": self.is_serious, "count": self.count,
-        }  # fmt: skip
-
-    def __str__(self) -> str:
-        """One line."""
-        return f"{'what went wrong' if self.is_serious else 'worth knowing'}: {self.text}"
-
-    @property
-    def text(self) -> str:
-        """Title, message and advice."""
-        advice = f" What to do: {self.advice}." if self.advice else ""
-        return f"{self.title}: {self.message.rstrip('.')}.{advice}"
-
-    @property
-    def title(self) -> str:
-        """Kind, count and steps."""
-        return self.kind + (f" (x{self.count})" if self.count > 1 else "") + (f", {self.steps}" if self.steps else "")
 
 
 def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
@@ -120,27 +83,9 @@ def findings(history: History, *, is_clear: bool = False) -> list[Finding]:
     return by_severity + [Finding("damaged", shown_text(note)) for note in dict.fromkeys(history.notes)]
 
 
-def updates(history: History) -> int:
-    """Steps that changed the weights that the run ended with, those of SFT included."""
-    undone = history.undone()
-    return history.sft_steps + sum(_cause(history, row) is None for row in history.rows if row["step"] not in undone)
-
-
-def updates_said(history: History, count: int) -> str:
-    """The number of `updates` in words."""
-    sft = history.sft_steps
-    of_sft = (", by SFT" if count == 1 else ", all by SFT" if sft == count else f", {sft} of them by SFT") if sft else ""
-    return f"{counted(count, 'update')}{' that the guard has left' if history.undone() else ''}{of_sft}"
-
-
-def _cause(history: History, row: idle.Row) -> idle.Cause | None:
-    counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0))
-    return idle.without_effect(row) or idle.cause_of(row, counts_accuracy=counts_accuracy)
-
-
 def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
     """Events of one kind whose messages differ in numbers alone are one finding, with the first of the messages."""
-    is_told = any(True for _ in _no_update(history))  # by the numbers: the guard's words say no more
+    is_told = any(True for _ in no_update(history))  # by the numbers: the guard's words say no more
     resumed = max((number for number, event in enumerate(history.events) if event.kind == "resumed"), default=-1)
     alike_events: dict[tuple[str, str, bool], list[Event]] = {}
     for number, event in enumerate(history.events):
@@ -156,14 +101,14 @@ def _of_events(history: History, *, is_clear: bool) -> Iterator[Finding]:
         is_serious |= kind == "evaluation cut" and not is_clear
         advice = "" if is_past else shown_text(_advice(history, first))
         yield Finding(
-            kind, shown_text(message), advice, is_serious, len(events), "" if kind == "evaluation cut" else _steps(steps)
+            kind, shown_text(message), advice, is_serious, len(events), "" if kind == "evaluation cut" else steps_said(steps)
         )
 
 
 def _skipped(history: History, event: Event) -> str:
     """Why a step had no update, by its numbers if they are known."""
     row = next((row for row in history.rows if row["step"] == event.step), None)
-    cause = None if row is None or "sft_step" in event.details else _cause(history, row)
+    cause = None if row is None or "sft_step" in event.details else cause_of(history, row)
     return event.message if row is None or cause is None else idle.said(cause, row)
 
 
@@ -181,27 +126,15 @@ def _advice(history: History, event: Event) -> str:
     return f"{advice}, then {said}" if advice else said
 
 
-def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> str:
-    """What to change where this rule of the guard has triggered; `has_collapsed`: because a policy has that could learn."""
-    advice = LOWER if has_collapsed else RULES.get(rule, LOWER)
-    limit, step_kl = setting("sampling.max_completion_tokens"), setting("optim.step_kl")
-    return advice.format(rate=idle.rate_of(setting), limit=limit, step_kl=step_kl)
-
-
-def _advice_on(cause: idle.Cause, history: History, row: idle.Row | None = None) -> str:
-    """What to change about a cause, which in a policy that has collapsed is the rate alone."""
-    is_noticed = any(event.kind == "guard" and event.details.get("collapsed") is True for event in history.events)
-    if cause in idle.COLLAPSED and (is_noticed or idle.has_collapsed(history.rows)):
-        return advise("useful_groups", history.setting, has_collapsed=True)
-    return idle.advice(cause, history.setting, row or {}, history.path)
-
-
 def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     yield from _killed(history)
-    yield from _no_update(history)
+    yield from no_update(history)
+    if not is_clear:
+        yield from hardly_moved(history)
     if history.is_running and len(history.rows) < FEW_UPDATES:
         return
     yield from _answers(history, is_clear=is_clear)
+    yield from _slow_rewards(history)
     if not history.is_running:
         yield from _cut(history, is_clear=is_clear)
         yield from _form_or_length(history)
@@ -226,57 +159,51 @@ def _killed(history: History) -> Iterator[Finding]:
     )
 
 
-def _no_update(history: History) -> Iterator[Finding]:
-    causes = [_cause(history, row) for row in history.rows]
-    without = [(row, cause) for row, cause in zip(history.rows, causes, strict=True) if cause is not None]
-    at_the_end = len(causes) - max((number for number, cause in enumerate(causes, 1) if cause is None), default=0)
-    if len(without) <= MOSTLY * len(causes) and at_the_end < IDLE_STEPS:
-        return
-    cause, count = Counter(cause for _, cause in without).most_common(1)[0]
-    row = next(row for row, one in reversed(without) if one == cause)
-    all_said = "in the only step" if len(causes) == 1 else f"in any of the {len(causes)} steps"
-    share = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else all_said
-    why = idle.said(cause, row) + ("" if count == len(without) else f" (so in {count} of them)")
-    if cause in ("wrong", "format"):
-        why += answered(history)
-    steps = _steps([int(row["step"] or 0) for row, _ in without])
-    advice = _advice_on(cause, history, row)
-    yield Finding("no update", f"the weights were not changed {share}: {why}", advice, is_serious=True, steps=steps)
-
-
 def _answers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     """What the completions' rewards show, where there were updates nevertheless."""
-    causes = Counter(_cause(history, row) for row in history.rows)
+    causes = Counter(cause_of(history, row) for row in history.rows)
     if not history.rows or not causes[None]:
         return
-    has_teacher = _mean(history, "distill/kl") is not None  # who teaches any group, whatever its rewards are
+    has_teacher = mean(history, "distill/kl") is not None  # who teaches any group, whatever its rewards are
     counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0)) and not has_teacher
-    accuracy = _mean(history, "reward/accuracy")
+    accuracy = mean(history, "reward/accuracy")
     few_right = counts_accuracy and accuracy is not None and accuracy < FEW_RIGHT and not is_clear
     if few_right:
         share = f"{accuracy:.1%} of the answers were" if accuracy else "not one answer was"
         said = f"{share} right in {counted(len(history.rows), 'step')}: the updates rewarded other parts of the reward"
-        yield Finding("few right answers", said + answered(history), _advice_on("wrong", history), is_serious=True)
+        yield Finding("few right answers", said + answered(history), advice_on("wrong", history), is_serious=True)
     at_first = [row.get("reward/accuracy") or 0.0 for row in history.rows[:FIRST_STEPS]]
     start = math.fsum(at_first) / len(at_first)
     if counts_accuracy and start > MOST_RIGHT and not is_clear:
         said = f"{start:.0%} of the answers were right from the start, so little was left to learn"
-        yield Finding("too easy", said, _advice_on("right", history), is_serious=True)
-    truncated = _mean(history, "length/truncated")
+        yield Finding("too easy", said, advice_on("right", history), is_serious=True)
+    truncated = mean(history, "length/truncated")
     if truncated is not None and truncated > MUCH_TRUNCATED:
         said = f"on average {truncated:.0%} of the completions were cut at the length limit"
-        yield Finding("truncated", said, _advice_on("truncated", history), is_serious=True)
+        yield Finding("truncated", said, advice_on("truncated", history), is_serious=True)
     failed = history.failed_calls()
     if failed is not None and failed > OFTEN_FAILED:
         said = f"{failed:.0%} of the tool calls failed"
         advice = "read the tool results (microrl report); for wrong arguments, improve the docstrings; for slow tools, raise "
         yield Finding("tools fail", said, f"{advice}env.deadline_s", is_serious=not is_clear)
-    useful = _mean(history, "groups/useful")
+    useful = mean(history, "groups/useful")
     if useful is not None and useful < FEW_USEFUL and accuracy and not (has_teacher or few_right) and start <= MOST_RIGHT:
         cause: idle.Cause = "right" if accuracy >= MOSTLY else "wrong"
         differ = f"on average {useful:.0%} of the groups have differing rewards, and only these teach"
-        advice = _advice_on(cause, history)
+        advice = advice_on(cause, history)
         yield Finding("few useful groups", f"{differ}; {accuracy:.0%} of the answers are right", advice, not is_clear)
+
+
+def _slow_rewards(history: History) -> Iterator[Finding]:
+    """That a step waits for its rewards most of the time."""
+    waited_s, step_s = mean(history, "time/verify"), mean(history, "time/step")
+    if waited_s is None or not step_s or waited_s <= MOSTLY_WAITING * step_s:
+        return
+    said = f"on average {waited_s:.1f} of the {step_s:.1f} s of a step were spent waiting for rewards after sampling had ended"
+    functions = history.setting("reward.functions") or ()
+    names = shown_text(" or ".join(f"`{one}`" for one in functions))
+    makes = f"make {names} faster" if names else f"see which answers take long to check: microrl regrade {history.path}"
+    yield Finding("slow rewards", said, makes)
 
 
 def _cut(history: History, *, is_clear: bool) -> Iterator[Finding]:
@@ -344,7 +271,7 @@ def _form_or_length(history: History) -> Iterator[Finding]:
 def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
     """How a run that has done what it was told makes `FEW_UPDATES` updates; empty where more steps would not be more updates."""
     setting, sft = history.setting, history.sft_steps
-    if any(True for _ in _no_update(history)):
+    if any(True for _ in no_update(history)):
         return ""
     is_only_sft, minutes = bool(setting("sft.only")), finite(setting("sft.minutes"))
     bound, size = ("sft.steps", "sft.batch") if is_only_sft else ("budget.steps", "sampling.prompts_per_step")
@@ -354,7 +281,7 @@ def _for_more_updates(history: History, count: int, *, is_cut: bool) -> str:
     if not is_cut and setting(bound) is not None:
         return f"raise {bound} (now {setting(bound)}) to {rest} or more"
     is_by_minutes = minutes is not None and setting("sft.steps") is None and sft < FEW_UPDATES
-    step_s = None if is_only_sft else _mean(history, "time/step")
+    step_s = None if is_only_sft else mean(history, "time/step")
     key, time, unit_s = "--hours ", history.summary.hours_budget if history.summary is not None else None, 3600.0
     if is_only_sft and is_by_minutes:
         key, time, unit_s = "sft.minutes=", minutes, 60.0
@@ -375,19 +302,3 @@ def _rounded_up(value: float) -> str:
     """With two digits."""
     exponent = math.floor(math.log10(value)) - 1
     return f"{math.ceil(value / 10**exponent - 1e-9) * 10**exponent:.6g}"
-
-
-def _mean(history: History, metric: str) -> float | None:
-    values = [value for row in history.rows if (value := row.get(metric)) is not None]
-    return math.fsum(values) / len(values) if values else None
-
-
-def _steps(steps: Sequence[int]) -> str:
-    """Counted from 1, as on the console; `steps` are counted from 0, as in `metrics.jsonl`."""
-    if not steps:
-        return ""
-    steps = [step + 1 for step in dict.fromkeys(steps)]
-    if len(steps) > 6 and steps[-1] - steps[0] == len(steps) - 1:
-        return f"steps {steps[0]} to {steps[-1]}"
-    listed = ", ".join(map(str, steps[:6])) + (", ..." if len(steps) > 6 else "")
-    return f"step{'s' if len(steps) > 1 else ''} {listed}"

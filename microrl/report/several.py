@@ -12,8 +12,9 @@ from microrl.config.resolve import leaves
 from microrl.evaluation.answer import Answer, Method, answer
 from microrl.evaluation.result import Result
 from microrl.report.completions import shown_text
-from microrl.report.findings import FEW_UPDATES, Finding, updates
+from microrl.report.finding import Finding
 from microrl.report.history import History
+from microrl.report.updates import FEW_UPDATES, updates
 from microrl.report.verdict import Verdict, judge
 from microrl.terminal import alike, counted
 

@@ -22,6 +22,8 @@ QUIET_S, LONG_S = 2.0, 30.0
 """Minimum seconds between status lines in plain output: at first, and after many of the same kind."""
 PACED, PACED_S = 20, 10.0
 """The pace of what is counted is known when a twentieth of it is done, or after so many seconds."""
+FAIR = 0.25
+"""Fraction of what may all be worked on at once that tells its pace: the first ones end long before most of the others."""
 STEP_LINES = 20
 """A step's line is printed when so large a part of the budget has been spent since the last one, a twentieth,"""
 STEP_S = 300.0
@@ -109,13 +111,15 @@ class RunConsole:
         self._on_status(text)
         self._seen.status = text
 
-    def count(self, done: int, total: int, label: str, more: str = "") -> None:
-        """Show how many of `total` are done, and how long the rest will take at the pace so far."""
+    def count(self, done: int, total: int, label: str, more: str = "", *, at_once: float = 1) -> None:
+        """Show how many of `total` are done, and how long the rest will take at the pace so far. `at_once`: so many are worked on
+        side by side, and tell no pace before so many are done."""
         if self._counting[0] != label or done < self._counting[1]:
             self._counting = (label, done, now_s())
         _, first, began = self._counting
-        is_known = first < done < total and (PACED * (done - first) >= total or now_s() - began >= PACED_S)
-        left = f", {clock((now_s() - began) / (done - first) * (total - done))} to go" if is_known else ""
+        made = done - first
+        is_known = made >= max(at_once, 1) and done < total and (PACED * made >= total or now_s() - began >= PACED_S)
+        left = f", {clock((now_s() - began) / made * (total - done))} to go" if is_known else ""
         self.status(f"{label}: {done}/{total}{more}{left}")
 
     def progress(self, items: Iterable[Item], total: int, label: str, more: Callable[[], str] = str) -> Iterator[Item]:

@@ -15,7 +15,7 @@ from microrl import clock, files
 from microrl.config import RunConfig, check
 from microrl.errors import UserError
 from microrl.files import BadFile, Value
-from microrl.run import locks, rollouts, summary
+from microrl.run import locks, remedies, rollouts, summary
 from microrl.terminal import printable
 
 LOCK, LOG, SWEEP = ".lock", "run.log", "sweep.json"
@@ -126,21 +126,22 @@ class RunFolder:
 
     def lock(self) -> None:
         """Lock the folder against other processes until this one ends. Raises UserError if another process holds the lock, and
-        BadFile where a file that is appended to is a hard link."""
+        where a file that is read and appended to cannot be, or (BadFile) is a link."""
         if self._lock is not None:
             return
-        for path in (*self.path.glob("*.jsonl"), *self.path.glob("*.log"), *self.path.glob("*/*.log")):
-            with suppress(FileNotFoundError):
-                files.refuse_hard_links(path, path.lstat())
+        path = self.path
         try:
-            self._lock = locks.take(self.path / LOCK)
+            for path in (*self.path.glob("*.jsonl"), *self.path.glob("*.log"), *self.path.glob("*/*.log")):
+                with suppress(FileNotFoundError):
+                    files.open_regular(path, os.O_RDWR).close()
+            self._lock = locks.take((path := self.path) / LOCK)
         except locks.Held as error:
             owner = f" ({error.owner})" if error.owner else ""
             hint = "wait for it, stop it, or choose another folder: --out DIR"
             raise UserError(f"another process{owner} is training in {self.path}", hint) from None
         except OSError as error:
-            hint = f"make it writable, or copy it: cp -r {self.path} COPY"
-            raise UserError(f"cannot write to {self.path}: {error.strerror}", hint) from error
+            hint = f"make it readable and writable, or copy all: cp -r {self.path} COPY"
+            raise UserError(f"cannot read and write {path}: {error.strerror}", hint) from error
 
     def unlock(self) -> None:
         """Release the lock."""
@@ -197,10 +198,7 @@ class RunFolder:
         """The folder of the final adapter. Raises UserError if there is none yet."""
         final = self.path / "final"
         if not final.is_dir():
-            state = self.path / "best/state.json"
-            is_trained = state.is_file() and files.read_json(state, dict[str, Any]).get("version") != 0
-            best = f", or take its best checkpoint so far: {self.path}/best" if is_trained else ""
-            raise UserError(f"{self.path} has no trained adapter yet", f"finish it: microrl train --resume {self.path}{best}")
+            raise remedies.no_adapter(self.path)
         return final
 
     def is_done(self) -> bool:

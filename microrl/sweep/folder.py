@@ -27,7 +27,7 @@ FAILED, REFUSED = "failed", "refused"
 """Events of an attempt that failed, and of one that the user's input made impossible: another would end as it did."""
 Status = Literal["waiting", "unfinished", "done", "stopped", "failed", "refused"]
 """Of a trial: not begun; begun and to be resumed; ended; ended by the guard; failed ATTEMPTS times; refused."""
-UNREADABLE = "restore the file from a copy, or start another sweep: --out DIR"
+UNREADABLE = "make the file readable, or restore it from a copy, or start another sweep: --out DIR"
 OVER: tuple[Status, ...] = ("done", "stopped", "failed", "refused")
 LOST: tuple[Status, ...] = ("failed", "refused")
 """Of trials that have no result and are not tried again."""
@@ -226,8 +226,11 @@ class SweepFolder:
                 self.event(trial.name, RETRIED)
 
     def events(self) -> list[Event]:
-        """The lines of `trials.jsonl`; a damaged one is left out."""
-        for line in self._new_events.new():
+        """The lines of `trials.jsonl`; a damaged one is left out. Raises BadFile where the file cannot be read."""
+        new_events = self._new_events.new()
+        if self._new_events.error:
+            raise BadFile(self._new_events.error, UNREADABLE)
+        for line in new_events:
             with suppress(ValidationError):
                 self._events.append(Event.model_validate(line, strict=True))
         return self._events

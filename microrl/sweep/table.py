@@ -12,9 +12,13 @@ from microrl.config.adapter import LowRankConfig
 from microrl.evaluation.intervals import Estimate
 from microrl.files import BadFile
 from microrl.report.history import History, finite
+from microrl.run.remedies import to_evaluate
 from microrl.run.summary import NAME, Summary, read_if_there
 from microrl.sweep.folder import LOST, PlannedTrial, Status, SweepFolder
 from microrl.sweep.grid import SEED, SETTING, key_name
+
+SETTINGS_STAY = "a refused trial keeps its settings: where they are to blame, start another sweep; otherwise, "
+"""Said before the advice to resume a sweep in which a trial was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +82,16 @@ def left_out(folder: SweepFolder) -> tuple[str, str]:
         name = line.trial.name
         if line.status not in ("done", "stopped"):
             missing.append(f"{name} ({line.status}{f': {line.why}' if line.why else ''})")
-            hints["unfinished"] = f"to continue: microrl sweep --resume {folder.path}"
+            keep = SETTINGS_STAY if line.status == "refused" else ""
+            hints[keep] = f"{keep}to continue: microrl sweep --resume {folder.path}"
         elif not _is_evaluated(folder, name):
             missing.append(f"{name} (not evaluated)")
-            hints["not evaluated"] = f"to evaluate one: microrl eval {folder.trial(name)}"
+            hints["not evaluated"] = f"to evaluate one: {to_evaluate(folder.trial(name), folder.config_to_show(line.trial))}"
     if not missing:
         return "", ""
     said = f"no result yet for {len(missing)} of {len(folder.plan.trials)} trials of {folder.path}: {', '.join(missing)}"
+    if SETTINGS_STAY in hints:
+        hints.pop("", None)
     return said, "; ".join(hints.values())
 
 

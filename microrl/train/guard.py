@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from microrl.config.oversight import GuardConfig
 from microrl.errors import UserError
 from microrl.files import OF_ANOTHER_VERSION, BadFile, absent, said_first
-from microrl.report.findings import advise
+from microrl.report.updates import advise
 from microrl.run import checkpoint, idle
 from microrl.train.guard_rules import LOWER_TO, RULES, VALIDATED, Action, Memory, Row, Rule, risen
 
@@ -66,6 +66,8 @@ class Guard:
         """Completions of one validation, 0 before the first: fewer make its accuracy noisier."""
         self.counts_accuracy = True
         """Whether right answers are rewarded."""
+        self.is_steered = True
+        """Whether `optim.step_kl` steers the rate."""
 
     @property
     def lr_factor(self) -> float:
@@ -108,7 +110,8 @@ class Guard:
     def _look(self, row: Row, cause: idle.Cause | None) -> None:
         """Take in what this row is measured against: step 0's metrics, and the validations."""
         memory, averaged = self._memory, self._patience("accuracy")
-        memory.steps, memory.useful = memory.steps + 1, memory.useful + (row["groups/useful"] if cause is None else 0.0)
+        useful = row["groups/useful"] if row.get("distill/kl") is None else 1.0  # a teacher teaches any group
+        memory.steps, memory.useful = memory.steps + 1, memory.useful + (useful if cause is None else 0.0)
         for name in ("policy/entropy", "length/mean", "length/truncated"):
             if row[name] is not None:
                 memory.start.setdefault(name, row[name])
@@ -173,6 +176,8 @@ class Guard:
     def _limit(self, name: str) -> float | None:
         """The configured limit; for accuracy at least, and for learning less, what chance does to the difference of averages."""
         limit: float | None = getattr(self._config, name)
+        if name == "rate" and not self.is_steered:
+            return None
         if limit is None or name not in VALIDATED:
             return limit
         if name == "learning":

@@ -16,6 +16,7 @@ from microrl.files import BadFile
 from microrl.limits import TRIAL_EVALUATION
 from microrl.report.transcripts import gain_parts
 from microrl.run import idle
+from microrl.run.console import FAIR
 from microrl.run.folder import RunFolder
 from microrl.terminal import counted
 from microrl.train.run import Run
@@ -209,7 +210,9 @@ def evaluate_snapshot(
             deadline_s=None if deadline_s is None else deadline_s - (clock.now_s() - began),
             expected_s=expected_s,
             on_scored=on_scored,
-            on_progress=lambda done, total: run.console.count(done, total, LABELS.get(name, name), " problems"),
+            on_progress=lambda done, total: run.console.count(
+                done, total, LABELS.get(name, name), " problems", at_once=FAIR * total
+            ),
             environment=run.environment,
         )
     if result is not None:

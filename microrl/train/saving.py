@@ -225,12 +225,13 @@ def _not_written(run: Run, what: str, error: Exception) -> MachineFailure:
 
 
 def save_consistent_state(run: Run) -> None:
-    """Save checkpoint and adapter after another error, unless an update was interrupted halfway.
+    """Save checkpoint and adapter after another error, unless an update was interrupted halfway. Before the first update there is
+    no adapter to save: in `final/`, the untouched model would pass for a trained one.
 
     Its own failures are only logged, so that they do not hide that error.
     """
     try:
-        if run.policy.is_consistent and save_checkpoint(run):
+        if run.policy.is_consistent and save_checkpoint(run) and run.policy.version:
             save_final(run)
     except Exception as error:
         run.announce("warning", f"the last steps could not be saved: {type(error).__name__}: {error}")

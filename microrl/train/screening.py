@@ -110,7 +110,8 @@ def _allowed_s(run: Run) -> float:
 
 def _shown(run: Run, groups: Iterable[tuple[int, Group]]) -> Iterator[tuple[int, Group]]:
     for done, group in enumerate(groups, 1):
-        run.console.count(done, len(run.prompts.items), "first pass", " questions")
+        at_once = run.config.sampling.prompts_per_step
+        run.console.count(done, len(run.prompts.items), "first pass", " questions", at_once=at_once)
         yield group
 
 

@@ -93,6 +93,7 @@ def _open(
     failures = fallback.failures(folder)
     guard = Guard(components.config.guard)
     guard.counts_accuracy = bool(components.config.reward.accuracy_weight)
+    guard.is_steered = components.config.optim.step_kl is not None
     guard.completions = (state.validation.questions or 0) * config.validation.samples
     run = Run(
         **{one.name: getattr(components, one.name) for one in fields(components)},

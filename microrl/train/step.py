@@ -51,7 +51,7 @@ def training_step(run: Run, step: int, accuracy: float | None) -> None:
             batch = with_advantages(run.config, groups, step)
         diagnosed = diagnose(run, batch, step)
         with run.watch.phase("update"):
-            measures_kl = optim.step_kl is not None and steering.is_due(step)
+            measures_kl = steering.is_due(step, is_steered=optim.step_kl is not None)
             update = run.policy.update(batch, lr, run.check_deadline, progress=progress, measures_kl=measures_kl)
         row = record(run, step, groups, sampled, update, lr=lr, accuracy=accuracy, began_s=began_s, diagnosed=diagnosed)
         with run.watch.phase("save"), run.folder.tolerate_write_errors("rollouts", run.announce):

@@ -286,6 +286,15 @@ def test_a_file_is_evaluated_as_it_is_and_the_training_data_with_a_warning(insid
     assert done.returncode == 0 and "is the data that" in done.stderr and "was trained on" in done.stderr
 
 
+def test_what_is_asked_of_weights_that_name_no_data_is_said(inside, model_folder, data_file, tmp_path):
+    """A run's adapter that was exported no longer knows the run's data."""
+    limits = ["--problems", 2, "--samples", 1, "--max-tokens", 4, "--out", tmp_path / "out"]
+    for more, is_said in ((["--set", f"data.name={data_file}"], True), (["--data", data_file], False)):
+        done = inside("eval", model_folder, *more, *limits)
+        assert done.returncode == 0, done.stderr
+        assert (f"the problems held out of {data_file} are asked; for others, --data FILE" in done.stderr) == is_said
+
+
 def test_a_model_with_few_positions_is_evaluated_where_the_prompts_fit(inside, model_folder, tmp_path):
     """However long the prompts of a benchmark may be."""
     config = json.loads((model_folder / "config.json").read_text())

@@ -10,7 +10,7 @@ import microrl
 PACKAGE = Path(microrl.__file__).parent
 ROOT = PACKAGE.parent
 LAYERS = [
-    {"errors", "types", "clock", "terminal", "limits", "answers", "plain", "pysource"},
+    {"errors", "types", "clock", "resident", "terminal", "limits", "answers", "plain", "pysource"},
     {"config", "files"},
     {"models", "algorithm", "diagnostics", "sandbox"},
     {"data", "rewards", "plan", "adapters"},

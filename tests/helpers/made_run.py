@@ -47,7 +47,7 @@ def make(
             row = {metric: step / steps if metric in SHARES else 1.0 + rng.random() for metric in METRICS}
             row |= {metric: None for metric in METRICS if metric.startswith("distill/")}
             row |= {"step": step, "budget/elapsed_s": 10.0 + step, "budget/left_s": 1000.0 - step, "budget/cost_usd": step / 1000,
-                    "policy/kl_ref": None, "validate/accuracy": 0.5 if step % 10 == 0 else None}  # fmt: skip
+                    "policy/kl_ref": None, "time/verify": 0.1, "validate/accuracy": 0.5 if step % 10 == 0 else None}  # fmt: skip
             file.write(json.dumps(row) + "\n")
     for step in range(steps) if kept is None else kept:
         with gzip.open(folder / "rollouts" / f"step-{step:06d}.jsonl.gz", "wt", compresslevel=1, errors="surrogatepass") as file:

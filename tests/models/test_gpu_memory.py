@@ -1,5 +1,7 @@
 """Peak memory beside an allocator that sleeps, and which process is our own: with the numbers of a card that is not here."""
 
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -7,6 +9,7 @@ import pretend
 import pytest
 import torch
 
+from microrl import resident
 from microrl.models import gpu
 from microrl.rollout.vllm.driver import VllmDriver
 
@@ -124,3 +127,14 @@ def test_our_own_process_is_the_one_of_our_size(card, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu.os, "getpid", lambda: 2002)
     ((other),) = gpu.others_on_card()
     assert other.pid == 1001, "with the ids of this machine"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not resident.STATUS.exists(), reason="only /proc tells a process's own peak")
+def test_peak_memory_does_not_begin_at_that_of_the_process_that_started_this_one():
+    """Linux lets `ru_maxrss` do so: a run that a large program starts would seem as large."""
+    code = "from microrl.models import gpu; print(gpu.peak_gb())"
+    parent = "import subprocess, sys; held = b'x' * 8 * 10**8; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
+    command, environment = [sys.executable, "-c", parent, "-c", code], os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert 0.1 < float(done.stdout) < 0.8, done

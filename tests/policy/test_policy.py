@@ -566,6 +566,10 @@ def test_a_steered_rate_finds_the_step_that_is_wanted_whatever_it_starts_from(se
     assert statistics.fmean(sizes[200:]) == pytest.approx(wanted, rel=0.35), "half the rate is a quarter of the step, and no less"
 
 
+def test_a_fixed_rate_is_measured_ever_more_seldom():
+    assert [step + 1 for step in range(300) if Steering.is_due(step, is_steered=False)] == [1, 4, 16, 64, 256]
+
+
 def test_a_policy_that_never_moves_is_steered_to_the_largest_rate():
     steering, peak = Steering(), 1e-5
     for _ in range(40):

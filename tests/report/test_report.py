@@ -517,3 +517,9 @@ def test_of_many_steps_and_runs_a_figure_shows_values_at_some_places(tmp_path):
         shown = rectangles(figures.svg(figures.figure(figures.drawable(histories)["accuracy"], histories), in_page=True))
     assert len(shown) == hover.MAX_BANDS
     assert "one 0." in shown[3][2] and "two 0." in shown[3][2] and "two" not in shown[-1][2], "where a run has values"
+
+
+@pytest.mark.slow
+def test_a_fixed_rates_steps_are_measured_now_and_then(trained):
+    rows = History.load(trained).rows
+    assert [row["step"] for row in rows if row["policy/step_kl"] is not None] == [0, 3]

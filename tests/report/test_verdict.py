@@ -534,3 +534,36 @@ def test_what_a_damaged_folder_says_of_the_gain_changes_nothing(tmp_path):
     assert found.gain_parts is None
     text = page([found])
     assert "Where does the gain come from?" not in text and "held-out-before.json" in text
+
+
+def test_a_policy_that_stood_still_is_told_so_and_one_that_moved_is_not(tmp_path):
+    """Forty updates in one direction move it 40^2 times as far as one, which is 2e-4 nats a token for 1.25e-7 each."""
+    fixed = {"optim.lr": 1e-9, "optim.step_kl": None}
+    for number, (size, config, steps, advised) in enumerate([
+        (1.2e-7, fixed, 40, "a higher optim.lr (now 1e-09), or with --step-kl 0.0002"),
+        (1.3e-7, fixed, 40, None),
+        (4.9e-7, fixed, 4, "a higher optim.lr"),
+        (5.1e-7, fixed, 4, None),  # as few updates as these tell nothing, but twenty of them would
+        (1e-9, {"optim.step_kl": 1e-9}, 40, "a higher optim.step_kl (now 1e-09)"),
+        (None, fixed, 40, None),
+    ]):  # fmt: skip
+        found = history(tmp_path / str(number), steps=steps, rows={"policy/step_kl": None}, config=config, **gained(UNCLEAR))
+        found.rows[0]["policy/step_kl"], found.rows[1]["policy/step_kl"] = size, size and 0.0
+        told = [one for one in judge(found).findings if one.kind == "hardly moved"]
+        assert [one.is_serious and str(advised) in one.advice for one in told] == [True] * (advised is not None), (number, told)
+    assert "hardly moved" not in kinds(history(tmp_path / "gain", rows={"policy/step_kl": 0.0})), "its gain shows that it moved"
+    still = history(tmp_path / "still", rows={"policy/step_kl": 0.0, "optim/lr": 0.0}, config=fixed, **gained(UNCLEAR))
+    assert "hardly moved" not in kinds(still), "a rate of 0 is told as such"
+
+
+def test_rewards_that_take_most_of_a_step_are_named(tmp_path):
+    functions = {"reward.functions": ["mine:slow", "mine:other=0.5"]}
+    slow = {"time/step": 7.0, "time/verify": 3.6}
+    for number, (rows, config, advice) in enumerate([
+        (slow, functions, "make `mine:slow` or `mine:other=0.5` faster"), (slow, {}, "microrl regrade "),
+        (slow | {"time/verify": 3.4}, functions, None),
+    ]):  # fmt: skip
+        found = history(tmp_path / str(number), rows=rows, config=config)
+        told = [one for one in judge(found).findings if one.kind == "slow rewards"]
+        assert [advice in one.advice and "3.6 of the 7.0 s" in one.message for one in told] == [True] * (advice is not None)
+        assert judge(found).is_worth_trying, "it is no less a good run"

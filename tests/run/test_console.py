@@ -233,6 +233,15 @@ def test_each_stage_has_a_line_at_once_and_fewer_the_longer_it_lasts(waiting):
     assert all(" to go  (" in line for line in lines[4:])
 
 
+def test_the_first_of_many_that_are_worked_on_at_once_tell_no_pace(waiting):
+    """Of 64 questions that are all decoded together, one is answered after a minute, and the rest soon after it."""
+    console, now, begun, _ = waiting
+    console.count(0, 64, "before", at_once=16)
+    for now[0], done in ((60.0, 1), (70.0, 15), (80.0, 16), (90.0, 64)):
+        console.count(done, 64, "before", at_once=16)
+    assert begun == ["before: 0/64", "before: 1/64", "before: 15/64", "before: 16/64, 0:04:00 to go", "before: 64/64"]
+
+
 def test_a_checkpoint_between_two_steps_does_not_stay_on_the_screen(waiting):
     console, now, begun, said = waiting
     console.status("SFT: step 3/20")

@@ -432,6 +432,9 @@ def test_a_trial_that_is_refused_is_not_tried_again_and_the_others_go_on(one_of_
     assert done.stderr.count("bad.jsonl-seed0 was refused: ") == 1 and "tried once more" not in done.stderr
     assert "sums_more.jsonl-seed0: 1 step" in done.stderr and "refused:" in "".join(done.stdout.split())
     assert folder.status("name-bad.jsonl-seed0") == "refused" and len(folder.failures("name-bad.jsonl-seed0")) == 1
+    advised = f"where they are to blame, start another sweep; otherwise, {{}}: microrl sweep --resume {folder.path}"
+    assert advised.format("once the cause is removed, try again what failed") in done.stderr
+    assert advised.format("to continue") in inside("compare", folder.path).stderr
     assert f"name {good}" in json.loads(inside("compare", folder.path, "--json").stdout)["settings"][0]["method"]
     shutil.copyfile(data_file, tmp_path / "bad.jsonl")  # repaired
     again = microrl("sweep", "--resume", folder.path)
@@ -665,6 +668,20 @@ def test_the_folder_of_another_sweep_is_refused(inside, tmp_path):
     (tmp_path / "study" / "sweep.json").write_text("{")
     done = inside("sweep", "--resume", tmp_path / "study")
     assert done.returncode == 2 and "damaged" in done.stderr
+
+
+def test_a_sweep_whose_events_cannot_be_read_is_refused_in_one_line(inside, tmp_path):
+    """Nobody then knows how its trials stand. To root, only a folder cannot be read."""
+    folder = SweepFolder.create(tmp_path / "study", "equal", None, grid(rank=[2, 4]).trials())
+    (events := folder.path / "trials.jsonl").mkdir()
+    for command, said in (
+        ("report", "not a regular file"),
+        ("compare", "not a regular file"),
+        ("sweep", "cannot read and write"),
+    ):
+        done = inside(command, *(["--resume"] if command == "sweep" else []), folder.path)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 2, done.stderr
+        assert said in done.stderr and str(events) in done.stderr and "hint: make" in done.stderr
 
 
 def test_without_ray_a_hint_says_how_to_get_it(inside, tmp_path, monkeypatch):

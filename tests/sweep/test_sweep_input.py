@@ -186,7 +186,7 @@ def test_a_trial_whose_evaluation_is_damaged_is_to_be_made_again(made):
 
 
 def test_a_trial_without_an_evaluation_is_left_out_and_named(made):
-    made.trial("r2-seed0").mkdir()
+    (made.trial("r2-seed0") / "final").mkdir(parents=True)
     whole = {"status": "done", "steps": 3, "hours_spent": 0.1, "cost_usd": 0.0, "trainable_params": 9, "hours_budget": 0.1}
     (made.trial("r2-seed0") / "summary.json").write_text(json.dumps(whole))
     # That of the base model is shared among the trials.

@@ -8,7 +8,7 @@ import pytest
 from places import FIXTURES
 
 from microrl.config.oversight import GuardConfig
-from microrl.report.findings import advise
+from microrl.report.updates import advise
 from microrl.run import metrics
 from microrl.train.guard import Guard, Verdict
 from microrl.train.guard_rules import RULES
@@ -529,3 +529,21 @@ def test_a_run_in_which_nothing_moves_the_policy_stops_and_says_what_to_do(insid
     assert done.returncode == 3 and "raise adapter.alpha, or choose another adapter" in done.stderr, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) < 20 and max(row["optim/lr"] for row in rows) <= 0.2
+
+
+def test_a_fixed_rate_is_not_taken_for_one_that_steering_has_raised():
+    guard = started()
+    guard.is_steered = False
+    assert feed(guard, 4, **{"optim/lr": 0.2, "policy/step_kl": 1e-9}) == [None] * 4
+
+
+@pytest.mark.parametrize("taught", [{"distill/kl": 0.1}, {}])
+def test_groups_of_equal_rewards_are_useful_where_a_teacher_teaches(taught):
+    """Such a run is not stopped for its rewards, and one that has learned is rolled back where it breaks down."""
+    guard = Guard(GuardConfig())
+    found = feed(guard, 60, **{"groups/useful": 0.0}, **taught)
+    assert {verdict and verdict.rule for verdict in found} == ({None} if taught else {None, "useful_groups"})
+    broken = feed(guard, 10, **{"policy/grad_norm": None, "update/skipped": 1, "loss": None, "groups/useful": 0.0}, **taught)
+    assert any(verdict and verdict.has_collapsed for verdict in broken if verdict and verdict.rule == "useful_groups") == bool(
+        taught
+    )

@@ -1,7 +1,7 @@
 """One side of `microrl bench peer`: TRL's `GRPOTrainer`, on the work of `microrl bench step` or until an accuracy is reached.
 
-Runs in an environment that has TRL and need not have microrl: it imports nothing of microrl, and reads the clock's file by its
-path. Prints one JSON object.
+Runs in an environment that has TRL and need not have microrl: it imports nothing of microrl, and reads the files of the clock and
+of the memory by their paths. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import resource
 import runpy
 import statistics
 import sys
@@ -28,6 +27,8 @@ WINDOW = 640
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 CLOCK = Path(__file__).parents[2] / "clock.py"
 """The clock that times microrl's steps; it needs the standard library alone."""
+RESIDENT = CLOCK.with_name("resident.py")
+"""What measures microrl's memory; likewise."""
 
 
 def main() -> None:
@@ -227,17 +228,8 @@ def reward(completions: list[list[dict[str, str]]], gold: list[str], **more: Any
 
 
 def peak_rss_gb() -> float:
-    """Peak resident memory of this program in GB (1e9 bytes).
-
-    `ru_maxrss` is asked only where there is no /proc: Linux lets it begin at the peak of the process that started this one.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        if "VmHWM" in lines:
-            return int(lines["VmHWM"].split()[0]) * 1024 / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    """Peak resident memory of this program in GB (1e9 bytes)."""
+    return float(runpy.run_path(str(RESIDENT))["peak_gb"]())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""The updates of a run: which steps changed the weights, why others did not, and what to change about that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from microrl.config.schema import OptimConfig
+from microrl.report.completions import answered
+from microrl.report.finding import Finding, steps_said
+from microrl.report.history import History
+from microrl.run import idle
+from microrl.terminal import counted
+
+FEW_UPDATES = 20
+"""Of fewer updates hardly a gain can be expected that an evaluation would show."""
+MOSTLY = 0.5
+"""Fraction of steps without an update from which the report speaks of them, or `IDLE_STEPS` at the end of the run."""
+IDLE_STEPS = 3
+LOWER = "start a new run with a lower {rate}, for example a tenth of it"
+RULES = {
+    "truncated": f"{LOWER}, or raise sampling.max_completion_tokens (now {{limit}})",
+    "length_drift": "look at the completions; reward.overlong penalises long ones",
+    "useful_groups": "take other questions: harder ones where most answers are right, else easier ones",
+    "learning": "train longer (--hours, --steps), raise {rate}, or take easier questions",
+    "rate": "raise adapter.alpha, or choose another adapter: with this one, no rate moves the policy",
+    "kl_sampler": "microrl guide engine says why engine and trainer may differ",
+}
+"""By rule of the guard; for those that are not here, and for collapsed runs, `LOWER`."""
+
+
+def updates(history: History) -> int:
+    """Steps that changed the weights that the run ended with, those of SFT included."""
+    undone = history.undone()
+    return history.sft_steps + sum(cause_of(history, row) is None for row in history.rows if row["step"] not in undone)
+
+
+def updates_said(history: History, count: int) -> str:
+    """The number of `updates` in words."""
+    sft = history.sft_steps
+    of_sft = (", by SFT" if count == 1 else ", all by SFT" if sft == count else f", {sft} of them by SFT") if sft else ""
+    return f"{counted(count, 'update')}{' that the guard has left' if history.undone() else ''}{of_sft}"
+
+
+def cause_of(history: History, row: idle.Row) -> idle.Cause | None:
+    """Why this step changed no weight; None: it did."""
+    counts_accuracy = bool(history.setting("reward.accuracy_weight", 1.0))
+    return idle.without_effect(row) or idle.cause_of(row, counts_accuracy=counts_accuracy)
+
+
+def advise(rule: str, setting: idle.Setting, *, has_collapsed: bool = False) -> str:
+    """What to change where this rule of the guard has triggered; `has_collapsed`: because a policy has that could learn."""
+    advice = LOWER if has_collapsed else RULES.get(rule, LOWER)
+    limit, step_kl = setting("sampling.max_completion_tokens"), setting("optim.step_kl")
+    return advice.format(rate=idle.rate_of(setting), limit=limit, step_kl=step_kl)
+
+
+def advice_on(cause: idle.Cause, history: History, row: idle.Row | None = None) -> str:
+    """What to change about a cause, which in a policy that has collapsed is the rate alone."""
+    is_noticed = any(event.kind == "guard" and event.details.get("collapsed") is True for event in history.events)
+    if cause in idle.COLLAPSED and (is_noticed or idle.has_collapsed(history.rows)):
+        return advise("useful_groups", history.setting, has_collapsed=True)
+    return idle.advice(cause, history.setting, row or {}, history.path)
+
+
+def hardly_moved(history: History) -> Iterator[Finding]:
+    """That all updates together moved the policy by less than one of the default size does, had they all gone the same way: the
+    KL grows with the square of the distance."""
+    made, (steps, sizes) = updates(history) - history.sft_steps, history.series("policy/step_kl")
+    usual, steered = OptimConfig.model_fields["step_kl"].default, history.setting("optim.step_kl")
+    if made <= 0 or not sizes or max(made, FEW_UPDATES) ** 2 * max(sizes) >= usual:
+        return
+    said = f"an update moved the policy by {max(sizes):.1g} nats a token (the largest in {counted(len(steps), 'measured step')})"
+    advice = f"start a new run with a higher {idle.rate_of(history.setting)}"
+    steering = "" if steered is not None else f", or with --step-kl {usual:g}, which steers the rate"
+    yield Finding("hardly moved", f"{said}, where a usual one moves it by {usual:g}", advice + steering, is_serious=True)
+
+
+def no_update(history: History) -> Iterator[Finding]:
+    """That most steps, or the last ones, changed no weight."""
+    causes = [cause_of(history, row) for row in history.rows]
+    without = [(row, cause) for row, cause in zip(history.rows, causes, strict=True) if cause is not None]
+    at_the_end = len(causes) - max((number for number, cause in enumerate(causes, 1) if cause is None), default=0)
+    if len(without) <= MOSTLY * len(causes) and at_the_end < IDLE_STEPS:
+        return
+    cause, count = Counter(cause for _, cause in without).most_common(1)[0]
+    row = next(row for row, one in reversed(without) if one == cause)
+    all_said = "in the only step" if len(causes) == 1 else f"in any of the {len(causes)} steps"
+    share = f"in {len(without)} of {len(causes)} steps" if len(without) < len(causes) else all_said
+    why = idle.said(cause, row) + ("" if count == len(without) else f" (so in {count} of them)")
+    if cause in ("wrong", "format"):
+        why += answered(history)
+    steps = steps_said([int(row["step"] or 0) for row, _ in without])
+    advice = advice_on(cause, history, row)
+    yield Finding("no update", f"the weights were not changed {share}: {why}", advice, is_serious=True, steps=steps)
