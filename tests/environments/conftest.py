@@ -9,7 +9,7 @@ from tool_templates import BRIEF, GOOD
 
 @pytest.fixture(scope="session")
 def calling(made_once):
-    return made_once("calling", calling_model.save)
+    return made_once("calling", lambda folder: calling_model.save(folder / "model")) / "model"
 
 
 @pytest.fixture(scope="session")
