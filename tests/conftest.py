@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is imported: no test needs a network
@@ -116,6 +117,26 @@ def tokenizer():
     from microrl.models.tiny import build_tokenizer
 
     return build_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """The folder of this name, which the first worker that needs it makes, and all of them share: nothing writes into it."""
+    from microrl.files import one_at_a_time
+
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder, whole = base / name, base / f"{name}.whole"
+        with one_at_a_time(folder):
+            if not whole.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                whole.touch()
+        return folder
+
+    return made
 
 
 @pytest.fixture

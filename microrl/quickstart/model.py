@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from microrl.quickstart.pretrain import PretrainingSettings, pretrain
 from microrl.rewards.scorer import RewardScorer
 from microrl.rollout.transformers import TransformersEngine
 from microrl.run.console import RunConsole
-from microrl.types import BASE, Sampling, SftExample
+from microrl.types import BASE, Prompt, Sampling, SftExample
 
 SETTINGS = PretrainingSettings()
 TRAIN_FROM, VALIDATE_FROM = 0.5, 0.3
@@ -109,15 +110,21 @@ def _make(doing: str, lesson: Working, tokenizer: Any, console: RunConsole) -> P
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     model = tiny.build_model(tokenizer, seed=SETTINGS.seed)
-    prompts = {question: lesson.prompt(question, answer, tokenizer) for question, answer in arithmetic.problems()}
-    training = [prompt for question, prompt in prompts.items() if content_share(question) >= TRAIN_FROM]
-    validation = [prompt for question, prompt in prompts.items() if VALIDATE_FROM <= content_share(question) < TRAIN_FROM]
-    validation = random.Random(SETTINGS.seed).sample(validation, lesson.validation)
+    problems = arithmetic.problems()
+    training = [problem for problem in problems if content_share(problem[0]) >= TRAIN_FROM]
+    unseen = [problem for problem in problems if VALIDATE_FROM <= content_share(problem[0]) < TRAIN_FROM]
+
+    @cache
+    def prompt_of(problem: tuple[str, str]) -> Prompt:
+        question, answer = problem
+        return lesson.prompt(question, answer, tokenizer)
+
+    validation = [prompt_of(problem) for problem in random.Random(SETTINGS.seed).sample(unseen, lesson.validation)]
     scorer = RewardScorer(RewardConfig())
 
     def draw(rng: random.Random, count: int) -> list[SftExample]:
         chosen, good = rng.sample(training, count), round(count * GOOD_SHARE)
-        return [(lesson.good if at < good else lesson.lazy)(prompt, tokenizer) for at, prompt in enumerate(chosen)]
+        return [(lesson.good if at < good else lesson.lazy)(prompt_of(problem), tokenizer) for at, problem in enumerate(chosen)]
 
     def accuracy(candidate: PreTrainedModel) -> float:
         engine, sampling = TransformersEngine(candidate, tokenizer, max_kv_gb=1.0), Sampling(SAMPLES, lesson.max_tokens)

@@ -8,6 +8,7 @@ from uploads import Uploads, taking
 from microrl.commands.export import push
 from microrl.config import resolve
 from microrl.errors import UserError
+from microrl.models import hub
 from microrl.run.folder import RunFolder
 
 
@@ -17,9 +18,23 @@ def run(wares):
     return wares / "done"
 
 
+@pytest.fixture
+def at_hub(monkeypatch):
+    """Has this process push to the hub at an address, with a token."""
+    monkeypatch.setattr(hub, "reachable", hub.reachable.__wrapped__)  # asked anew each time
+
+    def use(address, token):
+        for name, value in {"ENDPOINT": address, "HF_HUB_OFFLINE": False}.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        for name, value in {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": token, "HF_HOME": "/nonexistent"}.items():
+            monkeypatch.setenv(name, value)
+
+    return use
+
+
 @pytest.mark.slow(minutes=0.4)
 @pytest.mark.one_of_each
-def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
+def test_a_run_arrives_whole_with_a_card_without_paths(microrl, inside, at_hub, run, tmp_path):
     uploads = Uploads("hf_secret")
     with taking(uploads) as address:
         environment = {
@@ -39,15 +54,18 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
         card = uploads.files["README.md"].decode()
         assert 'from_pretrained("me/adapter")' in card and "vllm serve me/adapter" in card and "# adapter\n" in card
         assert str(tmp_path.parents[1]) not in card and "/tmp" not in card and str(run) not in card
-        refused = microrl(*words, HF_TOKEN="hf_other", **environment)
+        at_hub(address, "hf_other")
+        refused = inside(*words)
         assert (
             refused.returncode == 2
             and "the hub refused me/adapter: status 401, " in refused.stderr
             and "hf auth login" in refused.stderr
         )
-        without = microrl(*words, **environment, HF_TOKEN="")
+        at_hub(address, "")
+        without = inside(*words)
         assert without.returncode == 2 and "there is no token" in without.stderr
-        local = microrl("push", "me/adapter", run, HF_TOKEN="hf_secret", **environment)
+        at_hub(address, "hf_secret")
+        local = inside("push", "me/adapter", run)
         assert local.returncode == 2 and "others could not load it" in local.stderr and "--as full" in local.stderr
 
 
@@ -59,15 +77,12 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, run, tmp_path):
         ({"me/adapter": False}, "me/adapter exists already and is public"),
     ],
 )
-def test_private_is_refused_where_the_repository_is_public(private, said, run_folder, monkeypatch):
+def test_private_is_refused_where_the_repository_is_public(private, said, run_folder, at_hub):
     uploads = Uploads("hf_secret", private)
     (run_folder / "best").mkdir()
     run = RunFolder.open(run_folder)
     with taking(uploads) as address:
-        for name, value in {"ENDPOINT": address, "HF_HUB_OFFLINE": False}.items():
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        at_hub(address, "hf_secret")
         with pytest.raises(UserError, match=said) as refused:
             push(resolve(["quickstart"]), run, None, "me/adapter", form="lora", dtype=None, private=True)
     assert not uploads.created and not uploads.files

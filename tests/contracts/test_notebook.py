@@ -1,8 +1,8 @@
 """The notebook runs from its first cell to its last, with a short run in place of the long one."""
 
 import os
-import sys
 
+import processes
 import pytest
 from places import ROOT
 
@@ -21,8 +21,10 @@ def test_the_notebook_runs_on_a_processor(tmp_path, monkeypatch):
     notebook.cells = [cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", ())]
     steps = next(cell for cell in notebook.cells if cell.source.startswith("STEPS = 60\n"))
     steps.source = steps.source.replace("STEPS = 60", "STEPS = 3")
-    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, value in processes.command_in(commands).items():
+        monkeypatch.setenv(name, value)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = ["".join(str(output) for output in cell.get("outputs", ())) for cell in notebook.cells]
     assert any("Accuracy on 64 held-out questions" in text for text in said)

@@ -18,21 +18,24 @@ EPOCH = "1700000000"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Wheel and source archive, built twice from a copy of what git tracks, in two folders."""
-    source = tmp_path_factory.mktemp("source")
+def built(made_once):
+    """Wheel and source archive, built twice, in two folders."""
+    folder = made_once("built", build_twice)
+    return [folder / "1", folder / "2"]
+
+
+def build_twice(folder):
+    """From a copy of what git tracks."""
+    source = folder / "source"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
         if (ROOT / name).is_file() and not name.startswith("tests/"):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    folders = []
-    for number in (1, 2):
-        folders.append(tmp_path_factory.mktemp(f"dist-{number}"))
-        words = [sys.executable, "-m", "build", "--outdir", folders[-1], source]
+    for number in ("1", "2"):
+        words = [sys.executable, "-m", "build", "--outdir", folder / number, source]
         done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH})
         assert done.returncode == 0, done.stderr[-2000:]
-    return folders
 
 
 @pytest.mark.slow

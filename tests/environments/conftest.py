@@ -8,10 +8,8 @@ from tool_templates import BRIEF, GOOD
 
 
 @pytest.fixture(scope="session")
-def calling(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calling") / "model"
-    calling_model.save(folder)
-    return folder
+def calling(made_once):
+    return made_once("calling", lambda folder: calling_model.save(folder / "model")) / "model"
 
 
 @pytest.fixture(scope="session")

@@ -33,13 +33,15 @@ AT_START = ("PYTHON", "OMP_", "MKL_", "HF_", "LANG", "LC_", "LD_")
 BEGUN = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "VLLM_LOGGING_LEVEL": "ERROR"}
 VLLM = ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.v1.engine.core", "vllm.lora.worker_manager")
 MAX_BYTES = 1 << 18
+OWNER = "MICRORL_TEST_RUN"
+"""The process id of the test run, in the processes that a test starts and that fork others themselves."""
 HAS_CARD = os.path.exists("/dev/nvidiactl")
 """A driver that has been asked anything does not outlive a fork, and vLLM asks it when it is imported."""
 
 
 def _address() -> tuple[str, int]:
     """Where the one that forks listens, and the process id of the test run that it belongs to."""
-    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    owner = int(os.environ.get(OWNER) or (os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()))
     return f"\0microrl-tests-{owner}", owner
 
 
@@ -64,6 +66,19 @@ def _connected() -> socket.socket:
             start()
         time.sleep(0.02)
     raise RuntimeError("the process that others are forked from does not start")
+
+
+def command_in(folder: Path) -> dict[str, str]:
+    """Write the command `microrl` into a folder, which forks; returns the environment that a shell finds it by."""
+    start()
+    program = folder / "microrl"
+    words = '[sys.executable, "-m", "microrl", *sys.argv[1:]]'
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport processes\n"
+        f"sys.exit(processes.popen({words}, stdin=0).wait())\n"
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", OWNER: str(_address()[1])}
 
 
 class Forked:

@@ -473,20 +473,25 @@ def test_a_trial_that_fails_is_tried_again(inside, arguments, tmp_path, monkeypa
 
 @pytest.mark.slow  # without `minutes`: at the very beginning, all workers pretrain or import at once
 @pytest.mark.one_of_each
-def test_the_hours_are_kept(microrl, tmp_path):
-    # Where this is the first test, the quickstart's model is still to be pretrained, for longer than the hours below.
-    microrl("train", "quickstart", "--steps", 1, "--set", "evaluation.problems=1", "--out", tmp_path / "warm")
+def test_the_hours_are_kept(microrl, arguments, tmp_path):
+    words = list(map(str, arguments))
+    words[words.index("--seeds") + 1] = "0"
+    at = words.index("--steps")
+    words[at : at + 2] = ["--set", "guard.action=warn"]  # which else ends a random model's trial before its hours
+    assert microrl("presets").returncode == 0  # what processes are forked from has started: its seconds are not the sweep's
     # Long enough that a step and the margin of an evaluation, which are left unused, are small beside it; where other processes
     # keep the machine busy, both take longer, and the sweep gets more hours.
-    for hours in (0.02, 0.04, 0.08):
+    for hours in (0.01, 0.02, 0.04, 0.08):
         began, out = time.monotonic(), tmp_path / f"study-{hours}"
-        done = microrl("sweep", "quickstart", "--ranks", "2,4", "--hours", hours, "--out", out)
+        done = microrl("sweep", *words, "--hours", hours, "--out", out)
+        if done.returncode == 2 and " hours are too short: loading took " in done.stderr:
+            continue
         assert done.returncode == 0, done.stderr
         elapsed, budget = json.loads((out / "clock.json").read_text())["elapsed_s"], 3600 * hours
         assert elapsed <= 1.01 * budget and time.monotonic() - began < 1.05 * budget + 2
         if elapsed >= 0.95 * budget:
             break
-    assert elapsed >= 0.95 * budget
+    assert done.returncode == 0 and elapsed >= 0.95 * budget, done.stderr
 
 
 def within(arguments, out, hours, *more):
@@ -526,7 +531,7 @@ def test_every_trial_is_evaluated_on_the_same_questions(microrl, arguments, tmp_
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A Ray cluster of two nodes on this machine, of one processor each; the address of its server for clients."""
+    """A Ray cluster of a node of one processor on this machine, and the address of its server for clients."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.cluster_utils import Cluster
 
@@ -537,10 +542,8 @@ def cluster():
         made = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
         )
-        made.add_node(num_cpus=1)
-        made.wait_for_nodes()
         patch.setenv("RAY_ADDRESS", made.address)
-        yield f"ray://127.0.0.1:{port}"
+        yield made, f"ray://127.0.0.1:{port}"
     made.shutdown()
 
 
@@ -557,6 +560,9 @@ def workers(out):
 @pytest.mark.slow
 def test_on_ray_the_table_is_the_same_though_a_worker_is_killed(swept, cluster, arguments, tmp_path):
     whole, _ = swept
+    made, _ = cluster
+    made.add_node(num_cpus=1)
+    made.wait_for_nodes()
     out = tmp_path / "study"
     words = [*map(str, arguments), "--out", str(out), "--on", "ray", "--cpus", "1"]
     words[words.index("--seeds") + 1] = "0"
@@ -583,7 +589,8 @@ def test_on_ray_the_table_is_the_same_though_a_worker_is_killed(swept, cluster, 
 @pytest.mark.one_of_each
 def test_through_the_server_for_clients_the_trial_is_the_same(swept, cluster, microrl, arguments, tmp_path):
     whole, _ = swept
-    words = [*map(str, arguments), "--out", tmp_path / "study", "--on", cluster, "--cpus", "1"]
+    _, address = cluster
+    words = [*map(str, arguments), "--out", tmp_path / "study", "--on", address, "--cpus", "1"]
     words[words.index("--ranks") + 1], words[words.index("--seeds") + 1] = "2", "0"
     done = microrl("sweep", *words)
     assert done.returncode == 0, done.stderr

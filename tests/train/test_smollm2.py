@@ -72,8 +72,14 @@ def test_the_header_is_read_once(monkeypatch):
     from microrl.config.schema import ModelConfig
     from microrl.models.load import load
 
-    reader, read = gguf.GGUFReader, []
-    monkeypatch.setattr(gguf, "GGUFReader", lambda *arguments: read.append(arguments) or reader(*arguments))
+    read = []
+
+    class Reader(gguf.GGUFReader):
+        def __init__(self, *arguments):
+            read.append(arguments)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Reader)
     assert load(ModelConfig(name=GGUF)).model.config.num_hidden_layers == 30
     assert len(read) == 1
     gguf.GGUFReader(GGUF)
