@@ -484,7 +484,8 @@ def test_the_hours_are_kept(microrl, arguments, tmp_path):
     for hours in (0.01, 0.02, 0.04, 0.08):
         began, out = time.monotonic(), tmp_path / f"study-{hours}"
         done = microrl("sweep", *words, "--hours", hours, "--out", out)
-        if done.returncode == 2 and " hours are too short: loading took " in done.stderr:
+        late = re.search(r" is too short: loading took (\d+) s", done.stderr)
+        if done.returncode == 2 and late and int(late[1]) > 3600 * hours / 4:  # half of what each of the two trials has
             continue
         assert done.returncode == 0, done.stderr
         elapsed, budget = json.loads((out / "clock.json").read_text())["elapsed_s"], 3600 * hours
