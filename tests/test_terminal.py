@@ -2,7 +2,7 @@
 
 import pytest
 
-from microrl.terminal import counted, time_in_words
+from microrl.terminal import alike, counted, time_in_words
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,9 @@ def test_a_time_has_the_unit_and_the_digits_that_one_would_say(hours, said):
 
 def test_one_thing_is_no_plural():
     assert [counted(count, "step") for count in (0, 1, 2, 1228)] == ["0 steps", "1 step", "2 steps", "1,228 steps"]
+
+
+def test_one_thing_and_several_are_alike_and_other_things_are_not():
+    said = [f"{counted(count, 'answer')} counted as wrong" for count in (1, 2, 1228)]
+    assert len(set(map(alike, said))) == 1
+    assert alike("1 answer counted as right") != alike(said[0]) != alike("1 row counted as wrong")

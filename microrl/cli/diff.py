@@ -47,6 +47,7 @@ def diff(
     """Show the base model's and the trained model's answers to the same questions, from the first word that differs."""
     from microrl.cli.target import run_of
     from microrl.report import transcripts
+    from microrl.run.remedies import to_evaluate
 
     kinds = {
         "turned": (transcripts.RIGHT, transcripts.WRONG), "right": (transcripts.RIGHT,), "wrong": (transcripts.WRONG,),
@@ -57,7 +58,7 @@ def diff(
     if not stored:
         raise UserError(
             f"no evaluation in {folder.path} has the answers of both models",
-            f"make one: microrl eval {folder.path} --base {folder.settings().model.name}",
+            f"make one: {to_evaluate(folder.path, folder.settings(), with_base=True)}",
         )
     name = next(iter(stored)) if evaluation is None else evaluation
     if name not in stored:

@@ -23,7 +23,6 @@ from microrl.models.tensors import weights
 from microrl.run.console import RunConsole
 from microrl.run.folder import RunFolder
 from microrl.terminal import say
-from microrl.train.saving import BEST
 from microrl.train.setup import load_model
 from microrl.types import AdapterSnapshot
 
@@ -50,7 +49,10 @@ def merge(
     MachineFailure if the disk is full.
     """
     target = _free(out)
-    source = adapter or _final(run)
+    source = adapter
+    if source is None:
+        assert run is not None, "a run or an adapter"
+        source = run.final()
     if form == "lora" and run is not None and config.adapter.pair_rank is None:
         raise _not_low_rank(config.adapter.name)
     with RunConsole() as console:
@@ -137,15 +139,6 @@ def push(
             f"the hub refused {hub_id}: status {status}, {error.server_message or first_line(error)}", LOG_IN
         ) from error
     return {"hub_id": hub_id, "url": str(commit.commit_url), **{key: value for key, value in exported.items() if key != "folder"}}
-
-
-def _final(run: RunFolder | None) -> Path:
-    assert run is not None, "a run or an adapter"
-    if not (run.path / "final").is_dir() and (run.path / BEST).is_dir():
-        raise UserError(
-            f"{run.path} is not finished", f"finish it: microrl train --resume {run.path}; or export {run.path / BEST}"
-        )
-    return run.final()
 
 
 def _free(out: Path) -> Path:

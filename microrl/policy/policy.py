@@ -170,13 +170,14 @@ class Policy:
         ]
         attempt = partial(self._steps, minibatches, check_deadline, progress)
         watched = _every(SCORED, batch.rows) if measures_kl and any(map(self._has_gradient, batch.rows)) else []
-        before = self.logprobs(watched, check_deadline)
+        before = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched, check_deadline))
         with self.threads():
             metrics = self.run(minibatches, attempt)
         self.is_consistent = False
         self.version += 1
         if metrics.grad_norms and watched:
-            metrics.moved = _kl(before, self.logprobs(watched), watched)
+            after = retry_with_smaller_microbatches(self, minibatches, partial(self.logprobs, watched))
+            metrics.moved = _kl(before, after, watched)
         return metrics.result()
 
     def run(self, minibatches: Sequence[Sequence[Row]], attempt: Callable[[], Result]) -> Result:

@@ -129,10 +129,10 @@ def _advice(history: History, event: Event) -> str:
 def _of_numbers(history: History, *, is_clear: bool) -> Iterator[Finding]:
     yield from _killed(history)
     yield from no_update(history)
-    if not is_clear:
-        yield from hardly_moved(history)
     if history.is_running and len(history.rows) < FEW_UPDATES:
         return
+    if not is_clear:
+        yield from hardly_moved(history)
     yield from _answers(history, is_clear=is_clear)
     yield from _slow_rewards(history)
     if not history.is_running:
@@ -202,7 +202,8 @@ def _slow_rewards(history: History) -> Iterator[Finding]:
     said = f"on average {waited_s:.1f} of the {step_s:.1f} s of a step were spent waiting for rewards after sampling had ended"
     functions = history.setting("reward.functions") or ()
     names = shown_text(" or ".join(f"`{one}`" for one in functions))
-    makes = f"make {names} faster" if names else f"see which answers take long to check: microrl regrade {history.path}"
+    ends = f"lower reward.deadline_s (now {history.setting('reward.deadline_s')}), which ends the checks that take longest"
+    makes = f"make {names} faster" if names else ends
     yield Finding("slow rewards", said, makes)
 
 

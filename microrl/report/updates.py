@@ -65,12 +65,16 @@ def advice_on(cause: idle.Cause, history: History, row: idle.Row | None = None) 
 
 def hardly_moved(history: History) -> Iterator[Finding]:
     """That all updates together moved the policy by less than one of the default size does, had they all gone the same way: the
-    KL grows with the square of the distance."""
-    made, (steps, sizes) = updates(history) - history.sft_steps, history.series("policy/step_kl")
+    KL grows with the square of the distance, and of the rate. Nothing is said of a run that ended while its rate was warming up,
+    nor of one whose rate is steered to larger steps, of which the guard's rule `rate` speaks."""
+    made, (rates, sizes) = updates(history) - history.sft_steps, history.series("policy/step_kl", "optim/lr")
     usual, steered = OptimConfig.model_fields["step_kl"].default, history.setting("optim.step_kl")
-    if made <= 0 or not sizes or max(made, FEW_UPDATES) ** 2 * max(sizes) >= usual:
+    _, all_rates = history.series("optim/lr")
+    is_rising = bool(history.setting("optim.schedule.warmup")) and (len(all_rates) < 2 or all_rates[-1] > all_rates[-2])
+    full = [size * (max(all_rates) / rate) ** 2 for rate, size in zip(rates, sizes, strict=True) if rate > 0]
+    if made <= 0 or not full or is_rising or max(made, FEW_UPDATES) ** 2 * max(*full, steered or 0.0) >= usual:
         return
-    said = f"an update moved the policy by {max(sizes):.1g} nats a token (the largest in {counted(len(steps), 'measured step')})"
+    said = f"an update moved the policy by {max(sizes):.1g} nats a token (the largest in {counted(len(sizes), 'measured step')})"
     advice = f"start a new run with a higher {idle.rate_of(history.setting)}"
     steering = "" if steered is not None else f", or with --step-kl {usual:g}, which steers the rate"
     yield Finding("hardly moved", f"{said}, where a usual one moves it by {usual:g}", advice + steering, is_serious=True)

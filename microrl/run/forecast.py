@@ -81,7 +81,7 @@ class Forecast:
         if self._first_validation is None:
             return 1.0
         _, first_s, first_length = self._first_validation
-        return max(self._validation_s / first_s / max(self._validated_length / first_length, 1.0), 1.0)
+        return max(self._validation_s / first_s / max(self._validated_length / max(first_length, 1.0), 1.0), 1.0)
 
     def _length(self) -> float:
         """Median of the last steps' mean lengths; before there are any, that of the evaluation before training."""

@@ -40,12 +40,13 @@ def _refusal(run: Path) -> UserError | None:
     return UserError(f"{run} has no trained adapter: it ended before its first update: {last.get('message')}", hint)
 
 
-def to_evaluate(run: Path, config: RunConfig, part: str | None = None) -> str:
-    """What evaluates a run or this part of it: a command, with what its settings lack."""
+def to_evaluate(run: Path, config: RunConfig, part: str | None = None, *, with_base: bool = False) -> str:
+    """What evaluates a run or this part of it, and `with_base` its base on the same problems: a command, with what its settings
+    lack."""
     lacks = "" if config.evaluation.problems else f" --problems {EvaluationConfig.model_fields['problems'].default}"
     if config.data.held_out == 0:
         lacks = " --data FILE.jsonl"
-    command = f"microrl eval {run if part is None else run / part}{lacks}"
+    command = f"microrl eval {run if part is None else run / part}{lacks}" + (f" --base {config.model.name}" if with_base else "")
     if part is not None or (run / "final").is_dir():
         return command
     if (refusal := _refusal(run)) is not None:

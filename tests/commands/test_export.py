@@ -213,7 +213,8 @@ def test_what_cannot_be_is_refused_with_a_hint(inside, run_of, tmp_path, tokeniz
     assert (tmp_path / "taken" / "file").read_text() == "mine"
     (run / "final").rename(run / "elsewhere")
     done = inside("export", run, *out)
-    assert done.returncode == 2 and f"--resume {run}" in done.stderr and str(run / "best") in done.stderr
+    assert done.returncode == 2 and f"--resume {run}" in done.stderr
+    assert json.loads((run / "best" / "state.json").read_text())["version"] == 0 and str(run / "best") not in done.stderr
 
 
 def test_the_newest_run_and_an_unfinished_one(inside, run_of, tmp_path):

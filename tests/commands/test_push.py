@@ -72,8 +72,8 @@ def test_a_run_arrives_whole_with_a_card_without_paths(microrl, inside, at_hub, 
 @pytest.mark.parametrize(
     ("private", "said"),
     [
-        ({}, "is not finished"),  # looked for after the repository was
-        ({"me/adapter": True}, "is not finished"),
+        ({}, "has no trained adapter yet"),  # looked for after the repository was
+        ({"me/adapter": True}, "has no trained adapter yet"),
         ({"me/adapter": False}, "me/adapter exists already and is public"),
     ],
 )

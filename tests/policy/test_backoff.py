@@ -100,6 +100,18 @@ def test_a_diagnostic_that_runs_out_of_memory_is_left_out(inside, tiny_arguments
     ]
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_measuring_a_fixed_rates_step_does_not_end_training(inside, tiny_arguments, tmp_path, monkeypatch, number):
+    """The first pass precedes the update, the second follows it; both are done again in smaller micro-batches."""
+    raising(monkeypatch, Policy, "logprobs", CARD, lambda call: call == number)
+    reward = ["--set", "reward.overlong.buffer=11", "--set", "sampling.group_size=4"]  # some completions end before the limit
+    done = inside("train", *tiny_arguments, *reward, "--steps", 1, "--lr", 0.002, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    (row,) = rows(tmp_path / "run")
+    assert row["policy/step_kl"] > 0
+    assert '"kind": "out of memory", "message": "in the update: ' in (tmp_path / "run" / "events.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     ("place", "error"),
     [

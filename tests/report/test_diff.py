@@ -111,6 +111,7 @@ def test_bad_input(inside, run, tmp_path):
     done = inside("diff", run)
     assert done.returncode == 0 and "held-out-before.jsonl.gz is damaged" in done.stderr
     (run / "eval/held-out-before.jsonl.gz").unlink()
+    (run / "final").mkdir()
     done = inside("diff", run)
     assert done.returncode == 2 and "microrl eval" in done.stderr
     assert inside("diff", tmp_path).returncode == 2
@@ -146,5 +147,8 @@ def test_the_page_shows_what_turned(run):
 def test_without_both_models_answers_the_hint_names_the_base_model(run, inside):
     for path in (run / "eval").glob("*.gz"):
         path.unlink()
+    done = inside("diff", run)
+    assert done.returncode == 2 and f"make one: microrl train --resume {run}\n" in done.stderr, "eval would refuse it"
+    (run / "final").mkdir()
     done = inside("diff", run)
     assert done.returncode == 2 and f"make one: microrl eval {run} --base quickstart" in done.stderr

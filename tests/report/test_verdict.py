@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from command_line import in_process
@@ -549,6 +550,8 @@ def test_a_policy_that_stood_still_is_told_so_and_one_that_moved_is_not(tmp_path
     ]):  # fmt: skip
         found = history(tmp_path / str(number), steps=steps, rows={"policy/step_kl": None}, config=config, **gained(UNCLEAR))
         found.rows[0]["policy/step_kl"], found.rows[1]["policy/step_kl"] = size, size and 0.0
+        for row in found.rows:
+            row["optim/lr"] = 1e-9
         told = [one for one in judge(found).findings if one.kind == "hardly moved"]
         assert [one.is_serious and str(advised) in one.advice for one in told] == [True] * (advised is not None), (number, told)
     assert "hardly moved" not in kinds(history(tmp_path / "gain", rows={"policy/step_kl": 0.0})), "its gain shows that it moved"
@@ -556,11 +559,34 @@ def test_a_policy_that_stood_still_is_told_so_and_one_that_moved_is_not(tmp_path
     assert "hardly moved" not in kinds(still), "a rate of 0 is told as such"
 
 
+@pytest.mark.parametrize(
+    ("rates", "config", "is_told"),
+    [
+        ([1.0] * 40, {"optim.schedule": {"warmup": 0.5}}, True),
+        ([0.1, 0.2, 0.3], {"optim.schedule": {"warmup": 0.5}}, False),  # ended while its rate was rising
+        ([0.1], {"optim.schedule": {"warmup": 0.5}}, False),
+        ([0.01] + [1.0] * 39, {"optim.schedule": {"warmup": 0.02}}, False),  # at the full rate a step is 10^4 times as large
+        ([1.0] * 8, {"optim.step_kl": 2e-4}, False),  # the guard says that no rate moves it
+        ([1.0] * 8, {"optim.step_kl": 1e-9}, True),
+    ],
+)
+def test_small_steps_of_a_warm_up_or_of_a_steered_rate_are_no_sign_of_a_low_rate(tmp_path, rates, config, is_told):
+    found = history(
+        tmp_path, steps=len(rates), rows={"policy/step_kl": None}, config={"optim.step_kl": None} | config, **gained(UNCLEAR)
+    )
+    for row, rate in zip(found.rows, rates, strict=True):
+        row["optim/lr"] = rate
+    found.rows[0]["policy/step_kl"] = 1e-8
+    assert ("hardly moved" in kinds(found)) is is_told
+    if len(rates) < 20:
+        assert "hardly moved" not in kinds(replace(found, is_running=True)), "it has only begun"
+
+
 def test_rewards_that_take_most_of_a_step_are_named(tmp_path):
     functions = {"reward.functions": ["mine:slow", "mine:other=0.5"]}
     slow = {"time/step": 7.0, "time/verify": 3.6}
     for number, (rows, config, advice) in enumerate([
-        (slow, functions, "make `mine:slow` or `mine:other=0.5` faster"), (slow, {}, "microrl regrade "),
+        (slow, functions, "make `mine:slow` or `mine:other=0.5` faster"), (slow, {}, "lower reward.deadline_s (now 5.0)"),
         (slow | {"time/verify": 3.4}, functions, None),
     ]):  # fmt: skip
         found = history(tmp_path / str(number), rows=rows, config=config)

@@ -173,3 +173,16 @@ def test_the_final_evaluation_is_expected_to_be_slower_where_the_machine_has_bec
         expected.append(budget.evaluation_s)
     # 1.5 times the seconds of the first; a faster machine counts as equal; twice the seconds for twice the length are no slower.
     assert expected == [100, 150, 100, 200, 400, 200]
+
+
+def test_a_mean_length_of_0_does_not_end_a_run():
+    """An evaluation in which every completion is empty is all that is known when a run first validates."""
+    plan = SimpleNamespace(
+        steps=10, step_s=5.0, save_s=0.1, validation_s=9.0, sft_step_s=1.0, evaluation_s=40.0, step_parts_s={"update": 1.0}
+    )
+    budget = Budget(hours=1.0, steps=None, started=0.0, now=partial(next, count()))
+    forecast = Forecast(plan, budget, done=0)
+    forecast.evaluated(SimpleNamespace(seconds=100.0, mean_length=0.0, right=[0.0] * 40, samples=2))
+    forecast.validated(40.0, 8)
+    forecast.stepped(0, 1.0)
+    assert budget.evaluation_s == 100.0

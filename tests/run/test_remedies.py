@@ -54,6 +54,17 @@ def test_a_run_that_has_no_adapter_is_to_be_finished_unless_it_was_refused(tmp_p
         assert to_evaluate(run.path, run.settings()) == finish, later
 
 
+def test_untouched_weights_are_not_offered_as_the_best_so_far(tmp_path):
+    """A validation before the first update makes the untouched model the best checkpoint."""
+    run = made(tmp_path)
+    (run.path / "best").mkdir()
+    for version, is_offered in ((0, False), (3, True)):
+        (run.path / "best" / "state.json").write_text(json.dumps({"version": version}))
+        told = in_process("export", run.path, "--out", tmp_path / "out")
+        assert told.returncode == 2 and f"finish it: microrl train --resume {run.path}" in told.stderr
+        assert (str(run.path / "best") in told.stderr) is is_offered
+
+
 @pytest.mark.slow
 @pytest.mark.one_of_each
 def test_the_untouched_weights_of_a_refused_run_are_not_saved_as_trained(tiny_arguments, tmp_path):
