@@ -129,7 +129,7 @@ def open_run(tmp_path, monkeypatch):
             sampling=Sampling(2, 8), policy=SimpleNamespace(snapshot=lambda: None), watch=Stopwatch(), state=State(),
             folder=folder,
             budget=Budget(hours=hours, steps=4, started=0.0, now=lambda: engine.now),
-            console=SimpleNamespace(status=str, count=lambda *counted: None),
+            console=SimpleNamespace(status=str, count=lambda *counted, **more: None),
             announce=folder.event, with_smaller_cache_if_needed=lambda work: work(), environment=None,
         )  # fmt: skip
 
